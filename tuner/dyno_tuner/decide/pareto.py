@@ -521,14 +521,19 @@ def least_memory(
     fitting = [v for v in variants if v.harmless and v.evidence is not None and accept(v.evidence)]
     best = min(fitting, key=lambda v: v.size, default=None)
     if best is None or usual is None or best.size >= usual:
-        outcome = tune.outcome()
-        outcome.settings, outcome.entries, outcome.kernels = dict(outcome.defaults), [], []
-        outcome.gain, outcome.tuned, outcome.joules = {}, dict(outcome.baseline), {}
-        outcome.quality = outcome.default_quality
-        return outcome
+        return nothing_saved(tune.outcome())
     outcome = variant_outcome(tune, best)
     outcome.memory = (usual, best.size)
     return outcome
+
+
+def nothing_saved(outcome: Outcome) -> Outcome:
+    """The outcome of `--objective memory` without a variant that is proven to save: the default. The fastest
+    settings that the tune has proven may need more memory than that."""
+    return replace(
+        outcome, settings=dict(outcome.defaults), entries=[], kernels=[], gain={},
+        tuned=dict(outcome.baseline), joules={}, quality=outcome.default_quality,
+    )  # fmt: skip
 
 
 def variant_outcome(tune: FinishedTune, variant: Variant) -> Outcome:

@@ -56,6 +56,7 @@ def adopt(
     profiles.save_profile(claimed.model_copy(update={"match": here}), place)
     verdicts, gain = (run or verify)(place)
     kept = {v.entry: v.measured for v in verdicts if v.verdict == KEEP and v.proven}
+    memory = next((v.memory for v in verdicts if v.memory is not None), None)
     settings: dict[str, Any] = {}
     for name, entry in claimed.settings.items():
         if isinstance(entry, profiles.SettingEntry):
@@ -79,7 +80,7 @@ def adopt(
         "evidence": profiles.Evidence(workload=said.workload, objective=said.objective, gain={
             m: profiles.Gain(ratio=round(g.ratio, 4), ci95=(round(g.low, 4), round(g.high, 4)), n=g.n)
             for m, g in gain.items()
-        }),
+        }, memory_mib=[round(size / 2**20, 1) for size in memory] if memory is not None else None),
         "provenance": profiles.Provenance(
             tuner=__version__, date=datetime.datetime.now(datetime.UTC).date().isoformat(), command=command,
         ),

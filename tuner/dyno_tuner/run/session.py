@@ -24,7 +24,7 @@ from ..core.machine_match import device_of, differences, engine_of, match_of, mo
 from ..core.options import MEMORY, SPEED
 from ..core.protocol import Switch
 from ..core.scratch import scratch_folder
-from ..decide.pareto import Variant, least_memory, trade_memory
+from ..decide.pareto import Variant, least_memory, nothing_saved, trade_memory
 from ..execution.device_pool import DevicePool, PoolMember
 from ..execution.worker import WorkerExecutor
 from ..measure.environment import Surroundings, look_around
@@ -322,6 +322,8 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
                 progress.say(f"--pareto: {why}")
             if options.objective == MEMORY and outcome.status != "interrupted":
                 outcome = least_memory(tune, variants, needs)
+        if options.objective == MEMORY and outcome.status == "interrupted":
+            outcome = nothing_saved(outcome)  # what is proven until then is the fastest, not the smallest
         for number in range(1, 1 + len(others)):
             path = journal.of_device(book.path, number)
             recorder.note("device_journal", device=number, path=path.name, sha256=journal.sha256(path))

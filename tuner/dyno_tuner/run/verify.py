@@ -58,6 +58,8 @@ class Verdict:
     recorded: float | None = None  # the ratio in the profile
     measured: Estimate | None = None
     proven: bool = False  # whether today's rounds pass the rule for what a tune writes
+    memory: tuple[int, int] | None = None
+    """Bytes of the default and of all proven entries together, by the engine's plan, where they decide."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -192,6 +194,17 @@ class Verification(Tune):
         self.gain = {m: result.ratio(FULL, [m], self.context.weights) for m in self.context.weights}
         for unit in units:
             self._verdict(result, unit, units)
+        self._note_memory(units)
+
+    def _note_memory(self, units: Sequence[Unit]) -> None:
+        """Gives every proven verdict the memory of what is proven."""
+        if self._needs is None:
+            return
+        entries = {v.entry for v in self.verdicts if v.proven}
+        kept = [u.only([e for e in u.entries() if e in entries]) for u in units]
+        usual, size = (self._needs(self._configuration(which).settings) for which in ([], kept))
+        if entries and usual is not None and size is not None:
+            self.verdicts = [replace(v, memory=(usual, size)) if v.proven else v for v in self.verdicts]
 
     def _saved(self, unit: Unit, units: Sequence[Unit]) -> int:
         """Bytes that a unit saves in the whole profile; 0 where speed alone counts."""
@@ -282,9 +295,20 @@ class Verification(Tune):
         ):
             self._say(unit, HARMFUL, "the profile is faster without it", gain)
         elif saved := self._saved(unit, units):
-            self._say(unit, KEEP, f"saves {saved / 2**20:,.1f} MiB and costs no speed", gain, True)
+            saves = f"saves {saved / 2**20:,.1f} MiB"
+            slower = [m for m in unit.moves if self._may_be_slower(result, m, bar, over)]
+            kept = accept(Evidence(result, FULL, weights, whole, (replace(found, saves=True),), saves=True))
+            # Several entries may each be within the margin, and all of them together beyond it.
+            together = any(self._may_be_slower(result, m, bar) for m in unit.moves)
+            if self._disturbed:
+                self._say(unit, UNCLEAR, f"{_DISTURBED}; it {saves}: tune again and keep that profile", gain)
+            elif slower or not kept:
+                why = f"the rounds do not show that {', '.join(slower or unit.moves)} pays nothing for it"
+                self._say(unit, UNCLEAR, f"{saves}, and {why}; give a longer --budget", gain)
+            else:
+                self._say(unit, KEEP, f"{saves} and costs no speed", gain, not together)
         elif self._disturbed and (found.missed or gain.ratio > 1):
-            why = "the profile was written on a disturbed machine (tune --force)"
+            why = _DISTURBED
             self._say(unit, UNCLEAR, f"{why}; it gains today: tune again and keep that profile", gain)
         elif found.missed:
             self._say(unit, KEEP, "still gains", gain, proven)
@@ -293,6 +317,13 @@ class Verification(Tune):
             self._say(unit, KEEP, f"as recorded, though within today's noise ({margin:.1f} %)", gain)
         else:
             self._say(unit, STALE, "has no gain left that exceeds the noise", gain)
+
+    def _may_be_slower(self, result: Comparison, metric: str, bar: Bar, over: str | None = None) -> bool:
+        """Whether the rounds allow that a metric pays more than its margin for memory."""
+        return result.ratio(FULL, [metric], self.context.weights, over).low < 1 - bar.margin[metric]
+
+
+_DISTURBED = "the profile was written on a disturbed machine (tune --force)"
 
 
 def _knob(name: str, value: Any, default: Any) -> Knob:
