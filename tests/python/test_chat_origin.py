@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 from dyno.chat._jinja import ChatEnvironment
 from dyno.chat._origin import spans_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
 from jinja2.ext import loopcontrols
@@ -132,7 +133,10 @@ def rendered(environment: Any, template: str, variables: dict[str, Any]) -> str 
     return text
 
 
+# Of a template that takes a part of a number, which fails in both environments when it is rendered.
+@pytest.mark.filterwarnings("ignore:'.*' object is not subscriptable:SyntaxWarning")
 @settings(max_examples=400, deadline=None)
+@example(template="{{ ('' + (('' | length))[::0]) }}", x="", y="")
 @given(template=templates, x=foreign, y=foreign)
 def test_no_foreign_character_counts_as_the_templates(template: str, x: str, y: str) -> None:
     variables = {"x": x, "y": y, "xs": [x, y], "d": {"k": y}, "m": {"role": x, "content": x + y}}
