@@ -57,10 +57,13 @@ def selection(device: dict[str, Any], all_types: bool) -> list[tuple[Case, dict[
         for variant, configs in by_variant.items():
             # The launches of a draw depend on the settings alone.
             settings = case.label if case.family == "sample" and case.desc["n_vocab"] < 10_000 else ""
-            key = (case.family, variant, dtype, case.desc.get("k_type"), settings)
+            # Heads beyond 256 have kernels of their own, and linear attention one for each range of heads.
+            width = case.desc.get("dk", 0) if case.family.endswith("attention") else 0
+            heads = sum(width > limit for limit in (64, 128, 256))
+            key = (case.family, variant, dtype, case.desc.get("k_type"), settings, heads)
             known = found.get(key)
-            # Several tokens rather than one, else the first: shapes of the suite are odd.
-            if known is None or (known[0].desc["m"] == 1 < case.desc["m"] <= 80):
+            # Most tokens: a chunk or a tile of several tokens is not reached with one.
+            if known is None or known[0].desc["m"] < case.desc["m"] <= 80:
                 found[key] = (case, configs)
     out = []
     for case, configs in found.values():

@@ -1,7 +1,8 @@
 """CUDA kernels with recurrent state, run on the CPU thread by thread and held against float64 NumPy.
 
 `emulated/` gives their source CUDA's words. So a machine without a GPU checks their arithmetic and indices on
-the cases of the contract suite. Races and memory stay with compute-sanitizer on a GPU.
+the cases of the contract suite. Each runs with its first thread first and with its last one first: a missing
+barrier makes the two differ. Memory stays with compute-sanitizer on a GPU.
 """
 
 from __future__ import annotations
@@ -103,7 +104,15 @@ def choices(case: Case) -> tuple[int, ...]:
 def test_an_emulated_kernel_gives_what_numpy_gives(kernels: ctypes.CDLL, case: Case) -> None:
     for choice in choices(case):
         args, outputs, check = case.make(np.random.default_rng(zlib.crc32(case.id.encode())))
-        check(launch(kernels, case, args, outputs, choice))
+        found = launch(kernels, case, args, outputs, choice)
+        check(found)
+        kernels.run_backwards(1)
+        try:
+            other = launch(kernels, case, args, outputs, choice)
+        finally:
+            kernels.run_backwards(0)
+        for name, array in found.items():
+            np.testing.assert_array_equal(other[name], array, err_msg=f"{name}: a barrier is missing")
 
 
 def test_a_wrong_answer_is_seen(kernels: ctypes.CDLL) -> None:

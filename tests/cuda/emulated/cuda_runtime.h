@@ -50,7 +50,8 @@ inline size_t current = 0;
 inline ucontext_t scheduler;
 inline std::function<void()> kernel;
 inline dim3 block, threads;
-inline bool moved = false;  // whether any fiber got on since the scheduler last looked
+inline bool backwards = false;  // the last thread runs first
+inline bool moved = false;      // whether any fiber got on since the scheduler last looked
 
 inline void yield() { swapcontext(&fibers[current].context, &scheduler); }
 
@@ -101,14 +102,24 @@ inline void run_block(unsigned count, std::function<void()> body) {
     fiber.context.uc_link = &scheduler;
     makecontext(&fiber.context, enter, 0);
   }
-  for (bool left = true; left;) {
-    left = moved = false;
-    for (current = 0; current < fibers.size(); ++current) {
-      if (fibers[current].ended) continue;
-      left = true;
-      swapcontext(&scheduler, &fibers[current].context);
+  // A warp runs as far as it can before the next one does: to a barrier of the block, over its own shuffles.
+  const unsigned per_block = static_cast<unsigned>(warps.size());
+  for (bool left = true, any = true; left;) {
+    if (!any) throw std::runtime_error("the threads of a block wait for each other for ever");
+    left = any = false;
+    for (unsigned turn = 0; turn < per_block; ++turn) {
+      const unsigned first = (backwards ? per_block - 1 - turn : turn) * kWarp, size = std::min(kWarp, count - first);
+      do {
+        moved = false;
+        for (unsigned lane = 0; lane < size; ++lane) {
+          current = first + (backwards ? size - 1 - lane : lane);
+          if (fibers[current].ended) continue;
+          left = true;
+          swapcontext(&scheduler, &fibers[current].context);
+        }
+        any = any || moved;
+      } while (moved);
     }
-    if (left && !moved) throw std::runtime_error("the threads of a block wait for each other for ever");
   }
 }
 

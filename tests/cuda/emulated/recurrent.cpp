@@ -13,6 +13,9 @@ thread_local float4 shared[1 << 15];  // of chunks.cu
 
 using namespace dyno::ops;
 
+// Which thread of a block runs first: the first one, or the last one.
+extern "C" void run_backwards(int backwards) { emulated::backwards = backwards != 0; }
+
 // numbers: m, k_heads, v_heads, dk, dv, additive, grouped, channel_decay, row (between tokens of q, k and v),
 // out_stride, runs. inputs: q, k, v, step, beta, decay, step_bias, skip.
 extern "C" void linear_attention(int chunks, const int64_t* numbers, const float* const* inputs, float eps,
