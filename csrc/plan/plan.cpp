@@ -47,6 +47,20 @@ size_t check_cache_tokens(const Plan& plan, size_t positions) {
   return std::min(positions, static_cast<size_t>(c.cache_tokens));
 }
 
+}  // namespace
+
+size_t kv_memory(const ContextOptions& c, const DeviceInfo& device, int64_t row) {
+  const size_t sequences = static_cast<size_t>(c.sequences), positions = static_cast<size_t>(c.ctx) * sequences;
+  const size_t all = positions * static_cast<size_t>(row), held = static_cast<size_t>(c.cache_tokens);
+  if (held == 0 || held >= positions) return all;
+  // Of each sequence's rows, the first and the last page may be shared with nothing.
+  const bool gpu = device.kind == DeviceKind::cuda;
+  const size_t beside = gpu ? 2 * kMappedPiece + static_cast<size_t>(kRowsBehind * row) : 2 * kPage;
+  return std::min(all, held * static_cast<size_t>(row) + beside * sequences);
+}
+
+namespace {
+
 // Of a virtual device: its memory and its link.
 std::string limits(const PlannedDevice& device) {
   std::string out;
@@ -127,11 +141,7 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
     const size_t offset = planned.kv_address_bytes;
     planned.kv_address_bytes = checked_add(planned.kv_address_bytes, bytes, "the KV cache");
     plan.kv_address_bytes = checked_add(plan.kv_address_bytes, bytes, "the KV cache");
-    // Of each sequence's rows, the first and the last page may be shared with nothing.
-    const bool gpu = planned.info.kind == DeviceKind::cuda;
-    const size_t beside = gpu ? 2 * kMappedPiece + static_cast<size_t>(kRowsBehind * row) : 2 * kPage;
-    const size_t most = held * static_cast<size_t>(row) + beside * static_cast<size_t>(c.sequences);
-    const size_t memory = held < positions ? std::min(bytes, most) : bytes;
+    const size_t memory = held < positions ? kv_memory(c, planned.info, row) : bytes;
     planned.kv_bytes = checked_add(planned.kv_bytes, memory, "the KV cache");
     plan.kv_bytes = checked_add(plan.kv_bytes, memory, "the KV cache");
     return offset;

@@ -385,6 +385,9 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
 inline constexpr int64_t kRowsBehind = 256;
 inline constexpr size_t kMappedPiece = size_t{2} << 20;
 
+// Bytes of the keys or the values of one layer, of `row` bytes a position, on a device.
+size_t kv_memory(const ContextOptions& context, const DeviceInfo& device, int64_t row);
+
 // Device memory that is nobody's plan: kernels' code, cuBLAS, graphs, logits.
 inline constexpr size_t kDeviceReserve = size_t{512} << 20;
 

@@ -37,24 +37,51 @@ Remedy absorbed_attention(const Plan& plan, const Holder& holder) {
   return {"mla_mode=absorbed", std::min(plan.expanded_bytes(), holder.arena_bytes)};
 }
 
+// The bytes of the holder's cache that another context frees. They are not in proportion to the tokens: each sequence
+// has pages of its own besides.
+size_t freed_cache(const Plan& plan, const Holder& holder, const ContextOptions& then) {
+  size_t frees = 0;
+  for (const KvLayer& layer : plan.kv) {
+    if (holder.device && layer.device != *holder.device) continue;
+    for (const int64_t row : {layer.k_row_bytes, layer.v_row_bytes}) {
+      const size_t now = kv_memory(plan.context, plan.device(layer.device), row);
+      frees += now - std::min(now, kv_memory(then, plan.device(layer.device), row));
+    }
+  }
+  return frees;
+}
+
+// The most sequences that free enough, or one.
 Remedy fewer_sequences(const Plan& plan, const Holder& holder, size_t missing) {
-  if (plan.context.sequences == 1) return {};
-  const size_t own_kv = plan.context.cache_tokens > 0 ? 0 : holder.kv_bytes;
-  const size_t each = (own_kv + holder.state_bytes) / static_cast<size_t>(plan.context.sequences);
-  const auto fewer = static_cast<int64_t>((missing + each - 1) / std::max<size_t>(each, 1));
-  const int64_t left = std::max<int64_t>(1, plan.context.sequences - fewer);
-  return {str_cat("sequences=", left), each * static_cast<size_t>(plan.context.sequences - left)};
+  const size_t state = holder.state_bytes / static_cast<size_t>(plan.context.sequences);
+  Remedy found;
+  for (int64_t left = plan.context.sequences - 1; left >= 1 && found.frees < missing; --left) {
+    ContextOptions then = plan.context;
+    then.sequences = left;
+    const size_t frees = freed_cache(plan, holder, then) + state * static_cast<size_t>(plan.context.sequences - left);
+    found = {str_cat("sequences=", left), frees};
+  }
+  return found;
 }
 
 // Sequences take memory for what they hold, so fewer positions than all of them could reach may do.
 Remedy fewer_cache_tokens(const Plan& plan, const Holder& holder, size_t missing) {
-  const plan::ContextOptions& c = plan.context;
+  const ContextOptions& c = plan.context;
   const int64_t now = c.cache_tokens > 0 ? c.cache_tokens : c.ctx * c.sequences;
-  const size_t each = holder.kv_bytes / static_cast<size_t>(now);
-  if (c.sequences == 1 || now <= c.ctx || each == 0) return {};
-  const auto fewer = static_cast<int64_t>((missing + each - 1) / each);
-  const int64_t left = std::max(c.ctx, (now - fewer) / kLeastContext * kLeastContext);
-  return {str_cat("cache_tokens=", left, " for all sequences together"), each * static_cast<size_t>(now - left)};
+  if (c.sequences == 1 || now <= c.ctx) return {};
+  const auto frees = [&](int64_t tokens) {
+    ContextOptions then = c;
+    then.cache_tokens = tokens;
+    return freed_cache(plan, holder, then);
+  };
+  // The most that free enough, in steps of kLeastContext; what is freed grows as they fall.
+  int64_t enough = (c.ctx + kLeastContext - 1) / kLeastContext, too_many = now / kLeastContext + 1;
+  while (too_many - enough > 1) {
+    const int64_t middle = enough + (too_many - enough) / 2;
+    (frees(middle * kLeastContext) >= missing ? enough : too_many) = middle;
+  }
+  const int64_t left = std::max(c.ctx, std::min(now, enough * kLeastContext));
+  return {str_cat("cache_tokens=", left, " for all sequences together"), frees(left)};
 }
 
 // Only where every row holds whole blocks: latents of multi-head latent attention need not.

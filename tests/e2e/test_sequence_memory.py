@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ GPU = {
 }
 PIECE = 2 << 20
 """Bytes that a GPU's cache takes at a time."""
+RESERVE = 512 << 20
+"""Of a GPU, for its runtime."""
 ROW = 4 * 64 * 2
 """Bytes of the keys of a token in the models below: heads, dimensions, bytes of f16."""
 STATUS = Path("/proc/self/status")
@@ -164,6 +167,33 @@ def test_the_plan_counts_pieces_of_a_gpu(tmp_path: Path) -> None:
     assert found["kv_address_bytes"] == 8 * 8 * 32768 * ROW
     # In each of the 8: the rows, and of each sequence two pieces and the rows behind its end.
     assert found["kv_bytes"] == 8 * (32768 * ROW + 8 * (256 * ROW + 2 * PIECE))
+
+
+@pytest.mark.parametrize("device", [None, GPU])
+@pytest.mark.parametrize("tokens", [0, 131072])
+@pytest.mark.parametrize(
+    ("missing", "setting"), [(50, "sequences"), (40, "cache_tokens"), (150, "cache_tokens")]
+)
+def test_advice_frees_what_it_promises(
+    tmp_path: Path, device: dict[str, Any] | None, tokens: int, missing: int, setting: str
+) -> None:
+    """Each sequence has pages of its own, so the memory is not in proportion to the tokens."""
+    path = long_model(tmp_path / "m.gguf")
+    context = {"ctx": 32768, "sequences": 8, "cache_tokens": tokens}
+
+    def planned(**changed: int) -> _core.Session:
+        return _core.Session(
+            path, context={**context, **changed}, plan_only=True, **({"device": device} if device else {})
+        )
+
+    plan = planned()
+    with pytest.raises(OutOfMemoryError) as found:
+        plan.check_memory(plan.plan["total_bytes"] + (RESERVE if device else 0) - (missing << 20))
+    advice = re.search(setting + r"=(\d+)[^(]*\(frees ([0-9.]+) ([MG]iB)\)", str(found.value))
+    assert advice is not None, found.value
+    promised = float(advice[2]) * (1 << (30 if advice[3] == "GiB" else 20))
+    freed = plan.plan["total_bytes"] - planned(**{setting: int(advice[1])}).plan["total_bytes"]
+    assert freed == pytest.approx(promised, rel=0.02, abs=1 << 19)
 
 
 @pytest.mark.gpu
