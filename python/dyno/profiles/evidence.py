@@ -64,7 +64,7 @@ class Quality(StrictModel):
     """The distance of the answers from the reference."""
 
     reference: Text | None = Field(
-        default=None, description="What was compared with, e.g. `numerics: exact`."
+        default=None, description="The computation that was compared with, e.g. `numerics: exact`."
     )
     tokens: Count | None = Field(default=None, description="Scored tokens.")
     mean_kld: NonNegative | None = Field(
@@ -215,7 +215,7 @@ class Energy(StrictModel):
 class Evidence(StrictModel):
     """The measurements that prove the values of this file."""
 
-    workload: Workload = Field(description="What was run.")
+    workload: Workload = Field(description="The prompts and tokens that were run.")
     baseline: dict[Metric, NonNegative] = Field(
         default_factory=dict, description="Measures with the engine's defaults, medians."
     )
@@ -239,7 +239,7 @@ class Evidence(StrictModel):
         max_length=2,
         description="Planned memory of the default and of this profile in MiB, where memory decided.",
     )
-    quality: Quality | None = Field(default=None, description="What the answers cost.")
+    quality: Quality | None = Field(default=None, description="The distance of the answers from the reference.")
     noise: Noise | None = Field(default=None, description="The incumbent against itself.")
     samples: dict[Metric, Samples] = Field(default_factory=dict, description="Raw samples in short.")
     routing: Routing | None = Field(default=None, description="Use of the experts.")

@@ -230,8 +230,8 @@ class Profile(StrictModel):
     """Settings and kernel configurations for one device and one model, with the evidence for them."""
 
     schema_version: Literal[1] = Field(alias="schema", description="Version of this format: 1.")
-    label: Name = Field(description="What people call it; never compared.")
-    match: Match = Field(description="What it was measured on.")
+    label: Name = Field(description="A name for people; never compared.")
+    match: Match = Field(description="The properties of the machine that it was measured on.")
     settings: dict[str, SettingOrDefault] = Field(
         default_factory=dict,
         description="By name: `default` (measured, the default wins) or a value with its proof.",
