@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import signal
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,9 +15,10 @@ from dyno_tuner.ab.run import Energy, Run
 from dyno_tuner.cli import commands
 from dyno_tuner.cli.commands import app
 from dyno_tuner.cli.power_limits import AtLimit, best, lines, parse_limits, tune_at_limits
-from dyno_tuner.core.errors import Interrupted, TuneError
+from dyno_tuner.core.errors import DisturbedError, Interrupted, TuneError
 from dyno_tuner.core.protocol import Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.measure.machine_monitor import Window
 from dyno_tuner.run.session import Request, Result, run
 from dyno_tuner.run.tune import Options
 from dyno_tuner.space.knobs import Fidelity, Knob
@@ -24,7 +27,7 @@ from dyno_tuner.targets.simulated.target import SimulatedTarget
 from typer.testing import CliRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from dyno_tuner.core.protocol import Settings
@@ -90,10 +93,12 @@ class Card:
         return measured
 
 
-def searched(folder: Path, objective: str, card: Card) -> list[AtLimit]:
+def searched(
+    folder: Path, objective: str, card: Card, say: Callable[[str], None] = lambda line: None
+) -> list[AtLimit]:
     options = Options(WORKLOAD, seed=1, objective=objective, max_trials=12, rounds=2, max_rounds=2)
     request = Request("simulated", options, device="cuda:0", out=folder / "p.yaml", quiet=True)
-    return tune_at_limits(request, [700.0, 500.0, 300.0], card, card.tune, card.side, lambda line: None)
+    return tune_at_limits(request, [700.0, 500.0, 300.0], card, card.tune, card.side, say)
 
 
 def test_every_limit_gets_a_profile_of_its_own(tmp_path: Path) -> None:
@@ -120,6 +125,16 @@ def test_the_best_limit_follows_the_objective(tmp_path: Path) -> None:
     assert "best by energy: 500 W" in said
     assert said.endswith(f"set that limit with nvidia-smi -i {BUS} -pl 500"), "of this GPU, not of all"
     assert "(worse)" in "\n".join(lines(fast, "speed", BUS))
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [("speed", "tg8 100.0 and 97.0 t/s (0.97"), ("energy", "tg8 0.143 and 0.185 tokens/J (1.29")],
+)
+def test_rounds_name_the_unit_of_the_objective(tmp_path: Path, objective: str, said: str) -> None:
+    told: list[str] = []
+    searched(tmp_path, objective, Card(), told.append)
+    assert said in next(line for line in told if line.startswith("round 1:")), told
 
 
 def test_energy_without_a_counter_is_an_error(tmp_path: Path) -> None:
@@ -169,45 +184,144 @@ def test_an_interrupted_comparison_ends_all(tmp_path: Path, runs: int) -> None:
     assert 300.0 not in card.set_to[3:], "no further comparison begins"
 
 
-@pytest.mark.parametrize("caught", [True, False], ids=["in the tune", "outside of it"])
-def test_an_interrupt_sets_the_limit_back_and_exits_with_130(
-    caught: bool, trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    card, set_back = Card(), []
+class Limit:
+    """The setter of limits of a card, as the command uses it."""
 
-    class Limit:
-        before = 650.0
+    before = 650.0
 
-        def __init__(self, bus: str) -> None:
-            assert bus == BUS
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.set_back: list[float] = []
 
-        def check(self, watts: list[float]) -> None:
-            assert watts == [500.0, 300.0]
+    def check(self, watts: list[float]) -> None:
+        assert watts == [500.0, 300.0]
 
-        def set(self, watts: float) -> None:
-            card.set(watts)
+    def set(self, watts: float) -> None:
+        self.card.set(watts)
 
-        def __enter__(self) -> Limit:
-            return self
+    def __enter__(self) -> Limit:
+        return self
 
-        def __exit__(self, *error: object) -> None:
-            set_back.append(card.watts)
+    def __exit__(self, *error: object) -> None:
+        self.set_back.append(self.card.watts)
 
-    def tune(request: Request) -> Result:
-        if not caught:
-            raise KeyboardInterrupt
-        options = Options(WORKLOAD, seed=1, max_trials=2, rounds=2, max_rounds=2)
-        result = card.tune(dataclasses.replace(request, options=options, device="cuda:0"))
-        result.outcome.status = "interrupted"
-        return result
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
+    """A GPU with a power limit for the whole command, which has no GPU."""
+    made = Limit(Card())
 
     class Device:
         info: ClassVar = {"pci_bus_id": BUS}
 
+    def of(bus: str) -> Limit:
+        assert bus == BUS
+        return made
+
     monkeypatch.setattr(commands, "devices_of", lambda *words: ["cuda:0"])
     monkeypatch.setattr("dyno.devices.resolve_device", lambda name: Device)
-    monkeypatch.setattr("dyno_tuner.measure.power_limit.PowerLimit", Limit)
+    monkeypatch.setattr("dyno_tuner.measure.power_limit.PowerLimit", of)
+    return made
+
+
+class Watch:
+    """The watch over a machine: in the fourth window the GPU is too hot."""
+
+    opened: ClassVar[list[tuple[str, bool]]] = []
+
+    def __init__(self, bus: str, *, host_weights: bool) -> None:
+        self.opened.append((bus, host_weights))
+        self.windows = 0
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is held."""
+
+    @contextlib.contextmanager
+    def window(self) -> Iterator[Window]:
+        self.windows += 1
+        window = Window()
+        hot = self.windows == 4
+        window.add({"throttle_reasons": 0x40 if hot else 0, "power_limit_w": 500.0, "temperature_c": 90})
+        yield window
+
+
+def test_rounds_between_limits_are_watched(
+    limit: Limit, trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process on a throttled GPU is measured again at the same limit, and what was seen is told."""
+    runs: list[tuple[float, dict[str, Any]]] = []
+    noise = iter([0.001, -0.001, 0.0] * 100)
+
+    class Side:
+        def __init__(self, name: str, model: str, **given: Any) -> None:
+            self.name, self.settings = name, given["settings"]
+
+        def run(self, workload: Workload) -> Run:
+            assert self.name == f"{limit.card.watts:g} W"
+            runs.append((limit.card.watts, self.settings))
+            rate = 100 * SPEED[limit.card.watts] * (1 + next(noise)) if limit.card.watts in SPEED else 1.0
+            return Run({m: (rate, rate) for m in workload.metrics})
+
+    def tune(request: Request) -> Result:
+        options = Options(WORKLOAD, seed=1, max_trials=2, rounds=2, max_rounds=2)
+        return limit.card.tune(dataclasses.replace(request, options=options, device="cuda:0"))
+
+    waited: list[float] = []
+    monkeypatch.setattr(Watch, "opened", [])
+    monkeypatch.setattr("dyno_tuner.measure.machine_monitor.Machine", Watch)
+    monkeypatch.setattr("dyno_tuner.ab.dyno_side.DynoSide", Side)
+    monkeypatch.setattr("dyno_tuner.run.session.run", tune)
+    monkeypatch.setattr(commands.time, "sleep", waited.append)
+    words = ["--gpu", "0", "--workload", "pp=64,tg=8", "--out", str(tmp_path / "p.yaml"), "--json"]
+    argv = ["--model", str(trained_model), "--power-limits", "300,500", "--ctx", "256", *words]
+    done = CliRunner().invoke(app, argv)
+    assert done.exit_code == 0, done.output
+    assert Watch.opened == [(BUS, True)]
+    # The load that decides nothing, then 500, 300, 300, 500, of which the third was measured twice.
+    assert [watts for watts, _ in runs[:6]] == [500.0, 500.0, 300.0, 300.0, 300.0, 500.0]
+    assert len(waited) == 1
+    assert "the GPU is throttled (hardware thermal slowdown)" in done.stderr
+    assert all(settings["ctx"] == 256 for _, settings in runs), "the context is that of the tunes"
+    assert json.loads(done.stdout)["machine"]["throttled"] == 1
+    assert limit.set_back
+
+
+def test_a_machine_that_stays_busy_ends_the_comparison(tmp_path: Path) -> None:
+    class Busy(Card):
+        def side(self, watts: float, result: Result) -> Callable[[Workload], Run]:
+            def measured(workload: Workload) -> Run:
+                raise DisturbedError("the machine did not become quiet in 30 s: others used 2 cores")
+
+            return measured
+
+    with pytest.raises(DisturbedError, match=r"others used 2 cores; end these .*; written: .*p\.300w\.yaml"):
+        searched(tmp_path, "speed", Busy())
+
+
+def test_joules_behind_a_context_are_not_compared(limit: Limit, trained_model: Path) -> None:
+    argv = ["--model", str(trained_model), "--power-limits", "300,500", "--gpu", "0", "--objective", "energy"]
+    done = CliRunner().invoke(app, [*argv, "--workload", "pp=64,tg=8,depth=64"])
+    assert done.exit_code == 2, done.output
+    assert "counts no joules behind a context" in plain(done.output)
+    assert limit.card.set_to == []
+
+
+@pytest.mark.parametrize("caught", [True, False], ids=["in the tune", "outside of it"])
+def test_an_interrupt_sets_the_limit_back_and_exits_with_130(
+    caught: bool, limit: Limit, trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def tune(request: Request) -> Result:
+        if not caught:
+            raise KeyboardInterrupt
+        options = Options(WORKLOAD, seed=1, max_trials=2, rounds=2, max_rounds=2)
+        result = limit.card.tune(dataclasses.replace(request, options=options, device="cuda:0"))
+        result.outcome.status = "interrupted"
+        return result
+
     monkeypatch.setattr("dyno_tuner.run.session.run", tune)
     words = ["--gpu", "0", "--workload", "pp=64,tg=8", "--out", str(tmp_path / "p.yaml"), "--quiet"]
     argv = ["tune", "--model", str(trained_model), "--power-limits", "300,500", *words]
@@ -222,7 +336,7 @@ def test_an_interrupt_sets_the_limit_back_and_exits_with_130(
     assert ended.value.code == 130, said
     assert "interrupted in the tune at 500 W" in said
     assert "--resume" not in said, "several tunes have none"
-    assert (card.set_to, set_back) == ([500.0], [500.0])
+    assert (limit.card.set_to, limit.set_back) == ([500.0], [500.0])
 
 
 def test_limits_are_read_from_the_highest() -> None:
@@ -230,6 +344,30 @@ def test_limits_are_read_from_the_highest() -> None:
     for text in ("", "400;500", "-1", "4e2", ",".join(str(n) for n in range(100, 109))):
         with pytest.raises(typer.BadParameter, match="--power-limits"):
             parse_limits(text)
+    for text in ("400", "400,400"):
+        with pytest.raises(typer.BadParameter, match="give at least two limits"):
+            parse_limits(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--vram", "4G"], ["--ram", "4G"], ["--text", "x.txt"], ["--storage", "sqlite:///x.db"],
+     ["--virtual-device", "4G"], ["--workload", "serve:chat"]],
+)  # fmt: skip
+def test_what_the_comparison_of_limits_would_ignore_is_refused(words: list[str], trained_model: Path) -> None:
+    done = CliRunner().invoke(app, ["--model", str(trained_model), "--power-limits", "400,500", *words])
+    assert done.exit_code == 2
+    assert "does not go with --power-limits: the comparison of the limits" in plain(done.output)
+    assert words[0] in plain(done.output)
+
+
+def test_a_budget_has_to_be_long_enough_for_every_limit(trained_model: Path) -> None:
+    words = ["--model", str(trained_model), "--device", "cpu", "--power-limits", "300,400,500"]
+    short = CliRunner().invoke(app, [*words, "--budget", "239"])
+    assert short.exit_code == 2
+    assert "--budget is 239 s; tunes at 3 power limits and their comparison need 240 s" in plain(short.output)
+    long = CliRunner().invoke(app, [*words, "--budget", "240"])
+    assert "--power-limits is for a GPU, and the device is cpu" in plain(long.output), "the budget is enough"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ class Options:
     budget: float | None = None  # seconds; a round that would not end within it is not begun
     least: float = 0.01  # a smaller difference is none
     seed: int = 0
+    unit: str = "t/s"  # of the rates, for the lines about rounds
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def compare(measure: Callable[[str], Run], options: Options, say: Callable[[str]
                 done[name].append(measure(name))
             rounds.append(done)
             longest = max(longest, time.monotonic() - since)
-            say(_line(len(rounds), done, options.workload))
+            say(_line(len(rounds), done, options))
     except KeyboardInterrupt:
         interrupted = True
     if len(rounds) < LEAST_ROUNDS:
@@ -209,9 +210,14 @@ def _judged(
     return found, margin, verdict
 
 
-def _line(number: int, done: Mapping[str, Sequence[Run]], workload: Workload) -> str:
-    parts = []
+def _line(number: int, done: Mapping[str, Sequence[Run]], options: Options) -> str:
+    parts, workload = [], options.workload
     for metric in workload.metrics:
         a, b = (statistics.fmean(statistics.median(run.rates[metric]) for run in done[s]) for s in "AB")
-        parts.append(f"{workload.label(metric)} {a:,.1f} and {b:,.1f} t/s ({b / a:.3f})")
+        shown = f"{_number(a)} and {_number(b)} {options.unit}"
+        parts.append(f"{workload.label(metric)} {shown} ({b / a:.3f})")
     return f"round {number}: {', '.join(parts)}"
+
+
+def _number(rate: float) -> str:
+    return f"{rate:,.1f}" if rate >= 10 else f"{rate:.3g}"

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..core.protocol import Workload
+    from ..measure.machine_monitor import Careful
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,21 @@ class Side(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def watched(key: str, side: Side, workload: Workload, careful: Careful) -> Run:
+    """One process on a watched machine. It is measured again if the GPU was throttled or others used the
+    CPUs.
+
+    Args:
+        key: what is measured, for notes.
+
+    Raises:
+        DisturbedError: The machine did not come to rest.
+    """
+    run, seen = careful.measure(key, lambda: side.run(workload), lambda run: True)
+    if "gpu" in seen:
+        careful.learn(seen["gpu"])
+    if "cpu" in seen:
+        careful.conditions.add_load(seen["cpu"])
+    return run

@@ -11,6 +11,7 @@ from ..ab.answers import compare_answers
 from ..ab.compare import FASTER, SAME, SLOWER, Compared, Options, compare
 from ..ab.dyno_side import DynoSide
 from ..ab.ggml_side import GgmlSide
+from ..ab.run import watched
 from ..core.errors import TuneError
 from ..core.intervals import Estimate
 from ..decide.ablation import LeftOut, Part
@@ -220,10 +221,13 @@ class RealBench:
                 told, changed = compare_answers(sides, limit, self.say)
             kld = (told[0].mean_kld, told[1].mean_kld) if told else None
             options = Options(self.workload, self.rounds, budget, self.least, self.seed)
-            with Machine(self.bus) as watch:
+            # The engine's defaults, or the settings of both sides, may keep weights on the host.
+            with Machine(self.bus, host_weights=True) as watch:
                 patience = None if self.force else patience_of(budget)
                 careful = Careful(watch, self._note, lambda _: None, time.sleep, patience)
-                result = compare(lambda name: self._run(sides[name], careful), options, self.say)
+                result = compare(
+                    lambda name: watched("build", sides[name], self.workload, careful), options, self.say
+                )
         finally:
             for side in sides.values():
                 side.close()
@@ -233,14 +237,6 @@ class RealBench:
 
     def _note(self, kind: str, **data: Any) -> None:
         self.say(str(data["message"]))
-
-    def _run(self, side: Side, careful: Careful) -> Run:
-        run, seen = careful.measure("build", lambda: side.run(self.workload), lambda run: True)
-        if "gpu" in seen:
-            careful.learn(seen["gpu"])
-        if "cpu" in seen:
-            careful.conditions.add_load(seen["cpu"])
-        return run
 
     def rate(self, build: Built, settings: Mapping[str, Any], metric: str) -> float:
         side = self._side("A", build, settings)

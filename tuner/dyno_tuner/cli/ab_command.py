@@ -18,6 +18,7 @@ from dyno.devices import built_for_cuda, resolve_device
 from ..ab.answers import compare_answers
 from ..ab.compare import SLOWER, Compared, Options, TooEarly, compare
 from ..ab.render import markdown, to_dict
+from ..ab.run import watched
 from ..ab.sides import DYNO, FOREIGN, Given, Kind, kind_of, make_side
 from ..core.errors import DisturbedError, TuneError
 from ..core.model_file import check_model
@@ -39,7 +40,7 @@ from .arguments import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ..ab.run import Run, Side
+    from ..ab.run import Side
 
 SLOWER_CODE, CHANGED_CODE = 3, 4
 
@@ -122,10 +123,12 @@ def ab(
             if check
             else (None, "")
         )
-        watch = stack.enter_context(Machine(gpu_bus(number) if number is not None else None))
+        # A side may keep weights on the host on purpose: by its flags, its profile or its engine's defaults.
+        bus = gpu_bus(number) if number is not None else None
+        watch = stack.enter_context(Machine(bus, host_weights=True))
         careful = Careful(watch, lambda kind, **data: say(str(data["message"])), _nothing, time.sleep)
         try:
-            result = compare(lambda name: _run(sides[name], parsed, careful), options, say)
+            result = compare(lambda name: watched("ab", sides[name], parsed, careful), options, say)
         except DisturbedError as error:
             raise TuneError(f"{error}; end these programs and compare again") from error
         except TooEarly as error:
@@ -160,21 +163,6 @@ def gpu_bus(number: int) -> str | None:
     if built_for_cuda():
         return str(resolve_device(f"cuda:{number}").info["pci_bus_id"])
     return _nvml.bus_id(number)
-
-
-def _run(side: Side, workload: Workload, careful: Careful) -> Run:
-    """One process on a watched machine. It is measured again if the GPU was throttled or others used the
-    CPUs.
-
-    Raises:
-        DisturbedError: The machine did not come to rest.
-    """
-    run, seen = careful.measure("ab", lambda: side.run(workload), lambda run: True)
-    if "gpu" in seen:
-        careful.learn(seen["gpu"])
-    if "cpu" in seen:
-        careful.conditions.add_load(seen["cpu"])
-    return run
 
 
 def _nothing(seen: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path  # noqa: TC003  (typer reads annotations when the command runs)
 from types import FrameType  # noqa: TC003
@@ -43,7 +44,7 @@ from .arguments import (
 )
 from .build_command import build
 from .messages import EARLY
-from .power_limits import best, lines, parse_limits, tune_at_limits
+from .power_limits import best, check_options, lines, parse_limits, tune_at_limits
 from .probe_command import probe
 from .share_command import import_, share
 from .verify_command import verify
@@ -186,7 +187,7 @@ def tune(
             f"--objective energy counts the joules of dyno's own runs; --engine {engine} starts processes, "
             "whose loading would count too"
         )
-    if objective != SPEED and (workload or "").startswith("serve:"):
+    if objective != SPEED and (workload or "").startswith("serve"):
         raise typer.BadParameter(f"--objective {objective} is for prompts and generation, not for serve:…")
     if objective == MEMORY:
         pareto = True
@@ -205,6 +206,12 @@ def tune(
         )
     # All that is written is read before anything starts: a cluster takes half a minute.
     seconds, held = parse_duration(budget), held_settings(hold or [], engine)
+    if watts:
+        check_options(watts, seconds, {
+            "--vram": vram is not None, "--ram": ram is not None, "--text": text is not None,
+            "--virtual-device": bool(virtual_device), "--storage": storage is not None,
+            "--workload serve:…": (workload or "").startswith("serve"),
+        })  # fmt: skip
     limit = usage(parse_bytes, vram) if vram is not None else None
     host_limit = usage(parse_bytes, ram) if ram is not None else None
     if workload is not None:
@@ -251,31 +258,49 @@ def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
     from dyno.devices import resolve_device
 
     from ..ab.dyno_side import DynoSide
+    from ..ab.run import watched
+    from ..measure.machine_monitor import Careful, Machine, patience_of
     from ..measure.power_limit import PowerLimit
     from ..run.session import run
 
+    objective, workload = request.options.objective, request.options.workload
     if not request.device.startswith("cuda:"):
         raise typer.BadParameter(f"--power-limits is for a GPU, and the device is {request.device}")
+    if objective == ENERGY and any(workload.part(m).depth for m in workload.metrics):
+        raise typer.BadParameter(
+            "--power-limits with --objective energy counts no joules behind a context; give a "
+            "--workload without depth"
+        )
     number = int(request.device.removeprefix("cuda:"))
     bus = str(resolve_device(request.device).info["pci_bus_id"])
     limit = PowerLimit(bus)
     limit.check(watts)
 
-    def side(at: float, result: Result) -> Callable[[Workload], Run]:
-        return DynoSide(
-            f"{at:g} W", request.model, profile=result.path, settings=request.held, gpu=number, force=True
-        ).run
-
     def say(line: str) -> None:
         if not request.quiet:
             print(line, file=sys.stderr, flush=True)
 
-    with limit:
+    settings = request.held if request.ctx is None else {**request.held, "ctx": request.ctx}
+    patience = None if request.force else patience_of(request.options.budget)
+    # A profile may keep weights on the host by its plan.
+    with limit, Machine(bus, host_weights=True) as watch:
+        careful = Careful(
+            watch, lambda kind, **data: say(str(data["message"])), lambda seen: None, time.sleep, patience
+        )
+
+        def side(at: float, result: Result) -> Callable[[Workload], Run]:
+            one = DynoSide(
+                f"{at:g} W", request.model, profile=result.path, settings=settings, gpu=number, force=True
+            )
+            return lambda workload: watched(f"{at:g} W", one, workload, careful)
+
         say(f"the power limit of {request.device} is {limit.before:g} W and will be set back to that")
         found = tune_at_limits(request, watts, limit, run, side, say)
-    objective = request.options.objective
     if as_json:
-        told = {"best_w": best(found).watts, "limits": [one.to_dict(objective) for one in found]}
+        told = {
+            "best_w": best(found).watts, "limits": [one.to_dict(objective) for one in found],
+            "machine": careful.conditions.to_dict(),
+        }  # fmt: skip
         print(json.dumps(told))
         return
     print("\n".join(lines(found, objective, bus)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from ..ab.compare import FASTER, SAME, SLOWER, Compared, Options, compare
-from ..core.errors import Interrupted, TuneError
+from ..core.errors import DisturbedError, Interrupted, TuneError
 from ..core.options import ENERGY
 
 if TYPE_CHECKING:
@@ -25,20 +26,49 @@ if TYPE_CHECKING:
 
 MOST = 8
 COMPARE_SHARE = 0.25  # of the budget, for the rounds between the limits
+LEAST_SECONDS = 60.0  # of a tune; in less hardly more than the noise and the answers are measured
 
 
 def parse_limits(text: str) -> list[float]:
     """Watts of `400,500,600`, from the highest to the lowest.
 
     Raises:
-        typer.BadParameter: No such list, or more than eight limits.
+        typer.BadParameter: No such list, one limit alone, or more than eight.
     """
     if not re.fullmatch(r"[0-9]{1,5}(,[0-9]{1,5})*", text):
         raise typer.BadParameter(f"--power-limits {text!r}: give watts, as in --power-limits 400,500,600")
     found = sorted({float(word) for word in text.split(",")}, reverse=True)
+    if len(found) < 2:
+        raise typer.BadParameter(
+            f"--power-limits {text}: give at least two limits, which are compared; one alone is set with "
+            "nvidia-smi -pl"
+        )
     if len(found) > MOST:
         raise typer.BadParameter(f"--power-limits names {len(found)} limits; give at most {MOST}")
     return found
+
+
+def check_options(watts: Sequence[float], budget: float, given: Mapping[str, bool]) -> None:
+    """Refuses what the limits do not go with.
+
+    Args:
+        budget: seconds of everything.
+        given: by option that the comparison of the limits could not follow, whether it is there.
+
+    Raises:
+        typer.BadParameter: Such an option is there, or the budget is too short.
+    """
+    for option, is_there in given.items():
+        if is_there:
+            raise typer.BadParameter(
+                f"{option} does not go with --power-limits: the comparison of the limits would run without it"
+            )
+    needed = math.ceil(LEAST_SECONDS * len(watts) / (1 - COMPARE_SHARE))
+    if budget < needed:
+        raise typer.BadParameter(
+            f"--budget is {budget:g} s; tunes at {len(watts)} power limits and their comparison need "
+            f"{needed} s; give that or more, or fewer limits"
+        )
 
 
 class Limit(Protocol):
@@ -85,6 +115,7 @@ def tune_at_limits(
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM ended a tune or a comparison. No further limit is set.
+        DisturbedError: The machine did not come to rest.
     """
     budget = request.options.budget
     shares = None if budget is None else budget * (1 - COMPARE_SHARE) / len(watts)
@@ -105,12 +136,18 @@ def tune_at_limits(
     for one, result in results[1:]:
         say(f"comparing {one:g} W with {watts[0]:g} W")
         sides = {"A": (watts[0], side(*results[0])), "B": (one, side(one, result))}
-        options_ = Options(request.options.workload, budget=left, seed=request.options.seed)
+        options_ = Options(
+            request.options.workload, budget=left, seed=request.options.seed,
+            unit="tokens/J" if energy else "t/s",
+        )  # fmt: skip
 
         def measure(name: str, sides: Mapping[str, Any] = sides) -> Run:
             at, run = sides[name]
             limit.set(at)
-            done: Run = run(request.options.workload)
+            try:
+                done: Run = run(request.options.workload)
+            except DisturbedError as error:
+                raise DisturbedError(f"{error}; end these programs, or give --force") from error
             return _by_energy(done) if energy else done
 
         with _ends_all(f"interrupted in the comparison of {one:g} W with {watts[0]:g} W", results):
@@ -126,14 +163,20 @@ def _ends_all(message: str, results: Sequence[tuple[float, Result]]) -> Iterator
     """Turns an interrupt of one step into the end of all, with the profiles that are written.
 
     Raises:
-        Interrupted: the step was interrupted.
+        Interrupted: The step was interrupted.
+        DisturbedError: The machine did not come to rest in it.
     """
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as error:
-        written = ", ".join(str(result.path) for _, result in results)
-        left = f"written: {written}" if written else "no profile was written"
-        raise Interrupted(f"{message}; {left}. The same command begins anew") from error
+        raise Interrupted(f"{message}; {_written(results)}. The same command begins anew") from error
+    except DisturbedError as error:
+        raise DisturbedError(f"{error}; {_written(results)}") from error
+
+
+def _written(results: Sequence[tuple[float, Result]]) -> str:
+    paths = ", ".join(str(result.path) for _, result in results)
+    return f"written: {paths}" if paths else "no profile was written"
 
 
 def _out(out: Path | None, watts: float) -> Path | None:
