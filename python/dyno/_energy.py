@@ -76,10 +76,18 @@ class Counters:
         return [*(["cpu"] if self._domains else []), *(["gpu"] if self._nvml is not None else [])]
 
     def read(self) -> dict[str, float]:
-        """Joules by counter; only differences mean something (`spent`)."""
+        """Joules by counter; only differences mean something (`spent`).
+
+        Raises:
+            OSError: A counter that could be read before cannot be read now.
+            ValueError: It holds no number.
+        """
         found = {path: float(_text(path)) / 1e6 for path in self._domains}
         if self._nvml is not None:
-            found["gpu"] = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
+            try:
+                found["gpu"] = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
+            except self._nvml.NVMLError as error:
+                raise OSError(f"NVML: {error}") from error
         return found
 
     def spent(self, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

@@ -86,6 +86,9 @@ def test_a_gpu_tells_its_own_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     if supported:
         assert counters.sources == ["gpu"]
         assert counters.spent(counters.read(), counters.read()) == {"gpu": pytest.approx(1.5)}
+        library.supported = False
+        with pytest.raises(OSError, match="NVML: Not Supported"):
+            counters.read()
     else:
         assert counters.sources == []
         assert counters.missing["gpu"] == "NVML: Not Supported"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from dyno import _energy
+from dyno_tuner.ab import child
 from dyno_tuner.ab.compare import Options, judge
 from dyno_tuner.ab.dyno_side import DynoSide
 from dyno_tuner.ab.render import markdown, to_dict
@@ -70,6 +72,54 @@ def test_without_a_counter_nothing_is_told(
 ) -> None:
     monkeypatch.setattr(_energy, "POWERCAP", str(tmp_path / "absent"))
     assert DynoSide("A", str(trained_model)).run(Workload(pp=16, tg=4)).energy == {}
+
+
+class _Engine:
+    """An engine that draws 50 W on a clock of its own: a run takes a second, a reset three."""
+
+    draws_on_device = False
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def reset(self) -> None:
+        self.now += 3.0
+
+    def logits(self, tokens: Any, **how: Any) -> None:
+        self.now += 0.25 * len(tokens)
+
+
+class _Meter:
+    """The counter of that engine, which fails from some look on."""
+
+    def __init__(self, engine: _Engine, looks: float) -> None:
+        self.engine, self.looks = engine, looks
+
+    def read(self) -> dict[str, float]:
+        self.looks -= 1
+        if self.looks < 0:
+            raise OSError("NVML: the GPU is lost")
+        return {"gpu": 50 * self.engine.now}
+
+    def spent(self, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+        return {"gpu": after["gpu"] - before["gpu"]}
+
+
+@pytest.mark.parametrize("looks", [0, 2, math.inf])
+def test_a_counter_that_fails_costs_no_run(looks: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates are the same with and without it; joules are of the time that is measured, not of resets."""
+    engine = _Engine()
+    monkeypatch.setattr(child, "counters", lambda ask: _Meter(engine, looks))
+    monkeypatch.setattr(child.time, "perf_counter", lambda: engine.now)
+    parts = [{"metric": "tg", "kind": "tg", "tokens": 4, "depth": 0}]
+    found = child.speed(engine, {"parts": parts, "prompts": 2, "vocab": 100})
+    assert found["rates"] == {"tg": [4.0, 4.0]}
+    if looks < math.inf:
+        assert found["energy"] == {}
+        return
+    tokens, seconds, joules = found["energy"]["tg"]["gpu"]
+    assert (tokens, seconds) == (8, 2.0)
+    assert joules == pytest.approx(100.0)
 
 
 def test_the_table_has_both_sides() -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from dyno import profiles
 from dyno_tuner.cli.commands import app
 from dyno_tuner.core.errors import DisturbedError, Interrupted, TargetUnusable
-from dyno_tuner.core.options import DECIDES, MeasurementPolicy, Options
+from dyno_tuner.core.options import BESIDE, DECIDES, MeasurementPolicy, Options
 from dyno_tuner.core.protocol import Configuration, Measurement, OpContext, Sample, TrialStatus, Workload
 from dyno_tuner.decide.acceptance import accept
 from dyno_tuner.execution.inline_executor import InlineExecutor
-from dyno_tuner.measure.measurement import run_measurement
+from dyno_tuner.measure.measurement import judge_plausibility, run_measurement
 from dyno_tuner.run.adopt import adopt
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.share import profile_of, row_of
@@ -27,6 +29,7 @@ from dyno_tuner.targets.simulated.target import SimulatedTarget
 from typer.testing import CliRunner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from dyno_tuner.core.intervals import Estimate
@@ -126,8 +129,10 @@ def test_the_counters_of_this_device_are_asked_for(
     policy = MeasurementPolicy(prompts=1, cap=2, energy=DECIDES)
     found = run_measurement(target, Configuration({}), WORKLOAD, ["tg"], policy, OpContext("x"))
     assert found.status is TrialStatus.OK, found.message
-    assert [s.joules for s in found.samples] == [3.0]
-    assert found.rates("tg") == {0: pytest.approx(8 / 3.0)}
+    joules = found.samples[0].joules
+    assert joules is not None
+    assert 0 < joules <= 3.0, "the share of the run in the time between two looks"
+    assert found.rates("tg") == {0: pytest.approx(8 / joules)}
     assert found.speeds("tg")[0] == pytest.approx(8 / found.samples[0].seconds)
     assert target.count_energy(None) == ""
     plain = run_measurement(
@@ -135,6 +140,108 @@ def test_the_counters_of_this_device_are_asked_for(
     )
     assert plain.samples[0].joules is None
     target.close()
+
+
+class _Meter:
+    """Counters of a device that draws 100 W, on a clock that the test moves."""
+
+    sources = ("cpu",)
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.joules: Callable[[], float] = lambda: 100 * self.now
+
+    def read(self) -> dict[str, float]:
+        return {"cpu": self.joules()}
+
+    def spent(self, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+        return {"cpu": after["cpu"] - before["cpu"]}
+
+
+class _Session:
+    """A session whose runs take a second, with three seconds before each."""
+
+    draws_on_device, capture_failures = False, 0
+
+    def __init__(self, meter: _Meter) -> None:
+        self.meter = meter
+
+    def reset(self) -> None:
+        self.meter.now += 3.0
+
+    def decode(self, sequences: Any, rows: str) -> None:
+        self.meter.now += 1.0
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.fixture
+def metered(trained_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[DynoTarget, _Meter]]:
+    """A target of dyno with the counters and the session of the test."""
+    meter = _Meter()
+    module = "dyno_tuner.targets.dyno.target"
+    monkeypatch.setattr(f"{module}._energy.Counters", lambda bus: meter)
+    target = DynoTarget(str(trained_model))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{module}.time.perf_counter", lambda: meter.now)
+        patch.setattr(target, "apply", lambda *words: None)
+        patch.setattr(target, "_session", _Session(meter))
+        patch.setattr(f"{module}.ENERGY_SECONDS", 2.5)
+        yield target, meter
+    target.close()
+
+
+def test_joules_are_of_the_seconds_of_the_sample(metered: tuple[DynoTarget, _Meter]) -> None:
+    """Three runs of a second and the nine seconds around them draw 100 W: one run takes 100 J."""
+    target, _ = metered
+    assert target.count_energy(DECIDES) == ""
+    sample = target.measure(WORKLOAD, "pp", 0)
+    assert sample.seconds == 1.0
+    assert sample.joules == pytest.approx(100.0)
+
+
+def _failing(meter: _Meter) -> float:
+    raise OSError("NVML: the GPU is lost")
+
+
+def _still(meter: _Meter) -> float:
+    return 5.0
+
+
+@pytest.mark.parametrize("joules", [_failing, _still])
+@pytest.mark.parametrize("later", [False, True], ids=["from the start", "from the third look on"])
+def test_joules_beside_never_cost_the_measurement(
+    metered: tuple[DynoTarget, _Meter], joules: Callable[[_Meter], float], later: bool
+) -> None:
+    """Beside the rates joules are left out if a counter fails or stands still. Where they decide, a message
+    says so and the measurement does not count."""
+    target, meter = metered
+    for energy in (BESIDE, DECIDES):
+        looks = itertools.count()
+        meter.joules = lambda looks=looks: 100 * meter.now if later and next(looks) < 2 else joules(meter)  # type: ignore[misc]
+        policy = MeasurementPolicy(prompts=1, cap=2, energy=energy)
+        found = run_measurement(target, Configuration({}), WORKLOAD, ["pp"], policy, OpContext("x"))
+        judged = judge_plausibility(found, {}, None)
+        if energy == DECIDES:
+            failed = joules is _failing
+            assert judged.status is (TrialStatus.INVALID if failed else TrialStatus.IMPLAUSIBLE)
+            assert ("the GPU is lost" if failed else "its energy is") in judged.message
+            continue
+        assert judged.status is TrialStatus.OK, judged.message
+        assert judged.speeds("pp") == {0: 64.0}
+        assert judged.joules("pp") == {}
+
+
+@pytest.mark.parametrize("joules", [0.0, -3.0, math.inf, math.nan, 1e13])
+def test_joules_that_cannot_be_true_are_dropped_where_they_decide_nothing(joules: float) -> None:
+    samples = (Sample("tg", 0, 8, 0.5, 0.5, joules), Sample("tg", 1, 8, 0.5, 0.5, 4.0))
+    beside = judge_plausibility(Measurement(TrialStatus.OK, samples, samples), {}, None)
+    assert beside.status is TrialStatus.OK
+    assert beside.joules("tg") == {1: 0.5}
+    assert [s.joules for s in beside.warmup] == [None, 4.0]
+    decides = judge_plausibility(Measurement(TrialStatus.OK, samples, by_energy=True), {}, None)
+    assert decides.status is TrialStatus.IMPLAUSIBLE
 
 
 def _no_domains(self: Any, folder: str) -> dict[str, float]:

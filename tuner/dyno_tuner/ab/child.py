@@ -69,27 +69,44 @@ def speed(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:
     for part in sorted(ask["parts"], key=lambda p: str(p["kind"]) != "tg"):
         for prompt in range(-1, ask["prompts"]):
             runs: list[float] = []
-            before = meter.read() if meter is not None else {}
+            before, since = joules_now(meter), time.perf_counter()
             while len(runs) < SAMPLE_RUNS and sum(runs) < SAMPLE_SECONDS:
                 runs.append(one(engine, ask, part, max(0, prompt)))
             if prompt >= 0:  # the first one was cold
                 middle = sorted(runs)[(len(runs) - 1) // 2]
                 rates.setdefault(part["metric"], []).append(part["tokens"] / middle)
-                if meter is not None and not part["depth"]:  # else the context's tokens would count, too
-                    add_energy(energy, part, runs, meter.spent(before, meter.read()))
+                # Behind a context its tokens would count, too.
+                if before and not part["depth"] and (after := joules_now(meter)):
+                    elapsed = time.perf_counter() - since
+                    add_energy(energy, part, runs, elapsed, meter.spent(before, after))
     return {"rates": rates, "energy": energy}
+
+
+def joules_now(meter: Any) -> dict[str, float]:
+    """Joules by counter; empty without a counter, or if one fails: a comparison goes on without them."""
+    try:
+        return dict(meter.read()) if meter is not None else {}
+    except (OSError, ValueError):
+        return {}
 
 
 def add_energy(
     energy: dict[str, dict[str, list[float]]],
     part: dict[str, Any],
     runs: list[float],
+    elapsed: float,
     joules: dict[str, float],
 ) -> None:
-    """Adds tokens, seconds and joules of one sample to the totals of its metric, by source."""
+    """Adds tokens, seconds and joules of one sample to the totals of its metric, by source.
+
+    Args:
+        elapsed: seconds in which the joules were spent. They are longer than the runs, between which the
+            engine is reset: the runs get their share.
+    """
     for source, spent in joules.items():
         total = energy.setdefault(part["metric"], {}).setdefault(source, [0.0, 0.0, 0.0])
-        for n, value in enumerate((part["tokens"] * len(runs), sum(runs), spent)):
+        timed = sum(runs)
+        for n, value in enumerate((part["tokens"] * len(runs), timed, spent * timed / elapsed)):
             total[n] += value
 
 

@@ -44,6 +44,7 @@ BASELINE_DRIFT = 0.03  # a baseline that moved by more voids its block
 REST_SECONDS = 0.5
 RESTED_WARM_UP = 3
 SUSTAINED_SECONDS = 0.3  # of a run; four of them pass before the middle one
+MOST_JOULES = 1e12  # of a sample
 CLOCK_SKEW = 0.05  # a sample that is shorter than an independent clock says by more is not believed
 
 
@@ -137,6 +138,9 @@ def judge_plausibility(
 ) -> Measurement:
     """Marks a measurement whose rates an independent clock or the hardware's limits contradict.
 
+    Joules that cannot be true mark it only where they decide. Where they stand beside the rates they are
+    dropped.
+
     Args:
         bounds: tokens/s by metric that cannot be exceeded (roofline).
         elapsed: seconds that passed for whoever waited for the measurement, or None where time is not waited
@@ -144,12 +148,17 @@ def judge_plausibility(
     """
     if measurement.status is not TrialStatus.OK:
         return measurement
+    if not measurement.by_energy:
+        measurement = dataclasses.replace(
+            measurement, samples=_with_true_joules(measurement.samples),
+            warmup=_with_true_joules(measurement.warmup),
+        )  # fmt: skip
     message = ""
     everything = (*measurement.warmup, *measurement.samples)
     for sample in everything:
         if not (math.isfinite(sample.seconds) and sample.seconds > 0 and sample.clock_seconds > 0):
             message = f"{sample.metric}: no time has passed ({sample.seconds} s, {sample.clock_seconds} s)"
-        elif sample.joules is not None and not 0 < sample.joules < math.inf:
+        elif not _true_joules(sample):
             message = f"{sample.metric}: its energy is {sample.joules} J"
         elif sample.seconds < (1 - CLOCK_SKEW) * sample.clock_seconds - 1e-3:
             two = f"{sample.seconds:.6f} s by one clock, {sample.clock_seconds:.6f} s by another"
@@ -169,6 +178,14 @@ def judge_plausibility(
         if message
         else measurement
     )
+
+
+def _true_joules(sample: Sample) -> bool:
+    return sample.joules is None or 0 < sample.joules < MOST_JOULES
+
+
+def _with_true_joules(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    return tuple(s if _true_joules(s) else dataclasses.replace(s, joules=None) for s in samples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import JournalError, TuneError
 from ..core.protocol import Configuration, KernelOp, Measurement, Quality, Sample, TrialStatus
 from ..measure.machine_monitor import Conditions
+from ..measure.measurement import MOST_JOULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -219,7 +220,7 @@ def odd_sample(sample: Sample) -> str | None:
     for value in (sample.seconds, sample.clock_seconds):
         if not (math.isfinite(value) and 1e-12 < value < MOST_SECONDS):
             return f"a sample took {value!r} seconds"
-    if sample.joules is not None and not 0 < sample.joules < 1e12:
+    if sample.joules is not None and not 0 < sample.joules < MOST_JOULES:
         return f"a sample took {sample.joules!r} joules"
     if not 0 < sample.tokens < 1e12:
         return f"a sample is of {_shown(sample.tokens)} tokens"
