@@ -178,7 +178,7 @@ class Bench:
         self.executor = WorkerExecutor(*target_of(self.request, "cpu", scratch))
         description = self.executor.describe()
         self.space = space_for(description, self.request)
-        self._watch = Machine(None)
+        self._watch = Machine(None, host_weights=False)
         self._watch.__enter__()
         recorder = Recorder(
             self.executor, workload, identity=self.space.identity, watch=self._watch,

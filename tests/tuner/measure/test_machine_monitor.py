@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest_tuner import WORKLOAD
 from dyno import _nvml, profiles
+from dyno_tuner.ab.run import Run
+from dyno_tuner.build.builder import Built
+from dyno_tuner.build.measure import RealBench
 from dyno_tuner.core.options import MeasurementPolicy
-from dyno_tuner.core.protocol import Configuration, KernelOp, Measurement, TrialStatus
+from dyno_tuner.core.protocol import Configuration, KernelOp, Measurement, TrialStatus, Workload
+from dyno_tuner.execution import ray_workers
 from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.measure import machine_monitor
 from dyno_tuner.measure.machine_monitor import COOLING, Conditions, GpuWatch, Machine
 from dyno_tuner.output.emit import profile_of
 from dyno_tuner.output.progress import Progress
@@ -326,7 +331,6 @@ def test_ops_timed_alone_are_watched(nvml: FakeNvml) -> None:
 
 def test_ab_watches_the_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tiny_dir: Path) -> None:
     """The third process is slowed by heat and measured again; another process on the GPU is said."""
-    from dyno_tuner.ab.run import Run
     from dyno_tuner.cli import ab_command
     from dyno_tuner.cli.commands import app
     from typer.testing import CliRunner
@@ -351,6 +355,9 @@ def test_ab_watches_the_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tin
             """Nothing to close."""
 
     nvml.pids = [os.getpid(), os.getppid()]
+    monkeypatch.setattr(machine_monitor, "SPILL_READINGS", 2)
+    # As with a side whose plan keeps experts on the CPU.
+    nvml.used, nvml.link = 79_000_000_000, {0: 0, 1: 11_000_000}
     monkeypatch.setattr(ab_command, "make_side", lambda *given: Side())
     monkeypatch.setattr(ab_command, "gpu_bus", lambda number: BUS)
     monkeypatch.setattr(ab_command.time, "sleep", lambda seconds: setattr(nvml, "reasons", IDLE))
@@ -366,10 +373,39 @@ def test_ab_watches_the_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tin
         in shown.output
     )
     assert "no difference" in shown.output
+    assert "memory is full" not in shown.output
     assert nvml.open == 0
 
 
-def test_a_gpu_that_spills_into_host_memory_is_said_and_counted(nvml: FakeNvml) -> None:
+def test_builds_may_keep_weights_on_the_host(
+    nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Side:
+        kind, facts = "dyno", None
+
+        def run(self, workload: Workload) -> Run:
+            return Run(dict.fromkeys(workload.metrics, (100.0, 100.0)))
+
+        def close(self) -> None:
+            """Nothing to close."""
+
+    monkeypatch.setattr(machine_monitor, "SPILL_READINGS", 2)
+    monkeypatch.setattr(RealBench, "_side", lambda *given: Side())
+    nvml.used, nvml.link = 79_000_000_000, {0: 0, 1: 11_000_000}
+    said: list[str] = []
+    bench = RealBench(
+        "dyno", "m.gguf", Workload(pp=8, tg=4), 0, {}, 2, 0.01, 60.0, 0, tmp_path / "log", BUS, said.append
+    )
+    built = Built("default", "", 1.0, 1.0, 1, 1, 1)
+    assert bench.compare(built, built, {}, {}, None, answers=False).rounds == 2
+    assert len(said) == 2, said
+    assert all(line.startswith("round ") for line in said)
+
+
+def test_a_gpu_that_spills_into_host_memory_is_said_and_counted(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_monitor, "SPILL_READINGS", 2)  # before and after the measurement
     nvml.used, nvml.link = 79_000_000_000, {0: 1_000_000, 1: 11_000_000}
     _, recorder, _, seen = _measurement(nvml, set())
     said = [data["message"] for kind, data in seen if kind == "spill"]
@@ -390,12 +426,60 @@ def test_a_full_memory_or_a_busy_link_alone_is_no_spill(nvml: FakeNvml, used: in
     assert bool(nvml.asked_link) == (used > 79_000_000_000), "the link is asked only if memory is full"
 
 
-def test_what_crosses_by_a_plan_is_no_spill(nvml: FakeNvml) -> None:
+def test_what_crosses_by_a_plan_is_no_spill(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_monitor, "SPILL_READINGS", 2)
     nvml.used, nvml.link = 79_000_000_000, {0: 0, 1: 11_000_000}
     for planned in (False, True):
         with Machine(BUS, host_weights=planned) as machine, machine.window() as window:
             pass
         assert window.spilled is not planned
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_node_of_a_cluster_knows_of_weights_on_the_host(
+    nvml: FakeNvml, planned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executor here asks, and the host there watches."""
+    monkeypatch.setattr(machine_monitor, "SPILL_READINGS", 2)
+    nvml.used, nvml.link = 79_000_000_000, {0: 0, 1: 11_000_000}
+    host = ray_workers._Host("simulated", {"surface": "saturating", "seed": 3}, None)
+    executor = ray_workers.RayExecutor(None, "simulated", {}, ray_workers.Needs(), "node 1")
+    executor._actor = host
+    limits = {"device": 1 << 30} if planned else {}
+    first = dataclasses.replace(SimulatedTarget("saturating", 3).describe(), limits=limits)
+
+    def answer(method: str, seconds: float, *arguments: Any) -> Any:
+        return first if method == "describe" else getattr(host, method)(*arguments)
+
+    monkeypatch.setattr(executor, "_answer", answer)
+    try:
+        executor.describe()
+        with executor.watch(BUS).window() as window:
+            pass
+    finally:
+        host.close()
+    assert window.readings == 2
+    assert window.spilled is not planned
+
+
+@pytest.mark.parametrize(
+    ("rates", "most"),
+    [
+        ([9000.0], 0.0),  # one reading of 20 ms
+        ([9000.0, 9000.0, 9000.0, 2.0, 9000.0], 2.0),  # the last weights while the memory is full already
+        ([9000.0, 9000.0, None, 9000.0, 9000.0], 0.0),  # the memory was not full in between
+        ([2.0, 9000.0, 8000.0, 8500.0, 7000.0, 2.0], 7000.0),
+        ([600.0] * 4 + [9000.0] * 3, 600.0),
+        ([40.0] * 12, 40.0),
+    ],
+)
+def test_a_spill_is_several_readings_in_a_row(rates: list[float | None], most: float) -> None:
+    window = machine_monitor.Window()
+    for rate in rates:
+        window.add({"throttle_reasons": 0, "link_mb_s": rate})
+    assert machine_monitor.SPILL_READINGS == 4
+    assert window.link_mb_s == most
+    assert window.spilled == (most >= machine_monitor.SPILL_MB_S)
 
 
 def test_spills_of_several_gpus_add_up() -> None:

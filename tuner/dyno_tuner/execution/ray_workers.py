@@ -76,9 +76,9 @@ class _Host:
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._executor, method)(*arguments)
 
-    def begin_window(self, pci_bus_id: str | None) -> None:
+    def begin_window(self, pci_bus_id: str | None, host_weights: bool) -> None:
         if self._watch is None:
-            self._watch = Machine(pci_bus_id).__enter__()
+            self._watch = Machine(pci_bus_id, host_weights=host_weights).__enter__()
         window = self._watch.window()
         self._open = window, window.__enter__()
 
@@ -230,7 +230,8 @@ class RayExecutor:
     def begin_window(self, pci_bus_id: str | None) -> Any:
         """The mark that `end_window` takes back."""
         try:
-            self._answer("begin_window", START_SECONDS, pci_bus_id)
+            planned = self._first is not None and bool(self._first.limits)
+            self._answer("begin_window", START_SECONDS, pci_bus_id, planned)
         except _Gone:
             return None
         return self._actor

@@ -47,6 +47,9 @@ PERIOD = 0.25  # seconds between two readings
 SPILL_MB_S = 500.0
 """Traffic of the link of a GPU with full memory, from which on weights or cache lie in host memory. A model
 that lies on the GPU moves a few MB/s."""
+SPILL_READINGS = 4
+"""Readings in a row, about a second, that all show such traffic. The last weights of a model that just fits
+are loaded while the memory is full already, which one or two readings can see."""
 
 
 def why_throttled(reasons: int) -> str:
@@ -86,7 +89,9 @@ class Window:
     power_limit_w: float | None = None
     readings: int = 0
     load: Load | None = None  # of the CPUs
-    link_mb_s: float = 0.0  # the most over PCIe while the GPU's memory was full
+    link_mb_s: float = 0.0
+    """Over PCIe while the GPU's memory was full: the most that SPILL_READINGS in a row have reached."""
+    _row: list[float] = field(default_factory=list)  # of the last readings with a full memory
 
     def add(self, state: Mapping[str, Any]) -> None:
         """One reading of `dyno._nvml.state`; what it does not tell is left out."""
@@ -94,7 +99,10 @@ class Window:
         self.reasons |= int(state.get("throttle_reasons") or 0)
         self.others |= {pid for pid in state.get("processes") or () if not is_ours(pid)}
         self.power_limit_w = state.get("power_limit_w") or self.power_limit_w
-        self.link_mb_s = max(self.link_mb_s, float(state.get("link_mb_s") or 0.0))
+        link = state.get("link_mb_s")
+        self._row = [] if link is None else [*self._row, float(link)][-SPILL_READINGS:]
+        if len(self._row) == SPILL_READINGS:
+            self.link_mb_s = max(self.link_mb_s, min(self._row))
         for name in _RANGES:
             value = state.get(name)
             if value is not None:
@@ -257,10 +265,11 @@ class Machine:
 
     Args:
         pci_bus_id: of the GPU; None for none.
-        host_weights: weights lie in host memory by a plan, so that what crosses the link tells nothing.
+        host_weights: weights lie in host memory by a plan, or may for all that is known, so that what crosses
+            the link tells nothing.
     """
 
-    def __init__(self, pci_bus_id: str | None = None, *, host_weights: bool = False) -> None:
+    def __init__(self, pci_bus_id: str | None, *, host_weights: bool) -> None:
         self._host_weights = host_weights
         self._gpu = GpuWatch(pci_bus_id) if pci_bus_id else None
         self._cpu = CpuWatch(GPU_CORES if pci_bus_id else None)
