@@ -1,4 +1,6 @@
-"""CUDA kernels with recurrent state, run on the CPU thread by thread and held against float64 NumPy.
+"""CUDA kernels run on the CPU thread by thread and held against float64 NumPy.
+
+These are the kernels with recurrent state and those of few tokens' products with experts.
 
 `emulated/` gives their source CUDA's words. So a machine without a GPU checks their arithmetic and indices on
 the cases of the contract suite. Each runs with its first thread first and with its last one first: a missing
@@ -15,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from ops import rounding
 from ops.cases import all_cases
+from ops.harness import allowing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
     from ops.harness import Case
@@ -29,21 +33,33 @@ LINEAR = ("q", "k", "v", "step", "beta", "decay", "step_bias", "skip")
 CONV = ("x", "before", "after", "w", "bias")
 
 
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = tmp_path_factory.mktemp("emulated") / "recurrent.so"
-    folder = ROOT / "tests" / "cuda" / "emulated"
+def built(folder: Path, source: str) -> ctypes.CDLL:
+    """A source of the emulation as a library in `folder`."""
+    library = folder / f"{source}.so"
+    emulation = ROOT / "tests" / "cuda" / "emulated"
     name = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=True).stdout
     # g++ would call a function that initialises the shared memory, and nothing there needs one.
     flags = [] if "clang" in name else ["-fno-extern-tls-init"]
     # The folder of the emulation comes first, so that the kernels get its launch.h.
     command = [
-        "c++", "-std=c++20", "-O1", "-shared", "-fPIC", *flags, f"-I{folder}", f"-I{ROOT / 'csrc'}",
-        "-Wno-unknown-pragmas", str(folder / "recurrent.cpp"), "-o", str(library),
+        "c++", "-std=c++20", "-O1", "-shared", "-fPIC", *flags, f"-I{emulation}", f"-I{ROOT / 'csrc'}",
+        "-Wno-unknown-pragmas", str(emulation / f"{source}.cpp"), "-o", str(library),
     ]  # fmt: skip
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(library))
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return built(tmp_path_factory.mktemp("emulated"), "recurrent")
+
+
+@pytest.fixture(scope="session")
+def products(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    library = built(tmp_path_factory.mktemp("emulated"), "products")
+    library.multiply_by_experts.restype = ctypes.c_char_p
+    return library
 
 
 def pointers(args: dict[str, Any], names: Sequence[str]) -> ctypes.Array[ctypes.c_void_p]:
@@ -124,3 +140,106 @@ def test_a_wrong_answer_is_seen(kernels: ctypes.CDLL) -> None:
     changed = launch(kernels, case, {**args, "decay": args["decay"] * 1.01}, outputs, 1)
     with pytest.raises(AssertionError):
         check(changed)
+
+
+EXPERTS = [
+    case
+    for case in all_cases()
+    if case.family in ("matmul_id", "moe_up_gate")
+    and case.desc["layout"] == "gpu"
+    and case.desc["type"] in ("q4_0", "q4_k", "q8_0", "mxfp4")
+    and case.desc["m"] * case.desc["used"] <= 32  # as much as the ring takes
+    and case.desc["n"] < 100
+]
+ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_oai", "relu")  # as in ops::Activation
+
+
+def multiply(
+    library: ctypes.CDLL, case: Case, args: dict[str, Any], before: dict[str, NDArray[Any]],
+    choice: tuple[str, int, int],
+) -> dict[str, NDArray[Any]]:  # fmt: skip
+    """The outputs of a product with experts: by ("ring", share, blocks) or ("stream", warps, stripes)."""
+    desc, outputs = case.desc, {name: array.copy() for name, array in before.items()}
+    gated = case.family == "moe_up_gate"
+    names = (
+        ("x", "w_gate", "w_up", "bias_gate", "bias_up") if gated else ("x", "w", "w_up", "bias", "bias_up")
+    )
+    weights = args[names[1]]
+    error = library.multiply_by_experts(
+        desc["type"].encode(), choice[0] == "ring",
+        numbers(
+            desc["m"] * desc["used"], desc["n"], desc["k"], desc["experts"],
+            1 if desc.get("x_per_slot") else desc["used"], ACTIVATIONS.index(desc.get("activation", "silu")),
+            *choice[1:],
+        ),
+        pointers(args, (*names, "norm_weight")), ctypes.c_float(args.get("norm_eps", 0)),
+        ctypes.c_int64(0 if weights is None else weights.nbytes // desc["experts"]), address(args["ids"]),
+        address(outputs["y"]),
+    )  # fmt: skip
+    assert error is None, error
+    return outputs
+
+
+def product_choices(case: Case) -> Iterator[tuple[str, int, int]]:
+    for share in (1, 2, 8):
+        # It norms a single row.
+        if not (case.desc.get("norm") and case.desc["m"] > 1):
+            yield "ring", share, 2
+    yield "stream", 4, 1
+    yield "stream", 8, 2
+
+
+@pytest.mark.parametrize("case", EXPERTS, ids=lambda case: f"{case.family}:{case.id}")
+def test_an_emulated_product_with_experts_gives_what_numpy_gives(products: ctypes.CDLL, case: Case) -> None:
+    seed = zlib.crc32(case.id.encode())
+    for choice in product_choices(case):
+        args, outputs, check = case.make(np.random.default_rng(seed))
+        arithmetic = rounding.arithmetic_of(case.family, case.desc, choice[0])
+        assert arithmetic is not None
+        allowed = rounding.allowances(case, arithmetic, seed)
+        for backwards in (1, 0):
+            products.run_backwards(backwards)
+            got = multiply(products, case, args, outputs, choice)
+            with allowing(allowed):
+                check(got)
+
+
+def test_rows_without_an_expert_read_no_weights(products: ctypes.CDLL) -> None:
+    """The weights are at address 0 here, where a read ends the process."""
+    cases = [case for case in EXPERTS if "none=1" in case.id]
+    assert {case.family for case in cases} == {"matmul_id", "moe_up_gate"}
+    for case in cases:
+        for choice in product_choices(case):
+            args, outputs, _ = case.make(np.random.default_rng(1))
+            assert (args["ids"] == -1).all()
+            nowhere = {
+                name: None if name.startswith(("w", "bias")) else value for name, value in args.items()
+            }
+            if case.family == "moe_up_gate":
+                nowhere["w_up"] = np.zeros(16, np.uint8)  # null would say that the product is no pair
+            assert not multiply(products, case, nowhere, outputs, choice)["y"].any()
+
+
+@pytest.mark.parametrize("rows", [1, 37, 700, 5000])
+@pytest.mark.parametrize("absent", [0.0, 0.6, 1.0])
+def test_rows_are_grouped_by_expert_and_zeroed_without_one(
+    products: ctypes.CDLL, rows: int, absent: float
+) -> None:
+    rng = np.random.default_rng(rows)
+    matrices, tile_rows, n = 67, 16, 5
+    ids = rng.integers(0, matrices, rows).astype(np.int32)
+    ids[rng.random(rows) < absent] = -1
+    groups = np.full(2 * (matrices + 1) + rows, -7, np.int32)
+    y = np.full((rows, n), 77, np.float32)
+    products.group_rows(address(ids), rows, matrices, tile_rows, n, address(groups), address(y))
+
+    first_tile, first_row, order = np.split(groups, (matrices + 1, 2 * matrices + 2))
+    counts = np.bincount(ids[ids >= 0], minlength=matrices)
+    np.testing.assert_array_equal(first_row, np.concatenate([[0], np.cumsum(counts)]))
+    np.testing.assert_array_equal(first_tile, np.concatenate([[0], np.cumsum(-(-counts // tile_rows))]))
+    for expert in range(matrices):
+        found = order[first_row[expert] : first_row[expert + 1]]
+        np.testing.assert_array_equal(np.sort(found), np.flatnonzero(ids == expert))
+    assert (order[counts.sum() :] == -7).all()
+    assert (y[ids < 0] == 0).all()
+    assert (y[ids >= 0] == 77).all()

@@ -8,7 +8,7 @@ import numpy as np
 
 from ops import reference
 from ops.cases import EXACT, F32, cases, normal
-from ops.harness import Case, expect_close
+from ops.harness import Case, expect_close, expect_zeros
 from ops.product_data import ON_GPU, SCALES, Weights, activations, kinds, normed
 from ops.rounding import operand
 from ops.weight_blocks import GPU_FORMS
@@ -95,12 +95,13 @@ def matmul_id_cases() -> Iterator[Case]:
         per_slot: bool,
         bias: bool,
         one: bool = False,
-        none: bool = False,
+        none: float = 0,
         n: int = 35,
+        k: int = 256,
     ) -> Case:
-        """`none`: some rows have no expert, because another device multiplies them."""
+        """`none`: the share of rows without an expert, because another device multiplies them."""
         dtype, layout, act = kind
-        k, experts = 256, 6
+        experts = 6
 
         def build(rng: np.random.Generator) -> Any:
             w = Weights(rng, dtype, layout, experts, n, k)
@@ -111,7 +112,7 @@ def matmul_id_cases() -> Iterator[Case]:
             rows = x_values.reshape(m, used, k) if per_slot else np.repeat(x_values[:, None], used, axis=1)
             want = np.einsum("muk,munk->mun", rows, w.values[ids])
             args: dict[str, Any] = {"x": x, "w": w.bytes, "ids": ids.astype(np.int32)}
-            absent = rng.random((m, used)) < 0.5 if none else np.zeros((m, used), bool)
+            absent = rng.random((m, used)) < none
             args["ids"][absent] = -1
             if bias:
                 args["bias"] = normal(rng, experts, n)
@@ -121,10 +122,10 @@ def matmul_id_cases() -> Iterator[Case]:
 
             def check(out: Any) -> None:
                 expect_close(out["y"], want, EXACT)
-                assert not out["y"][absent].any(), "rows without an expert are zeros"
+                expect_zeros(out["y"][absent], "rows without an expert")
 
             outputs = {
-                "y": np.empty((m, used, n), F32),
+                "y": np.full((m, used, n), np.nan, F32),
                 "workspace": np.zeros(m * used + 2 * experts + 2, np.int32),
             }
             return args, outputs, check
@@ -139,9 +140,18 @@ def matmul_id_cases() -> Iterator[Case]:
         yield make(kind, 1, 1, per_slot=False, bias=True)
         yield make(kind, 33, 2, per_slot=True, bias=True)
         yield make(kind, 20, 1, per_slot=False, bias=False, one=True)
-    for kind in (("q4_0", "x16", "q8"), ("q5_k", "plain", "q8")):  # of the CPU, as are rows without an expert
-        yield make(kind, 1, 4, per_slot=False, bias=True, none=True)
-        yield make(kind, 33, 2, per_slot=True, bias=False, none=True)
+    absent_in = [("q4_0", "x16", "q8"), ("q5_k", "plain", "q8"), ("f16", "plain", "f32")]
+    absent_in += [(dtype, "gpu", "f32") for dtype in ("f16", "q4_0", "q4_k", "q8_0", "mxfp4")]
+    for kind in absent_in:
+        yield make(kind, 1, 4, per_slot=False, bias=True, none=0.5)
+        yield make(kind, 7, 3, per_slot=True, bias=True, none=0.6)
+        yield make(kind, 33, 2, per_slot=True, bias=False, none=0.7)
+    for kind in absent_in[-3:-1]:
+        yield make(kind, 1, 3, per_slot=True, bias=True, none=1)
+        yield make(kind, 70, 3, per_slot=False, bias=False, none=1)
+        yield make(kind, 1500, 3, per_slot=False, bias=False, none=0.9, n=9)
+        # More stripes, and chunks of k, than blocks of a few multiprocessors take at once.
+        yield make(kind, 8, 4, per_slot=True, bias=True, none=0.5, n=50, k=1792)
     for dtype in ON_GPU:
         yield make((dtype, "gpu", "f32"), 5, 3, per_slot=False, bias=True)
     for dtype in ("f16", "q4_0", "q4_k", "mxfp4"):
@@ -212,10 +222,12 @@ def moe_up_gate_cases() -> Iterator[Case]:
         bias: bool = False,
         norm: bool = False,
         one: bool = False,
-        none: bool = False,
+        none: float = 0,
+        k: int = 256,
     ) -> Case:
+        """`none`: as of matmul_id."""
         dtype, layout, act = kind
-        n, k, experts = 19, 256, 5
+        n, experts = 19, 5
 
         def build(rng: np.random.Generator) -> Any:
             gate, up = (Weights(rng, dtype, layout, experts, n, k) for _ in range(2))
@@ -227,7 +239,7 @@ def moe_up_gate_cases() -> Iterator[Case]:
                 "w_up": up.bytes,
                 "ids": ids.astype(np.int32),
             }
-            absent = rng.random((m, used)) < 0.5 if none else np.zeros((m, used), bool)
+            absent = rng.random((m, used)) < none
             args["ids"][absent] = -1
             if norm:
                 inside, x_values = normed(rng, x_values, weight=used > 1)
@@ -244,10 +256,10 @@ def moe_up_gate_cases() -> Iterator[Case]:
 
             def check(out: Any) -> None:
                 expect_close(out["y"], want, EXACT)
-                assert not out["y"][absent].any(), "rows without an expert are zeros"
+                expect_zeros(out["y"][absent], "rows without an expert")
 
             outputs = {
-                "y": np.empty((m, used, n), F32),
+                "y": np.full((m, used, n), np.nan, F32),
                 "workspace": np.zeros(m * used + 2 * experts + 2, np.int32),
             }
             return args, outputs, check
@@ -261,9 +273,16 @@ def moe_up_gate_cases() -> Iterator[Case]:
     for activation in ("silu", "gelu_tanh", "swiglu_oai", "relu"):
         yield make(("bf16", "plain", "f32"), 1, 1, activation, bias=True)
         yield make(("mxfp4", "x16", "q8"), 30, 3, activation, bias=True)
-    for kind in (("q4_0", "x16", "q8"), ("q5_k", "plain", "q8")):  # of the CPU, as are rows without an expert
-        yield make(kind, 1, 4, "silu", bias=True, none=True)
-        yield make(kind, 30, 3, "gelu_tanh", none=True)
+    absent_in = [("q4_0", "x16", "q8"), ("q5_k", "plain", "q8"), ("f16", "plain", "f32")]
+    absent_in += [(dtype, "gpu", "f32") for dtype in ("f16", "q4_0", "q4_k", "q8_0", "mxfp4")]
+    for kind in absent_in:
+        yield make(kind, 1, 4, "silu", bias=True, none=0.5)
+        yield make(kind, 30, 3, "gelu_tanh", none=0.7)
+    for kind in absent_in[-3:-1]:
+        yield make(kind, 3, 3, "silu", bias=True, norm=True, none=0.4)
+        yield make(kind, 1, 3, "silu", bias=True, none=1)
+        yield make(kind, 70, 3, "silu", none=1)
+        yield make(kind, 8, 4, "silu", none=0.5, k=1792)
     for dtype in ON_GPU:
         yield make((dtype, "gpu", "f32"), 3, 2, "silu", bias=True, norm=True)
     yield make(("q4_k", "gpu", "f32"), 8, 1, "swiglu_oai", norm=True, one=True)

@@ -287,10 +287,8 @@ void Emitter::divided_experts(const model::FfnSpec& f, Input& h, const Routing& 
   Routing here = routing_values(cached, " (cached)", i);
   Routing there = routing;
   there.ids = value_bytes(p + "expert_ids (not cached)", id_bytes);
-  // Kernels of the CPU leave out a row without an expert. Those of a GPU multiply it by the first, and nobody reads it.
-  const bool leaves_out = plan_.device(device_of(f.cached.down)).kind == DeviceKind::cpu;
   emit(p + "moe_split", ops::MoeSplitDesc{.experts = f.experts, .used = f.used},
-       {.ids = routing.ids, .place_table = i, .absent = leaves_out ? -1 : 0, .here = here.ids, .there = there.ids}, i);
+       {.ids = routing.ids, .place_table = i, .here = here.ids, .there = there.ids}, i);
   const double share = cached_share(plan_, model_, i);
   const auto products = [&](const model::FfnSpec& spec, const Routing& of, const char* suffix, double part) {
     const size_t first = list_.nodes.size();

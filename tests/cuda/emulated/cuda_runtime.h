@@ -19,6 +19,7 @@
 #define __launch_bounds__(...)
 #define __shared__ thread_local
 #define __align__(bytes) __attribute__((aligned(bytes)))
+#define __grid_constant__
 
 using std::max;
 using std::min;
@@ -32,10 +33,22 @@ struct alignas(16) float4 {
   float x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct alignas(8) float2 {
+  float x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
 
 namespace emulated {
 
 constexpr unsigned kWarp = 32;
+constexpr unsigned kMaxThreads = 1024;
 constexpr size_t kStackBytes = size_t{1} << 17;
 
 struct Fiber {
@@ -49,9 +62,10 @@ inline std::vector<Fiber> fibers;
 inline size_t current = 0;
 inline ucontext_t scheduler;
 inline std::function<void()> kernel;
-inline dim3 block, threads;
-inline bool backwards = false;  // the last thread runs first
-inline bool moved = false;      // whether any fiber got on since the scheduler last looked
+inline dim3 block, threads, grid;
+inline uint8_t* shared_memory = nullptr;  // what a kernel that takes addresses there calls `shared`
+inline bool backwards = false;            // the last thread runs first
+inline bool moved = false;                // whether any fiber got on since the scheduler last looked
 
 inline void yield() { swapcontext(&fibers[current].context, &scheduler); }
 
@@ -94,7 +108,7 @@ inline void run_block(unsigned count, std::function<void()> body) {
   fibers.resize(count);
   for (unsigned i = 0; i < count; ++i) {
     Fiber& fiber = fibers[i];
-    fiber.stack = std::make_unique<char[]>(kStackBytes);
+    fiber.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
     fiber.index = dim3(i, 0, 0);
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
@@ -137,13 +151,20 @@ T exchange(T value, unsigned from) {
 
 inline unsigned lane() { return fibers[current].index.x % kWarp; }
 
+inline void sync_warp() {
+  const unsigned first = fibers[current].index.x / kWarp * kWarp;
+  warps[first / kWarp].wait(std::min(kWarp, threads.x - first));
+}
+
 }  // namespace emulated
 
 #define threadIdx (emulated::fibers[emulated::current].index)
 #define blockIdx (emulated::block)
 #define blockDim (emulated::threads)
+#define gridDim (emulated::grid)
 
 inline void __syncthreads() { emulated::whole.wait(emulated::threads.x); }
+inline void __syncwarp() { emulated::sync_warp(); }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int bits) {
   return emulated::exchange(value, emulated::lane() ^ static_cast<unsigned>(bits));
@@ -157,6 +178,25 @@ T __shfl_up_sync(unsigned, T value, int delta) {
   const unsigned lane = emulated::lane(), by = static_cast<unsigned>(delta);
   return emulated::exchange(value, lane >= by ? lane - by : lane);
 }
+// The threads of a block are fibers of one thread.
+inline int atomicAdd(int* at, int value) {
+  const int before = *at;
+  *at += value;
+  return before;
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  for (int bits = 16; bits > 0; bits /= 2) value = max(value, __shfl_xor_sync(0, value, bits));
+  return value;
+}
+// Byte i of the answer is the one of {low, high} that nibble i of `which` counts.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+  const uint64_t both = uint64_t{high} << 32 | low;
+  unsigned out = 0;
+  for (int i = 0; i < 4; ++i) out |= static_cast<unsigned>(both >> (which >> (4 * i) & 7) * 8 & 0xff) << (8 * i);
+  return out;
+}
+inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
 inline float __uint_as_float(unsigned value) { return __builtin_bit_cast(float, value); }
 

@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(256) exact_rows_kernel(const Problem p) {
   const int first = experts ? blockIdx.y : blockIdx.y * 8;
   const int rows = experts ? 1 : min(8, p.rows - first);
   const int matrix = experts ? p.ids[first] : p.first_matrix + static_cast<int>(blockIdx.z);
+  if (matrix < 0 && lane == 0) p.y[first * p.y_stride + row_of_w] = 0;
   if (matrix < p.first_matrix || matrix >= p.last_matrix) return;
   const uint8_t* x =
       experts ? p.x + first / p.x_divisor * p.x_stride : p.x + matrix * p.x_batch_stride + first * p.x_stride;

@@ -14,8 +14,8 @@ namespace dyno::ops::cuda {
 // How rows of x and y belong to matrices.
 enum class Grouping : uint8_t {
   dense,    // every row meets matrix `batch index`
-  experts,  // row r = (token, slot) meets matrix ids[r]
-  summed,   // the same, and y holds for each token the sum of its rows, each times its slot's weight (stream only)
+  experts,  // row r = (token, slot) meets matrix ids[r]; without a matrix (-1) it costs nothing and y's row is zeros
+  summed,   // all rows have a matrix, and y holds the sum of a token's rows, each times its slot's weight (matvec only)
 };
 
 // A product of its own over the same rows of x: stream, ring and wgmma_ring.
@@ -55,7 +55,7 @@ struct Problem {
 
   Grouping grouping = Grouping::dense;
   const int32_t* ids = nullptr;  // [rows]
-  // Made by group_rows(): first_tile [matrices + 1], first_row [matrices + 1], order [rows].
+  // Made by group_rows(): first_tile [matrices + 1], first_row [matrices + 1], order [rows with a matrix].
   int32_t* groups = nullptr;
 
   // stream only: each row is x / sqrt(mean(x²) + norm_eps)·norm (null: all ones) before it meets the weights.
@@ -142,7 +142,8 @@ constexpr int64_t stream_least_bytes(DType type, DType other, int64_t columns, i
 // written at out + (b·rows + r)·format.row_bytes(k). x needs 8-byte alignment.
 void halve_rows(HalfRows format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int64_t rows,
                 int64_t batch, int64_t k, uint8_t* out, CUstream_st* stream);
-// Sorts the rows of p.ids by matrix into p.groups and counts tiles of `tile_rows` rows.
+// Sorts the rows of p.ids by matrix into p.groups and counts tiles of `tile_rows` rows. Zeroes the rows of p.y that
+// have no matrix.
 void group_rows(const Problem& p, int tile_rows, CUstream_st* stream);
 
 // Unpacked tiles (w; of a gated pair w_up is no more than a sign of it) times half rows, in tiles of 128 by

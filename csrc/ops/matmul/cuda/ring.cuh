@@ -142,14 +142,19 @@ __global__ void __launch_bounds__(kRingThreads, 2)
   const int group = warp / shape.share, member = warp % shape.share;
   const auto* scales = reinterpret_cast<const float*>(shared + shape.memory.scales);
   const auto* sums_of_x = reinterpret_cast<const float*>(shared + shape.memory.sums);
-  int stage = 0, turn = 0;
+  int stage = 0, turns = 0;
   uint32_t phase = 0;
   for (int number = shape.first_task(blockIdx.x, gridDim.x, warp); number < shape.tasks;
-       number += shape.tasks_at_once(gridDim.x), ++turn) {
+       number += shape.tasks_at_once(gridDim.x)) {
     const RingTask task = ring_task<kType, kOther>(p, shape, number);
     const int row = task.stripe * kGpuRows + (lane >> 2) + 8 * (lane & 1);
     const bool stores = member == 0 && (lane & 3) < 2 && row < task.n;
     const int expert = p.grouping == Grouping::experts ? p.ids[task.row] : 0;
+    if (expert < 0) {  // the feed leaves this task out, too
+      if (stores) task.y[row] = 0;
+      continue;
+    }
+    const int turn = turns++;
     float base = 0, bias = 0;  // under way while the product is made
     if (stores && p.residual != nullptr) base = p.residual[task.row * p.y_stride + row];
     if (stores && task.bias != nullptr && !p.gated()) {

@@ -106,19 +106,23 @@ struct RingFeed {
   }
 
  private:
-  // From a chunk beyond its segment's last to where it is in a later segment or task.
+  // From a chunk beyond its segment's last to where it is in a later segment or in a later task that has a matrix.
   __device__ __forceinline__ void settle() {
-    while (chunk >= shape.chunks) {
-      chunk -= shape.chunks;
-      if (++segment < shape.segments) continue;
-      number += shape.tasks_at_once(gridDim.x);
-      if (number >= shape.tasks) return;
-      segment = 0, chunk = warp % shape.share;
-      task = ring_task<kType, kOther>(p, shape, number);
+    int matrix = -1;
+    while (matrix < 0) {
+      while (chunk >= shape.chunks) {
+        chunk -= shape.chunks;
+        if (++segment < shape.segments) continue;
+        number += shape.tasks_at_once(gridDim.x);
+        if (number >= shape.tasks) return;
+        segment = 0, chunk = warp % shape.share;
+        task = ring_task<kType, kOther>(p, shape, number);
+      }
+      const int row = p.grouping == Grouping::summed ? task.row * p.used + segment : task.row;
+      matrix = p.grouping == Grouping::dense ? 0 : device::load_l2(p.ids + row);
+      if (matrix < 0) segment = shape.segments - 1, chunk = shape.chunks;  // on to the next task
     }
-    const int row = p.grouping == Grouping::summed ? task.row * p.used + segment : task.row;
-    w = p.gated() && segment == 1 ? task.w_up : task.w;
-    if (p.grouping != Grouping::dense) w += device::load_l2(p.ids + row) * p.w_stride;
+    w = (p.gated() && segment == 1 ? task.w_up : task.w) + matrix * p.w_stride;
     bytes = kType != kOther && task.other ? chunk_bytes(kOther) : chunk_bytes(kType);
     w += chunk * bytes;
   }

@@ -176,6 +176,11 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
       device::wait_for_previous();
       device::let_next_start();  // with what chose the experts over: settled, see problem.h
       matrix = p.ids[first_row];
+      if (matrix < 0) {
+        const int rows = (gated ? 1 : kMats) * kGpuRows, row = stripe * kGpuRows + static_cast<int>(threadIdx.x);
+        if (threadIdx.x < rows && row < target.n) target.y[first_row * target.y_stride + row] = 0;
+        return;
+      }
     }
     const int begin = tiles * warp / warps, stop = tiles * (warp + 1) / warps;
     start(matrix, begin, stop);

@@ -12,6 +12,7 @@ namespace dyno {
 template <typename... Params, typename... Args>
 void launch_dependent(const char*, void (*kernel)(Params...), dim3 grid, unsigned threads, size_t, CUstream_st*,
                       const Args&... args) {
+  emulated::grid = grid;
   for (unsigned z = 0; z < grid.z; ++z) {
     for (unsigned y = 0; y < grid.y; ++y) {
       for (unsigned x = 0; x < grid.x; ++x) {

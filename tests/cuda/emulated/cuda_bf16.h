@@ -1,0 +1,2 @@
+// No emulated kernel computes with bfloat16.
+#pragma once

@@ -1,0 +1,59 @@
+// The instructions of csrc/device/ptx.cuh that products of few tokens use, over emulated threads.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace dyno::device {
+
+inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(static_cast<const uint8_t*>(p) - emulated::shared_memory);
+}
+inline void prefetch_l2(const void*) {}
+
+template <typename T>
+T load(const void* p) {
+  return *static_cast<const T*>(p);
+}
+inline int32_t load_l2(const int32_t* p) { return *p; }
+inline uint4 load_stream_16(const void* p) { return load<uint4>(p); }
+inline uint2 load_stream_8(const void* p) { return load<uint2>(p); }
+inline uint32_t load_stream_4(const void* p) { return load<uint32_t>(p); }
+
+inline uint32_t as_bits(__half2 v) { return __builtin_bit_cast(uint32_t, v); }
+inline __half2 as_half2(uint32_t v) { return __builtin_bit_cast(__half2, v); }
+inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | c; }
+inline uint32_t pack_half2(float low, float high) {
+  constexpr float kMax = 65504.0f;
+  const auto limited = [](float v) { return std::fabs(v) > kMax ? std::copysign(kMax, v) : v; };
+  return as_bits(__floats2half2_rn(limited(low), limited(high)));
+}
+
+// c[16, 8] += a[16, 16] · b[16, 8] of a warp, as mma.m16n8k16 deals the elements out.
+inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  struct Operands {
+    uint32_t a[4], b[2];
+  };
+  static thread_local Operands operands[emulated::kMaxThreads];
+  const unsigned thread = emulated::fibers[emulated::current].index.x, lane = emulated::lane(), first = thread - lane;
+  operands[thread] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  emulated::sync_warp();
+  const auto half = [](uint32_t pair, unsigned which) {
+    const float2 both = __half22float2(as_half2(pair));
+    return which == 0 ? both.x : both.y;
+  };
+  for (unsigned e = 0; e < 4; ++e) {
+    const unsigned row = lane / 4 + 8 * (e / 2), column = lane % 4 * 2 + e % 2;
+    float sum = 0;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned t = k % 8 / 2, high = k / 8;
+      sum += half(operands[first + row % 8 * 4 + t].a[row / 8 + 2 * high], k % 2) *
+             half(operands[first + column * 4 + t].b[high], k % 2);
+    }
+    c[e] += sum;
+  }
+  emulated::sync_warp();
+}
+
+}  // namespace dyno::device

@@ -1,0 +1,83 @@
+// The CUDA kernels of products of few tokens with experts, and the sorting of tokens by expert, as functions that a
+// test calls on the CPU.
+#define __CUDA_ARCH__ 900  // the ring is for chips that have its copies
+#include <cuda_runtime.h>
+
+#include <string>
+
+namespace dyno::ops::cuda {
+thread_local __align__(128) uint8_t shared[232448];  // of stream.cuh and ring.cuh
+namespace {
+thread_local int32_t counts[1 << 12];  // of group_rows.cu
+}
+}  // namespace dyno::ops::cuda
+
+#include "ops/matmul/cuda/group_rows.cu"
+#include "ops/matmul/cuda/ring.cuh"
+#include "ops/matmul/cuda/stream.cuh"
+
+using namespace dyno;
+using namespace dyno::ops::cuda;
+
+extern "C" void run_backwards(int backwards) { emulated::backwards = backwards != 0; }
+
+extern "C" void group_rows(const int32_t* ids, int rows, int matrices, int tile_rows, int n, int32_t* groups,
+                           float* y) {
+  Problem p;
+  p.rows = rows, p.matrices = matrices, p.n = n;
+  p.ids = ids, p.groups = groups;
+  p.y = y, p.y_stride = n;
+  group_rows(p, tile_rows, nullptr);
+}
+
+namespace {
+
+template <DType kType>
+void multiply(const Problem& p, bool ring, int first, int second) {
+  if (ring) {
+    if (ring_shape(p, kType, first, second).memory.bytes > p.shared_limit) throw std::runtime_error("too long rows");
+    launch_ring<kType, kType>(p, first, second, 2, nullptr);
+  } else {
+    stream<kType>(p, first, second, nullptr);
+  }
+}
+
+}  // namespace
+
+// A product of rows (token, slot) with their experts. numbers: rows, n, k, matrices, x_divisor, activation, and either
+// share and blocks of the ring or warps and stripes of the stream. inputs: x, weights, weights of up or null, bias,
+// bias of up, norm. Returns an error, or null.
+extern "C" const char* multiply_by_experts(const char* type, bool ring, const int64_t* numbers,
+                                           const void* const* inputs, float norm_eps, int64_t w_stride,
+                                           const int32_t* ids, float* y) {
+  emulated::shared_memory = ops::cuda::shared;
+  Problem p;
+  p.rows = static_cast<int32_t>(numbers[0]), p.n = static_cast<int32_t>(numbers[1]);
+  p.k = static_cast<int32_t>(numbers[2]), p.matrices = p.last_matrix = static_cast<int32_t>(numbers[3]);
+  p.x_divisor = static_cast<int32_t>(numbers[4]);
+  p.activation = static_cast<ops::Activation>(numbers[5]);
+  p.x = static_cast<const uint8_t*>(inputs[0]), p.x_stride = int64_t{p.k} * 4;
+  p.w = static_cast<const uint8_t*>(inputs[1]), p.w_up = static_cast<const uint8_t*>(inputs[2]);
+  p.w_stride = w_stride;
+  p.bias = static_cast<const float*>(inputs[3]), p.bias_up = static_cast<const float*>(inputs[4]);
+  p.normed = norm_eps > 0, p.norm_eps = norm_eps, p.norm = static_cast<const float*>(inputs[5]);
+  p.grouping = Grouping::experts, p.ids = ids;
+  p.y = y, p.y_stride = p.n;
+  p.shared_limit = sizeof ops::cuda::shared;
+  const auto first = static_cast<int>(numbers[6]), second = static_cast<int>(numbers[7]);
+  const std::string name = type;
+  static std::string error;
+  try {
+#define DYNO_EMULATED(t) \
+  if (name == #t) return p.type = DType::t, multiply<DType::t>(p, ring, first, second), nullptr;
+    DYNO_EMULATED(q4_0)
+    DYNO_EMULATED(q4_k)
+    DYNO_EMULATED(q8_0)
+    DYNO_EMULATED(mxfp4)
+#undef DYNO_EMULATED
+    error = name + " has no kernel here";
+  } catch (const std::exception& e) {
+    error = e.what();
+  }
+  return error.c_str();
+}
