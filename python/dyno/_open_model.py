@@ -12,7 +12,7 @@ from dyno import _effective, _expert_use, _selection
 from dyno._embedding import file_pooling
 from dyno._placement import Placement
 from dyno._slots import Slots
-from dyno._ubatch import UsualUbatch
+from dyno._ubatch import UsualUbatch, free_bytes
 from dyno.devices import limited, resolve_device
 from dyno.errors import DeviceError, DynoError, PlanError
 from dyno.settings import has_latent_cache, is_dense_quantised
@@ -94,7 +94,13 @@ class OpenModel:
         self._latent_cache = has_latent_cache(model)
         self._dense_quantised = is_dense_quantised(model)
         self._arguments = arguments
-        self._usual_ubatch = UsualUbatch(file, self._device.info, self.device)
+        self._usual_ubatch = UsualUbatch(
+            file,
+            self._device.info,
+            self.device,
+            # A plan alone is for the whole device, and starts nothing on it.
+            None if plan_only else functools.partial(free_bytes, self.device),
+        )
         self._selection = _selection.select(
             file,
             model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from dyno.settings import SETTINGS
@@ -9,7 +10,7 @@ from dyno.settings import SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["CHOICES", "SHARE", "Needs", "UsualUbatch", "free_bytes", "largest"]
+__all__ = ["CHOICES", "RESERVE_BYTES", "SHARE", "Needs", "UsualUbatch", "free_bytes", "largest"]
 
 CHOICES: Final[tuple[int, ...]] = (512, 1024, 2048, 4096)
 """Tokens. The first is the default of the CPU, where larger ones cost memory and read prompts no faster.
@@ -17,17 +18,21 @@ CHOICES: Final[tuple[int, ...]] = (512, 1024, 2048, 4096)
 Of the 20M mixture of experts in Q4_K_M, 1024 and 2048 took 0.97 to 1.00 of the processor's time for 2048
 tokens."""
 SHARE: Final = 0.03
-"""Of the memory of a GPU that a larger u-batch than the first may cost."""
+"""Of the memory of a GPU that a larger u-batch than the first may cost, as far as it is free."""
+RESERVE_BYTES: Final = 512 << 20
+"""Of a GPU: memory for the runtime, which the engine counts beside every plan."""
 _FULL: Final = 0.92
-"""Of the memory of a GPU that a plan may take; the rest is for the runtime and other programs."""
+"""Of the memory of a GPU that a plan and its reserve may take; the rest is for other programs."""
 
 _PROPERTIES: Final = frozenset(
     {"kind", "memory_bytes", "l2_bytes", "compute_capability", "sm_count", "shared_per_block_bytes"}
 )
 """Of a GPU that plans go by."""
 
+_PARTS: Final = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes", "stream_bytes")
+
 Needs = tuple[int, int]
-"""Bytes on the main device: of the arena, and of everything."""
+"""Bytes on the main device: of the arena, and of everything with the reserve."""
 
 
 def largest(needs: Callable[[int], Needs], memory_bytes: int, free_bytes: int | None = None) -> int:
@@ -39,22 +44,21 @@ def largest(needs: Callable[[int], Needs], memory_bytes: int, free_bytes: int | 
         free_bytes: The part of it that other programs leave; None: unknown.
 
     Returns:
-        The largest of `CHOICES` whose arena exceeds that of the first by at most `SHARE` of the memory.
-        If the model fits with the first, it still fits with this one.
+        The largest of `CHOICES` whose arena exceeds that of the first by at most `SHARE` of the memory that
+        is free. If the model fits with the first, it still fits with this one.
     """
     first_arena, first_total = needs(CHOICES[0])
-    full = int(_FULL * memory_bytes)
-    if free_bytes is not None:
-        full = min(full, free_bytes)
+    free = memory_bytes if free_bytes is None else min(memory_bytes, free_bytes)
+    full = min(int(_FULL * memory_bytes), free)
     for ubatch in reversed(CHOICES[1:]):
         arena, total = needs(ubatch)
-        if arena - first_arena <= SHARE * memory_bytes and (total <= full or first_total > full):
+        if arena - first_arena <= SHARE * free and (total <= full or first_total > full):
             return ubatch
     return CHOICES[0]
 
 
 def free_bytes(name: str) -> int | None:
-    """Free memory of a GPU by its name, in bytes; None where it is only described.
+    """Free memory of a GPU by its name, in bytes; None where it is only described. Asking starts CUDA on it.
 
     Raises:
         DeviceError: The GPU does not answer.
@@ -74,18 +78,26 @@ class UsualUbatch:
         file: An open `_core.Gguf`, or a path.
         device: Properties of the main device, as the engine reports them.
         name: Of the main device; rules can name others beside it.
+        free: Gives the bytes of the device that other programs leave, or None where that is unknown. It is
+            asked once, when a u-batch is first wanted, so that the memory of this engine should not be taken
+            by then.
 
     Weights that would be placed by themselves count as lying on the device.
     """
 
-    def __init__(self, file: Any, device: Mapping[str, Any], name: str = "cuda:0") -> None:
+    def __init__(
+        self,
+        file: Any,
+        device: Mapping[str, Any],
+        name: str = "cuda:0",
+        free: Callable[[], int | None] | None = None,
+    ) -> None:
         self._file = file
         # Without what the driver tells beside.
         self._device = {name: value for name, value in device.items() if name in _PROPERTIES}
         self._name = name
         self._known: dict[str, int] = {}
-        # Now, before this engine takes a part of it.
-        self._free = free_bytes(name) if self._device["kind"] == "cuda" else None
+        self._free = functools.cache(free or (lambda: None))
 
     def __call__(self, values: Mapping[str, Any]) -> int:
         """The u-batch for these settings; others than load and context settings do not count.
@@ -119,10 +131,10 @@ class UsualUbatch:
                 session.set({"ubatch": ubatch})
                 plan = session.plan
                 main = plan["devices"][0]
-                total = int(plan["scratch_bytes"])
-                total += sum(int(main[part]) for part in ("weights_bytes", "kv_bytes", "arena_bytes"))
+                total = int(plan["scratch_bytes"]) + RESERVE_BYTES
+                total += sum(int(main[part]) for part in _PARTS)
                 return int(main["arena_bytes"]), total
 
-            return largest(needs, int(self._device["memory_bytes"]), self._free)
+            return largest(needs, int(self._device["memory_bytes"]), self._free())
         finally:
             session.close()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
+import functools
 from pathlib import Path
 from typing import Any
 
 import dyno
 import pytest
-from dyno import _core
+from dyno import _core, _open_model
 from dyno._effective import resolve
-from dyno._ubatch import CHOICES, UsualUbatch, largest
+from dyno._ubatch import CHOICES, UsualUbatch, free_bytes, largest
+from dyno.devices import Device
 
 MODEL = Path(__file__).resolve().parents[1] / "data" / "tiny" / "deepseek2-lite-tiny.gguf"
 MIB = 1 << 20
@@ -42,18 +46,73 @@ def test_the_largest_that_costs_little_and_fits(memory_mib: int, weights_mib: in
     assert largest(needs, memory_mib * MIB) == want
 
 
-def test_memory_of_other_programs_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_other_programs_is_not_counted() -> None:
     def needs(ubatch: int) -> tuple[int, int]:
-        return ubatch * MIB, ubatch * MIB + 10_000 * MIB
+        return ubatch * MIB, ubatch * MIB + 60_000 * MIB
 
-    sizes = {free: largest(needs, 200_000 * MIB, free * MIB) for free in (190_000, 12_100, 11_500, 9_000)}
-    assert sizes == {190_000: 4096, 12_100: 2048, 11_500: 1024, 9_000: 4096}  # the last fits nowhere
-    monkeypatch.setattr(_core, "no_cuda_reason", lambda: "")
+    frees = (190_000, 65_000, 63_000, 62_000, 61_000, 60_400, 10_000)
+    sizes = {free: largest(needs, 200_000 * MIB, free * MIB) for free in frees}
+    # A share of 3 % of what is free: 5,700, 1,950, 1,890, 1,860, 1,830, 1,812 and 300 MiB for 512, 1,536 or
+    # 3,584 more. With 60,400 the model does not fit at all, and a part of it leaves.
+    assert list(sizes.values()) == [4096, 2048, 2048, 1024, 512, 2048, 512]
+    assert largest(needs, 200_000 * MIB) == largest(needs, 200_000 * MIB, 300_000 * MIB) == 4096
+
+
+@pytest.mark.parametrize("free_mib", [10_300, 10_250, 2_200])
+def test_less_free_memory_brings_no_larger_one(free_mib: int) -> None:
+    def needs(ubatch: int) -> tuple[int, int]:
+        return ubatch * MIB, ubatch * MIB + 9_780 * MIB
+
+    assert largest(needs, 200_000 * MIB, free_mib * MIB) == CHOICES[0]
+
+
+def test_the_engine_can_open_it_beside_its_own_reserve() -> None:
+    """By the check that the engine makes before it allocates: of a context with room to spare for few."""
+    context = {"ctx": 2048}
+    session = _core.Session(
+        MODEL, context=context, session={"cuda_graphs": False}, plan_only=True, device=GPU
+    )
+
+    def fits(free: int) -> bool:
+        try:
+            session.check_memory(free)
+        except dyno.OutOfMemoryError:
+            return False
+        return True
+
+    session.set({"ubatch": 1024})
+    enough = bisect.bisect_left(range(1 << 30), True, key=fits)
+    assert enough > 512 * MIB
+    for free, want in ((enough, 1024), (enough - 1, 512)):
+        assert UsualUbatch(str(MODEL), GPU, free=lambda free=free: free)(context) == want
+
+
+def test_free_memory_is_asked_for_once_and_only_where_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
+    monkeypatch.setattr(_core, "no_cuda_reason", lambda: "")
     monkeypatch.setattr(_core, "gpu_free_bytes", lambda number: asked.append(number) or 1 << 34)
-    usual = UsualUbatch(str(MODEL), GPU, "cuda:3")
+    assert UsualUbatch(str(MODEL), GPU)({"ctx": 2048}) == CHOICES[-1]  # a GPU that is only described
+    usual = UsualUbatch(str(MODEL), GPU, "cuda:3", functools.partial(free_bytes, "cuda:3"))
+    assert resolve({"ubatch": 64}, {}, "cuda", 4096, ubatch=usual)["ubatch"] == 64
+    assert asked == []
     assert (usual({"ctx": 2048}), usual({"ctx": 1024})) == (CHOICES[-1], CHOICES[-1])
     assert asked == [3]  # once, before the engine itself takes memory
+
+
+def test_a_plan_alone_asks_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Device("cuda:0", {**GPU, "l2_bytes": 50 * MIB})
+    monkeypatch.setattr(_open_model, "resolve_device", lambda name, virtual: gpu)
+
+    def ask(name: str) -> int:
+        raise AssertionError(f"{name} was asked")
+
+    monkeypatch.setattr(_open_model, "free_bytes", ask)
+    with pytest.raises(AssertionError, match="cuda:0 was asked"):
+        dyno.Engine(MODEL, "cuda:0", profile=None)
+    # Planned as far as a build without CUDA goes.
+    for given in ({"plan_only": True}, {"ubatch": 64}):
+        with contextlib.suppress(dyno.DeviceError, dyno.UnsupportedError):
+            dyno.Engine(MODEL, "cuda:0", profile=None, **given).close()
 
 
 def test_a_gpu_of_much_memory_takes_the_largest_and_a_small_one_less() -> None:

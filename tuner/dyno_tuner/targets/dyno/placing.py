@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import _core, _rates
 from dyno._placement import NOWHERE_ELSE, is_placed
-from dyno._ubatch import free_bytes
+from dyno._ubatch import RESERVE_BYTES, free_bytes
 from dyno._virtual_devices import read_virtual_devices
 from dyno.devices import limited, resolve_device
 from dyno.settings import SETTINGS
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ...core.protocol import Workload
 
 _PARTS = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes", "stream_bytes")
-_RESERVE = 512 << 20  # of a GPU: memory that is nobody's plan, as the engine itself counts it
 # Of a GPU that need not be here, as plans go by it.
 _DESCRIBED = (
     "kind", "memory_bytes", "l2_bytes", "compute_capability", "sm_count", "shared_per_block_bytes",
@@ -42,14 +41,14 @@ class Placing:
         self.virtual_devices = read_virtual_devices(virtual_devices)
         self._vram = vram
         self._ram = ram
-        self._free: int | None = None  # of the device that was resolved
+        self.free: int | None = None
+        """Bytes of the device that was resolved, before a session of the tune takes a part of them."""
         self._measured: dict[str, dict[str, float]] | None = None
 
     def resolve(self, name: str) -> Device:
         """The device of a name, as small as the limits make it."""
         device = limited(resolve_device(name, self.virtual_devices), self._vram, self._ram)
-        # Before a session of the tune takes a part of it.
-        self._free = free_bytes(device.name) if device.kind == "cuda" else None
+        self.free = free_bytes(device.name) if device.kind == "cuda" else None
         return device
 
     def argument(self, settings: Mapping[str, Any] | None = None, *, limited: bool = True) -> dict[str, Any]:
@@ -91,8 +90,8 @@ class Placing:
         load = dict(kinds["load"])
         placement = self.argument(load)
         described = {n: device.info[n] for n in _DESCRIBED if n in device.info} if gpu else None
-        if described is not None and self._free is not None:  # else the GPU is a description
-            described["memory_bytes"] = min(int(described["memory_bytes"]), self._free)
+        if described is not None and self.free is not None:  # else the GPU is a description
+            described["memory_bytes"] = min(int(described["memory_bytes"]), self.free)
         if not gpu:
             load["device"] = device.name
         session = _core.Session(
@@ -122,7 +121,7 @@ class Placing:
         device_limit = self._vram
         if device.kind == "cuda":
             whole = int(device.info["memory_bytes"])
-            device_limit = min(device_limit or whole, whole, whole if self._free is None else self._free)
+            device_limit = min(device_limit or whole, whole, whole if self.free is None else self.free)
         elif device.name != "cpu" and (own := int(self._of(device.name).memory_mib) << 20):
             device_limit = min(device_limit or own, own)
         return {n: v for n, v in (("device", device_limit), ("host", self._ram)) if v}
@@ -179,7 +178,7 @@ def planned_bytes(plan: Mapping[str, Any], where: str) -> int:
     if main["name"] == "cpu":
         return int(plan["total_bytes"])
     own = sum(int(main[part]) for part in _PARTS)
-    return own + (int(plan["scratch_bytes"]) + _RESERVE if main["name"].startswith("cuda") else 0)
+    return own + (int(plan["scratch_bytes"]) + RESERVE_BYTES if main["name"].startswith("cuda") else 0)
 
 
 def one_word(value: Any) -> Any:

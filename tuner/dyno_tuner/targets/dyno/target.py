@@ -135,8 +135,9 @@ class DynoTarget(Target):
         self._defaults = {s.name: one_word(s.default_value(given)) for s in settings_for(self._kind)}
         self._defaults |= {"ctx": self._ctx, "sequences": sequences}
         try:
+            usual = UsualUbatch(model, self._device, self._name, lambda: self._placing.free)
             given_settings = {name: as_list(name, value) for name, value in self._complete({}).items()}
-            self._defaults["ubatch"] = UsualUbatch(model, self._device)(given_settings)
+            self._defaults["ubatch"] = usual(given_settings)
             self._placed = self._place()
         except DynoError as error:
             raise TargetUnusable(str(error)) from error
