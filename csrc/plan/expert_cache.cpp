@@ -42,17 +42,28 @@ size_t expert_bytes(const Plan& plan, const model::ModelDesc& model, const model
   return bytes;
 }
 
+// Throws PlanError if the recorded use is not of this model. A slice of a model is of its first layers.
+void check_uses(const Plan& plan, const model::ModelDesc& model) {
+  const std::vector<std::vector<int64_t>>& uses = plan.load.expert_cache.uses;
+  if (uses.empty()) return;
+  const auto layers = static_cast<size_t>(model.moe_layers());
+  const bool slice = plan.load.layers > 0;
+  DYNO_CHECK(PlanError, uses.size() == layers || (slice && uses.size() > layers), "[experts] the recorded use is of ",
+             uses.size(), " layers with experts, and this model has ", layers,
+             "; record it with this model (`dyno experts`)");
+  const auto experts = static_cast<size_t>(model.experts());  // of the largest mixture
+  for (size_t i = 0; i < uses.size(); ++i) {
+    DYNO_CHECK(PlanError, uses[i].size() == experts, "[experts] the recorded use is of ", uses[i].size(),
+               " experts in the layer with experts ", i, ", and this model has ", experts,
+               "; record it with this model (`dyno experts`)");
+  }
+}
+
 const std::vector<int64_t>* uses_of(const Plan& plan, const model::ModelDesc& model, size_t layer) {
   const std::vector<std::vector<int64_t>>& uses = plan.load.expert_cache.uses;
   if (uses.empty()) return nullptr;
   size_t mixture = 0;
   for (size_t i = 0; i < layer; ++i) mixture += model.layers[i].mixture() != nullptr ? 1 : 0;
-  DYNO_CHECK(PlanError, mixture < uses.size(), "[experts] the recorded use is of ", uses.size(),
-             " layers with experts, and this model has more; record it with this model (`dyno experts`)");
-  const auto experts = static_cast<size_t>(model.experts());  // of the largest mixture
-  DYNO_CHECK(PlanError, uses[mixture].size() == experts, "[experts] the recorded use is of ", uses[mixture].size(),
-             " experts in layer ", layer, ", and this model has ", experts,
-             "; record it with this model (`dyno experts`)");
   return &uses[mixture];
 }
 
@@ -70,6 +81,7 @@ std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::M
   const int64_t wanted = plan.load.expert_cache.mib;
   DYNO_CHECK(PlanError, wanted >= 0 && wanted <= kMost, "[experts] expert_cache_mib is ", wanted, "; expected 0 to ",
              kMost);
+  check_uses(plan, model);
   std::vector<std::vector<int32_t>> chosen(model.layers.size());
   std::vector<Candidate> candidates;
   for (size_t i = 0; i < model.layers.size(); ++i) {

@@ -408,6 +408,7 @@ void Session::load_draft_head() {
   plan::LoadOptions load = plan_.load;
   load.placement = {};
   load.layers = {};
+  load.expert_cache = {};
   load.cpu_repack = false;  // its embedding and output are the model's: pages of the file, which cost no second copy
   auto head = std::make_unique<Session>(file_, load, plan_.context, settings_, plan_.main_device(),
                                         std::vector<profile::KernelEntry>(), Loading::weights, model::Part::draft_head);

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dyno._rates import kept as kept_rates
+from dyno._home import own_folder
 from dyno.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from dyno import _core
     from dyno.engine import Engine
+    from dyno.tokenizer import Tokenizer
 
-__all__ = ["ExpertUse", "count", "fingerprint", "for_session", "kept", "read", "remembered"]
+__all__ = ["ExpertUse", "count", "fingerprint", "first_tokens", "for_session", "kept", "read", "remembered"]
 
 _ROUTER = re.compile(r"blk\.(\d+)\.ffn_gate_inp\.weight")
 _MOST_BYTES = 16 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ExpertUse:
     """The use of a model's experts by one text."""
 
@@ -51,19 +50,12 @@ class ExpertUse:
         """Write the file whole, or leave it as it was.
 
         Raises:
-            OSError: It can't be written.
+            ProfileError: It can't be written.
         """
+        from dyno.profiles.io import write_atomically
+
         content = {"model": self.model, "tokens": self.tokens, "counts": self.counts.tolist()}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(".new", "experts-", file.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                json.dump(content, stream)
-            os.replace(partial, file)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+        write_atomically(file, json.dumps(content).encode(), area="experts")
 
     @classmethod
     def read(cls, file: Path) -> ExpertUse:
@@ -79,7 +71,10 @@ class ExpertUse:
             )
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
-            counts = np.array(found["counts"], dtype=np.int64)
+            given = np.array(found["counts"])
+            if given.dtype.kind != "i":  # also what int64 does not hold
+                raise ValueError("counts are not whole numbers, 0 or more")
+            counts = given.astype(np.int64)
             use = cls(str(found["model"]), int(found["tokens"]), counts)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise PlanError(f"[experts] {file} holds no recorded use of experts: {error}") from error
@@ -102,8 +97,36 @@ def fingerprint(file: _core.Gguf) -> str:
     return hashlib.sha256(file.raw(routers[0][1]).tobytes()).hexdigest()[:16] if routers else ""
 
 
-def count(engine: Engine, tokens: Sequence[int] | NDArray[np.int32], ctx: int = 512) -> NDArray[np.int64]:
+def first_tokens(tokenizer: Tokenizer, file: Path, most: int) -> list[int]:
+    """The first tokens of a UTF-8 text, of which only the beginning is read and encoded.
+
+    Raises:
+        OSError, UnicodeError: The text can't be read.
+    """
+    with file.open(encoding="utf-8") as stream:
+        text = ""
+        while True:
+            more = stream.read(max(4096, 8 * most))
+            text += more
+            tokens = tokenizer.encode(text)
+            # The last ones of an unfinished text can change with the text behind them.
+            if not more or len(tokens) >= most + 256:
+                return tokens[:most]
+
+
+def count(
+    engine: Engine,
+    tokens: Sequence[int] | NDArray[np.int32],
+    ctx: int = 512,
+    on_piece: Callable[[int], None] = lambda tokens: None,
+) -> NDArray[np.int64]:
     """Run a text in pieces of `ctx` tokens and count the experts that its tokens choose.
+
+    Args:
+        engine: Open.
+        tokens: Of the text.
+        ctx: Tokens of a piece.
+        on_piece: Called behind each piece with the number of its tokens.
 
     Returns:
         [layers with experts, experts].
@@ -119,17 +142,24 @@ def count(engine: Engine, tokens: Sequence[int] | NDArray[np.int32], ctx: int = 
         raise PlanError("[experts] the text has no tokens")
     total: NDArray[np.int64] | None = None
     for start in range(0, text.size, ctx):
-        _, routing = engine.diagnostics.logits_with_routing(text[start : start + ctx], rows="none")
+        piece = text[start : start + ctx]
+        _, routing = engine.diagnostics.logits_with_routing(piece, rows="none")
         found = np.stack([np.bincount(layer.reshape(-1), minlength=experts) for layer in routing])
         total = found if total is None else total + found
+        on_piece(piece.size)
     assert total is not None
     return total.astype(np.int64)
 
 
 def kept(model: str) -> Path | None:
-    """`experts/MODEL.json` beside the kept rates of devices; None where no home is known."""
-    rates = kept_rates()
-    return rates.parent / "experts" / f"{model}.json" if rates is not None and model else None
+    """`experts/MODEL.json` in the user's cache folder of dyno; None where no home is known, or without a
+    model."""
+    if not model:
+        return None
+    try:
+        return own_folder("CACHE") / "experts" / f"{model}.json"
+    except RuntimeError:
+        return None
 
 
 def remembered(file: _core.Gguf) -> ExpertUse | None:

@@ -323,6 +323,8 @@ class OpenModel:
 
     def _warn_of_unknown_use(self) -> None:
         mib = int(self.settings["expert_cache_mib"])
+        if mib == 0 and self._expert_use is not None:
+            _log.warning("expert_use does nothing while expert_cache_mib is 0: no experts are cached")
         cached = any(t["name"].endswith("(cached)") for t in self._open().plan["tensors"]) if mib else False
         if not cached or self._file is None or self._expert_use is not None:
             return

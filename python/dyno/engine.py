@@ -67,7 +67,8 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         split: `layer` puts the layers over all GPUs, or over all virtual devices, in their order.
         tensor_split: Shares of these devices, as `[3, 1]`; by default as much memory as each has.
         expert_use: Recorded use of the model's experts, as `dyno experts --output` writes it, for the setting
-        `expert_cache_mib`. By default the use that `dyno experts` has kept for this model.
+        `expert_cache_mib`; with 0 MiB it does nothing, which a warning says. By default the use that
+        `dyno experts` has kept for this model.
         **settings: Values by name, as in `dyno.settings.SETTINGS`; they override the profile.
 
     Raises:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from dyno import Engine, _core, _expert_use, cli
-from dyno.errors import OutOfMemoryError, PlanError
+from dyno import Engine, _core, _expert_use, _progress, cli
+from dyno.errors import OutOfMemoryError, PlanError, ProfileError
 from random_models import Shape, random_model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from numpy.typing import NDArray
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
@@ -89,8 +93,7 @@ def test_every_architecture(path: Path, numerics: str) -> None:
     for uses in (some, np.ones((layers, experts), int), np.eye(layers, experts, dtype=int)):
         for streams in (False, True):
             session = opened(path, uses=uses.tolist(), streams=streams, load=load)
-            if not cached(session):
-                pytest.skip("experts with factors of their own are not cached")
+            assert cached(session)
             same(answers(session), want, f"{uses} {streams}")
 
 
@@ -218,11 +221,22 @@ def test_wrong_records_are_refused(tmp_path: Path) -> None:
         opened(MOE, uses=np.ones((layers, experts + 1), int).tolist())
     with pytest.raises(PlanError, match="of 1 layers"):
         opened(MOE, uses=np.ones((1, experts), int).tolist())
+    more = np.ones((layers + 1, experts), int).tolist()
+    with pytest.raises(PlanError, match=f"of {layers + 1} layers with experts, and this model has {layers}"):
+        opened(MOE, uses=more)
+    # Also where nothing would be cached.
+    with pytest.raises(PlanError, match=f"of {layers + 1} layers"):
+        opened(MOE, uses=more, placement={"cpu_moe": False})
+    assert cached(opened(MOE, uses=more[:layers], load={"layers": 1}))  # the first layers of the model
     with pytest.raises(PlanError, match="-3"):
         opened(MOE, uses=np.full((layers, experts), -3).tolist())
     with pytest.raises(PlanError, match="expert_cache_mib is -1"):
         opened(MOE, -1)
-    for content in ("[]", '{"model": "x", "tokens": 1, "counts": [1, 2]}', "{", '{"counts": [[1]]}'):
+    fractions, wide, flags = ([[1.5, 2.0]], [[1 << 63]], [[True, False]])
+    for content in (
+        "[]", '{"model": "x", "tokens": 1, "counts": [1, 2]}', "{", '{"counts": [[1]]}',
+        *(json.dumps({"model": "x", "tokens": 1, "counts": counts}) for counts in (fractions, wide, flags)),
+    ):  # fmt: skip
         file = tmp_path / "use.json"
         file.write_text(content)
         with pytest.raises(PlanError, match=r"\[experts\]"):
@@ -230,6 +244,42 @@ def test_wrong_records_are_refused(tmp_path: Path) -> None:
     _expert_use.ExpertUse("another", 3, np.ones((layers, experts), np.int64)).write(file)
     with pytest.raises(PlanError, match="of the model another"):
         Engine(MOE, "cpu:1", virtual_devices=1, cpu_moe=True, expert_use=file, expert_cache_mib=1)
+
+
+def test_a_record_is_a_file_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use = _expert_use.ExpertUse("some", 3, np.ones((2, 4), np.int64))
+    assert use != _expert_use.ExpertUse("some", 3, np.ones((2, 4), np.int64))  # and no error of an array
+    (tmp_path / "real.json").write_text("old")
+    (tmp_path / "link.json").symlink_to("real.json")
+    use.write(tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert _expert_use.ExpertUse.read(tmp_path / "real.json").tokens == 3
+    mask = os.umask(0o027)
+    try:
+        use.write(tmp_path / "new" / "use.json")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "new" / "use.json").stat().st_mode & 0o777 == 0o640
+    with pytest.raises(ProfileError, match=r"\[experts\] .*cannot be written"):
+        use.write(tmp_path / "real.json" / "below.json")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert _expert_use.kept("abc") == tmp_path / "dyno" / "experts" / "abc.json"
+    assert _expert_use.kept("") is None
+
+
+def test_only_the_beginning_of_a_text_is_encoded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "long.txt"
+    file.write_text(TEXT.read_text(encoding="utf-8") * 20, encoding="utf-8")
+    with Engine(MOE, "cpu", profile=None) as engine:
+        tokenizer = engine.tokenizer
+        whole = tokenizer.encode(file.read_text(encoding="utf-8"))
+        lengths: list[int] = []
+        encode = tokenizer.encode
+        monkeypatch.setattr(tokenizer, "encode", lambda text: lengths.append(len(text)) or encode(text))
+        for most in (1, 300, 5000):
+            assert _expert_use.first_tokens(tokenizer, file, most) == whole[:most]
+        assert max(lengths) < 0.2 * file.stat().st_size
+        assert _expert_use.first_tokens(tokenizer, file, len(whole) + 1) == whole
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -282,6 +332,72 @@ def test_a_text_is_counted_kept_and_found_again(
     short = ("-p", "8", "-n", "2", "-r", "1", "--no-warmup", "--set", "expert_cache_mib=1")
     assert run(monkeypatch, "bench", str(MOE), *placed, *short) == 0
     assert "expert cache (pp8): " in capsys.readouterr().err
+
+
+def test_the_command_takes_the_options_of_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = (
+        "--device", "cpu:1", "--virtual-devices", "1", "--cpu-moe", "--vram", "64MiB", "-ngl", "all",
+        "-t", "1", "--no-profile",
+    )  # fmt: skip
+    text = ("--text", str(TEXT), "--tokens", "100")
+    file = tmp_path / "use.json"
+    steps: list[int] = []
+
+    @contextlib.contextmanager
+    def progress(label: str, total: int) -> Iterator[Callable[[int, str], None]]:
+        steps.append(total)
+        yield lambda done, note: steps.append(done)
+
+    monkeypatch.setattr(_progress, "progress", progress)
+    assert run(monkeypatch, "experts", str(MOE), *text, *options, "--set", "ctx=48", "-o", str(file)) == 0
+    assert _expert_use.ExpertUse.read(file).tokens == 100
+    assert steps == [100, 48, 48, 4]
+    assert not (tmp_path / "dyno").exists()
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--tokens", "5"), "--text"),
+        (("--device", "cpu"), "--text"),
+        (("--set", "ctx=64"), "--text"),
+        (("-t", "1"), "--text"),
+        (("--text", str(TEXT), "--set", "layers=1"), "layers cuts the model"),
+    ],
+)
+def test_options_that_would_do_nothing_or_harm_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...], told: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert run(monkeypatch, "experts", str(MOE), *words) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "dyno").exists()
+
+
+def test_a_model_without_experts_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dense = str(TINY / "llama-tiny.gguf")
+    for words in ((), ("--text", "no-such-file")):
+        assert run(monkeypatch, "experts", dense, *words) == 1
+        assert "has no experts" in capsys.readouterr().err
+
+
+def test_a_use_without_a_cache_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    layers, experts, _ = experts_of(MOE)
+    model = _expert_use.fingerprint(_core.Gguf(str(MOE)))
+    _expert_use.ExpertUse(model, 3, np.ones((layers, experts), np.int64)).write(tmp_path / "use.json")
+    given: dict[str, Any] = {"virtual_devices": 1, "cpu_moe": True, "profile": None}
+    with Engine(MOE, "cpu:1", **given, expert_use=tmp_path / "use.json"):
+        assert "expert_use does nothing while expert_cache_mib is 0" in caplog.text
+    caplog.clear()
+    with Engine(MOE, "cpu:1", **given, expert_use=tmp_path / "use.json", expert_cache_mib=1):
+        assert caplog.text == ""
 
 
 def test_an_unknown_use_is_a_warning(

@@ -306,8 +306,13 @@ def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
     write_atomically(Path(path), dumps_profile(profile).encode())
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, area: str = "profile") -> None:
     """Replaces a file by way of a temporary one in the same folder, flushed to the disk before the rename.
+
+    Args:
+        path: the file; a link stays one.
+        data: its bytes.
+        area: stands in brackets before the message of an error.
 
     Raises:
         ProfileError: it cannot be written; an older file is then unchanged.
@@ -331,7 +336,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         full = (
             " (free some space or choose another place)" if getattr(error, "errno", 0) == errno.ENOSPC else ""
         )
-        raise ProfileError(f"[profile] {path}: cannot be written: {why}{full}{kept}") from error
+        raise ProfileError(f"[{area}] {path}: cannot be written: {why}{full}{kept}") from error
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
