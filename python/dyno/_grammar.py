@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dyno._vocabulary import TokenType
-from dyno.errors import PlanError
+from dyno.errors import NotInstalledError, PlanError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,15 +33,17 @@ class Grammar:
         tokenizer: Of the model.
 
     Raises:
-        ImportError: llguidance is not installed.
+        NotInstalledError: llguidance is not installed.
         PlanError: The rules are wrong, or the vocabulary has no token that ends a text.
     """
 
     def __init__(self, sampling: Sampling, tokenizer: Tokenizer) -> None:
         try:
             import llguidance
-        except ImportError as error:
-            raise ImportError(
+        except ModuleNotFoundError as error:
+            if error.name != "llguidance":
+                raise  # it is installed, and broken
+            raise NotInstalledError(
                 "schemas and grammars need llguidance, which is missing: pip install 'gguf-dyno[grammar]'"
             ) from error
         kind = next(k for k in ("json_schema", "grammar", "regex") if getattr(sampling, k) is not None)

@@ -9,6 +9,7 @@ __all__ = [
     "DynoError",
     "GgufError",
     "ModelError",
+    "NotInstalledError",
     "OutOfMemoryError",
     "PlanError",
     "ProfileError",
@@ -55,6 +56,10 @@ class QueueFullError(DynoError):
 
 class UnsupportedError(DynoError):
     """Legal, but no kernel or device here can do it."""
+
+
+class NotInstalledError(DynoError, ImportError):
+    """A library that only some requests need is not installed; the message says how to install it."""
 
 
 class ChatError(DynoError):

@@ -14,10 +14,11 @@ from chat_model import chat_model
 from dyno import _core
 from dyno._grammar import Grammar
 from dyno._sampling import HostSampler, Sampling
-from dyno.errors import PlanError
+from dyno.errors import NotInstalledError, PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SCHEMA = {
     "type": "object",
@@ -155,5 +156,16 @@ def test_without_the_library_the_error_says_what_to_install(
     engine: dyno.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ImportError, match=r"pip install 'gguf-dyno\[grammar\]'"):
+    with pytest.raises(NotInstalledError, match=r"pip install 'gguf-dyno\[grammar\]'"):
         "".join(engine.generate([5], 10, regex="x"))
+
+
+def test_a_broken_library_is_another_error(
+    engine: dyno.Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "llguidance.py").write_text("import a_part_that_is_missing\n")
+    monkeypatch.delitem(sys.modules, "llguidance", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_part_that_is_missing") as caught:
+        "".join(engine.generate([5], 10, regex="x"))
+    assert not isinstance(caught.value, NotInstalledError)

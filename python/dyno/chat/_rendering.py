@@ -14,7 +14,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from dyno.errors import ChatError
+from dyno.errors import ChatError, NotInstalledError
 
 __all__ = ["Limits", "Renderer"]
 
@@ -41,7 +41,7 @@ class Renderer:
 
     Raises:
         ChatError: From `render`: the template is wrong, refuses the messages or exceeds a limit.
-        ImportError: From `render`: jinja2 is not installed.
+        NotInstalledError: From `render`: jinja2 is not installed.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -98,7 +98,7 @@ class Renderer:
         import importlib.util
 
         if importlib.util.find_spec("jinja2") is None:
-            raise ImportError("chat templates need jinja2, which is missing: pip install jinja2")
+            raise NotInstalledError("chat templates need jinja2, which is missing: pip install jinja2")
         code = (
             f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}; from dyno.chat._worker import main; "
             f"main({self._limits.memory_bytes}, {self._limits.seconds})"

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dyno.errors import NotInstalledError
 from dyno.server import page
 from dyno.server.endpoints import Endpoints
 from dyno.server.errors import ApiError, api_error
@@ -67,7 +68,9 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
             except Exception as error:
                 told = api_error(error)
                 if told.status >= 500 and not isinstance(error, ApiError):
-                    _log.exception("%s %s fails", request.method, request.url.path)
+                    # Of a library that is missing, the message says everything.
+                    trace = not isinstance(error, NotInstalledError)
+                    _log.error("%s %s fails: %s", request.method, request.url.path, error, exc_info=trace)
                 return _wire(request).response(told)
 
         return answered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dyno.errors import ChatError, PlanError, QueueFullError, UnsupportedError
+from dyno.errors import ChatError, NotInstalledError, PlanError, QueueFullError, UnsupportedError
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -53,7 +53,7 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(400, text, code="context_length_exceeded", param="messages")
     if isinstance(error, PlanError) and "is closed" in text:
         return ApiError(503, "the server shuts down", kind="server_error", code="shutting_down")
-    if isinstance(error, ImportError):  # of a library that only some requests need; it says which
+    if isinstance(error, NotInstalledError):
         return ApiError(501, text, kind="server_error", code="not_installed")
     if isinstance(error, (PlanError, ChatError, UnsupportedError)):
         return ApiError(400, text, code="invalid_value")

@@ -54,7 +54,7 @@ class Wire:
         except Exception as error:
             told = api_error(error)
             if told.status >= 500:
-                _log.exception("a stream ends with an error")
+                _log.error("a stream ends with an error: %s", error, exc_info=told.status != 501)
             yield self.event(self.error(told))
             return
         if self.done:
