@@ -112,6 +112,11 @@ def test_describe(cuda_profile: Profile) -> None:
     assert "ubatch: 4096 (default 512), 1.64 x, group g1" in text
     assert "cuda_graphs: default" in text
     assert f"{KEY} m1-8: matvec warps=4 rows=2, 1.06 x" in text
+    assert "memory" not in text
+    assert cuda_profile.evidence is not None
+    smaller = cuda_profile.evidence.model_copy(update={"objective": "memory", "memory_mib": [900.5, 600]})
+    lines = describe(cuda_profile.model_copy(update={"evidence": smaller}))
+    assert lines[lines.index("  objective: memory") + 1] == "  memory: 600 MiB (default 900.5 MiB)"
     bare = cuda_profile.model_copy(update={"settings": {"ubatch": "default"}, "kernels": {}})
     assert "every entry is the engine's default" in "\n".join(describe(bare))
 

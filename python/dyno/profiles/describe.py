@@ -39,6 +39,9 @@ def describe(profile: Profile) -> list[str]:
     gains = profile.evidence.gain if profile.evidence else {}
     if profile.evidence and profile.evidence.objective:
         lines.append(f"  objective: {profile.evidence.objective}")
+    if profile.evidence and profile.evidence.memory_mib:
+        before, after = profile.evidence.memory_mib
+        lines.append(f"  memory: {after:g} MiB (default {before:g} MiB)")
     for metric, gain in gains.items():
         interval = f" (95 % {gain.ci95[0]:g} to {gain.ci95[1]:g})" if gain.ci95 else ""
         untouched = ", moved by no entry" if gain.untouched else ""
