@@ -122,8 +122,8 @@ def state(pci_bus_id: str) -> dict[str, Any]:
     Returns:
         `temperature_c`, `sm_mhz`, `memory_mhz`, `power_w`, `power_limit_w` (enforced),
         `throttle_reasons` (a bit mask, 0: none), `memory_used_bytes`, `memory_total_bytes`, `processes` (ids
-        of processes that compute on the GPU), and if the memory is full `link_mb_s` (both directions over
-        PCIe, in the last 20 ms); empty without NVML.
+        of processes that compute on the GPU), `link_mb_s` (both directions over PCIe, in the last 20 ms;
+        None unless the memory is full); empty without NVML.
     """
     with _session() as nvml:
         handle = None if nvml is None else _ask(nvml, nvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)

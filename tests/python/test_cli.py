@@ -363,6 +363,16 @@ def test_bench_takes_context_settings(dyno: Any, tiny: Path) -> None:
     assert {r["test"] for r in rows} == {"pp8+tg2"}
 
 
+def test_help_names_the_types_that_the_cache_takes(dyno: Any, tiny: Path) -> None:
+    (option,) = options.KvTypeK.__metadata__
+    named = option.help.partition(": ")[2].rstrip(".").replace(" or ", ", ").split(", ")
+    assert len(named) >= 4
+    for kind in named:
+        done = dyno("perplexity", "-m", tiny, "-f", os.devnull, "-ctk", kind)
+        assert "kv_type_k" not in done.stderr, done.stderr
+    assert "kv_type_k" in dyno("perplexity", "-m", tiny, "-f", os.devnull, "-ctk", "auto").stderr
+
+
 def test_perplexity_and_references(dyno: Any, trained_model: Path, eval_text: Path, tmp_path: Path) -> None:
     reference = tmp_path / "reference.npz"
     common = ("perplexity", "-m", trained_model, "--ctx", 64, "--chunks", 2, "--json")

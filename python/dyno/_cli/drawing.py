@@ -16,7 +16,9 @@ TopK = Annotated[int, typer.Option(help="Draw among the k most probable tokens; 
 TopP = Annotated[
     float, typer.Option(help="Draw among the most probable tokens that together reach this probability.")
 ]
-MinP = Annotated[float, typer.Option(help="Draw among tokens with this share of the best one's probability.")]
+MinP = Annotated[
+    float, typer.Option(help="Draw among tokens with at least this share of the best one's probability.")
+]
 Seed = Annotated[int | None, typer.Option("--seed", "-s", help="The same seed draws the same text.")]
 Stop = Annotated[
     list[str] | None,

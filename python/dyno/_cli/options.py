@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dyno._settings_table import KV_TYPES
+
 Model = Annotated[
     Path | None, typer.Option("--model", "-m", help="GGUF file; the first part of a split one.")
 ]
@@ -57,12 +59,16 @@ VirtualDevices = Annotated[
 Vram = Annotated[
     str | None,
     typer.Option(
-        "--vram", metavar="SIZE", help="Use this much memory of the device, such as 16GiB. Default: all."
+        "--vram",
+        metavar="SIZE",
+        help="Use at most this much memory of the device, such as 16GiB. Default: all.",
     ),
 ]
 Ram = Annotated[
     str | None,
-    typer.Option("--ram", metavar="SIZE", help="Use this much main memory, such as 32GiB. Default: all."),
+    typer.Option(
+        "--ram", metavar="SIZE", help="Use at most this much main memory, such as 32GiB. Default: all."
+    ),
 ]
 SplitMode = Annotated[
     str | None,
@@ -115,7 +121,7 @@ KvTypeK = Annotated[
         "--kv-type-k",
         "--cache-type-k",
         "-ctk",
-        help="Type of the keys in the cache: auto, f32, f16, bf16 or q8_0.",
+        help=f"Type of the keys in the cache: {', '.join(KV_TYPES[:-1])} or {KV_TYPES[-1]}.",
     ),
 ]
 KvTypeV = Annotated[
