@@ -52,12 +52,17 @@ def test_hidden_rows_are_those_that_give_the_logits(tmp_path: Path, shape: Any, 
     session.reset()
     # A GPU multiplies the last row alone by other kernels than many rows together.
     bits = 0.0 if device == "cpu" else 1e-9
-    assert nmse(session.decode_hidden([(0, TOKENS)], "last"), hidden[-1:].astype(np.float64)) <= bits
+    last = session.decode_hidden([(0, TOKENS)], "last")
+    assert last.shape == (1, session.model["n_embd"])
+    assert nmse(last, hidden[-1:].astype(np.float64)) <= bits
     # The sequence goes on behind them as behind logits.
     after = session.decode([(0, TOKENS[:5])], "last")[0]
+    assert after.shape == (1, session.model["n_vocab"])
     session.reset()
     session.decode([(0, TOKENS)], "none")
-    assert nmse(session.decode([(0, TOKENS[:5])], "last")[0], after.astype(np.float64)) <= bits
+    again = session.decode([(0, TOKENS[:5])], "last")[0]
+    assert again.shape == after.shape
+    assert nmse(again, after.astype(np.float64)) <= bits
 
 
 def test_several_sequences_and_virtual_devices_give_the_same_rows(tmp_path: Path) -> None:
@@ -69,10 +74,9 @@ def test_several_sequences_and_virtual_devices_give_the_same_rows(tmp_path: Path
     begin = 0
     for part in parts:
         plain.reset()
-        assert (
-            nmse(plain.decode_hidden([(1, part)]), together[begin : begin + len(part)].astype(np.float64))
-            < 1e-10
-        )
+        alone = plain.decode_hidden([(1, part)])
+        assert alone.shape == (len(part), plain.model["n_embd"])
+        assert nmse(alone, together[begin : begin + len(part)].astype(np.float64)) < 1e-10
         begin += len(part)
     placed = _core.Session(
         path,

@@ -82,7 +82,7 @@ async def soak(
         pid: Process of the server, whose memory is watched.
     """
     result, until = Soaked(), 0.0
-    # A server closes a connection that was idle for 5 s, maybe just when a slow client takes it again.
+    # A server closes a connection that was idle for a while, maybe just when a slow client takes it again.
     limits = httpx.Limits(max_connections=clients + 1, keepalive_expiry=2)
     async with httpx.AsyncClient(base_url=address, headers=headers, timeout=300, limits=limits) as client:
         alone = {prompt: await _texts(client, _body(prompt, tokens), 0, None) for prompt in PROMPTS}

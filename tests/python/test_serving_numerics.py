@@ -73,7 +73,7 @@ def test_tokens_are_best_ones(
             for drawn in (texts, [*texts[1:], texts[0]])
         )
     assert gaps.max() < 0.5
-    assert np.mean(gaps > 0) < 0.04  # 0.01 on a CPU
+    assert np.mean(gaps > 0) < (0.02 if device == "cpu" else 0.04)  # about 0.012 on a CPU
     assert np.mean(others > 0) > 0.3  # the texts of other prompts
     if device == "cpu":
         assert captures == []
