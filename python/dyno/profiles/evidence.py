@@ -239,7 +239,9 @@ class Evidence(StrictModel):
         max_length=2,
         description="Planned memory of the default and of this profile in MiB, where memory decided.",
     )
-    quality: Quality | None = Field(default=None, description="The distance of the answers from the reference.")
+    quality: Quality | None = Field(
+        default=None, description="The distance of the answers from the reference."
+    )
     noise: Noise | None = Field(default=None, description="The incumbent against itself.")
     samples: dict[Metric, Samples] = Field(default_factory=dict, description="Raw samples in short.")
     routing: Routing | None = Field(default=None, description="Use of the experts.")
