@@ -84,6 +84,11 @@ class TextRun:
         assert piece is not None  # only one who listens gets that
         return piece
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether the text follows rules, which are compiled before its first token."""
+        return self._sampling.has_rules
+
     def listen(self, wake: Callable[[], None]) -> Iterator[str | None]:
         """The pieces, without waiting for them; for an engine with a scheduler, in place of iterating.
 

@@ -6,6 +6,7 @@ The library llguidance compiles the rules and says at each token which ones may 
 from __future__ import annotations
 
 import json
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Grammar"]
 
 _compiled: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
+_compiling = threading.Lock()
 
 
 class Grammar:
@@ -61,6 +63,7 @@ class Grammar:
         except (ValueError, TypeError) as error:
             raise PlanError(f"[grammar] {kind} cannot be read: {error}") from error
         self._kind = kind
+        self._tokenizer = tokenizer  # the library's own one holds it weakly
         self._matcher = llguidance.LLMatcher(_tokens(tokenizer), source, log_level=0)
         self._check()
         self._mask = np.zeros((len(tokenizer) + 31) // 32, np.int32)
@@ -101,12 +104,15 @@ class _Vocabulary:
             else tokenizer.piece(t, special=True)
             for t, kind in enumerate(vocabulary.types)
         ]
-        self._encode = tokenizer.encode
+        # Weakly: a value of `_compiled` that held its key would keep it for ever.
+        self._tokenizer = weakref.ref(tokenizer)
 
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        return self._encode(text, add_special=False)
+        tokenizer = self._tokenizer()
+        assert tokenizer is not None  # each grammar holds it
+        return tokenizer.encode(text, add_special=False)
 
 
 def _tokens(tokenizer: Tokenizer) -> Any:
@@ -114,8 +120,9 @@ def _tokens(tokenizer: Tokenizer) -> Any:
 
     if not tokenizer.end_of_generation:
         raise PlanError("[grammar] the vocabulary has no token that ends a text, so no text could end")
-    if tokenizer not in _compiled:
-        _compiled[tokenizer] = LLTokenizer(
-            TokenizerWrapper(_Vocabulary(tokenizer)), eos_token=sorted(tokenizer.end_of_generation)
-        )
-    return _compiled[tokenizer]
+    with _compiling:  # once, however many requests begin at the same time
+        if tokenizer not in _compiled:
+            _compiled[tokenizer] = LLTokenizer(
+                TokenizerWrapper(_Vocabulary(tokenizer)), eos_token=sorted(tokenizer.end_of_generation)
+            )
+        return _compiled[tokenizer]

@@ -151,11 +151,10 @@ class Scheduler:
             QueueFullError: As many generations wait as may.
             PlanError: The scheduler is closed, or the prompt is impossible.
         """
-        if max_tokens == 0:
+        cancelled = cancelled or threading.Event()
+        if max_tokens == 0 or cancelled.is_set():
             return
-        request = self._submit(
-            prompt, sampling, max_tokens, cancelled or threading.Event(), handling or Handling()
-        )
+        request = self._submit(prompt, sampling, max_tokens, cancelled, handling or Handling())
         try:
             while (each := request.take()) is not None:
                 yield each

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import dyno
 import numpy as np
 import pytest
 from chat_model import chat_model
-from dyno import _core
+from dyno import _core, _grammar
 from dyno._grammar import Grammar
 from dyno._sampling import HostSampler, Sampling
 from dyno.errors import NotInstalledError, PlanError
@@ -169,3 +173,34 @@ def test_a_broken_library_is_another_error(
     with pytest.raises(ModuleNotFoundError, match="a_part_that_is_missing") as caught:
         "".join(engine.generate([5], 10, regex="x"))
     assert not isinstance(caught.value, NotInstalledError)
+
+
+def test_requests_at_the_same_time_read_the_vocabulary_once(
+    engine: dyno.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[None] = []
+    second = threading.Event()
+
+    class Counted(_grammar._Vocabulary):
+        def __init__(self, tokenizer: Any) -> None:
+            read.append(None)
+            if len(read) > 1:
+                second.set()
+            second.wait(0.3)  # time for another one, which would be wrong
+            super().__init__(tokenizer)
+
+    monkeypatch.setattr(_grammar, "_Vocabulary", Counted)
+    monkeypatch.setattr(_grammar, "_compiled", weakref.WeakKeyDictionary())
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: Grammar(Sampling(regex="a*"), engine.tokenizer), range(4)))
+    assert len(read) == 1
+
+
+def test_a_closed_engine_leaves_no_vocabulary(tmp_path: Path) -> None:
+    with dyno.Engine(chat_model(tmp_path / "m.gguf"), device="cpu", profile=None) as engine:
+        assert re.fullmatch("[ab]{3}", "".join(engine.generate([5], 10, regex="[ab]{3}")))
+        known = weakref.ref(engine.tokenizer)
+    assert known() in _grammar._compiled
+    del engine
+    gc.collect()
+    assert known() is None

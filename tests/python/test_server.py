@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,11 @@ import numpy as np
 import pytest
 from chat_model import chat_model
 from dyno import Engine, GgufError, ModelError
+from dyno._grammar import Grammar
+from dyno._sampling import Sampling
 from dyno.server import Options, create_app
 from dyno.server.opening import Recipe, opened
+from dyno.server.running import Pieces
 from dyno.testing import tiny_model
 from served import GREEDY, HELLO, KEY, Served, serving, until
 
@@ -276,6 +280,58 @@ def test_another_failed_import_keeps_its_text_to_itself(
     (told,) = (record for record in caplog.records if record.name == "dyno.server")
     assert told.exc_info
     assert "somebody" in told.message
+
+
+def test_rules_that_compile_keep_no_other_text_waiting(
+    served: Served, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device != "cpu":
+        pytest.importorskip("llguidance")
+    client, requests = served.client, 20  # more than there are threads of either kind
+    compiling: list[str | None] = []
+    begun: list[None] = []
+    ready = threading.Event()
+
+    class Slow(Grammar):
+        def __init__(self, sampling: Sampling, tokenizer: Any) -> None:
+            compiling.append(sampling.regex)
+            assert ready.wait(120)
+            super().__init__(sampling, tokenizer)
+
+    class Counted(Pieces[Any]):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            begun.append(None)
+
+    monkeypatch.setattr("dyno._grammar.Grammar", Slow)
+    monkeypatch.setattr("dyno.server.endpoints.Pieces", Counted)
+    body = {"prompt": "a", "regex": "[a-f]*", "max_tokens": 2}
+    with ThreadPoolExecutor(requests) as pool:
+        try:
+            ruled = [pool.submit(client.post, "/v1/completions", json=body) for _ in range(requests)]
+            until(lambda: len(begun) == requests and compiling)
+            chatted = chat(client, timeout=60)
+            assert chatted.status_code == 200, chatted.text
+            assert len(compiling) <= 4
+            late = client.post("/v1/completions", json={**body, "regex": "late", "timeout": 0.1})
+            assert late.status_code == 504
+        finally:
+            ready.set()
+        # The queue of this server is short.
+        assert {each.result().status_code for each in ruled} <= {200, 429}
+    assert client.post("/v1/completions", json=body).status_code == 200
+
+
+def test_a_text_that_was_cancelled_compiles_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(*_: object) -> None:
+        raise AssertionError("rules were compiled")
+
+    monkeypatch.setattr("dyno._grammar.Grammar.__init__", compiled)
+    cancelled = threading.Event()
+    with pytest.raises(AssertionError, match="were compiled"):
+        next(served.scheduler.drawn([5], Sampling(regex="a*"), 4, cancelled))
+    cancelled.set()
+    assert list(served.scheduler.drawn([5], Sampling(regex="a*"), 4, cancelled)) == []
 
 
 def test_limits_keys_and_paths(client: httpx.Client) -> None:

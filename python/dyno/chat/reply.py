@@ -103,6 +103,11 @@ class Reply:
         """The string of `stop` that ended the answer."""
         return self._stop.matched
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether the answer follows rules, which are compiled before its first token."""
+        return self._sampling.has_rules
+
     def __iter__(self) -> Iterator[Part]:
         return self
 

@@ -34,7 +34,9 @@ __all__ = ["Endpoints"]
 
 Body = TypeVar("Body", bound=BaseModel)
 _OPENERS = 16
-"""Threads in which requests are prepared: templates, tokens, grammars. More would only take memory."""
+"""Threads in which requests are prepared: templates and tokens. More would only take memory."""
+_COMPILERS = 4
+"""Threads in which texts with rules begin: a schema or a grammar may take seconds to compile."""
 
 
 class _Answer(Protocol):
@@ -89,6 +91,8 @@ class Endpoints:
         self.metrics.watch(self.scheduler)
         # Texts and answers to short questions begin in these; no thread is held for longer than that takes.
         self._threads = Threads(_OPENERS)
+        # Of their own, so that texts without rules do not wait for those that compile.
+        self._compilers = Threads(_COMPILERS)
         # A request for vectors holds its thread to the end.
         self._embedders = Threads(self._sequences + options.max_waiting + 8)
         self._bell = Bell()
@@ -130,7 +134,9 @@ class Endpoints:
         deadline = self._deadline(body)
         answer: _Answer = await deadline.hold(self._threads.run(*make))
         # One request does not fill the queue: its texts share as many places as there are sequences.
-        pieces = Pieces(self._threads, self._bell, answer.texts, self._sequences, deadline)
+        ruled = any(text.has_rules for text in answer.texts)
+        threads = self._compilers if ruled else self._threads
+        pieces = Pieces(threads, self._bell, answer.texts, self._sequences, deadline)
         if not stream:
             found = await unless_gone(request, pieces.whole())
             return JSONResponse(answer.whole(found))

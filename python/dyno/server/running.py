@@ -29,6 +29,11 @@ Piece_co = TypeVar("Piece_co", covariant=True)
 class Writing(Protocol[Piece_co]):
     """A text that is being written: `chat.Reply` or `TextRun`."""
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether rules are compiled before its first token."""
+        ...
+
     def listen(self, wake: Callable[[], None]) -> Iterator[Piece_co | None]:
         """The pieces, with None where nothing has come yet; `wake` is called when there is more."""
         ...
@@ -210,7 +215,7 @@ class Pieces(Generic[T]):
             self._threads.start(self._open, index)
 
     def _open(self, index: int) -> None:
-        """Begin a text, in a thread: a grammar may take long to compile."""
+        """Begin a text, in a thread: rules may take long to compile."""
         wake = functools.partial(self._bell.ring, self._loop, functools.partial(self._take, index))
         stream = self._texts[index].listen(wake)
         first: list[T] = []
