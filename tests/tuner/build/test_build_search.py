@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from dyno_tuner.ab.compare import Options, judge
+from dyno_tuner.ab.compare import Options, TooEarly, judge
 from dyno_tuner.ab.run import Run
 from dyno_tuner.build.builder import BuildFailed, BuildLate, Built
 from dyno_tuner.build.commands import Commands
@@ -18,7 +18,7 @@ from dyno_tuner.build.render import command_of, markdown, page, to_dict
 from dyno_tuner.build.search import Clock, Search, search
 from dyno_tuner.build.switches import Place, Switch
 from dyno_tuner.cli.build_command import _fixed
-from dyno_tuner.core.errors import DisturbedError, TuneError
+from dyno_tuner.core.errors import DisturbedError, Interrupted, TuneError
 from dyno_tuner.core.protocol import Workload
 
 if TYPE_CHECKING:
@@ -308,6 +308,64 @@ def test_a_build_that_its_deadline_ends_is_not_tried(tmp_path: Path) -> None:
     (row,) = result.outcomes
     assert (row.verdict, row.tried) == ("default", False)
     assert "the budget ended during its build" in row.reason
+
+
+@pytest.mark.parametrize("budget", [None, 75.0])
+def test_a_build_that_takes_too_long_does_not_blame_the_budget(tmp_path: Path, budget: float | None) -> None:
+    class Slow(FakeBuilds):
+        def build(
+            self, defines: Mapping[str, str], name: str, link_mib: int = 0, deadline: float = 1e9
+        ) -> Built:
+            if not defines:
+                return super().build(defines, name, link_mib, deadline)
+            self.took(deadline)
+            raise BuildLate(f"pip install did not end within {deadline:.0f} s")
+
+    result = run(Slow(), FakeBench(factors()), [switch("FAST")], tmp_path, budget=budget, longest_build=50.0)
+    (row,) = result.outcomes
+    assert (row.verdict, row.tried) == ("default", False)
+    assert row.reason == "not tried: its build took too long: pip install did not end within 50 s"
+
+
+def test_a_variant_that_does_not_load_is_refused(tmp_path: Path) -> None:
+    class Bench(FakeBench):
+        def loading(self, build: Built, profile: str = "") -> Loading:
+            if "BROKEN" in build.folder:
+                raise TuneError("side A: exit code -11")
+            return super().loading(build, profile)
+
+    bench = Bench(factors(BROKEN=(1.5, 1.5), FAST=(1.2, 1.0)))
+    result = run(FakeBuilds(), bench, [switch("BROKEN"), switch("FAST")], tmp_path)
+    assert [row.verdict for row in result.outcomes] == ["refused", "on"]
+    assert "it builds, but does not run: side A: exit code -11" in result.outcomes[0].reason
+    assert [s.name for s in result.chosen] == ["FAST"]
+    assert "side A: exit code -11" in markdown(result, "", FACTS)
+
+
+def test_a_default_build_that_loads_no_more_ends_nothing(tmp_path: Path) -> None:
+    class Bench(FakeBench):
+        def loading(self, build: Built, profile: str = "") -> Loading:
+            if build.folder == "":
+                raise TuneError("side A: the file is gone")
+            return super().loading(build, profile)
+
+    result = run(FakeBuilds(), Bench(factors(FAST=(1.2, 1.0))), [switch("FAST")], tmp_path)
+    assert result.base_loading is None
+    assert [s.name for s in result.chosen] == ["FAST"]
+    assert "default build" in markdown(result, "", FACTS)
+
+
+@pytest.mark.parametrize("rows", [["FAST"], ["ONE", "TWO"]], ids=["confirming", "together"])
+def test_an_interrupt_in_the_last_rounds_ends_the_run(tmp_path: Path, rows: list[str]) -> None:
+    class Bench(FakeBench):
+        def compare(self, *words: Any, **more: Any) -> Measured:
+            if len(self.compared) == len(rows):
+                raise TooEarly("interrupted after 1 rounds; a verdict needs 2")
+            return super().compare(*words, **more)
+
+    bench = Bench(factors(**dict.fromkeys(rows, (1.2, 1.1))))
+    with pytest.raises(Interrupted, match="after 1 rounds"):
+        run(FakeBuilds(), bench, [switch(name) for name in rows], tmp_path)
 
 
 def test_a_busy_machine_ends_with_a_result(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..core.errors import DisturbedError, TuneError
+from ..core.errors import DisturbedError, Interrupted, TuneError
 from ..decide.acceptance import LEAST_ROUNDS, accept
 from .builder import BuildLate
 from .measure import Loading, Measured, VariantFailed, summary
@@ -162,7 +162,7 @@ class _Run:
             parts = 2 * (len(pending) - number) + 1
             self._measure(row, result, parts, len(later) * result.base.seconds)
         if self._restless < MOST_RESTLESS:
-            result.base_loading = self._loading(result.base)
+            result.base_loading = self._loading_of_base(result.base)
         self._combine(result)
         return result
 
@@ -195,8 +195,9 @@ class _Run:
             return self._not_tried(row, "others use this machine; end these programs, or give --force")
         if self.clock.left <= 0:
             return self._not_tried(row, "the budget has ended")
+        limit = min(self.longest, self.clock.left)
         try:
-            commands = self.builds.configured(defines, min(self.longest, self.clock.left))
+            commands = self.builds.configured(defines, limit)
             for name, others, built in seen:
                 if commands == others:
                     row.verdict, row.built = INERT, built
@@ -212,7 +213,8 @@ class _Run:
             limit = min(self.longest, max(1.0, self.clock.left))
             row.built = self.builds.build(defines, switch.define, switch.link_mib, limit)
         except BuildLate as error:
-            return self._not_tried(row, f"the budget ended during its build: {error}")
+            why = "its build took too long" if limit == self.longest else "the budget ended during its build"
+            return self._not_tried(row, f"{why}: {error}")
         except TuneError as error:  # it does not build, or its link does not fit
             row.verdict, row.reason = REFUSED, str(error)
             return False
@@ -278,7 +280,7 @@ class _Run:
             row.measured = self._compare(
                 "compare", result.base, row.built, share, answers=True, profile=profile
             )
-            row.loading = self._loading(row.built, profile)
+            row.loading = self._loading_of_variant(row.built, profile)
         except DisturbedError as error:
             self._not_tried(row, f"{error}; end these programs, or give --force")
             return
@@ -316,6 +318,8 @@ class _Run:
             return
         try:
             row.tuned = self._retune(row, base, share)
+        except Interrupted:
+            raise
         except TuneError as error:
             row.reason += f"; knobs could not be set anew: {error}"
 
@@ -348,6 +352,25 @@ class _Run:
         key = f"rate {build.key} {dict(settings)} {metric}"
         return float(self.record.once(key, lambda: self.bench.rate(build, settings, metric)))
 
+    def _loading_of_variant(self, build: Built, profile: str) -> Loading | None:
+        """Raises VariantFailed where it does not load."""
+        try:
+            return self._loading(build, profile)
+        except Interrupted:
+            raise
+        except TuneError as error:
+            raise VariantFailed(str(error)) from error
+
+    def _loading_of_base(self, build: Built) -> Loading | None:
+        """None where the default build does not load now, though it ran: that decides nothing."""
+        try:
+            return self._loading(build)
+        except Interrupted:
+            raise
+        except TuneError as error:
+            self.say(f"the loading of the default build could not be measured: {error}")
+            return None
+
     def _loading(self, build: Built, profile: str = "") -> Loading | None:
         def make() -> dict[str, Any] | None:
             found = self.bench.loading(build, profile)
@@ -375,6 +398,8 @@ class _Run:
                 if both is not None:
                     chosen, built = [row.switch for row in winners], both
                     knobs, profile = _mixed(winners), _profile(winners)
+            except Interrupted:
+                raise
             except TuneError as error:
                 self._lose(winners, best, f"all together cannot be measured: {error}")
         self.say(f"confirming {' '.join(s.define for s in chosen)}")
@@ -384,6 +409,8 @@ class _Run:
                 "confirm", result.base, built, self.clock.share(1), answers=False, settings=settings,
                 profile=profile,
             )  # fmt: skip
+        except Interrupted:
+            raise
         except TuneError as error:
             self._unconfirmed(winners, f"no fresh rounds confirm it: {error}")
             return

@@ -14,7 +14,7 @@ from .line import IK, IK_SOURCE, MAIN, MAIN_SOURCE, Line, Status
 _BACKENDS = (
     "CUDA", "ROCm", "MUSA", "Vulkan", "SYCL", "CANN", "Metal", "MTL", "OpenCL", "GPUOpenCL", "WebGPU", "HTP",
 )  # fmt: skip
-_UNNUMBERED = ("Metal", "OpenCL", "BLAS")
+_UNNUMBERED = ("Metal", "OpenCL", "BLAS")  # BLAS never has a number
 _SOURCES = {
     IK: f"{IK_SOURCE}, common.cpp parse_buft_overrides",
     MAIN: f"{MAIN_SOURCE}, common/arg.cpp parse_tensor_buffer_overrides",
@@ -66,7 +66,8 @@ def unknown_place(name: str, gpus: int | None, what: str) -> str:
         return ""
     found = re.fullmatch(r"([A-Za-z]+)([0-9]*)", name)
     backend, number = (found[1], found[2]) if found else ("", "")
-    if backend not in _BACKENDS or (not number and backend not in _UNNUMBERED):
+    numbered, alone = backend in _BACKENDS, backend in _UNNUMBERED
+    if not (numbered if number else alone):
         known = ["CPU", *(f"{b}0" for b in _BACKENDS if b not in _UNNUMBERED), *_UNNUMBERED]
         near = difflib.get_close_matches(name.upper(), [k.upper() for k in known], n=1, cutoff=0.6)
         hint = next((f" (nearest: {k})" for k in known if near and k.upper() == near[0]), "")
@@ -82,9 +83,14 @@ def _devices(line: Line) -> None:
     for flag in ("-dev", "-devd"):
         for item in line.all("flag", flag):
             for name in (item.value or "").split(","):
-                if (
-                    name
-                    and name != "none"
-                    and (why := unknown_place(name.strip(), line.facts.gpus, "device"))
-                ):
+                if not name or name == "none":
+                    continue
+                if name != name.strip():
+                    item.say(
+                        Status.INVALID,
+                        f"device {name!r} has a blank, which {line.engine} does not trim, so that the "
+                        f"program stops; write {name.strip()!r}",
+                        source,
+                    )
+                elif why := unknown_place(name, line.facts.gpus, "device"):
                     item.say(Status.INVALID, why, source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..core.options import ENERGY
+from ..core.options import ENERGY, MEMORY
 from ..core.workload import kind_of
 from ..decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
 from ..measure.paired_rounds import WIDEST_MARGIN
@@ -27,7 +27,12 @@ def verdict(outcome: Outcome) -> str:
     what = "the tokens per joule" if outcome.objective == ENERGY else "as fast"
     said = ", ".join([f"{gains[0]} {what}", *gains[1:]]) if gains else "the profile changes settings"
     if outcome.memory:
-        said = f"memory {outcome.memory[1] / outcome.memory[0]:.2f} × the default's, {said}"
+        usual, size = outcome.memory
+        speeds = f": {', '.join(gains)} as fast" if gains else ""
+        said = (
+            f"the plan needs {size / 2**20:,.0f} MiB instead of {usual / 2**20:,.0f} ({size / usual:.2f} ×), "
+            f"and no metric pays for it{speeds}"
+        )
     said += _answers(outcome)
     return f"{said[0].upper()}{said[1:]}."
 
@@ -68,6 +73,8 @@ def _nothing(outcome: Outcome) -> str:
         )
     counted = f"{tried} other configuration{'s' if tried != 1 else ''}"
     counted += f" and other kernels for {len(outcome.kernel_defaults)} ops" if outcome.kernel_defaults else ""
+    if outcome.objective == MEMORY:
+        return f"Nothing is proven to need less memory at the default's speed: {counted} were tried."
     said = f"Nothing gains more than {noise}: {counted} lost to the defaults or tied with them."
     untried = [name for name in outcome.defaults if name not in outcome.searched]
     if untried and outcome.status == "budget":
