@@ -153,6 +153,38 @@ def test_devices_have_the_same_names() -> None:
     assert "device CUDA2 is beyond" in says(item("CUDA2"))
 
 
+@pytest.mark.parametrize(
+    ("value", "main", "ik"),
+    [
+        ("BLAS", "", ""),
+        ("CUDA0,BLAS", "", ""),
+        ("BLAS0", "device 'BLAS0' is none that a backend has", "is none that a backend has"),
+        (" CUDA0", "device ' CUDA0' has a blank, which llama.cpp does not trim, so that the program stops",
+         "does not trim, so that the device is left out"),
+        ("CUDA0, CUDA1", "write 'CUDA1'", "write 'CUDA1'"),
+        ("CUDA0 ", "has a blank", "has a blank"),
+        ("cuda0", "", "device 'cuda0' is none that a backend has"),
+        ("cuda7", "device CUDA7 is beyond", "is none that a backend has"),
+        ("CPU", "llama.cpp takes no CPU as a device: the program stops; write none", ""),
+        ("cpu", "takes no CPU", "is none that a backend has"),
+        ("CUDA0,none", "none goes with no other device", ""),
+        ("rpc[10.0.0.1:50052]", "", "is none that a backend has"),
+        ("RPC[10.0.0.1:50052]", "", ""),
+    ],
+)  # fmt: skip
+def test_devices_are_read_as_the_engine_reads_them(value: str, main: str, ik: str) -> None:
+    for engine, text in ((MAIN, main), (IK, ik)):
+        line = diagnose(["llama-server", "-dev", value], engine=engine, facts=Facts(gpus=2))
+        item = find(line, "-dev")
+        assert bool(item.wrong) == bool(text), (engine, says(item))
+        assert text in says(item)
+
+
+def test_blas_is_no_buffer() -> None:
+    item = find(diagnose(["llama-server", "-ot", "x=BLAS"], engine=MAIN), "-ot")
+    assert "buffer 'BLAS' is none that a backend has; write CPU" in says(item)
+
+
 def test_limits_of_a_draft_that_contradict_each_other() -> None:
     words = ["llama-server", "-md", "d.gguf", "--spec-draft-n-max", "4", "--spec-draft-n-min"]
     assert find(diagnose([*words, "8"], engine=MAIN), "--spec-draft-n-min").status is Status.INVALID

@@ -1,7 +1,8 @@
 """The rules of `-ot` and `-dev`: how their values are split, and which patterns and names can't work.
 
 Both engines split at commas (llama-bench of llama.cpp also at semicolons) and at the first `=`. Neither of
-them trims blanks. No tensor name holds a blank.
+them trims blanks. No tensor name holds a blank. llama.cpp stops at a device that it does not have, and
+ik_llama.cpp leaves it out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from .line import IK, IK_SOURCE, MAIN, MAIN_SOURCE, Line, Status
 _BACKENDS = (
     "CUDA", "ROCm", "MUSA", "Vulkan", "SYCL", "CANN", "Metal", "MTL", "OpenCL", "GPUOpenCL", "WebGPU", "HTP",
 )  # fmt: skip
-_UNNUMBERED = ("Metal", "OpenCL", "BLAS")  # BLAS never has a number
+_UNNUMBERED = ("Metal", "OpenCL")
+_BLAS = "BLAS"  # a device without a number; its buffers are the CPU's
+_NAMES = (*_BACKENDS, *_UNNUMBERED, _BLAS, "CPU", "RPC")
 _SOURCES = {
     IK: f"{IK_SOURCE}, common.cpp parse_buft_overrides",
     MAIN: f"{MAIN_SOURCE}, common/arg.cpp parse_tensor_buffer_overrides",
@@ -66,12 +69,13 @@ def unknown_place(name: str, gpus: int | None, what: str) -> str:
         return ""
     found = re.fullmatch(r"([A-Za-z]+)([0-9]*)", name)
     backend, number = (found[1], found[2]) if found else ("", "")
-    numbered, alone = backend in _BACKENDS, backend in _UNNUMBERED
-    if not (numbered if number else alone):
-        known = ["CPU", *(f"{b}0" for b in _BACKENDS if b not in _UNNUMBERED), *_UNNUMBERED]
+    unnumbered = (*_UNNUMBERED, _BLAS) if what == "device" else _UNNUMBERED
+    if backend not in (_BACKENDS if number else unnumbered):
+        known = ["CPU", *(f"{b}0" for b in _BACKENDS if b not in _UNNUMBERED), *unnumbered]
         near = difflib.get_close_matches(name.upper(), [k.upper() for k in known], n=1, cutoff=0.6)
         hint = next((f" (nearest: {k})" for k in known if near and k.upper() == near[0]), "")
-        return f"{what} {name!r} is none that a backend has; write CPU, CUDA0, CUDA1, …{hint}"
+        write = "none, CUDA0, CUDA1, …" if what == "device" else "CPU, CUDA0, CUDA1, …"
+        return f"{what} {name!r} is none that a backend has; write {write}{hint}"
     if backend == "CUDA" and gpus is not None and int(number) >= gpus:
         there = f"the last one is CUDA{gpus - 1}" if gpus else "there is no GPU"
         return f"{what} {name} is beyond the {gpus} GPUs; {there}"
@@ -79,18 +83,31 @@ def unknown_place(name: str, gpus: int | None, what: str) -> str:
 
 
 def _devices(line: Line) -> None:
-    source = IK_SOURCE if line.engine == IK else MAIN_SOURCE
     for flag in ("-dev", "-devd"):
         for item in line.all("flag", flag):
-            for name in (item.value or "").split(","):
-                if not name or name == "none":
-                    continue
-                if name != name.strip():
-                    item.say(
-                        Status.INVALID,
-                        f"device {name!r} has a blank, which {line.engine} does not trim, so that the "
-                        f"program stops; write {name.strip()!r}",
-                        source,
-                    )
-                elif why := unknown_place(name, line.facts.gpus, "device"):
-                    item.say(Status.INVALID, why, source)
+            names = (item.value or "").split(",")
+            for name in names:
+                if name and (why := _no_device(name, len(names) == 1, line)):
+                    item.say(Status.INVALID, why, IK_SOURCE if line.engine == IK else MAIN_SOURCE)
+
+
+def _no_device(name: str, alone: bool, line: Line) -> str:
+    """Why a line can't name this device; "" if it can.
+
+    Args:
+        alone: whether it is the only one.
+    """
+    main = line.engine == MAIN
+    effect = "the program stops" if main else "the device is left out"
+    if name != name.strip():
+        return (
+            f"device {name!r} has a blank, which {line.engine} does not trim, so that {effect}; "
+            f"write {name.strip()!r}"
+        )
+    if name == "none":
+        return "" if alone or not main else f"none goes with no other device: {effect}"
+    if main:  # which ignores case, and takes every device but the CPU
+        name = next((b + name[len(b) :] for b in _NAMES if name[: len(b)].upper() == b.upper()), name)
+        if name == "CPU":
+            return f"llama.cpp takes no CPU as a device: {effect}; write none"
+    return unknown_place(name, line.facts.gpus, "device")
