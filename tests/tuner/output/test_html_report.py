@@ -20,7 +20,7 @@ from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.output.html_report import analyse, figures, page, write_report
 from dyno_tuner.output.html_report.analyse import left_undone
 from dyno_tuner.output.html_report.elements import TALL, table
-from dyno_tuner.output.html_report.read import read
+from dyno_tuner.output.html_report.read import Run, read
 from dyno_tuner.output.html_report.sections import repeat_command
 from dyno_tuner.output.verdict import record_of, verdict
 from dyno_tuner.record import journal
@@ -261,11 +261,38 @@ def test_rates_over_depth_and_the_crossing_of_a_mix(tmp_path: Path) -> None:
     assert "Rates by depth" not in _check(page.render(single)).words
 
 
+@pytest.mark.parametrize(("objective", "unit"), [("speed", "t/s"), ("energy", "tokens/J")])
+def test_the_page_names_the_unit_of_what_decides(tmp_path: Path, objective: str, unit: str) -> None:
+    path = tmp_path / "r.jsonl"
+    target = SimulatedTarget("hungry", 4)
+    options = Options(Workload(pp=64, tg=8), seed=4, objective=objective, max_trials=20)
+    outcome = _write(path, target, target.surface.space(), options)
+    assert outcome.entries
+    rendered = page.render(path)
+    structure = _check(rendered)
+    assert f"default {unit}" in structure.words
+    assert f"best {unit}" in structure.words
+    drawn = json.loads(structure.scripts["figures"])
+    names = [n for n in drawn if n.startswith(("samples", "ubatch"))]
+    assert {n.partition("_")[0] for n in names} == {"samples", "ubatch"}
+    for name in names:
+        assert drawn[name]["layout"]["yaxis"]["title"]["text"].endswith(f", {unit}")
+        assert f"}} {unit}<" in drawn[name]["data"][0]["hovertemplate"]
+    other = "tokens/J" if unit == "t/s" else "t/s"
+    assert other not in structure.words
+    assert other not in structure.scripts["figures"]
+    if objective == "energy":
+        row = re.search(r"<td[^>]*>pp64</td><td[^>]*>([0-9.]+)</td>", rendered)
+        assert row is not None
+        default, _ = outcome.joules["pp"]
+        assert float(row[1]) == pytest.approx(1 / default, rel=0.05), "not rounded to nothing"
+
+
 def test_where_rates_over_depth_cross() -> None:
     default, tuned = {0: 100.0, 1000: 90.0, 3000: 80.0}, {0: 96.0, 1000: 94.0, 3000: 90.0}
     found = analyse.Depths("tg64", default, tuned, {0: -1, 1000: 1, 3000: 1})
     assert found.crossings == [pytest.approx(500.0)]
-    assert figures.by_depth(found)["layout"]["shapes"][0]["x0"] == pytest.approx(500.0)
+    assert figures.by_depth(Run("r.jsonl", ""), found)["layout"]["shapes"][0]["x0"] == pytest.approx(500.0)
     assert analyse.Depths("tg64", default, tuned, {0: 0, 1000: 1, 3000: 1}).crossings == [], "noise"
 
 

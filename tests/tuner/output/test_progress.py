@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from conftest_tuner import WORKLOAD, Simulated
 from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.output.html_report.analyse import left_undone
 from dyno_tuner.output.progress import STAGES, Progress
 from dyno_tuner.output.report import print_outcome
 from dyno_tuner.output.verdict import record_of, verdict
@@ -188,3 +189,50 @@ def test_what_looked_faster_and_was_not_proven_is_the_last_line() -> None:
         "Not proven: ubatch=1024, threads=4 looked 1.074 × as fast.",
     ]
     assert "no time was left to prove settings" in verdict(tuned)
+
+
+def test_the_lines_name_what_the_objective_counts() -> None:
+    tuned = Simulated("null", 1, max_trials=4).outcome
+    tuned.objective, tuned.unproven = "energy", True
+    tuned.promises = [{"settings": {"ubatch": 1024}, "ratio": 1.074}]
+    said = _told(tuned)
+    assert "no time was left to prove settings that looked better" in said
+    assert "Not proven: ubatch=1024 looked 1.074 × the tokens per joule." in said
+    assert "Settings looked better than the defaults" in said
+    tuned.unproven, tuned.missed = False, {"settings": {"threads": 2}, "ratio": 1.2}
+    said = _told(tuned)
+    assert "threads=2 together looked 1.200 × the defaults' tokens per joule; only a part" in said
+    assert "fast" not in said
+    told = left_undone(record_of(tuned))
+    assert "threads=2 together looked 1.200 × the defaults' tokens per joule" in told
+    assert "fast" not in told
+
+
+def test_the_verdict_of_memory_tells_the_plan() -> None:
+    tuned = Simulated("saturating", 1, max_trials=20).outcome
+    tuned.objective, tuned.memory = "memory", (712 << 20, 356 << 20)
+    pp, tg = (tuned.gain[m].ratio for m in ("pp", "tg"))
+    assert verdict(tuned).startswith(
+        "The plan needs 356 MiB instead of 712 (0.50 ×), and no metric pays for it: "
+        f"prompts {pp:.2f} × as fast, tokens {tg:.2f} ×; answers "
+    )
+    tuned.gain = {}
+    assert "and no metric pays for it; answers " in verdict(tuned)
+
+
+@pytest.mark.parametrize(
+    ("status", "end"),
+    [
+        ("complete", "3 other configurations were tried."),
+        ("budget", "3 other configurations were tried. Give a longer --budget."),
+        ("interrupted", "the tune was interrupted before smaller settings were compared with the default."),
+    ],
+)
+def test_the_verdict_of_memory_says_nothing_of_settings_that_are_only_faster(status: str, end: str) -> None:
+    tuned = Simulated("null", 1, max_trials=4).outcome
+    tuned.objective, tuned.status, tuned.unproven = "memory", status, True  # type: ignore[assignment]
+    tuned.promises = [{"settings": {"ubatch": 1024}, "ratio": 1.074, "needed": 240}]
+    assert verdict(tuned) == f"Nothing is proven to need less memory at the default's speed: {end}"
+    assert "fast" not in _told(tuned)
+    assert record_of(tuned)["not_proven"] == []
+    assert left_undone(record_of(tuned)) == ""

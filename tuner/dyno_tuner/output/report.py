@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from ..core.options import ENERGY
+from ..core.options import ENERGY, MEMORY
 from ..space.memory_limits import gib
-from .verdict import not_proven, too_noisy, verdict
+from .verdict import better, not_proven, over_defaults, too_noisy, verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,17 +78,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         console.print(
             "(no entry): nothing in the profile changes it; its ratio is the error of the comparison."
         )
-    if outcome.unproven and not too_noisy(outcome):  # of which the verdict has spoken
-        console.print(
-            "Settings looked faster than the defaults, but no time was left to prove it: their entries are "
-            "`default`." + (" Give a longer --budget." if outcome.status == "budget" else "")
-        )
-    elif outcome.missed:
-        named = ", ".join(f"{k}={v}" for k, v in outcome.missed["settings"].items())
-        console.print(
-            f"{named} together looked {outcome.missed['ratio']:.3f} × as fast as the defaults; only a "
-            "part of it could be proven in time. Continue with --resume and a longer --budget."
-        )
+    _print_unproven(outcome, console)
     if outcome.quality is not None and outcome.default_quality is not None and outcome.entries:
         console.print(
             f"Answers: mean KLD {outcome.quality.mean_kld:.2g} against the exact path "
@@ -107,8 +97,28 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         + (f" ({outcome.status})" if outcome.status != "complete" else "")
         + ("; --resume continues" if outcome.status == "interrupted" else "")
     )
-    for line in not_proven(outcome.promises):
+    for line in not_proven(outcome):
         console.print(line, soft_wrap=True)
+
+
+def _print_unproven(outcome: Outcome, console: Console) -> None:
+    """Lines about settings that looked better and are not in the profile; none where memory decides, which
+    takes nothing that is only faster."""
+    if outcome.objective == MEMORY:
+        return
+    if outcome.unproven and not too_noisy(outcome):  # of which the verdict has spoken
+        longer = " Give a longer --budget." if outcome.status == "budget" else ""
+        console.print(
+            f"Settings looked {better(outcome.objective)} than the defaults, but no time was left to prove "
+            f"it: their entries are `default`.{longer}"
+        )
+    elif outcome.missed:
+        named = ", ".join(f"{k}={v}" for k, v in outcome.missed["settings"].items())
+        ratio = f"{outcome.missed['ratio']:.3f} × {over_defaults(outcome.objective)}"
+        console.print(
+            f"{named} together looked {ratio}; only a part of it could be proven in time. Continue with "
+            "--resume and a longer --budget."
+        )
 
 
 def _print_energy(outcome: Outcome, workload: Workload, console: Console) -> None:

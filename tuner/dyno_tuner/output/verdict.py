@@ -11,8 +11,6 @@ from ..decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
 from ..measure.paired_rounds import WIDEST_MARGIN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ..core.outcome import Outcome
 
 WORDS = {"pp": "prompts", "tg": "tokens"}
@@ -24,11 +22,11 @@ def verdict(outcome: Outcome) -> str:
         return _nothing(outcome)
     moved = {m: g for m, g in outcome.gain.items() if m not in outcome.untouched}
     gains = [f"{_word(metric)} {gain.ratio:.2f} ×" for metric, gain in moved.items()]
-    what = "the tokens per joule" if outcome.objective == ENERGY else "as fast"
+    what = compared(outcome.objective)
     said = ", ".join([f"{gains[0]} {what}", *gains[1:]]) if gains else "the profile changes settings"
     if outcome.memory:
         usual, size = outcome.memory
-        speeds = f": {', '.join(gains)} as fast" if gains else ""
+        speeds = f": {', '.join([f'{gains[0]} {what}', *gains[1:]])}" if gains else ""
         said = (
             f"the plan needs {size / 2**20:,.0f} MiB instead of {usual / 2**20:,.0f} ({size / usual:.2f} ×), "
             f"and no metric pays for it{speeds}"
@@ -66,20 +64,43 @@ def _nothing(outcome: Outcome) -> str:
             f"Nothing is proven: the tune ended with a margin of {_percent(ended)}, more than the "
             f"{_percent(WIDEST_MARGIN)} up to which a gain counts; {by}."
         )
+    if outcome.objective == MEMORY:
+        return _nothing_saved(outcome, tried)
     if outcome.unproven or any("needed" in p for p in outcome.promises):
         return (
             f"Nothing is proven to gain more than {noise}: no time was left to prove settings that looked "
-            "faster."
+            f"{better(outcome.objective)}."
         )
     counted = f"{tried} other configuration{'s' if tried != 1 else ''}"
     counted += f" and other kernels for {len(outcome.kernel_defaults)} ops" if outcome.kernel_defaults else ""
-    if outcome.objective == MEMORY:
-        return f"Nothing is proven to need less memory at the default's speed: {counted} were tried."
     said = f"Nothing gains more than {noise}: {counted} lost to the defaults or tied with them."
     untried = [name for name in outcome.defaults if name not in outcome.searched]
     if untried and outcome.status == "budget":
         said += f" No time was left for {', '.join(untried)}: give a longer --budget."
     return said
+
+
+def _nothing_saved(outcome: Outcome, tried: int) -> str:
+    """Under the objective memory, which takes nothing that is only faster."""
+    said = "Nothing is proven to need less memory at the default's speed: "
+    if outcome.status == "interrupted":
+        return f"{said}the tune was interrupted before smaller settings were compared with the default."
+    said += f"{tried} other configuration{'s were' if tried != 1 else ' was'} tried."
+    return f"{said} Give a longer --budget." if outcome.status == "budget" else said
+
+
+def compared(objective: str) -> str:
+    """The words behind a ratio: 1.20 × as fast."""
+    return "the tokens per joule" if objective == ENERGY else "as fast"
+
+
+def over_defaults(objective: str) -> str:
+    """The words behind a ratio to the defaults."""
+    return "the defaults' tokens per joule" if objective == ENERGY else "as fast as the defaults"
+
+
+def better(objective: str) -> str:
+    return "better" if objective == ENERGY else "faster"
 
 
 def too_noisy(outcome: Outcome) -> bool:
@@ -89,17 +110,21 @@ def too_noisy(outcome: Outcome) -> bool:
     return wide or (bool(outcome.margin) and min(outcome.margin.values()) > WIDEST_MARGIN)
 
 
-def not_proven(promises: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each thing that looked faster."""
+def not_proven(outcome: Outcome) -> list[str]:
+    """A line for each thing that looked better; none where memory decides, which takes nothing that is only
+    faster."""
+    if outcome.objective == MEMORY:
+        return []
     lines = []
-    for promise in promises:
+    for promise in outcome.promises:
         named = (
             f"{promise['kernels']} kernels for generation"
             if "kernels" in promise
             else ", ".join(f"{k}={v}" for k, v in promise["settings"].items())
         )
         needed = f": --budget {promise['needed']}s has room for the proof" if "needed" in promise else ""
-        lines.append(f"Not proven: {named} looked {promise['ratio']:.3f} × as fast{needed}.")
+        ratio = f"{promise['ratio']:.3f} × {compared(outcome.objective)}"
+        lines.append(f"Not proven: {named} looked {ratio}{needed}.")
     return lines
 
 
@@ -110,7 +135,7 @@ def _percent(share: float) -> str:
 
 def record_of(outcome: Outcome) -> dict[str, Any]:
     """An outcome as the journal and `--json` hold it, with its sentence and its unproven gains."""
-    said = {"verdict": verdict(outcome), "not_proven": not_proven(outcome.promises)}
+    said = {"verdict": verdict(outcome), "not_proven": not_proven(outcome)}
     return {**outcome.to_dict(), **said}
 
 

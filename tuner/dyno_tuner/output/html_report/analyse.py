@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.intervals import Estimate, estimate
+from ...core.options import MEMORY, SPEED
 from ...core.protocol import TrialStatus, kind_of
 from ...decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
 from ...measure.measurement import baseline_moved, score, void_over
 from ...measure.paired_rounds import Way, beside, both_ways, joined
 from ...space.knobs import KNOBS
+from ..verdict import better, over_defaults
 from .read import Run, Seen, mapping, number
 
 if TYPE_CHECKING:
@@ -438,13 +440,16 @@ def kld_limit(run: Run) -> tuple[float | None, float | None]:
 def left_undone(outcome: Mapping[str, Any]) -> str:
     """Settings that looked faster than the profile, and were not proven for want of time."""
     missed, told = mapping(outcome.get("missed")), outcome.get("not_proven")
+    objective = str(outcome.get("objective", SPEED))
+    if objective == MEMORY:
+        return ""  # which takes nothing that is only faster
     lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
     if (ratio := number(missed.get("ratio"))) is not None:
         named = ", ".join(f"{k}={v}" for k, v in mapping(missed.get("settings")).items())
-        lines.insert(
-            0,
-            f"{named} together looked {ratio:.3f} × as fast as the defaults; only a part of it was proven.",
-        )
+        whole = f"{named} together looked {ratio:.3f} × {over_defaults(objective)}"
+        lines.insert(0, f"{whole}; only a part of it was proven.")
     elif outcome.get("unproven") is True:
-        lines.insert(0, "Settings looked faster than the defaults, but no time was left to prove it.")
+        lines.insert(
+            0, f"Settings looked {better(objective)} than the defaults, but no time was left to prove it."
+        )
     return " ".join(lines)

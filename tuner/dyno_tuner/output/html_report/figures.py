@@ -7,6 +7,7 @@ import html
 from typing import TYPE_CHECKING, Any
 
 from .analyse import curves, median_rate, voids, words
+from .read import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,6 +78,11 @@ def forest(rows: Sequence[tuple[str, Estimate]], margin: float | None) -> Figure
     )
 
 
+def _hover(run: Run) -> str:
+    """A value that decides, where the pointer is."""
+    return f"%{{y:{',.1f' if run.unit == SECOND else '.4~g'}}} {run.unit}"
+
+
 def samples(run: Run, pair: Paired, metric: str) -> Figure:
     """Every sample of the paired rounds, default beside tuned."""
     data = [
@@ -90,12 +96,12 @@ def samples(run: Run, pair: Paired, metric: str) -> Figure:
             "marker": {"color": colour, "size": 4},
             "line": {"color": colour, "width": 1},
             "fillcolor": "rgba(0,0,0,0)",
-            "hovertemplate": "%{y:,.1f} t/s<extra></extra>",
+            "hovertemplate": f"{_hover(run)}<extra></extra>",
             "showlegend": False,
         }
         for name, values, colour in (("default", pair.base, "--default"), ("tuned", pair.rates, "--tuned"))
     ]
-    return _figure(data, {}, {"title": {"text": f"{plain(run.named(metric))}, t/s"}}, 280)
+    return _figure(data, {}, {"title": {"text": f"{plain(run.named(metric))}, {run.unit}"}}, 280)
 
 
 def by_ubatch(run: Run, metric: str, chosen: Mapping[str, Any]) -> Figure | None:
@@ -121,14 +127,14 @@ def by_ubatch(run: Run, metric: str, chosen: Mapping[str, Any]) -> Figure | None
     data: list[Figure] = [
         {"type": "scatter", "mode": "markers", "x": x, "y": y, "text": text, "name": "one measurement",
          "marker": {"color": "--muted", "size": 5, "opacity": 0.55},
-         "hovertemplate": "u-batch %{x}: %{y:,.1f} t/s<br>%{text}<extra></extra>"}
+         "hovertemplate": f"u-batch %{{x}}: {_hover(run)}<br>%{{text}}<extra></extra>"}
     ]  # fmt: skip
     for curve, colour in zip(found, ("--accent", "--second"), strict=False):
         data.append(
             {"type": "scatter", "mode": "lines", "x": list(curve.points),
              "y": [rate for rate, _ in curve.points.values()], "name": plain(curve.name),
              "text": [plain(s) for _, s in curve.points.values()], "line": {"color": colour, "width": 2},
-             "hovertemplate": "u-batch %{x}: %{y:,.1f} t/s<br>%{text}<extra></extra>"}
+             "hovertemplate": f"u-batch %{{x}}: {_hover(run)}<br>%{{text}}<extra></extra>"}
         )  # fmt: skip
     for name, colour, symbol in (("default", "--default", "diamond"), ("chosen", "--tuned", "star")):
         if marks[name]:
@@ -137,7 +143,7 @@ def by_ubatch(run: Run, metric: str, chosen: Mapping[str, Any]) -> Figure | None
                 {"type": "scatter", "mode": "markers", "x": [marks[name][0][0]],
                  "y": [rates[len(rates) // 2]], "name": name,
                  "marker": {"color": colour, "size": 13, "symbol": symbol},
-                 "hovertemplate": name + ", median of its measurements: %{y:,.1f} t/s<extra></extra>"}
+                 "hovertemplate": f"{name}, median of its measurements: {_hover(run)}<extra></extra>"}
             )  # fmt: skip
     layout: Figure = {}
     if crossing is not None:
@@ -147,19 +153,19 @@ def by_ubatch(run: Run, metric: str, chosen: Mapping[str, Any]) -> Figure | None
         data,
         {"title": {"text": "u-batch, tokens"}, "type": "log", "tickvals": sizes,
          "ticktext": [f"{s:g}" for s in sizes]},
-        {"title": {"text": f"{plain(run.named(metric))}, t/s"}, "rangemode": "tozero"},
+        {"title": {"text": f"{plain(run.named(metric))}, {run.unit}"}, "rangemode": "tozero"},
         380,
         **layout,
     )  # fmt: skip
 
 
-def by_depth(found: Depths) -> Figure:
+def by_depth(run: Run, found: Depths) -> Figure:
     """Default and tuned rates of one length over the context before it, and where they cross."""
     data = [
         {"type": "scatter", "mode": "lines+markers", "x": list(rates), "y": list(rates.values()),
          "name": name, "line": {"color": colour, "width": 2},
          "marker": {"color": colour, "size": 9, "symbol": symbol},
-         "hovertemplate": name + " behind %{x}: %{y:,.1f} t/s<extra></extra>"}
+         "hovertemplate": f"{name} behind %{{x}}: {_hover(run)}<extra></extra>"}
         for name, rates, colour, symbol in (
             ("default", found.default, "--default", "diamond"), ("tuned", found.tuned, "--tuned", "star"),
         )
@@ -169,7 +175,7 @@ def by_depth(found: Depths) -> Figure:
         data,
         {"title": {"text": "context before it, tokens"}, "tickvals": list(found.default),
          "ticktext": [str(d) for d in found.default]},
-        {"title": {"text": f"{plain(found.name)}, t/s"}, "rangemode": "tozero"},
+        {"title": {"text": f"{plain(found.name)}, {run.unit}"}, "rangemode": "tozero"},
         320,
         shapes=[_upright(depth) for depth in found.crossings],
     )  # fmt: skip

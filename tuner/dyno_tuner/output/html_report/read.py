@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from ...core.protocol import Value
 
+SECOND, JOULE = "t/s", "tokens/J"
+
 
 def number(value: Any) -> float | None:
     """A finite number, or None for anything else (bools and the journal's "nan" included)."""
@@ -109,6 +111,15 @@ class Run:
             return self.workload.metrics
         measured = {s.metric for seen in self.measurements for s in seen.measurement.samples}
         return tuple(m for m in METRICS if m in measured)
+
+    @property
+    def unit(self) -> str:
+        """The unit of the values that decide."""
+        return JOULE if any(seen.measurement.by_energy for seen in self.measurements) else SECOND
+
+    def value(self, rate: float) -> str:
+        """A value that decides, in that unit."""
+        return f"{rate:,.1f}" if self.unit == SECOND else f"{rate:.4g}"
 
     def named(self, metric: str) -> str:
         """`pp512`, with the depth where there is one: `tg64 @ d4096`."""

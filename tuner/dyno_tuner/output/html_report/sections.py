@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,13 +158,14 @@ def _comparison(page: Page, run: Run, found: Verdict, pair: analyse.Paired | Non
         estimate = gain.get(metric) or (pair.ratio.get(metric) if pair else None)
         if estimate is not None:
             marks.append((run.named(metric), estimate))
-        base, tuned = (_median(r.get(metric)) if r else "" for r in
+        base, tuned = (_median(run, r.get(metric)) if r else "" for r in
                        ((pair.base, pair.rates) if pair else ({}, {})))  # fmt: skip
         margin = f"{100 * margins[metric]:.1f} %" if metric in margins else ""
         rows.append(
             [run.named(metric), base or _default_rate(run, metric), tuned, *ratio_cells(estimate), margin]
         )
-    body = [table(["measure", "#default t/s", "#tuned t/s", "#ratio", "#95 % interval", "#margin"], rows)]
+    columns = ["measure", f"#default {run.unit}", f"#tuned {run.unit}", "#ratio", "#95 % interval", "#margin"]
+    body = [table(columns, rows)]
     if pair:
         body.append(
             soft(f"Rates are medians of {pair.rounds} paired rounds ({pair.stage}), each in a process of its "
@@ -204,14 +206,13 @@ def _comparison(page: Page, run: Run, found: Verdict, pair: analyse.Paired | Non
     page.section("Default against tuned", *body)
 
 
-def _median(values: Sequence[float] | None) -> str:
-    ordered = sorted(values or [])
-    return f"{(ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]) / 2:,.1f}" if ordered else ""
+def _median(run: Run, values: Sequence[float] | None) -> str:
+    return run.value(statistics.median(values)) if values else ""
 
 
 def _default_rate(run: Run, metric: str) -> str:
     rates = [analyse.median_rate(s, metric) for s in run.measurements if s.key.startswith("aa/p")]
-    return _median([r for r in rates if r is not None])
+    return _median(run, [r for r in rates if r is not None])
 
 
 def _depths(page: Page, run: Run, pair: analyse.Paired | None) -> None:
@@ -220,7 +221,7 @@ def _depths(page: Page, run: Run, pair: analyse.Paired | None) -> None:
     if not lengths:
         return
     plots = "".join(
-        f"<div>{page.plot(f'depth_{d.name}', figures.by_depth(d))}</div>\n" for d in lengths
+        f"<div>{page.plot(f'depth_{d.name}', figures.by_depth(run, d))}</div>\n" for d in lengths
     )  # fmt: skip
     crossed = [f"{d.name} near {depth:.0f}" for d in lengths for depth in d.crossings]
     body = [
@@ -250,11 +251,11 @@ def _rates(page: Page, run: Run, found: Verdict) -> None:
                 soft(f"The paths that {knob} switches between cross near u-batch {crossing:.0f} (dashed).")
             )
         rows = [
-            [c.name, f"{u:g}", f"{rate:,.1f}", words_]
+            [c.name, f"{u:g}", run.value(rate), words_]
             for c in lines
             for u, (rate, words_) in c.points.items()
         ]
-        body.append(table(["curve", "#u-batch", "#best t/s", "~with"], rows))
+        body.append(table(["curve", "#u-batch", f"#best {run.unit}", "~with"], rows))
     if body:
         body.append(
             soft("Rates as measured, drift and noise included; the decision is made by paired ratios.")
