@@ -194,20 +194,20 @@ def test_a_gpu_that_cannot_be_measured_is_unusable(
 def test_the_usual_placement_fits_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program holds all but a part of the GPU's memory."""
 
-    def usual(free: int) -> dict[str, Any]:
+    def usual(free: int) -> tuple[dict[str, Any], dict[str, int]]:
         monkeypatch.setattr(_core, "no_cuda_reason", lambda: "")
         monkeypatch.setattr(_core, "gpu_free_bytes", lambda number: free)
-        described = DynoTarget(str(MODEL), device="cuda:0").describe()
-        # Where weights are placed, no configuration may take more either.
-        assert described.limits in ({}, {"device": free})
-        return described.engine["defaults"]
+        described = DynoTarget(str(MODEL), device="cuda:0", settings={"ubatch": 512}).describe()
+        return described.engine["defaults"], described.limits
 
     monkeypatch.setattr(_core, "devices", lambda: [_core.cpu_info(), H200])
     monkeypatch.setattr(_core, "device_problem", lambda device: "")
     monkeypatch.setattr(_core, "measure_rates", lambda name: dict(RATES))
     monkeypatch.setattr(_nvml, "facts", lambda bus: {"power_limit_w": 700.0, "driver": "580.1"})
-    whole = usual(H200["memory_bytes"])
+    whole, limits = usual(H200["memory_bytes"])
     assert (whole["n_cpu_moe"], whole["n_gpu_layers"]) == (0, -1)
+    assert limits == {}
     # The runtime's reserve, and hardly more.
-    short = usual(534 << 20)
+    short, limits = usual(520 << 20)
     assert short["n_cpu_moe"] > 0 or short["n_gpu_layers"] >= 0
+    assert limits == {"device": 520 << 20}, "where weights are placed, no configuration may take more either"
