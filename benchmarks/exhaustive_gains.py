@@ -101,15 +101,16 @@ class Notebook:
     Args:
         path: of the file; None: in memory alone.
         end: `time.monotonic()` after which nothing more is measured.
+        options: what the results depend on beside the machine: the budget of the tune, and force.
 
     Raises:
-        SystemExit: the file is of another machine or build.
+        SystemExit: the file is of another machine, build or options.
     """
 
-    def __init__(self, path: Path | None, end: float) -> None:
+    def __init__(self, path: Path | None, end: float, options: Mapping[str, Any]) -> None:
         self._path, self._end = path, end
         facts = machine_facts("cpu")
-        here = {name: facts[name] for name in ("cpu_info", "build_version")}
+        here = {name: facts[name] for name in ("cpu_info", "build_version")} | dict(options)
         self._data: dict[str, Any] = {"of": here, "seconds": {}, "results": {}}
         if path is not None and path.exists():
             self._data = json.loads(path.read_text())
@@ -366,7 +367,7 @@ def main() -> int:
     if args.one:
         os.sched_setaffinity(0, [int(n) for n in os.environ["DYNO_LANE"].split(",")])
         try:
-            notebook = Notebook(args.part, args.end)
+            notebook = Notebook(args.part, args.end, options_of(args))
             row = one(args.one, args.seed, args.budget, args.folder, args.force, notebook)
             print(json.dumps(row))
         except Stopped as stopped:
@@ -383,12 +384,23 @@ def main() -> int:
         return sweep(args)
 
 
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that results depend on."""
+    return {"force": args.force, "budget": args.budget}
+
+
 def sweep(args: argparse.Namespace) -> int:
     """All jobs, one after the other on each lane."""
     lanes = automatic() if args.lanes == ["auto"] else [[int(n) for n in w.split(",")] for w in args.lanes]
     rows: list[dict[str, Any]] = []
     if args.json is not None and args.json.exists():
-        rows = [r for r in json.loads(args.json.read_text())["jobs"] if "error" not in r]
+        kept = json.loads(args.json.read_text())
+        if {name: kept.get(name) for name in options_of(args)} != options_of(args):
+            raise SystemExit(
+                f"{args.json} is of --budget {kept.get('budget')}, force {kept.get('force')}; give the same, "
+                "or another --json"
+            )
+        rows = [r for r in kept["jobs"] if "error" not in r]
     done = {(r["model"], r["seed"]) for r in rows}
     jobs: queue.Queue[tuple[str, int]] = queue.Queue()
     for seed in range(args.seeds):
@@ -415,7 +427,7 @@ def sweep(args: argparse.Namespace) -> int:
                     "command": "python benchmarks/exhaustive_gains.py "
                     + " ".join(os.path.basename(a) for a in sys.argv[1:]),
                     "machine": machine_facts("cpu"), "lanes": lanes, "workload": WORKLOAD,
-                    "force": args.force, "budget": args.budget, "jobs": rows,
+                    **options_of(args), "jobs": rows,
                 }  # fmt: skip
                 if args.json is not None:
                     args.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from exhaustive_gains import Notebook, Stopped  # noqa: E402
+from exhaustive_gains import Notebook, Stopped, sweep  # noqa: E402
+
+OPTIONS = {"force": False, "budget": 120.0}
 
 
 def test_a_piece_goes_on_where_the_one_before_has_stopped(tmp_path: Path) -> None:
     path = tmp_path / "x.model.0.part.json"
-    first = Notebook(path, math.inf)
+    first = Notebook(path, math.inf, OPTIONS)
     assert first.once("looks/pp/a/b", lambda: [1.01, 0.98]) == [1.01, 0.98]
     first.once("tune", lambda: {"profile": {"settings": {}, "kernels": []}})
-    over = Notebook(path, -math.inf)
+    over = Notebook(path, -math.inf, OPTIONS)
     assert over.once("looks/pp/a/b", lambda: pytest.fail("measured again")) == [1.01, 0.98]
     assert over.once("tune", lambda: pytest.fail("measured again"))["profile"]["kernels"] == []
     assert set(over.seconds) == {"looks", "tune"}
@@ -32,7 +36,7 @@ def test_a_piece_goes_on_where_the_one_before_has_stopped(tmp_path: Path) -> Non
 
 def test_a_failure_leaves_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "part.json"
-    notebook = Notebook(path, math.inf)
+    notebook = Notebook(path, math.inf, OPTIONS)
     notebook.once("looks/pp/a/b", lambda: [1.0])
     with pytest.raises(ZeroDivisionError):
         notebook.once("tune", lambda: 1 // 0)
@@ -41,9 +45,29 @@ def test_a_failure_leaves_what_was_measured(tmp_path: Path) -> None:
 
 def test_pieces_of_another_machine_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "part.json"
-    Notebook(path, math.inf).once("looks/pp/a/b", lambda: [1.0])
+    Notebook(path, math.inf, OPTIONS).once("looks/pp/a/b", lambda: [1.0])
     data = json.loads(path.read_text())
     data["of"]["cpu_info"] = "another CPU"
     path.write_text(json.dumps(data))
     with pytest.raises(SystemExit, match="another CPU"):
-        Notebook(path, math.inf)
+        Notebook(path, math.inf, OPTIONS)
+
+
+@pytest.mark.parametrize("other", [{"force": True}, {"budget": 60.0}])
+def test_pieces_of_other_options_are_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    path = tmp_path / "part.json"
+    Notebook(path, math.inf, OPTIONS).once("tune", lambda: {"gain": 1.1})
+    (name,) = other
+    with pytest.raises(
+        SystemExit, match=f"'{name}': {OPTIONS[name]}.* and this is .*'{name}': {other[name]}"
+    ):
+        Notebook(path, math.inf, {**OPTIONS, **other})
+
+
+@pytest.mark.parametrize("other", [{"force": True}, {"budget": 60.0}])
+def test_jobs_of_other_options_are_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({**OPTIONS, "jobs": []}))
+    args = argparse.Namespace(json=path, lanes=["0"], models=[], seeds=0, **{**OPTIONS, **other})
+    with pytest.raises(SystemExit, match=r"x\.json is of --budget 120\.0, force False; give the same"):
+        sweep(args)
