@@ -111,7 +111,7 @@ def launch(
 
 def choices(case: Case) -> tuple[int, ...]:
     if case.family == "short_conv":
-        return (64, 256)
+        return (64, 256) if case.desc["m"] < 10_000 else (64,)  # a block each
     # Chunks take one decay a head, of at most 256 dimensions.
     return (0,) if case.desc["channel_decay"] or case.desc["dk"] > 256 else (0, 1)
 
@@ -181,7 +181,7 @@ def multiply(
 
 
 def product_choices(case: Case) -> Iterator[tuple[str, int, int]]:
-    for share in (1, 2, 8):
+    for share in (1, 8):
         # It norms a single row.
         if not (case.desc.get("norm") and case.desc["m"] > 1):
             yield "ring", share, 2

@@ -87,6 +87,14 @@ def short_conv_cases() -> Iterator[Case]:
         yield make(37, taps, SEVERAL, gated=taps % 2 == 0)
     yield make(70, 4, [(0, 150, 2, 1)], silu=True)
     yield make(3, 4, [(0, 2100, 0, 0)], silu=True)
+    # One token of each of many sequences, between them prompts that end a strip or begin one.
+    counts = [1] * 40 + [48, 1, 33, 1, 0, 17] + [1] * 9
+    first = [sum(counts[:i]) for i in range(len(counts))]
+    yield make(
+        21, 4, [(at, count, i % 3, i) for i, (at, count) in enumerate(zip(first, counts, strict=True))]
+    )
+    # More runs than a grid has blocks in one direction.
+    yield make(1, 2, [(i, 1, i % 2, i) for i in range(66_000)])
 
 
 @cases("linear_attention")

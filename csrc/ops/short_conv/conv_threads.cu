@@ -1,6 +1,8 @@
 // A short convolution: a thread for a channel and a strip of the tokens of a run.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "core/cuda/launch.h"
 #include "device/dependent.cuh"
 #include "ops/short_conv/short_conv.h"
@@ -10,14 +12,38 @@ namespace {
 
 constexpr int kTogether = 8;  // tokens whose inputs a thread loads before it needs the first
 
+// Tokens [begin, end) of a run.
+struct Strip {
+  SequenceRun run{};
+  int begin = 0, end = 0;
+};
+
+// Strips of `length` tokens: first the first one of each run, then the others of all runs in their order.
+__device__ __forceinline__ Strip strip_of(const ShortConvArgs& args, int64_t number, int length) {
+  Strip out;
+  if (number < args.n_runs) {
+    out.run = args.runs[number];
+    out.end = min(length, out.run.n_tokens);
+    return out;
+  }
+  number -= args.n_runs;
+  for (int r = 0; r < args.n_runs; ++r) {
+    const int tokens = args.runs[r].n_tokens, others = tokens > 0 ? (tokens - 1) / length : 0;
+    if (number < others) {
+      out.run = args.runs[r];
+      out.begin = static_cast<int>(number + 1) * length, out.end = min(out.begin + length, tokens);
+      return out;
+    }
+    number -= others;
+  }
+  return out;
+}
+
 template <int kTaps>
-__global__ void __launch_bounds__(256) conv_threads(ShortConvArgs args, ShortConvDesc desc, int strip) {
-  device::let_next_start();
-  device::wait_for_previous();
-  const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const SequenceRun run = args.runs[blockIdx.y];
-  const int begin = static_cast<int>(blockIdx.z) * strip, end = min(begin + strip, run.n_tokens);
-  if (c >= desc.n || begin >= end) return;
+__device__ __forceinline__ void convolve(const ShortConvArgs& args, const ShortConvDesc& desc, int64_t c,
+                                         const Strip& strip) {
+  const SequenceRun run = strip.run;
+  const int begin = strip.begin, end = strip.end;
   float* state = args.state + run.slot * ((kTaps - 1) * desc.n) + c;
   float weights[kTaps], inputs[kTaps - 1 + kTogether];
   const auto input = [&](int t) {
@@ -67,16 +93,33 @@ __global__ void __launch_bounds__(256) conv_threads(ShortConvArgs args, ShortCon
   }
 }
 
+// Blocks go over channels and, with stride gridDim.y, over `strips` strips, of which the last ones may not exist.
+template <int kTaps>
+__global__ void __launch_bounds__(256)
+    conv_threads(ShortConvArgs args, ShortConvDesc desc, int64_t strips, int length) {
+  device::let_next_start();
+  device::wait_for_previous();
+  const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (c >= desc.n) return;
+  for (int64_t number = blockIdx.y; number < strips; number += gridDim.y) {
+    const Strip strip = strip_of(args, number, length);
+    if (strip.begin < strip.end) convolve<kTaps>(args, desc, c, strip);
+  }
+}
+
 }  // namespace
 
 void short_conv_cuda(const ShortConvArgs& args, const ShortConvDesc& desc, int threads, CudaStream& stream) {
   if (args.n_runs == 0) return;
   // Longer strips read fewer inputs twice; shorter ones fill the device at a few hundred tokens.
-  const int strip = desc.m >= 2048 ? 64 : 16;
-  const dim3 grid(static_cast<unsigned>((desc.n + threads - 1) / threads), static_cast<unsigned>(args.n_runs),
-                  static_cast<unsigned>((desc.m + strip - 1) / strip));
+  const int length = desc.m >= 2048 ? 64 : 16;
+  constexpr int64_t kMostBlocks = 65535;  // in that direction of a grid
+  const int64_t strips = args.n_runs + desc.m / length;
+  const dim3 grid(static_cast<unsigned>((desc.n + threads - 1) / threads),
+                  static_cast<unsigned>(std::min(strips, kMostBlocks)));
   const auto go = [&](auto kernel) {
-    launch_dependent("short_conv", kernel, grid, static_cast<unsigned>(threads), 0, stream.handle, args, desc, strip);
+    launch_dependent("short_conv", kernel, grid, static_cast<unsigned>(threads), 0, stream.handle, args, desc, strips,
+                     length);
   };
   switch (desc.taps) {
     case 2:

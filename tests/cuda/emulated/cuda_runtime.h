@@ -104,11 +104,11 @@ inline void run_block(unsigned count, std::function<void()> body) {
   whole = {};
   warps.assign((count + kWarp - 1) / kWarp, {});
   lanes.assign(count, 0.0);
-  fibers.clear();
-  fibers.resize(count);
+  if (fibers.size() < count) fibers.resize(count);
   for (unsigned i = 0; i < count; ++i) {
     Fiber& fiber = fibers[i];
-    fiber.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
+    if (fiber.stack == nullptr) fiber.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
+    fiber.ended = false;
     fiber.index = dim3(i, 0, 0);
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
