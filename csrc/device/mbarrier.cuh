@@ -43,6 +43,14 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
+// Adds one to a number in shared memory, and returns it as it was before. A thread that counts later sees all that
+// others did before they counted.
+__device__ __forceinline__ uint32_t count_in_order(uint32_t number) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;\n" : "=r"(before) : "r"(number) : "memory");
+  return before;
+}
+
 // Barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads of the block.
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");

@@ -39,9 +39,7 @@ struct CodeRing {
   }
   __device__ __forceinline__ uint32_t weights_barrier(int stage) const { return barriers(stage) + 16 + 8 * warp; }
   __device__ __forceinline__ uint32_t x_barrier(int stage) const { return barriers(stage); }
-  __device__ __forceinline__ uint32_t* readers(int stage) const {
-    return reinterpret_cast<uint32_t*>(shared + shape.barriers + stage * (8 * warps + 16) + 8);
-  }
+  __device__ __forceinline__ uint32_t readers(int stage) const { return barriers(stage) + 8; }
   __device__ __forceinline__ int codes_at(int stage) const {
     return stage * shape.stage_bytes + kXBytes + warp * kStripes * kChunkBytes;
   }
@@ -65,7 +63,8 @@ struct CodeRing {
     const int next = number + shape.stages;
     if (next >= chunks) return;
     ask_weights(next, stage, policy);
-    if (atomicAdd(readers(stage), 1u) % warps == warps - 1u) ask_x(next, stage);
+    // In order: the copy may not overtake the reads of warps that counted earlier.
+    if (device::count_in_order(readers(stage)) % warps == warps - 1u) ask_x(next, stage);
   }
 };
 
@@ -184,7 +183,7 @@ __global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps 
       device::barrier_init(ring.weights_barrier(stage), 1);
       if (warp == 0) {
         device::barrier_init(ring.x_barrier(stage), 1);
-        *ring.readers(stage) = 0;
+        *reinterpret_cast<uint32_t*>(shared + (ring.readers(stage) - ring.at)) = 0;
       }
     }
     device::barrier_init_done();
@@ -219,7 +218,10 @@ template <DType kType, int kTokens>
 void gemm_codes_of(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
   if (shape.rows == 128) return gemm_codes_launch<kType, kTokens, 8, 1>(p, format, shape, stream);
   if (shape.rows == 256) return gemm_codes_launch<kType, kTokens, 8, 2>(p, format, shape, stream);
-  if constexpr (kTokens < 64) gemm_codes_launch<kType, kTokens, 16, 2>(p, format, shape, stream);
+  if constexpr (kTokens < 64) {
+    if (shape.rows == 512) return gemm_codes_launch<kType, kTokens, 16, 2>(p, format, shape, stream);
+  }
+  throw_no_tile("wgmma_codes", shape.rows, kTokens);
 }
 
 template <DType kType>
@@ -229,8 +231,10 @@ void gemm_codes(const Problem& p, const TiledRows& format, const GemmRingShape& 
       return gemm_codes_of<kType, 16>(p, format, shape, stream);
     case 32:
       return gemm_codes_of<kType, 32>(p, format, shape, stream);
-    default:
+    case 64:
       return gemm_codes_of<kType, 64>(p, format, shape, stream);
+    default:
+      throw_no_tile("wgmma_codes", shape.rows, format.height);
   }
 }
 

@@ -338,8 +338,10 @@ void gemm_ring(const Problem& p, const TiledRows& format, const GemmRingShape& s
       return gemm_ring_launch<kType, 16>(p, format, shape, stream);
     case 32:
       return gemm_ring_launch<kType, 32>(p, format, shape, stream);
-    default:
+    case 64:
       return gemm_ring_launch<kType, 64>(p, format, shape, stream);
+    default:
+      throw_no_tile("wgmma_ring", shape.rows, format.height);
   }
 }
 

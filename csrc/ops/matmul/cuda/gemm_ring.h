@@ -12,6 +12,8 @@ inline constexpr int kGemmRingWarps = 8;  // that multiply; one more keeps the r
 inline constexpr int kGemmRingMaxStages = 8;
 inline constexpr int kGemmRingBarrierBytes = 24;  // of a stage
 
+[[noreturn]] void throw_no_tile(const char* variant, int64_t rows, int64_t tokens);  // of w and x
+
 // Tiles of k in a stage: one super-block, or as much of the other types; of 8-bit codes half of it.
 constexpr int gemm_ring_tiles(DType type) { return gpu_format(type).low_bits == 8 ? kChunkTiles / 2 : kChunkTiles; }
 constexpr int gemm_ring_chunk_bytes(DType type) {

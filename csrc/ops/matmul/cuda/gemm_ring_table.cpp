@@ -4,6 +4,10 @@
 
 namespace dyno::ops::cuda {
 
+void throw_no_tile(const char* variant, int64_t rows, int64_t tokens) {
+  throw UnsupportedError(str_cat("[", variant, "] no kernel has tiles of ", rows, " rows of w by ", tokens, " tokens"));
+}
+
 template <DType kType>
 void gemm_ring(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream);
 
