@@ -24,7 +24,9 @@ const model::FfnSpec* cacheable(const Plan& plan, const model::ModelDesc& model,
   if (f == nullptr || !model::can_cache_experts(model, *f)) return nullptr;
   if (plan.weights[static_cast<size_t>(f->router)].device != kMainDevice) return nullptr;
   for (const WeightId id : {f->experts_gate, f->experts_up, f->experts_down}) {
-    if (id != model::kNone && !is_host(plan, id)) return nullptr;
+    if (id == model::kNone) continue;
+    if (!is_host(plan, id)) return nullptr;
+    if (plan.main_device().kind == DeviceKind::cuda && !why_not_on_gpu(model.weight(id)).empty()) return nullptr;
   }
   return f;
 }

@@ -380,8 +380,8 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
                 const ContextOptions& context, int64_t ubatch, MlaMode mla_mode = MlaMode::automatic,
                 const OffloadOptions& offload = {});
 
-// Rows behind the end of a sequence that have memory on a GPU, where memory is taken by need: kernels read tiles of
-// rows. Memory is mapped in pieces.
+// Rows behind the end of a sequence that have memory on a GPU, where memory is taken by need: kernels may read to the
+// end of a tile, of which the longest has 256 rows (flash_keys() times flash_key_warps()). Memory is mapped in pieces.
 inline constexpr int64_t kRowsBehind = 256;
 inline constexpr size_t kMappedPiece = size_t{2} << 20;
 

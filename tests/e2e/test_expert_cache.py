@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from dyno import Engine, _core, _expert_use, _progress, cli
 from dyno.errors import OutOfMemoryError, PlanError, ProfileError
+from dyno.testing import tiny_model
 from random_models import Shape, random_model
 
 if TYPE_CHECKING:
@@ -213,6 +214,23 @@ def test_where_nothing_is_to_cache() -> None:
     for placement in ({"cpu_moe": False}, {"cpu_moe": False, "rules": [r"blk\.1\.ffn_down_exps=CPU"]}):
         assert not cached(opened(MOE, placement=placement, plan_only=True))
     assert not cached(_core.Session(MOE, load={"expert_cache_mib": 8}, context=CONTEXT, plan_only=True))
+
+
+def test_experts_that_a_gpu_cannot_read_stay_on_the_cpu(tmp_path: Path) -> None:
+    """A GPU reads q8_kv as q8_16, of which rows of 96 values are no whole blocks."""
+    machine = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
+    for dtypes, layers in (({"blk.0.ffn_down_exps.weight": "q8_kv"}, ["1"]), ({}, ["0", "1"])):
+        path = tiny_model(
+            tmp_path / "m.gguf", "qwen3moe", n_embd=256, n_ff_expert=96, dtype="q8_0", dtypes=dtypes
+        )
+        session = _core.Session(
+            path,
+            load={"expert_cache_mib": 8},
+            placement={"cpu_moe": True},
+            plan_only=True,
+            device=machine,
+        )
+        assert sorted({name.split(".")[1] for name in cached(session)}) == layers
 
 
 def test_wrong_records_are_refused(tmp_path: Path) -> None:

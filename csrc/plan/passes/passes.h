@@ -49,6 +49,8 @@ void own_values(Plan& plan, NodeList& list);
 // When all nodes have their devices: the bytes of all weights and those of each device.
 void count_weights(Plan& plan, const model::ModelDesc& model);
 
+// The reason that keeps a weight from every GPU; empty if there is none.
+std::string why_not_on_gpu(const model::Weight& weight);
 // Of a weight as it would lie on the main device.
 size_t placed_bytes(const Plan& plan, const model::Weight& weight);
 

@@ -21,19 +21,29 @@ bool has_gpu_kernels(DType type) {
   return kind == TypeClass::floats || kind == TypeClass::quant || kind == TypeClass::gpu;
 }
 
+}  // namespace
+
+std::string why_not_on_gpu(const model::Weight& w) {
+  const DType type = gpu_type(w.type);
+  if (!has_gpu_kernels(type)) {
+    return str_cat("tensor ", w.name, " is ", dtype_name(w.tensor->type), ", a type without kernels for a GPU");
+  }
+  const int64_t block = dtype_info(type).block_elements;
+  if (w.cols % block == 0) return "";
+  return str_cat("tensor ", w.name, " has rows of ", w.cols, " values of ", dtype_name(w.tensor->type),
+                 ", which a GPU reads as ", dtype_name(type), " in blocks of ", block);
+}
+
+namespace {
+
 // Weights that owned copies are made of: repacked, converted or transposed.
 WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const LoadOptions& load, bool beside_gpu) {
   WeightPlacement p;
   p.type = w.type;
   if (device.kind == DeviceKind::cuda) {
     p.type = gpu_type(w.type);
-    DYNO_CHECK(UnsupportedError, has_gpu_kernels(p.type), "[plan] tensor ", w.name, " is ", dtype_name(w.tensor->type),
-               ", a type without kernels for a GPU; keep it on the CPU or run with "
-               "device=cpu");
-    const int64_t block = dtype_info(p.type).block_elements;
-    DYNO_CHECK(UnsupportedError, w.cols % block == 0, "[plan] tensor ", w.name, " has rows of ", w.cols, " values of ",
-               dtype_name(w.tensor->type), ", which a GPU reads as ", dtype_name(p.type), " in blocks of ", block,
-               "; keep it on the CPU or run with device=cpu");
+    const std::string why_not = why_not_on_gpu(w);
+    DYNO_CHECK(UnsupportedError, why_not.empty(), "[plan] ", why_not, "; keep it on the CPU or run with device=cpu");
     // Exact products and rows by token id read the file's order; so do matrices that the tensor cores' tiles do not
     // fit.
     const bool vector = w.transform == model::Transform::to_f32;
