@@ -61,6 +61,7 @@ class TextRun:
         if handling is not None and handling.ignore_end:
             self._ends = frozenset()
         self._cancelled = threading.Event()
+        self._listens = False
         self._sampling, self._limit, self._slot, self._handling = sampling, max_tokens, slot, handling
         self.prompt = list(prompt)
         """Token ids."""
@@ -96,8 +97,10 @@ class TextRun:
             wake: Called in the scheduler's thread when there is more to take.
 
         Returns:
-            An iterator that gives None where nothing has come yet.
+            An iterator that gives None where nothing has come yet, and an empty text for a first token that
+            has none.
         """
+        self._listens = True
         self._handling = dataclasses.replace(self._handling or Handling(), wake=wake)
         return self._pieces
 
@@ -137,7 +140,9 @@ class TextRun:
                     break
                 if self._cancelled.is_set():
                     break
-                if shown := self._stop.push(stream.push(each.token)):
+                shown = self._stop.push(stream.push(each.token))
+                # Who listens hears of the first token, also if it has no text so far.
+                if shown or (len(self.tokens) == 1 and self._listens):
                     yield shown
                 if self._stop.stopped:
                     break

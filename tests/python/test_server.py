@@ -22,7 +22,7 @@ from dyno._sampling import Sampling
 from dyno.server import Options, create_app
 from dyno.server.opening import Recipe, opened
 from dyno.server.running import Pieces
-from dyno.testing import tiny_model
+from dyno.testing import Array, tiny_model
 from served import GREEDY, HELLO, KEY, Served, serving, until
 
 if TYPE_CHECKING:
@@ -280,6 +280,22 @@ def test_another_failed_import_keeps_its_text_to_itself(
     (told,) = (record for record in caplog.records if record.name == "dyno.server")
     assert told.exc_info
     assert "somebody" in told.message
+
+
+def test_a_stream_tells_of_a_first_token_without_text(tmp_path: Path, device: str) -> None:
+    kinds = {"tokenizer.ggml.token_type": Array("int32", [3] * 288)}  # control tokens, which are no text
+    model = tiny_model(tmp_path / "m.gguf", metadata=kinds)
+    with serving(model, Options(model="tiny", api_key=KEY), device=device, numerics="exact") as server:
+        body = {"prompt": [5], **GREEDY, "ignore_eos": True, "stream_options": {"include_usage": True}}
+        first, end, usage, done = stream(server.client, "/v1/completions", body)
+        whole = server.client.post("/v1/completions", json={**body, "stream_options": None}).json()
+    assert [(e["choices"][0]["text"], e["choices"][0]["finish_reason"]) for e in (first, end)] == [
+        ("", None),
+        ("", "length"),
+    ]
+    assert usage["usage"]["completion_tokens"] == GREEDY["max_tokens"]
+    assert done == "[DONE]"
+    assert whole["choices"][0]["text"] == ""
 
 
 def test_rules_that_compile_keep_no_other_text_waiting(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from dyno.testing import Array, tiny_model
 from dyno_tuner.core.serve_load import ServedLoad
 from dyno_tuner.measure.served_load import (
     HttpClient,
@@ -81,6 +85,7 @@ def test_figures() -> None:
 class _Handler(BaseHTTPRequestHandler):
     bodies: list[dict[str, Any]] = []  # noqa: RUF012 - set anew for each server
     status = 200
+    silent = False
     end: tuple[str, ...] = ()
 
     def do_POST(self) -> None:
@@ -90,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for i in range(body["max_tokens"]):
             time.sleep(0.01)
-            self._event({"choices": [{"text": f"t{i}", "finish_reason": None}]})
+            self._event({"choices": [{"text": "" if self.silent else f"t{i}", "finish_reason": None}]})
         for text in self.end:
             self._event(json.loads(text))
         self.wfile.write(b"data: [DONE]\n\n")
@@ -141,5 +146,37 @@ def test_errors_over_http(server: tuple[str, type[_Handler]]) -> None:
     handler.end = ()
     with pytest.raises(LoadError, match="no token"):
         HttpClient(address)([1], 0)
+    handler.end = (
+        '{"choices": [{"text": "", "finish_reason": "length"}]}',
+        '{"choices": [], "usage": {"completion_tokens": 7}}',
+    )
+    with pytest.raises(LoadError, match="no event for 7 tokens"):
+        HttpClient(address)([1], 0)
     with pytest.raises(LoadError, match="is not an address"):
         HttpClient("127.0.0.1:8080")
+
+
+def test_tokens_without_text_are_counted_and_timed(server: tuple[str, type[_Handler]]) -> None:
+    address, handler = server
+    handler.silent = True
+    handler.end = (
+        '{"choices": [{"text": "", "finish_reason": "length"}]}',
+        '{"choices": [], "usage": {"completion_tokens": 30}}',
+    )
+    timing = HttpClient(address)([1], 1)
+    assert timing.tokens == 30
+    assert timing.begun < timing.first < timing.ended  # the end of a stream is that of its last token
+
+
+def test_the_overhead_of_a_server_whose_tokens_have_no_text(tmp_path: Path) -> None:
+    kinds = {"tokenizer.ggml.token_type": Array("int32", [3] * 288)}  # control tokens, which are no text
+    model = tiny_model(tmp_path / "m.gguf", metadata=kinds)
+    script = Path(__file__).resolve().parents[3] / "benchmarks" / "serve_overhead.py"
+    out = tmp_path / "out.json"
+    size = ("--sequences", "2", "--pp", "4", "--tg", "5", "--rounds", "1")
+    command = [sys.executable, str(script), str(model), "--device", "cpu", *size, "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rates = json.loads(out.read_text())["rates"]
+    assert set(rates) == {"batch", "scheduler", "server"}
+    assert all(len(each) == 1 and each[0] > 0 for each in rates.values())

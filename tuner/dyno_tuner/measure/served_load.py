@@ -203,13 +203,22 @@ class HttpClient:
                 raise LoadError(f"the server ends a stream with an error: {data['error']}")
             usage = data.get("usage") or usage
             choice = (data.get("choices") or [{}])[0]
+            if not choice:
+                continue
+            last, clock_last = now, other_clock()  # the last token may have no text: the end comes with it
             # Tokens without text (half a character) are events with an empty text, or none.
-            if choice.get("text") or (choice and choice.get("finish_reason") is None):
-                first, last, clock_last, events = first or now, now, other_clock(), events + 1
+            if choice.get("text") or choice.get("finish_reason") is None:
+                first, events = first or now, events + 1
+        tokens = int(usage.get("completion_tokens") or events)
         if not events:
-            raise LoadError("the server's stream holds no token")
+            held = (
+                f"no event for {tokens} tokens, so nothing tells when the first one came"
+                if tokens
+                else "no token"
+            )
+            raise LoadError(f"the server's stream holds {held}")
         details = usage.get("prompt_tokens_details") or {}
         return Timing(
-            begun, first, last, int(usage.get("completion_tokens") or events),
+            begun, first, last, tokens,
             int(details.get("cached_tokens") or 0), (0.0, clock_last),
         )  # fmt: skip
