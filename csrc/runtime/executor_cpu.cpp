@@ -198,7 +198,7 @@ void CpuExecutor::prepare(const plan::Selection& selection, int max_threads, boo
     copies_ = {};
     copies_ = HostBuffer(copies, "copies of streamed weights");
   }
-  arrivals_.assign(plan_.weights.size(), {});
+  virtual_.forget_copies();
   if (!scratch_.holds(scratch, static_cast<size_t>(max_threads))) {
     scratch_ = StripedBuffer(scratch, static_cast<size_t>(max_threads), "kernel scratch");
   }
@@ -271,7 +271,7 @@ void CpuExecutor::bring(model::WeightId weight, const std::byte* from, int64_t m
     std::memcpy(copies_.data() + placed.stream.offset + offset, from + offset, count);
     bytes += count;
   }
-  arrivals_[at] = virtual_.arrival(placed.device, plan::kMainDevice, bytes, start);
+  virtual_.copy(weight, placed.device, bytes, start);
 }
 
 void CpuExecutor::bring_own(model::WeightId weight, model::WeightId own, std::span<const MatrixMove> moves) {
@@ -284,7 +284,7 @@ void CpuExecutor::bring_own(model::WeightId weight, model::WeightId own, std::sp
 }
 
 void CpuExecutor::await_copies(model::WeightId weight) {
-  VirtualDevices::wait_until(arrivals_[static_cast<size_t>(weight)]);
+  VirtualDevices::wait_until(virtual_.copy_arrival(weight));
 }
 
 // Logits are written to the memory of the machine, where a device behind a link would have sent them.

@@ -72,9 +72,8 @@ class CpuExecutor final : public Backend {
   ThreadPool& pool_;
   std::vector<Memory> memory_;  // of each device
   VirtualDevices virtual_;
-  StripedBuffer scratch_;                                    // by thread
-  HostBuffer copies_;                                        // of streamed weights, on a virtual main device
-  std::vector<VirtualDevices::Clock::time_point> arrivals_;  // of these, by weight
+  StripedBuffer scratch_;  // by thread
+  HostBuffer copies_;      // of streamed weights, on a virtual main device
   const ValueMemory* values_ = nullptr;
   ExpertCounts expert_counts_;
   MicroBatch micro_batch_;

@@ -8,17 +8,40 @@
 
 namespace dyno::runtime {
 
+VirtualDevices::Clock::duration VirtualDevices::transfer(plan::DeviceId from, plan::DeviceId to, size_t bytes) const {
+  const double seconds = plan::transfer_seconds(link_of(from), link_of(to), bytes);
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
 VirtualDevices::Clock::time_point VirtualDevices::arrival(plan::DeviceId from, plan::DeviceId to, size_t bytes,
                                                           Clock::time_point start) {
   if (from == to) return start;
   Clock::time_point begin = start;
   for (const plan::DeviceId id : {from, to}) begin = std::max(begin, states_[static_cast<size_t>(id)].free);
-  const double seconds = plan::transfer_seconds(link_of(from), link_of(to), bytes);
-  const auto end = begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  const Clock::duration taken = transfer(from, to, bytes);
   for (const plan::DeviceId id : {from, to}) {
-    if (link_of(id) != plan::Link{}) states_[static_cast<size_t>(id)].free = end;
+    if (link_of(id) != plan::Link{}) states_[static_cast<size_t>(id)].free = begin + taken;
   }
-  return end;
+  if (from == plan::kMainDevice || to == plan::kMainDevice) {
+    for (Clock::time_point& copy : copies_) {
+      if (copy > begin) copy += taken;
+    }
+    if (last_copy_ > begin) last_copy_ += taken;
+  }
+  return begin + taken;
+}
+
+void VirtualDevices::copy(model::WeightId weight, plan::DeviceId from, size_t bytes, Clock::time_point start) {
+  Clock::time_point begin = std::max(start, last_copy_);
+  for (const plan::DeviceId id : {from, plan::kMainDevice})
+    begin = std::max(begin, states_[static_cast<size_t>(id)].free);
+  last_copy_ = begin + transfer(from, plan::kMainDevice, bytes);
+  copies_[static_cast<size_t>(weight)] = last_copy_;
+}
+
+void VirtualDevices::forget_copies() {
+  copies_.assign(plan_.weights.size(), {});
+  last_copy_ = {};
 }
 
 VirtualDevices::Clock::time_point VirtualDevices::arrival_at_host(plan::DeviceId from, size_t bytes) {
