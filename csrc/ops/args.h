@@ -111,9 +111,10 @@ struct MoeRouteArgs {
 
 struct MoeSumArgs {
   const float* x = nullptr;  // [m, used, n]
-  // Rows of experts that another device multiplied. Where other_ids is 0 or more, the row comes from other_x.
-  const float* other_x = nullptr;      // [m, used, n]; null: all rows are in x
-  const int32_t* other_ids = nullptr;  // [m, used], with other_x
+  // Rows of experts that another device multiplied. Where other_ids is 0 or more, the row comes from other_x, or is
+  // left out if there is none.
+  const float* other_x = nullptr;      // [m, used, n]
+  const int32_t* other_ids = nullptr;  // [m, used]; null: all rows are in x
   const float* weights = nullptr;      // [m, used]; null: ones
   const float* residual = nullptr;     // [m, n], may be out
   float scale = 1.0f;

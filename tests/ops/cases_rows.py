@@ -188,16 +188,18 @@ def kv_store_cases() -> Iterator[Case]:
 
 @cases("moe_sum")
 def moe_sum_cases() -> Iterator[Case]:
-    def make(
-        m: int, n: int, used: int, residual: bool, weights: bool = True, *, others: bool = False
-    ) -> Case:
-        """`others`: of some slots the row comes from another device."""
+    def make(m: int, n: int, used: int, residual: bool, weights: bool = True, *, others: str = "") -> Case:
+        """`others`: rows of some slots are `taken` from another device, or `left` out."""
 
         def build(rng: np.random.Generator) -> Any:
             args: dict[str, Any] = {"x": normal(rng, m, used, n), "scale": 0.75}
-            if others:
+            if others == "left":
+                args["x"][0, 0] = np.nan  # nobody reads it
+            if others == "taken":
                 args["other_x"] = normal(rng, m, used, n)
+            if others:
                 args["other_ids"] = rng.integers(-1, 2, (m, used)).astype(np.int32)
+                args["other_ids"][0, 0] = 0
             if weights:
                 args["weights"] = normal(rng, m, used)
             if residual:
@@ -207,7 +209,8 @@ def moe_sum_cases() -> Iterator[Case]:
                 wide = {k: v.astype(np.float64) for k, v in args.items() if isinstance(v, np.ndarray)}
                 x = wide["x"]
                 if others:
-                    x = np.where(args["other_ids"][..., None] >= 0, wide["other_x"], x)
+                    there = wide.get("other_x", np.zeros_like(x))
+                    x = np.where(args["other_ids"][..., None] >= 0, there, x)
                 want = reference.moe_sum(
                     x, wide.get("weights", np.ones((m, used))), wide.get("residual"), 0.75
                 )
@@ -226,8 +229,9 @@ def moe_sum_cases() -> Iterator[Case]:
     yield make(40, 520, 2, True)
     yield make(1, 2048, 1, True, weights=False)
     yield make(7, 33, 3, False, weights=False)
-    yield make(1, 1030, 8, True, others=True)
-    yield make(9, 35, 3, False, others=True)
+    for others in ("taken", "left"):
+        yield make(1, 1030, 8, True, others=others)
+        yield make(9, 35, 3, False, others=others)
 
 
 @cases("glu")

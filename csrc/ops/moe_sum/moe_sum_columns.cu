@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(256) moe_sum_columns(MoeSumArgs args, int colu
   const float* weights = args.weights == nullptr ? nullptr : args.weights + token * used;
   T sum = zero<T>();
   for (int slot = 0; slot < used; ++slot) {
-    const bool other = others != nullptr && args.other_ids[token * used + slot] >= 0;
+    const bool other = args.other_ids != nullptr && args.other_ids[token * used + slot] >= 0;
+    if (other && others == nullptr) continue;
     sum =
         multiply_add((other ? others : mine)[int64_t{slot} * columns], weights == nullptr ? 1.0f : weights[slot], sum);
   }

@@ -11,9 +11,11 @@ void moe_sum_pieces(const MoeSumArgs& args, int64_t n, int64_t used, int64_t pie
     const int64_t last = first + kMoeSumPiece < n ? first + kMoeSumPiece : n;
     const float* mine = args.x + token * used * n;
     const float* others = args.other_x == nullptr ? nullptr : args.other_x + token * used * n;
-    const int32_t* other_ids = args.other_x == nullptr ? nullptr : args.other_ids + token * used;
-    const auto row = [=](int64_t slot) {
-      return (others != nullptr && other_ids[slot] >= 0 ? others : mine) + slot * n;
+    const int32_t* other_ids = args.other_ids == nullptr ? nullptr : args.other_ids + token * used;
+    // Of a slot: null where nothing is added.
+    const auto row = [=](int64_t slot) -> const float* {
+      if (other_ids == nullptr || other_ids[slot] < 0) return mine + slot * n;
+      return others == nullptr ? nullptr : others + slot * n;
     };
     const float* weights = args.weights == nullptr ? nullptr : args.weights + token * used;
     const auto weight = [weights](int64_t slot) { return weights == nullptr ? 1.0f : weights[slot]; };
@@ -22,13 +24,17 @@ void moe_sum_pieces(const MoeSumArgs& args, int64_t n, int64_t used, int64_t pie
     int64_t i = first;
     for (; i + kLanes <= last; i += kLanes) {
       vf sum = {};
-      for (int64_t slot = 0; slot < used; ++slot) sum += load(row(slot) + i) * broadcast(weight(slot));
+      for (int64_t slot = 0; slot < used; ++slot) {
+        if (const float* x = row(slot)) sum += load(x + i) * broadcast(weight(slot));
+      }
       sum *= broadcast(args.scale);
       store(out + i, residual == nullptr ? sum : sum + load(residual + i));
     }
     for (; i < last; ++i) {
       float sum = 0;
-      for (int64_t slot = 0; slot < used; ++slot) sum += row(slot)[i] * weight(slot);
+      for (int64_t slot = 0; slot < used; ++slot) {
+        if (const float* x = row(slot)) sum += x[i] * weight(slot);
+      }
       sum *= args.scale;
       out[i] = residual == nullptr ? sum : sum + residual[i];
     }
