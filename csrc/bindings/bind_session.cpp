@@ -184,7 +184,8 @@ void bind_session(nb::module_& m) {
            "sequences, cache_tokens. session: ubatch, "
            "threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, "
            "matvec_max_tokens, matvec_id_max_tokens, "
-           "mmq_max_tokens, mmq_id_max_tokens, compute_type, offload_min_tokens, op_offload.FAMILY. kernels: (op key, "
+           "mmq_max_tokens, mmq_id_max_tokens, compute_type, offload_min_tokens, cpu_share, op_offload.FAMILY. "
+           "kernels: (op key, "
            "token range, config dict, origin). "
            "plan_only: decide everything, "
            "read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in "
@@ -272,14 +273,15 @@ void bind_session(nb::module_& m) {
             d["matrices"] = counts.matrices;
             d["predicted"] = counts.predicted;
             d["cached"] = counts.cached;
+            d["shared"] = counts.shared;
             d["wanted"] = counts.wanted;
             return d;
           },
           nb::sig("def streamed(self) -> dict[str, int]"),
           "Weights of the CPU that crossed to the main device since the session began: `bytes`, `matrices` (an expert "
           "is one), of them `predicted` (before the routing was known), `cached` ones, which did not cross because the "
-          "main "
-          "device has these experts already, and `wanted`: matrices that u-batches needed.")
+          "main device has these experts already, `shared`: experts that the CPU multiplied by instead, and `wanted`: "
+          "matrices that u-batches needed.")
       .def_prop_ro(
           "experts",
           [](PySession& s) {

@@ -98,6 +98,7 @@ runtime::SessionSettings read_session(const nb::dict& dict, runtime::SessionSett
                                       : ops::ComputeType::f32;
   plan::OffloadOptions& offload = s.offload;
   offload.min_tokens = r.integer("offload_min_tokens", offload.min_tokens);
+  offload.cpu_share = r.integer("cpu_share", offload.cpu_share);
   offload.matmul = r.flag("op_offload.matmul", offload.matmul);
   offload.matmul_id = r.flag("op_offload.matmul_id", offload.matmul_id);
   offload.up_gate = r.flag("op_offload.up_gate", offload.up_gate);

@@ -84,6 +84,7 @@ nb::dict plan_dict(const runtime::Session& session) {
   settings["compute_type"] = std::string(ops::compute_type_name(paths.compute));
   const plan::OffloadOptions& offload = session.settings().offload;
   settings["offload_min_tokens"] = offload.min_tokens;
+  settings["cpu_share"] = offload.cpu_share;
   settings["op_offload.matmul"] = offload.matmul;
   settings["op_offload.matmul_id"] = offload.matmul_id;
   settings["op_offload.up_gate"] = offload.up_gate;

@@ -4,16 +4,24 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "plan/expert_share.h"
 
 namespace dyno::plan {
-namespace {
 
-// Of products with so many rows: between the two rates by the logarithm of the rows.
+// Between the two rates by the logarithm of the rows.
 double flops_per_second(const Rates& rates, int64_t rows) {
   if (rows >= kManyRows) return rates.flops_many;
   const double at = std::log(static_cast<double>(std::max<int64_t>(rows, 1))) / std::log(double{kManyRows});
   return std::exp(std::log(rates.flops_one) * (1 - at) + std::log(rates.flops_many) * at);
 }
+
+const Link& device_link(const Plan& plan, const std::vector<DeviceRates>& rates, DeviceId id) {
+  const auto at = static_cast<size_t>(id);
+  const Link& planned = plan.devices[at].link;
+  return planned != Link{} ? planned : rates[at].rates.link;
+}
+
+namespace {
 
 // Attention also reads what the cache holds already.
 ops::Cost with_depth(const ops::OpDesc& desc, int64_t depth) {
@@ -68,10 +76,16 @@ class Estimate {
   }
 
  private:
-  const Link& link(DeviceId id) const {
-    const auto at = static_cast<size_t>(id);
-    const Link& planned = plan_.devices[at].link;
-    return planned != Link{} ? planned : rates_[at].rates.link;
+  const Link& link(DeviceId id) const { return device_link(plan_, rates_, id); }
+
+  // Of the rows of a product with experts, and of its bytes.
+  double share_of(const Node& node) const {
+    if (!node.divided || node.layer < 0 || plan_.shared_experts[static_cast<size_t>(node.layer)] == 0)
+      return node.share;
+    if (plan_.list_for(load_.tokens).id != ListId::streamed) return node.share;
+    const model::FfnSpec& f = *model_.layers[static_cast<size_t>(node.layer)].mixture();
+    const double cpu = even_share(plan_, rates_, model_, f, load_.tokens);
+    return node.at_home ? cpu : 1 - cpu;
   }
 
   CostPart& part(DeviceId device, int32_t layer) {
@@ -100,6 +114,7 @@ class Estimate {
         if (fetch.ids != kNoValue && model_.weight(id).batch == fetch.experts) {
           const double left = 1 - static_cast<double>(fetch.used) / static_cast<double>(fetch.experts);
           share = 1 - std::pow(left, static_cast<double>(load_.tokens));
+          share *= share_of(list.nodes[static_cast<size_t>(fetch.node)]);
           if (weight.stream.cached != model::kNone) {
             share *=
                 1 - static_cast<double>(model_.weight(weight.stream.cached).batch) / static_cast<double>(fetch.experts);
@@ -130,13 +145,14 @@ class Estimate {
     const OpUse& use = plan_.keys[static_cast<size_t>(node.key)];
     const int64_t rows = tokens * node.rows_factor;
     ops::Cost cost = with_depth(ops::with_tokens(use.desc, rows), load_.depth);
-    cost.bytes *= node.share;
-    cost.flops *= node.share;
+    const double share = share_of(node);
+    cost.bytes *= share;
+    cost.flops *= share;
     double seconds =
         std::max(cost.bytes / device.rates.bytes_per_second, cost.flops / flops_per_second(device.rates, tokens)) +
         device.rates.launch_seconds;
     if (const auto known = device.measured.find({use.key, rows}); known != device.measured.end()) {
-      seconds = known->second * node.share;
+      seconds = known->second * share;
     }
     ++at.launches;
     at.bytes += cost.bytes;

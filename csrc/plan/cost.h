@@ -15,6 +15,8 @@
 
 namespace dyno::plan {
 
+// Of products with so many rows.
+double flops_per_second(const Rates& rates, int64_t rows);
 // By the device's properties alone: for want of measured ones.
 Rates assumed_rates(const DeviceInfo& device);
 
@@ -29,6 +31,9 @@ struct DeviceRates {
   Rates rates;
   std::map<MeasuredOp, double> measured;  // seconds of a launch
 };
+
+// The link of a device: the plan's, or else a measured or assumed one.
+const Link& device_link(const Plan& plan, const std::vector<DeviceRates>& rates, DeviceId id);
 
 // A u-batch of one sequence.
 struct Load {

@@ -189,6 +189,7 @@ namespace {
 
 void find_expert_places(Plan& plan, const model::ModelDesc& model) {
   plan.expert_places.resize(model.layers.size());
+  plan.shared_experts.resize(model.layers.size());
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::FfnSpec* f = model.layers[i].mixture();
     if (f == nullptr || f->cached.experts.empty()) continue;

@@ -106,10 +106,14 @@ struct ContextOptions {
   int64_t cache_tokens = 0;
 };
 
+inline constexpr int64_t kBalanced = -1;
 // Which products run on the main device over a copy of weights that lie on the CPU, and from how many tokens on.
 struct OffloadOptions {
   int64_t min_tokens = 32;  // of a u-batch; with experts times experts / used
   bool matmul = true, matmul_id = true, up_gate = true, moe_up_gate = true;
+  // Of the experts that tokens of a streamed u-batch are routed to, the CPU multiplies by so many percent meanwhile;
+  // kBalanced: so many that both are expected to end together.
+  int64_t cpu_share = 0;
   friend bool operator==(const OffloadOptions&, const OffloadOptions&) = default;
 };
 
@@ -197,6 +201,7 @@ struct Node {
   bool beside = false;   // needs nothing of the node before it and the other way round: both can run at once
   // Of a product with experts: another device multiplies the rows of other experts, and this one so large a share.
   bool divided = false;
+  bool at_home = false;  // in the streamed list: reads its weights where they lie
   double share = 1;
 };
 
@@ -225,6 +230,7 @@ struct Fetch {
   std::vector<model::WeightId> weights{};
   ValueId ids = kNoValue;  // int32 [tokens, used] on the main device
   int64_t experts = 0, used = 0;
+  int32_t shared_layer = -1;  // the node reads which of this layer's experts the CPU takes; -1: another node
 };
 
 struct NodeList {
@@ -304,6 +310,11 @@ struct Plan {
   size_t cached_bytes = 0;  // of experts of the CPU that also lie on the main device
   // By layer with cached experts: the place of each expert in the main device's copies, -1 where it has none.
   std::vector<std::vector<int32_t>> expert_places;
+  // Of layers whose experts the streamed list shares with the CPU: how many there are, by layer, else 0. Their places
+  // are chosen for each u-batch, in tables behind those of expert_places.
+  std::vector<int64_t> shared_experts;
+  int32_t shared_table(int32_t layer) const { return static_cast<int32_t>(expert_places.size()) + layer; }
+  bool is_shared_table(int32_t table) const { return table >= static_cast<int32_t>(expert_places.size()); }
   std::vector<KvLayer> kv;    // of each layer; without rows where it has no keys
   std::vector<State> states;  // of all layers; empty where every layer has keys and values
   ValueId logits = kNoValue;  // lives in the caller's memory, not in the arena
@@ -324,6 +335,8 @@ struct Plan {
   bool streams(ListId list, model::WeightId id) const {
     return list == ListId::streamed && weights[static_cast<size_t>(id)].stream.wanted;
   }
+  // In which list a node of a list finds its weights.
+  static ListId weights_list(const Node& node, ListId list) { return node.at_home ? ListId::general : list; }
   DeviceId device_in(ListId list, model::WeightId id) const {
     return streams(list, id) ? kMainDevice : weights[static_cast<size_t>(id)].device;
   }

@@ -97,6 +97,8 @@ class Backend {
                      std::span<const MatrixRange> ranges) = 0;
   // Likewise of matrices that this device has already, in the weight `own`; no link is crossed.
   virtual void bring_own(model::WeightId weight, model::WeightId own, std::span<const MatrixMove> moves) = 0;
+  // The places of a layer's experts for launches from now on, in its table of Plan::shared_experts.
+  virtual void set_places(int32_t layer, std::span<const int32_t> places) = 0;
   virtual void await_copies(model::WeightId weight) = 0;
 
   // A value to host memory; returns when it is there.

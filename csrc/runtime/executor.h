@@ -78,7 +78,8 @@ struct StreamCounts {
   int64_t matrices = 0;   // an expert is one; of other weights all are one
   int64_t predicted = 0;  // of these, before the routing was known
   int64_t cached = 0;     // matrices that did not cross, because the main device has these experts in its cache
-  int64_t wanted = 0;     // matrices that u-batches needed, there already or not
+  int64_t shared = 0;     // experts that the CPU multiplied by instead
+  int64_t wanted = 0;     // matrices that u-batches needed on the main device, there already or not
 };
 
 // Choices of experts in layers of which some experts are cached, since the session began.

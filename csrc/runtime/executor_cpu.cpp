@@ -20,7 +20,8 @@ struct CpuExecutor::Env {
   const std::vector<Memory>& memory;
   const ValueMemory& values;
   float* logits;
-  std::byte* copies = nullptr;  // of streamed weights
+  const std::vector<std::vector<int32_t>>& shared;  // places of shared experts, by layer
+  std::byte* copies = nullptr;                      // of streamed weights
   plan::ListId list = plan::ListId::general;
   bool ids_settled = false;  // a matter of GPUs
 
@@ -46,7 +47,10 @@ struct CpuExecutor::Env {
   const float* inverse_frequencies(int32_t table) const {
     return plan.rope_tables[static_cast<size_t>(table)].inv_freq.data();
   }
-  const int32_t* expert_places(int32_t table) const { return plan.expert_places[static_cast<size_t>(table)].data(); }
+  const int32_t* expert_places(int32_t table) const {
+    const auto at = static_cast<size_t>(table);
+    return plan.is_shared_table(table) ? shared[at - plan.expert_places.size()].data() : plan.expert_places[at].data();
+  }
   void soft_cap(float* values, int64_t count, float cap) const {
     for (int64_t i = 0; i < count; ++i) values[i] = cap * std::tanh(values[i] / cap);
   }
@@ -199,6 +203,7 @@ void CpuExecutor::prepare(const plan::Selection& selection, int max_threads, boo
     copies_ = HostBuffer(copies, "copies of streamed weights");
   }
   virtual_.forget_copies();
+  places_.assign(plan_.shared_experts.size(), {});
   if (!scratch_.holds(scratch, static_cast<size_t>(max_threads))) {
     scratch_ = StripedBuffer(scratch, static_cast<size_t>(max_threads), "kernel scratch");
   }
@@ -244,6 +249,7 @@ void CpuExecutor::begin(const MicroBatch& batch, const plan::Selection& selectio
                      .memory = memory_,
                      .values = *values_,
                      .logits = batch.logits,
+                     .shared = places_,
                      .copies = copies_.data()});
 }
 
@@ -254,6 +260,7 @@ void CpuExecutor::run_nodes(const plan::NodeList& list, int32_t begin, int32_t e
   for (int32_t i = begin; i < end; ++i) {
     const plan::Node& node = list.nodes[static_cast<size_t>(i)];
     env_->context.isa = plan_.device(node.device).isa;
+    env_->list = plan::Plan::weights_list(node, list.id);
     launch(node);
   }
 }
@@ -283,9 +290,11 @@ void CpuExecutor::bring_own(model::WeightId weight, model::WeightId own, std::sp
   }
 }
 
-void CpuExecutor::await_copies(model::WeightId weight) {
-  VirtualDevices::wait_until(virtual_.copy_arrival(weight));
+void CpuExecutor::set_places(int32_t layer, std::span<const int32_t> places) {
+  places_[static_cast<size_t>(layer)].assign(places.begin(), places.end());
 }
+
+void CpuExecutor::await_copies(model::WeightId weight) { VirtualDevices::wait_until(virtual_.copy_arrival(weight)); }
 
 // Logits are written to the memory of the machine, where a device behind a link would have sent them.
 void CpuExecutor::end() {
@@ -312,7 +321,7 @@ void CpuExecutor::count_experts(const plan::Node& node) {
 // A launch, and what it has to wait for on the link of a virtual device.
 void CpuExecutor::launch_and_wait(const plan::Node& node) {
   const auto* moved = std::get_if<plan::TransferOperands>(&node.operands);
-  if (node.divided) count_experts(node);
+  if (node.divided && !node.at_home && env_->list != plan::ListId::streamed) count_experts(node);
   if (moved == nullptr || plan_.devices.size() == 1) {
     launch_node(node, *env_);
     return;

@@ -44,6 +44,7 @@ class CpuExecutor final : public Backend {
   void bring(model::WeightId weight, const std::byte* from, int64_t matrices,
              std::span<const MatrixRange> ranges) override;
   void bring_own(model::WeightId weight, model::WeightId own, std::span<const MatrixMove> moves) override;
+  void set_places(int32_t layer, std::span<const int32_t> places) override;
   void await_copies(model::WeightId weight) override;
   ExpertCounts expert_counts() const override { return expert_counts_; }
   void lose(plan::DeviceId device, int64_t after_segments) override { virtual_.lose(device, after_segments); }
@@ -76,6 +77,7 @@ class CpuExecutor final : public Backend {
   HostBuffer copies_;      // of streamed weights, on a virtual main device
   const ValueMemory* values_ = nullptr;
   ExpertCounts expert_counts_;
+  std::vector<std::vector<int32_t>> places_;  // by layer, of its shared experts
   MicroBatch micro_batch_;
   std::unique_ptr<Env> env_;  // of the u-batch
 };

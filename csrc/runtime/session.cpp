@@ -34,6 +34,8 @@ SessionSettings resolved(SessionSettings s, int cores) {
   plan::resolved(s.paths);  // throws for values out of range
   DYNO_CHECK(PlanError, s.offload.min_tokens >= 0 && s.offload.min_tokens <= kMostTokens,
              "[session] offload_min_tokens is ", s.offload.min_tokens, "; expected 0 to ", kMostTokens);
+  DYNO_CHECK(PlanError, s.offload.cpu_share >= plan::kBalanced && s.offload.cpu_share <= 100, "[session] cpu_share is ",
+             s.offload.cpu_share, "; expected 0 to 100 (percent), or -1 to balance the CPU and the link");
   return s;
 }
 

@@ -1,8 +1,11 @@
 #include "runtime/weight_stream.h"
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 
 #include "core/error.h"
+#include "plan/expert_share.h"
 
 namespace dyno::runtime {
 namespace {
@@ -34,16 +37,75 @@ void WeightStream::take_half(int32_t order) {
   held = order;
 }
 
-std::vector<bool> WeightStream::routed(const plan::Fetch& fetch, int64_t tokens) {
+std::vector<int64_t> WeightStream::routed(const plan::Fetch& fetch, int64_t tokens) {
   std::vector<int32_t> ids(static_cast<size_t>(tokens * fetch.used));
   main_.read(fetch.ids, std::as_writable_bytes(std::span(ids)));
-  std::vector<bool> wanted(static_cast<size_t>(fetch.experts));
+  std::vector<int64_t> rows(static_cast<size_t>(fetch.experts));
   for (const int32_t id : ids) {
     DYNO_CHECK(PlanError, id >= 0 && id < fetch.experts, "[moe] a token is routed to expert ", id, " of ",
                fetch.experts);
-    wanted[static_cast<size_t>(id)] = true;
+    ++rows[static_cast<size_t>(id)];
   }
-  return wanted;
+  return rows;
+}
+
+const plan::Fetch* WeightStream::sharing(int32_t order) const {
+  const auto found = std::find_if(fetches().begin(), fetches().end(),
+                                  [&](const auto& f) { return f.order == order && f.shared_layer >= 0; });
+  return found == fetches().end() ? nullptr : &*found;
+}
+
+int64_t WeightStream::taken(const plan::Fetch& fetch, int64_t tokens, int64_t chosen,
+                            const std::vector<int64_t>& rows) const {
+  const model::LayerSpec& layer = model_.layers[static_cast<size_t>(fetch.shared_layer)];
+  return plan::experts_for_cpu(plan_, model_, *layer.mixture(), tokens, chosen, rows);
+}
+
+// Of a layer's experts, by number: on its way to the main device, or in its cache.
+std::vector<bool> WeightStream::there(int32_t order, size_t experts) const {
+  std::vector<bool> all(experts, true);
+  for (const plan::Fetch& fetch : fetches()) {
+    if (fetch.order != order || fetch.ids == plan::kNoValue) continue;
+    for (const model::WeightId id : fetch.weights) {
+      if (matrices_of(fetch, id) != experts) continue;
+      const plan::WeightPlacement& placed = plan_.weights[static_cast<size_t>(id)];
+      const std::vector<bool>& present = present_[static_cast<size_t>(id)];
+      for (size_t i = 0; i < experts; ++i) {
+        const bool cached =
+            placed.stream.cached != model::kNone && plan_.expert_places[static_cast<size_t>(placed.layer)][i] >= 0;
+        all[i] = all[i] && (cached || (i < present.size() && present[i]));
+      }
+    }
+  }
+  return all;
+}
+
+WeightStream::Experts WeightStream::share(const plan::Fetch& fetch, const std::vector<int64_t>& rows, int64_t tokens) {
+  std::vector<size_t> chosen, open;  // the fewest rows first
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] > 0) chosen.push_back(i);
+  }
+  std::stable_sort(chosen.begin(), chosen.end(), [&](size_t a, size_t b) { return rows[a] < rows[b]; });
+  const std::vector<bool> ahead = there(fetch.order, rows.size());
+  std::copy_if(chosen.begin(), chosen.end(), std::back_inserter(open), [&](size_t expert) { return !ahead[expert]; });
+  const auto first_of = [&](const std::vector<size_t>& candidates) {
+    std::vector<int64_t> counts;
+    for (const size_t expert : candidates) counts.push_back(rows[expert]);
+    return static_cast<size_t>(taken(fetch, tokens, static_cast<int64_t>(chosen.size()), counts));
+  };
+  Experts found{.wanted = std::vector<bool>(rows.size()), .expected = std::vector<bool>(rows.size())};
+  for (const size_t expert : chosen) found.wanted[expert] = true;
+  for (size_t i = first_of(chosen); i < chosen.size(); ++i) found.expected[chosen[i]] = true;
+  std::vector<int32_t> places(rows.size());
+  std::iota(places.begin(), places.end(), 0);
+  const size_t most = first_of(open);
+  for (size_t i = 0; i < most; ++i) {
+    found.wanted[open[i]] = false;
+    places[open[i]] = -1;
+  }
+  counts_.shared += static_cast<int64_t>(most);
+  main_.set_places(fetch.shared_layer, places);
+  return found;
 }
 
 void WeightStream::bring(const plan::Fetch& fetch, model::WeightId id, const std::vector<bool>& wanted,
@@ -88,17 +150,17 @@ void WeightStream::bring(const plan::Fetch& fetch, model::WeightId id, const std
   main_.bring(id, cpu_.weight_memory(id), matrices, ranges);
 }
 
-void WeightStream::bring_layer(int32_t order, const std::vector<bool>* routed) {
+void WeightStream::bring_layer(int32_t order, const Experts* routed) {
   for (const plan::Fetch& fetch : fetches()) {
     if (fetch.order != order || (fetch.ids != plan::kNoValue) != (routed != nullptr)) continue;
     for (const model::WeightId id : fetch.weights) {
       if (routed != nullptr && matrices_of(fetch, id) > 1) {
-        counts_.wanted += std::count(routed->begin(), routed->end(), true);
-        last_[static_cast<size_t>(id)] = *routed;
+        counts_.wanted += std::count(routed->wanted.begin(), routed->wanted.end(), true);
+        last_[static_cast<size_t>(id)] = routed->expected;
       } else {
         ++counts_.wanted;
       }
-      bring(fetch, id, routed != nullptr ? *routed : std::vector<bool>{}, /*predicted=*/false);
+      bring(fetch, id, routed != nullptr ? routed->wanted : std::vector<bool>{}, /*predicted=*/false);
     }
   }
 }
@@ -113,7 +175,13 @@ void WeightStream::predict_layer(int32_t order, int64_t tokens) {
       if (count == 1 || last.size() == count) {
         bring(fetch, id, last, /*predicted=*/true);
       } else if (all) {
-        bring(fetch, id, std::vector<bool>(count, true), /*predicted=*/true);
+        // But as many as the CPU will take.
+        const plan::Fetch* shared = sharing(order);
+        const std::vector<int64_t> even(count, std::max<int64_t>(1, tokens * fetch.used / fetch.experts));
+        const int64_t left = shared == nullptr ? 0 : taken(*shared, tokens, fetch.experts, even);
+        std::vector<bool> most(count, true);
+        std::fill(most.end() - static_cast<std::ptrdiff_t>(left), most.end(), false);
+        bring(fetch, id, most, /*predicted=*/true);
       }
     }
   }
@@ -135,8 +203,15 @@ void WeightStream::fetch(size_t index, int64_t tokens) {
       fetch.ids != plan::kNoValue &&
       std::none_of(fetches().begin(), fetches().begin() + static_cast<std::ptrdiff_t>(index), chooses);
   if (first_routed) {
-    const std::vector<bool> wanted = routed(fetch, tokens);
-    bring_layer(fetch.order, &wanted);
+    const std::vector<int64_t> rows = routed(fetch, tokens);
+    Experts experts;
+    if (fetch.shared_layer >= 0) {
+      experts = share(fetch, rows, tokens);
+    } else {
+      for (const int64_t count : rows) experts.wanted.push_back(count > 0);
+      experts.expected = experts.wanted;
+    }
+    bring_layer(fetch.order, &experts);
   }
   const int32_t next = fetch.order + 1;
   const bool follows = std::any_of(fetches().begin(), fetches().end(), [&](const auto& f) { return f.order == next; });

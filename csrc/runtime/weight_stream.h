@@ -29,10 +29,23 @@ class WeightStream {
   // Of a weight: as many as a router chooses among, or one.
   size_t matrices_of(const plan::Fetch& fetch, model::WeightId id) const;
   void take_half(int32_t order);
-  std::vector<bool> routed(const plan::Fetch& fetch, int64_t tokens);
+  // Rows of each expert.
+  std::vector<int64_t> routed(const plan::Fetch& fetch, int64_t tokens);
+  // The experts of a u-batch: those that the main device multiplies by, and those that it would if none had crossed
+  // ahead, which are expected next time.
+  struct Experts {
+    std::vector<bool> wanted, expected;
+  };
+  // The fetch that shares a layer's experts with the CPU, or null.
+  const plan::Fetch* sharing(int32_t order) const;
+  // Of so many chosen experts, the number that the CPU takes of candidates with these rows, ascending.
+  int64_t taken(const plan::Fetch& fetch, int64_t tokens, int64_t chosen, const std::vector<int64_t>& rows) const;
+  // The CPU takes the experts with the fewest rows among those that did not cross ahead.
+  Experts share(const plan::Fetch& fetch, const std::vector<int64_t>& rows, int64_t tokens);
+  std::vector<bool> there(int32_t order, size_t experts) const;
   // Copies the wanted matrices that are not there.
   void bring(const plan::Fetch& fetch, model::WeightId id, const std::vector<bool>& wanted, bool predicted);
-  void bring_layer(int32_t order, const std::vector<bool>* routed);
+  void bring_layer(int32_t order, const Experts* routed);
   void predict_layer(int32_t order, int64_t tokens);
 
   const plan::Plan& plan_;
@@ -40,7 +53,7 @@ class WeightStream {
   Backend& cpu_;
   Backend& main_;
   std::vector<std::vector<bool>> present_;  // by weight and matrix
-  std::vector<std::vector<bool>> last_;     // likewise: used by the last u-batch that came through
+  std::vector<std::vector<bool>> last_;     // likewise: expected next, as the last u-batch used them
   int32_t half_[2] = {-1, -1};              // order of the layer whose copies lie there
   StreamCounts counts_;
 };

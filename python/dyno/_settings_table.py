@@ -444,6 +444,20 @@ TABLE: Final[tuple[Setting, ...]] = (
         ranks_by="bandwidth",
         engines=ALL_ENGINES,
     ),
+    Setting(
+        "cpu_share",
+        "session",
+        "int",
+        "Of the experts that a streamed u-batch is routed to, the CPU multiplies by so many percent "
+        "meanwhile (-1: so many that the CPU and the link are expected to end together).",
+        default=0,
+        minimum=-1,
+        maximum=100,
+        unit="%",
+        fidelity="rounding",
+        moves=("pp",),
+        ranks_by="bandwidth",
+    ),
     *(
         Setting(
             f"op_offload.{op}",

@@ -7,11 +7,17 @@
 #include <vector>
 
 #include "core/error.h"
+#include "plan/expert_share.h"
 #include "runtime/segment_executor.h"
 
 namespace dyno {
 // For messages alone: its own file needs a configured build.
 std::string device_name(const DeviceInfo&) { return "a device"; }
+// Of streamed lists alone, and this plan has none.
+int64_t plan::experts_for_cpu(const Plan&, const model::ModelDesc&, const model::FfnSpec&, int64_t, int64_t,
+                              std::span<const int64_t>) {
+  throw PlanError("no experts are shared here");
+}
 }  // namespace dyno
 
 namespace {
@@ -49,6 +55,7 @@ class Teller : public Backend {
   void finish_host_turn() override { told.push_back("turn over"); }
   void bring(model::WeightId, const std::byte*, int64_t, std::span<const MatrixRange>) override {}
   void bring_own(model::WeightId, model::WeightId, std::span<const MatrixMove>) override {}
+  void set_places(int32_t, std::span<const int32_t>) override {}
   void await_copies(model::WeightId) override {}
   void read(plan::ValueId, std::span<std::byte>) override {}
 

@@ -290,6 +290,54 @@ def test_streamed_weights_with_default_numerics(name: str) -> None:
         assert s.streamed["bytes"] + s.streamed["cached"] > 0
 
 
+@pytest.mark.parametrize("share", [0, 30, 100, -1])
+@pytest.mark.parametrize("name", [name for name in NAMES if has_experts(name)])
+def test_experts_shared_with_the_cpu(name: str, share: int) -> None:
+    """Percent of the experts of a streamed prompt; the second prompt finds experts that crossed ahead.
+    Routing is pinned, since the last bit may decide it."""
+    g = golden(name)
+    tokens = g["tokens_long"].astype(np.int32)
+    routing = opened(name).decode([(0, tokens)], "none", capture_routing=True)[1]
+    for where in ({"cpu_moe": True}, {"cpu_moe": True, "expert_cache_mib": 1}):
+        for numerics, limit in (("exact", 1e-7), ("default", 1e-3)):
+            session = {"offload_min_tokens": 0, "cpu_share": share}
+            s = opened_at(name, {**where, "session": session}, numerics)
+            for ubatch in (23, 23, 7, 64):
+                s.set({"ubatch": ubatch})
+                s.reset()
+                got = decode(s, tokens, pinned_routing=routing)
+                assert nmse(got, g["logits_long"]) < limit, (where, numerics, ubatch)
+            counts = s.streamed
+            if share == 0:
+                assert counts["shared"] == 0
+            if share == 100:
+                assert counts["shared"] + counts["cached"] > 0
+                assert counts["matrices"] == 0
+            # Single tokens of several runs, whose pieces are captured.
+            s.reset()
+            for i, token in enumerate(tokens[:4]):
+                pinned = np.ascontiguousarray(routing[:, i : i + 1])
+                got = decode(s, token.reshape(1), pinned_routing=pinned)
+                assert nmse(got[0], g["logits_long"][i]) < limit, (where, numerics, i)
+
+
+def test_prompts_repeat_if_the_cpu_shares_their_experts() -> None:
+    """From the second prompt on, each finds the same experts ahead and gives the same bits."""
+    tokens = golden("qwen3moe")["tokens_long"].astype(np.int32)
+    where = {"cpu_moe": True, "session": {"offload_min_tokens": 0, "cpu_share": 30}}
+    s = opened_at("qwen3moe", where, "default")
+    found = []
+    for _ in range(4):
+        s.reset()
+        found.append(decode(s, tokens))
+    np.testing.assert_array_equal(found[2], found[1])
+    np.testing.assert_array_equal(found[3], found[1])
+    s.set({"cpu_share": 0})
+    s.reset()
+    plain = opened_at("qwen3moe", {"cpu_moe": True, "session": {"offload_min_tokens": 0}}, "default")
+    np.testing.assert_array_equal(decode(s, tokens), decode(plain, tokens))
+
+
 @pytest.mark.parametrize("type_name", ON_BOTH)
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (16, 3), (37, 11), (768, 9)])
 def test_copies_in_the_layout_of_the_cpu_become_that_of_the_gpu(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,3 +195,127 @@ def test_copies_take_memory_of_the_main_device(tmp_path: Path) -> None:
 def test_what_cannot_be_is_an_error() -> None:
     with pytest.raises(PlanError, match="offload_min_tokens is -1"):
         opened(TINY / "qwen3moe-tiny.gguf", plan_only=True, session={"offload_min_tokens": -1})
+
+
+WITH_EXPERTS = [
+    name for name in NAMES if int(_core.describe_model(str(TINY / f"{name}-tiny.gguf"))["experts"]) > 0
+]
+
+
+def nmse(got: NDArray[np.float32], want: NDArray[np.float32]) -> float:
+    g, w = got.astype(np.float64), want.astype(np.float64)
+    return float(((g - w) ** 2).sum() / ((w - w.mean()) ** 2).sum())
+
+
+@pytest.mark.parametrize("share", [-1, 1, 30, 100])
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_the_cpu_shares_the_experts_of_prompts(name: str, share: int) -> None:
+    """Each device adds the slots of its own experts, so sums of a few terms round in another order, unless
+    one device has all. Layers make that larger; the limit is as for other u-batches. Routing is pinned: the
+    last bit may decide it."""
+    path = TINY / f"{name}-tiny.gguf"
+    plain = _core.Session(
+        path, load={"numerics": "exact"}, context={"ctx": 96, "sequences": 3},
+        session={"ubatch": 8, "threads": 2},
+    )  # fmt: skip
+    prompt = tokens(plain, 43)
+    want, routing = plain.decode([(0, prompt)], "all", capture_routing=True)
+    rates = {"cpu": {"memory_gbps": 10.0, "gflops_one": 10.0, "gflops_many": 100.0}}
+    session = _core.Session(
+        path, load={"device": "cpu:1", "numerics": "exact"}, context={"ctx": 96, "sequences": 3},
+        session={"ubatch": 8, "threads": 2, "offload_min_tokens": 1, "cpu_share": share},
+        placement={"virtual_devices": [{"streams": True, "link_gbps": 1}], "cpu_moe": True, "rates": rates},
+    )  # fmt: skip
+    got = session.decode([(0, prompt)], "all", pinned_routing=routing)[0]
+    if share == 100:  # all experts on one device: one order
+        np.testing.assert_array_equal(got, want)
+    assert nmse(got, want) < 1e-9
+    counts = session.streamed
+    if share == 100:
+        assert counts["matrices"] == 0
+    if share in (30, 100):
+        assert counts["shared"] > 0
+    session.set({"cpu_share": 0})
+    session.reset()
+    np.testing.assert_array_equal(session.decode([(0, prompt)], "all", pinned_routing=routing)[0], want)
+
+
+def test_the_share_of_the_cpu_has_the_fewest_rows(tmp_path: Path) -> None:
+    path = random_model(tmp_path / "m.gguf", MANY)
+    session = opened(path, session={"ubatch": 16, "offload_min_tokens": 0, "cpu_share": 50})
+    prompt = tokens(session, 16)
+    routing = session.decode([(0, prompt)], "last", capture_routing=True)[1]
+    routed = [len(np.unique(layer)) for layer in routing]
+    counts = session.streamed
+    # Nothing was known of any layer, so half of the experts crossed ahead where all were expected.
+    assert 0 < counts["shared"] <= sum(n // 2 for n in routed)
+    assert counts["wanted"] == 3 * (sum(routed) - counts["shared"])
+
+
+def pinned(session: _core.Session, *pairs: tuple[tuple[int, int], int]) -> NDArray[np.int32]:
+    """Routing of so many tokens to each pair of experts, alike in all layers."""
+    rows = [pair for pair, count in pairs for _ in range(count)]
+    return np.ascontiguousarray(np.broadcast_to(np.int32(rows), (session.model["moe_layers"], len(rows), 2)))
+
+
+def test_an_expert_with_many_rows_does_not_stay_with_the_cpu(tmp_path: Path) -> None:
+    session = opened(random_model(tmp_path / "m.gguf", MANY), session={"ubatch": 8, "cpu_share": 33})
+    prompt = tokens(session, 8)
+
+    def crossed(*pairs: tuple[tuple[int, int], int]) -> tuple[int, int]:
+        """Matrices, and experts that the CPU took."""
+        before = session.streamed
+        session.decode([(0, prompt)], "all", pinned_routing=pinned(session, *pairs))
+        after = session.streamed
+        return after["matrices"] - before["matrices"], after["shared"] - before["shared"]
+
+    layers = session.model["moe_layers"]
+    # Of four experts the CPU takes one: 0, which has one row.
+    assert crossed(((0, 1), 1), ((1, 2), 2), ((1, 3), 2), ((2, 3), 3)) == (9 * layers, layers)
+    # Behind the first layer 1, 2 and 3 crossed ahead, so the CPU takes 0 again, now with half of all rows.
+    assert crossed(((0, 1), 2), ((0, 2), 3), ((0, 3), 3)) == (9 * layers, layers)
+    # Of three it takes none. 0 is expected now, and 1 is not.
+    assert crossed(((0, 2), 4), ((0, 3), 4)) == (9 * layers, 0)
+
+
+@pytest.mark.parametrize("share", [30, 100])
+def test_cached_experts_stay_with_the_main_device(tmp_path: Path, share: int) -> None:
+    """A MiB holds 6 of 64 experts."""
+    shape = replace(MANY, types=("q4_0", "q4_0"), n_embd=384, n_ff_expert=256)
+    path = random_model(tmp_path / "m.gguf", shape)
+    load = {"device": "cpu:1", "numerics": "exact", "expert_cache_mib": 1}
+    context = {"ctx": 96, "sequences": 3}
+    plain = _core.Session(path, load={"numerics": "exact"}, context=context, session={"ubatch": 16})
+    session = _core.Session(
+        path, load=load, context=context, session={"ubatch": 16, "offload_min_tokens": 0, "cpu_share": share},
+        placement={"virtual_devices": [{"streams": True}], "cpu_moe": True},
+    )  # fmt: skip
+    prompt = tokens(plain, 43)
+    want, routing = plain.decode([(0, prompt)], "all", capture_routing=True)
+    assert nmse(session.decode([(0, prompt)], "all", pinned_routing=routing)[0], want) < 1e-9
+    counts = session.streamed
+    assert counts["cached"] > 0
+    assert counts["shared"] > 0
+    if share == 100:
+        assert counts["matrices"] == 0  # all others are the CPU's
+        assert counts["wanted"] == counts["cached"]
+
+
+@pytest.mark.parametrize(("link", "some"), [(1000.0, False), (0.01, True)])
+def test_a_balanced_share_follows_from_the_link(tmp_path: Path, link: float, some: bool) -> None:
+    rates = {"cpu": {"memory_gbps": 10.0, "gflops_one": 10.0, "gflops_many": 100.0}}
+    session = opened(
+        random_model(tmp_path / "m.gguf", MANY),
+        session={"ubatch": 16, "cpu_share": -1},
+        placement={
+            "virtual_devices": [{"streams": True, "link_gbps": link}], "cpu_moe": True, "rates": rates,
+        },
+    )  # fmt: skip
+    session.decode([(0, tokens(session, 16))], "last")
+    assert (session.streamed["shared"] > 0) == some
+
+
+def test_a_share_that_cannot_be() -> None:
+    for share in (-2, 101):
+        with pytest.raises(PlanError, match=f"cpu_share is {share}"):
+            opened(TINY / "qwen3moe-tiny.gguf", plan_only=True, session={"cpu_share": share})

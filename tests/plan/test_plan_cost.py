@@ -87,6 +87,29 @@ def test_depth_and_rows_of_logits() -> None:
     assert none < one < every
 
 
+def test_shared_experts_count_for_both_devices() -> None:
+    """Products of the CPU's part move to it; the rest of the plan stays."""
+
+    def flops(share: int) -> dict[str, float]:
+        session = _core.Session(
+            TINY / "qwen3moe-tiny.gguf",
+            load={"device": "cpu:1"},
+            context={"ctx": 64},
+            session={"ubatch": 64, "threads": 1, "offload_min_tokens": 0, "cpu_share": share},
+            plan_only=True,
+            placement={"virtual_devices": [{**LIMITS, "streams": True}], "cpu_moe": True},
+        )
+        parts = session.cost(64, logit_rows=64, rates={"cpu": RATES})
+        return {d: math.fsum(p["flops"] for p in parts if p["device"] == d) for d in ("cpu", "cpu:1")}
+
+    none, half, all_ = flops(0), flops(50), flops(100)
+    assert none["cpu"] == 0
+    sums = 0.02 * none["cpu:1"]  # each device adds rows
+    assert 0 < half["cpu"] == pytest.approx(all_["cpu"] / 2, abs=sums)
+    for one in (half, all_):
+        assert sum(one.values()) == pytest.approx(sum(none.values()), abs=sums)
+
+
 def test_rates_that_cannot_be() -> None:
     session = planned(cpu_moe=True)
     with pytest.raises(PlanError, match="a rate of a device is 0 or less"):

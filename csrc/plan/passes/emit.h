@@ -52,9 +52,10 @@ class Emitter {
   // Attention of a layer, or a product: float32 throughout on a GPU with numerics: exact. The CPU needs no word for it.
   bool exact_on(DeviceId device) const;
   // Where and how this list finds a weight.
-  DeviceId device_of(model::WeightId id) const { return plan_.device_in(list_.id, id); }
+  ListId weights_list() const { return home_ ? ListId::general : list_.id; }
+  DeviceId device_of(model::WeightId id) const { return plan_.device_in(weights_list(), id); }
   DType type_of(model::WeightId id) const { return plan_.type_of(id); }
-  ops::Layout layout_of(model::WeightId id) const { return plan_.layout_in(list_.id, id); }
+  ops::Layout layout_of(model::WeightId id) const { return plan_.layout_in(weights_list(), id); }
   // The factor beside the tensor, by which its products are multiplied.
   float scale_of(model::WeightId id) const { return static_cast<float>(model_.weight(id).scale); }
   bool scaled(model::WeightId id) const {
@@ -157,12 +158,20 @@ class Emitter {
   void divided_experts(const model::FfnSpec& ffn, Input& h, const Routing& routing, Operand residual, Operand total,
                        int32_t layer);
 
+  // The same in the streamed list where the CPU takes some of the experts.
+  void shared_experts(const model::FfnSpec& ffn, Input& h, const Routing& routing, Operand residual, Operand total,
+                      int32_t layer);
+  // The products of one device; `share` of the rows are expected to be its own.
+  Operand divided_products(const model::FfnSpec& ffn, Input& h, const Routing& routing, const char* suffix,
+                           double share, int32_t layer);
+
   Plan& plan_;
   const model::ModelDesc& model_;
   NodeList& list_;
   Operand residual_{};
   Operand layer_inputs_{};
   int32_t moe_count_ = 0;
+  bool home_ = false;  // products read weights where they lie, also in the streamed list
 };
 
 }  // namespace dyno::plan

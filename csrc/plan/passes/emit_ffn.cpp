@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "ops/args.h"
 #include "plan/expert_cache.h"
+#include "plan/expert_share.h"
 
 namespace dyno::plan {
 
@@ -255,6 +256,10 @@ void Emitter::experts(const model::FfnSpec& f, Input& h, const Routing& routing,
     divided_experts(f, h, routing, residual, total, i);
     return;
   }
+  if (list_.id == ListId::streamed && shares_experts(plan_, model_, f) && stand_together(f.experts_down, f.router)) {
+    shared_experts(f, h, routing, residual, total, i);
+    return;
+  }
   const Operand out = experts_down(f, experts_up_gate(f, h, routing, "", i), routing, "", i);
   if (!residual || stand_together(f.experts_down, f.router)) {
     emit(p + "moe_sum", desc,
@@ -290,18 +295,8 @@ void Emitter::divided_experts(const model::FfnSpec& f, Input& h, const Routing& 
   emit(p + "moe_split", ops::MoeSplitDesc{.experts = f.experts, .used = f.used},
        {.ids = routing.ids, .place_table = i, .here = here.ids, .there = there.ids}, i);
   const double share = cached_share(plan_, model_, i);
-  const auto products = [&](const model::FfnSpec& spec, const Routing& of, const char* suffix, double part) {
-    const size_t first = list_.nodes.size();
-    const Operand rows = experts_down(spec, experts_up_gate(spec, h, of, suffix, i), of, suffix, i);
-    for (size_t at = first; at < list_.nodes.size(); ++at) {
-      Node& node = list_.nodes[at];
-      node.divided = operands_of<MoeUpGateOperands>(node) != nullptr || operands_of<MatmulIdOperands>(node) != nullptr;
-      if (node.divided) node.share = part;
-    }
-    return rows;
-  };
-  const Operand others = products(f, there, "", 1 - share);
-  const Operand own = products(cached, here, " (cached)", share);
+  const Operand others = divided_products(f, h, there, "", 1 - share, i);
+  const Operand own = divided_products(cached, h, here, " (cached)", share, i);
   emit(p + "moe_sum", ops::MoeSumDesc{.n = model_.n_embd, .used = f.used},
        {.x = own,
         .other_x = others,
@@ -311,6 +306,49 @@ void Emitter::divided_experts(const model::FfnSpec& f, Input& h, const Routing& 
         .scale = static_cast<float>(model_.residual_scale),
         .out = total},
        i);
+}
+
+Operand Emitter::divided_products(const model::FfnSpec& f, Input& h, const Routing& routing, const char* suffix,
+                                  double share, int32_t i) {
+  const size_t first = list_.nodes.size();
+  const Operand rows = experts_down(f, experts_up_gate(f, h, routing, suffix, i), routing, suffix, i);
+  for (size_t at = first; at < list_.nodes.size(); ++at) {
+    Node& node = list_.nodes[at];
+    node.at_home = home_;
+    node.divided = operands_of<MoeUpGateOperands>(node) != nullptr || operands_of<MatmulIdOperands>(node) != nullptr;
+    if (node.divided) node.share = share;
+  }
+  return rows;
+}
+
+// Which experts the CPU takes is known when tokens are routed, so shares of the nodes are left to the cost model. Each
+// device adds its own slots, and one row a token crosses: another order of additions than on one device. To keep that
+// order a row for each slot would cross, for a large u-batch as many bytes as the experts themselves.
+void Emitter::shared_experts(const model::FfnSpec& f, Input& h, const Routing& routing, Operand residual, Operand total,
+                             int32_t i) {
+  const std::string p = str_cat("blk.", i, ".");
+  const auto scale = static_cast<float>(model_.residual_scale);
+  plan_.shared_experts[static_cast<size_t>(i)] = f.experts;
+  Routing here = routing_values(f, " (copies)", i), there = routing_values(f, " (CPU)", i);
+  emit(p + "moe_split", ops::MoeSplitDesc{.experts = f.experts, .used = f.used},
+       {.ids = routing.ids, .place_table = plan_.shared_table(i), .here = here.ids, .there = there.ids}, i);
+  const ops::MoeSumDesc desc{.n = model_.n_embd, .used = f.used};
+  const Operand sum = value(p + "moe_out (CPU)", model_.n_embd);
+  home_ = true;
+  const Operand others = divided_products(f, h, there, " (CPU)", 1, i);
+  home_ = false;
+  emit(p + "moe_sum (CPU)", desc, {.x = others, .weights = routing.weights, .out = sum}, i);
+  const Operand own = divided_products(f, h, here, "", 1, i);
+  emit(p + "moe_sum", desc,
+       {.x = own,
+        .other_ids = there.ids,
+        .weights = routing.weights,
+        .residual = residual,
+        .scale = scale,
+        .out = total},
+       i);
+  emit(p + "moe_add", ops::MoeSumDesc{.n = model_.n_embd, .used = 1},
+       {.x = sum, .residual = total, .scale = scale, .out = total}, i);
 }
 
 void Emitter::moe_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {

@@ -36,9 +36,11 @@ DeviceId waits_for(const Plan& plan, const Node& node) {
 }
 
 // Where node i can go: behind the last node of its device before another device's turn; i if it has to stay.
-size_t place_of(const Plan& plan, const Nodes& nodes, size_t i) {
+size_t place_of(const Plan& plan, const Nodes& nodes, size_t i, bool streamed) {
   const Node& node = nodes[i];
   if (stays(node) || node.beside) return i;
+  // A virtual main device works only when its turn comes, and its link brings copies while the CPU computes.
+  if (node.divided && streamed && plan.main_device().kind == DeviceKind::cpu) return i;
   const DeviceId device = waits_for(plan, node);
   bool passed = false;
   for (size_t at = i; at > 0; --at) {
@@ -58,7 +60,7 @@ size_t place_of(const Plan& plan, const Nodes& nodes, size_t i) {
 void hoist(Plan& plan, NodeList& list) {
   Nodes& nodes = list.nodes;
   for (size_t i = 1; i < nodes.size(); ++i) {
-    const size_t to = place_of(plan, nodes, i);
+    const size_t to = place_of(plan, nodes, i, list.id == ListId::streamed);
     if (to == i) continue;
     if (i + 1 < nodes.size()) nodes[i + 1].beside = false;
     nodes[to].beside = false;

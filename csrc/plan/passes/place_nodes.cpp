@@ -73,7 +73,7 @@ class Placer {
     DeviceId device = kNowhere;
     const bool norm = operands_of<NormOperands>(node) != nullptr;
     for_each_weight(node, [&](WeightId id) {
-      if (device == kNowhere && (norm || !is_vector(id))) device = plan_.device_in(list_, id);
+      if (device == kNowhere && (norm || !is_vector(id))) device = plan_.device_in(Plan::weights_list(node, list_), id);
     });
     if (device != kNowhere) return device;
     for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
@@ -103,7 +103,7 @@ class Placer {
       });
       if (!reads) continue;
       for_each_weight(next, [&](WeightId id) {
-        if (device == kNowhere && !is_vector(id)) device = plan_.device_in(list_, id);
+        if (device == kNowhere && !is_vector(id)) device = plan_.device_in(Plan::weights_list(next, list_), id);
       });
       if (device != kNowhere) return device;
     }
@@ -120,9 +120,9 @@ class Placer {
     } else if (is_vector(id) && list_ != ListId::streamed) {
       weight.device = node.device;
     }
-    DYNO_CHECK(PlanError, plan_.device_in(list_, id) == node.device, "[placement] ", node.name, " runs on ",
-               device_name(plan_.device(node.device)), ", but ", model_.weight(id).name, " lies on ",
-               device_name(plan_.device(weight.device)), "; put the weights of this op on one device");
+    DYNO_CHECK(PlanError, plan_.device_in(Plan::weights_list(node, list_), id) == node.device, "[placement] ",
+               node.name, " runs on ", device_name(plan_.device(node.device)), ", but ", model_.weight(id).name,
+               " lies on ", device_name(plan_.device(weight.device)), "; put the weights of this op on one device");
   }
 
   Plan& plan_;
@@ -152,9 +152,9 @@ void check_places(const Plan& plan, const model::ModelDesc& model) {
   for (const NodeList* list : {&plan.general, &plan.fused, &plan.expanded, &plan.streamed}) {
     for (const Node& node : list->nodes) {
       for_each_weight(node, [&](WeightId id) {
-        DYNO_CHECK(PlanError, plan.device_in(list->id, id) == node.device, "[placement] ", node.name, " runs on ",
-                   device_name(plan.device(node.device)), " in the ", list_name(list->id), " list, but ",
-                   model.weight(id).name, " lies on ", device_name(plan.device_of(id)),
+        DYNO_CHECK(PlanError, plan.device_in(Plan::weights_list(node, list->id), id) == node.device, "[placement] ",
+                   node.name, " runs on ", device_name(plan.device(node.device)), " in the ", list_name(list->id),
+                   " list, but ", model.weight(id).name, " lies on ", device_name(plan.device_of(id)),
                    "; put the weights of this op on one device");
       });
     }

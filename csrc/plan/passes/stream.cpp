@@ -50,7 +50,9 @@ void stream(Plan& plan, NodeList& list) {
     const Node& node = list.nodes[i];
     if (node.device != kMainDevice) continue;
     Fetch fetch = fetch_of(plan, node);
-    if (fetch.weights.empty()) continue;
+    const auto* split = operands_of<MoeSplitOperands>(node);
+    if (split != nullptr && plan.is_shared_table(split->place_table)) fetch.shared_layer = node.layer;
+    if (fetch.weights.empty() && fetch.shared_layer < 0) continue;
     fetch.node = static_cast<int32_t>(i);
     fetch.order = orders.try_emplace(node.layer, static_cast<int32_t>(orders.size())).first->second;
     for (const model::WeightId id : fetch.weights) {

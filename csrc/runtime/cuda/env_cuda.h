@@ -41,6 +41,9 @@ struct CudaExecutor::Env {
                                           executor.table_offsets_[static_cast<size_t>(table)]);
   }
   const int32_t* expert_places(int32_t table) const {
+    if (plan.is_shared_table(table)) {
+      return executor.shared_places_of(table - static_cast<int32_t>(plan.expert_places.size()));
+    }
     return reinterpret_cast<const int32_t*>(executor.places_.data()) +
            executor.place_offsets_[static_cast<size_t>(table)];
   }

@@ -79,6 +79,10 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
     return true;
   };
   resize(arena_, planned().arena_bytes, "the arena");
+  const bool shares =
+      std::any_of(plan_.shared_experts.begin(), plan_.shared_experts.end(), [](auto n) { return n > 0; });
+  const auto tables = static_cast<size_t>(model_.n_layers * model_.experts());
+  resize(shared_places_, shares ? tables * sizeof(int32_t) : 0, "places of shared experts");
   resize(workspace_, std::max(selection.scratch_of(device_, plan_.ubatch), row_draw_scratch(plan_, selection)),
          "kernel workspace");
   if (!blas_ && selection.takes_variant("cublas", plan_.ubatch)) blas_ = Blas(ops::cuda::make_blas());

@@ -65,6 +65,7 @@ class CudaExecutor final : public Executor, public Backend {
   void bring(model::WeightId weight, const std::byte* from, int64_t matrices,
              std::span<const MatrixRange> ranges) override;
   void bring_own(model::WeightId weight, model::WeightId own, std::span<const MatrixMove> moves) override;
+  void set_places(int32_t layer, std::span<const int32_t> places) override;
   void await_copies(model::WeightId weight) override;
 
   bool draws() const override { return true; }
@@ -164,6 +165,10 @@ class CudaExecutor final : public Executor, public Backend {
   std::vector<size_t> table_offsets_;
   DeviceBuffer places_;  // of cached experts, by layer
   std::vector<size_t> place_offsets_;
+  int32_t* shared_places_of(int32_t layer) const {
+    return reinterpret_cast<int32_t*>(shared_places_.data()) + layer * model_.experts();
+  }
+  DeviceBuffer shared_places_;  // [layers, experts()]: of experts that the CPU shares
   DeviceBuffer arena_, states_, workspace_, counters_;
   CacheMemory cache_;
   Blas blas_;

@@ -240,6 +240,12 @@ void CudaExecutor::bring_own(model::WeightId weight, model::WeightId own, std::s
   copies_.bring_own(weight, weights_.data(own), moves);
 }
 
+void CudaExecutor::set_places(int32_t layer, std::span<const int32_t> places) {
+  const DeviceScope scope(info().ordinal, "sharing experts");
+  DYNO_CUDA_CHECK(cudaMemcpyAsync(shared_places_of(layer), places.data(), places.size_bytes(), cudaMemcpyHostToDevice,
+                                  stream_.get()));
+}
+
 void CudaExecutor::await_copies(model::WeightId weight) {
   const DeviceScope scope(info().ordinal, "bringing weights");
   copies_.await(weight, stream_.get());
