@@ -95,7 +95,7 @@ def test_rules_of_the_user_are_kept() -> None:
 
 
 def facts(**model: Any) -> Facts:
-    defaults = {"n_cpu_moe": 20, "n_gpu_layers": -1, "ubatch": 512, "offload_min_tokens": 32}
+    defaults = {"n_cpu_moe": 20, "n_gpu_layers": -1, "ubatch": 512, "offload_min_tokens": 32, "cpu_share": 0}
     defaults |= {"op_offload.matmul_id": True, "op_offload.moe_up_gate": True, "threads": 8}
     shape = {"experts": 128, "experts_used": 8, "layers": 48, **model}
     device = {"kind": "cuda", "compute_capability": "9.0"}
@@ -120,6 +120,13 @@ def test_values_of_a_large_model() -> None:
     assert switch.code is not None
     assert switch.code(True, {"ubatch": 256}) == switch.code(False, {"ubatch": 256}) == "unused"
     assert switch.code(True, {"ubatch": 512}) != switch.code(False, {"ubatch": 512})
+    share = found["cpu_share"]
+    assert share.default == 0
+    assert share.code is not None
+    assert share.code(30, {"ubatch": 512}) != share.code(0, {"ubatch": 512})
+    assert share.code(30, {"ubatch": 256}) == share.code(0, {"ubatch": 256}) == "unused"
+    kept = {"ubatch": 512, "op_offload.matmul_id": False}
+    assert share.code(30, kept) == share.code(0, kept) == "unused"
 
 
 def test_the_expert_cache_is_searched_where_the_use_is_known() -> None:

@@ -136,8 +136,8 @@ def _planned_defaults(description: Description) -> dict[str, Any]:
 
 def _planned_names(defaults: Mapping[str, Any]) -> list[str]:
     """The settings that memory depends on."""
-    # A path that dequantises needs room for it, and so do copies of the CPU's weights.
-    paths = ("ctx", "mmq_max_tokens", "mmq_id_max_tokens")
+    # A path that dequantises needs room for it; so do copies of the CPU's weights and rows of shared experts.
+    paths = ("ctx", "mmq_max_tokens", "mmq_id_max_tokens", "cpu_share")
     return [
         n for n in defaults
         if n in paths or n.startswith("op_offload.") or "memory" in SETTINGS[n].moves

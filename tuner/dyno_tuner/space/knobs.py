@@ -229,6 +229,19 @@ def _offload_switch(f: Facts) -> Callable[[Value, Settings], Hashable]:
     return switched
 
 
+def _share_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    """Without effect where no pass runs over copies, or no experts are among them."""
+    path = _offload_path(f)
+
+    def shared(value: Value, settings: Settings) -> Hashable:
+        least = settings.get("offload_min_tokens", f.defaults.get("offload_min_tokens", 0))
+        # The products of gate and up are of either op, by their types.
+        copies = settings.get("op_offload.matmul_id", f.defaults.get("op_offload.matmul_id", False))
+        return int(value) if copies and path(least, settings) else "unused"
+
+    return shared
+
+
 def _thread_counts(f: Facts) -> Sequence[Value]:
     """1, 2, 3, 4, 6, 8, 12, …: powers of two and what lies halfway, up to the cores; always the cores
     themselves."""
@@ -355,6 +368,9 @@ KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("offload_min_tokens", _offload_thresholds, lambda f: f.streams and f.workload.pp > 1,
              "GGML_OP_OFFLOAD_MIN_BATCH", "-cuda offload-batch-size", code=_offload_path,
              threshold_of="ubatch", value_at=_offload_at),
+    KnobSpec("cpu_share", lambda f: [-1, 0, 5, 10, 15, 20, 30, 40, 50],
+             lambda f: f.streams and _is_moe(f) and f.workload.pp > 1, None, None, ordinal=False,
+             code=_share_code),
     *(
         KnobSpec(f"op_offload.{op}", _switch, lambda f: f.streams and _is_moe(f) and f.workload.pp > 1,
                  None, f"-op (the number of {op})", ordinal=False, code=_offload_switch)
