@@ -390,6 +390,28 @@ def test_a_row_of_memory_is_adopted_with_the_memory_that_it_takes_here(tmp_path:
     assert adopted.evidence.objective == "memory"
 
 
+@pytest.mark.parametrize("slower", [1.0, 0.97])
+def test_an_entry_that_the_saving_ones_need_is_proven_with_them(tmp_path: Path, slower: float) -> None:
+    """Today the saving layout runs with the smaller u-batch alone, so an import has to keep both or none."""
+    _, profile = tuned(tmp_path, "memory", _Planned(_roomy(), 3, QUIET))
+    entries = {n: e.model_copy(update={"group": None}) for n, e in profile.settings.items()}  # type: ignore[union-attr]
+    profiles.save_profile(profile.model_copy(update={"settings": entries}), tmp_path / "memory.yaml")
+
+    def fault(s: Settings) -> TrialStatus | None:
+        return TrialStatus.INVALID if int(s["ubatch"]) > 256 and not s["cpu_repack"] else None
+
+    def rates(s: Settings) -> dict[str, float]:
+        return {m: r * (1.0 if s["cpu_repack"] else slower) for m, r in _roomy().rates(s).items()}
+
+    verdicts, _ = _verified(tmp_path, Surface("roomy", _roomy().knobs, rates, fault), QUIET)
+    found = {v.entry: v for v in verdicts}["settings.ubatch"]
+    assert (found.verdict, found.reason) == (KEEP, "the rest of the profile does not run without it")
+    assert found.proven == (slower == 1.0), "nothing is proven that pays with speed"
+    if found.proven:
+        assert {v.entry for v in verdicts if v.proven} == {"settings.ubatch", "settings.cpu_repack"}
+        assert found.memory == (712 * MIB, 356 * MIB)
+
+
 def _wasteful() -> Surface:
     """The larger the u-batch, the faster, and the more memory it takes."""
     knobs = (Knob("ubatch", (128, 256, 512), 128, moves=frozenset({"pp"}), fidelity=Fidelity.ROUNDING),)

@@ -206,6 +206,15 @@ class Verification(Tune):
         if entries and usual is not None and size is not None:
             self.verdicts = [replace(v, memory=(usual, size)) if v.proven else v for v in self.verdicts]
 
+    def _whole_saves(self, result: Comparison, units: Sequence[Unit], bar: Bar) -> bool:
+        """Whether the profile needs less memory than the default, and rounds show that no metric pays for
+        it; False where speed alone counts."""
+        if self._needs is None:
+            return False
+        usual, size = (self._needs(self._configuration(which).settings) for which in ([], units))
+        less = usual is not None and size is not None and size < usual
+        return less and not any(self._may_be_slower(result, m, bar) for m in self.context.weights)
+
     def _saved(self, unit: Unit, units: Sequence[Unit]) -> int:
         """Bytes that a unit saves in the whole profile; 0 where speed alone counts."""
         if self._needs is None:
@@ -283,6 +292,9 @@ class Verification(Tune):
         proven = accept(Evidence(result, FULL, weights, whole, (found,)))
         if found.needed:
             verdict = UNCLEAR if self._disturbed else KEEP
+            # The saving of the whole is that of each entry without which the rest does not run.
+            if not proven and self._whole_saves(result, units, bar):
+                proven = accept(Evidence(result, FULL, weights, whole, (found,), saves=True))
             self._say(unit, verdict, "the rest of the profile does not run without it", proven=proven)
             return
         gain = found.gain
