@@ -94,7 +94,7 @@ class TextRun:
         """The pieces, without waiting for them; for an engine with a scheduler, in place of iterating.
 
         Args:
-            wake: Called in the scheduler's thread when there is more to take.
+            wake: Called in a thread of the scheduler when there is more to take.
 
         Returns:
             An iterator that gives None where nothing has come yet, and an empty text for a first token that

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING_YET", "Drawn", "Handling", "Request", "SchedulerEvents", "Step"]
 
+_NUMBERS = 64
+"""Random numbers of a request that are made at once."""
+
 
 @dataclass(frozen=True)
 class Handling:
@@ -37,8 +40,8 @@ class Handling:
     ignore_end: bool = False
     """Go on behind the model's end of generation, so that a benchmark's texts are of one length."""
     wake: Callable[[], None] | None = None
-    """Called in the scheduler's thread when there is more to take. The caller of `Scheduler.drawn` then never
-    waits: it gets `NOTHING_YET` where no token has come."""
+    """Called in a thread of the scheduler when there is more to take. The caller of `Scheduler.drawn` then
+    never waits: it gets `NOTHING_YET` where no token has come."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ class Step:
 class SchedulerEvents:
     """Hooks for whoever counts a scheduler's work; by themselves they do nothing.
 
-    The scheduler calls them in its own thread. They return at once and raise nothing.
+    Threads of the scheduler call them: `stepped` and `admitted` between two steps, the others while the
+    engine computes. They return at once and raise nothing.
     """
 
     def stepped(self, step: Step) -> None:
@@ -130,6 +134,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self._random = self.sampling.random()
+        self._numbers: list[float] = []
         self.pending = list(self.prompt)
 
     @property
@@ -177,8 +182,10 @@ class Request:
 
     def next_draw(self) -> tuple[float, int, float, float, float]:
         """The settings of the next draw for the engine, and its random number."""
+        if not self._numbers:
+            self._numbers = uniforms(self._random, _NUMBERS)[::-1].tolist()
         s = self.sampling
-        return s.temperature, s.top_k, s.top_p, s.min_p, float(uniforms(self._random, 1)[0])
+        return s.temperature, s.top_k, s.top_p, s.min_p, self._numbers.pop()
 
     def draw(self, logits: NDArray[np.float32]) -> int:
         """The next token, from logits [n_vocab] on the host."""

@@ -48,7 +48,11 @@ def computed(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[A
 
 def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[Answer]:
     """Feed the tokens of a step. Tokens are drawn where the logits are, unless settings need those here."""
-    inputs = [(request.owner.slot, np.array(tokens, np.int32)) for request, tokens in batch]
+    fed = np.array([token for _, tokens in batch for token in tokens], np.int32)
+    inputs, at = [], 0
+    for request, tokens in batch:
+        inputs.append((request.owner.slot, fed[at : at + len(tokens)]))
+        at += len(tokens)
     if any(request.wants_all_rows or is_drafted(request, tokens) for request, tokens in batch):
         logits = session.decode(inputs, rows="all")[0]
         ends = np.cumsum([len(tokens) for _, tokens in batch])
@@ -62,8 +66,8 @@ def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[An
     ]
     tokens, logits = session.decode_and_draw(inputs, settings, here)
     answers = [Answer(token) for token in tokens.tolist()]
-    for at, i in enumerate(here):
-        answers[i] = Answer(rows=logits[at : at + 1])
+    for row, i in enumerate(here):
+        answers[i] = Answer(rows=logits[row : row + 1])
     return answers
 
 

@@ -19,6 +19,7 @@ from dyno._prefixes import Prefixes
 from dyno._requests import Drawn, Handling, Request, SchedulerEvents
 from dyno._sampling import HostSampler, Sampling, TokenLogprobs
 from dyno._steps import Answer, computed, described, is_drafted
+from dyno._teller import Teller
 from dyno._vocabulary import has_vocabulary
 from dyno.errors import DynoError, PlanError, QueueFullError
 
@@ -124,6 +125,7 @@ class Scheduler:
         """The error that ended the last failed step; None if the last step worked."""
         if engine._scheduler is not None:
             raise PlanError("[scheduler] this engine has a scheduler already; close it first")
+        self._teller = Teller()
         engine._scheduler = self
         self._thread = threading.Thread(target=self._run, name="dyno-scheduler", daemon=True)
         self._thread.start()
@@ -277,6 +279,7 @@ class Scheduler:
         while True:
             with self._changed:
                 while not (self._closing or self._waiting or self._running):
+                    self._teller.tell_all()
                     self._changed.wait()
                 if self._closing:
                     break
@@ -287,6 +290,7 @@ class Scheduler:
                 self.failure = error
                 self._fail_all(error)
         self._fail_all(PlanError("[scheduler] the scheduler is closed"))
+        self._teller.close()
 
     def _step(self) -> None:
         self._drop_cancelled()
@@ -294,6 +298,7 @@ class Scheduler:
         begun = time.monotonic()
         batch = self._batch()
         if not batch:
+            self._teller.tell_all()
             with self._changed:
                 if self._waiting and not self._closing:
                     self._changed.wait(_SECONDS_WITHOUT_SLOT)
@@ -305,6 +310,7 @@ class Scheduler:
             drafted = any(is_drafted(request, tokens) for request, tokens in batch)
             texts = sum(not request.reads for request, _ in batch)
             fed = time.monotonic()
+            self._teller.tell_all()
             answers = computed(session, batch)
             seconds = time.monotonic() - fed
             self._engine._tell_failed_captures(session)
@@ -340,7 +346,7 @@ class Scheduler:
             for request in gone:
                 self._waiting.remove(request)
         for request in gone:
-            request.tell(None)
+            self._teller.later(request.tell, None)
 
     def _admit(self) -> None:
         while len(self._running) < self._sequences:
@@ -488,20 +494,21 @@ class Scheduler:
             self._end(request, "error", error)
             return
         now = time.monotonic()
+        later = self._teller.later
         if request.drawn:
-            self._events.next_token(now - request.last_token)
+            later(self._events.next_token, now - request.last_token)
         else:
-            self._events.first_token(now - request.came)
+            later(self._events.first_token, now - request.came)
         request.last_token = now
         self._totals["generated_tokens"] += 1
         if request.drafter is not None:
             request.drafter.extend([token])
         logprobs = request.sampler.logprobs if request.sampler else None
         if request.drawn:
-            request.tell(Drawn(token, logprobs))
+            later(request.tell, Drawn(token, logprobs))
         else:
             prompt = None if request.handling.prompt_logprobs is None else request.prompt_logprobs
-            request.tell(Drawn(token, logprobs, request.cached, prompt))
+            later(request.tell, Drawn(token, logprobs, request.cached, prompt))
         request.drawn += 1
         if token in self._ends and not request.handling.ignore_end:
             self._end(request, "stop")
@@ -518,8 +525,8 @@ class Scheduler:
         self._engine._slots.give_back(request.owner)
         now = time.monotonic()
         self._mean_s += (now - request.admitted - self._mean_s) * (_WEIGHT_OF_NEWEST if self._mean_s else 1.0)
-        self._events.ended(request, reason, now - request.came)
-        request.tell(error)
+        self._teller.later(self._events.ended, request, reason, now - request.came)
+        self._teller.later(request.tell, error)
 
     def _fail_all(self, error: BaseException) -> None:
         """End every request with an error. The contents of the slots are unknown after it."""
@@ -530,14 +537,15 @@ class Scheduler:
             self._waiting.clear()
         self._prefixes.clear()
         for request in ran:
-            self._events.ended(request, "error", time.monotonic() - request.came)
+            self._teller.later(self._events.ended, request, "error", time.monotonic() - request.came)
         for request in ended:
             self._engine._slots.give_back(request.owner)
             # Callers raise it in threads of their own: each gets an instance.
             copy: BaseException = error
             with contextlib.suppress(Exception):
                 copy = type(error)(*error.args)
-            request.tell(copy)
+            self._teller.later(request.tell, copy)
+        self._teller.tell_all()
 
 
 def _reuses(request: Request) -> bool:

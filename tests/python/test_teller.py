@@ -1,0 +1,89 @@
+"""Calls that a scheduler hands over at the start of its next step."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from dyno import Engine, Sampling, Scheduler
+from dyno import scheduler as module
+from dyno._requests import Handling, Request
+from dyno._sampling import uniforms
+from dyno._teller import Teller
+from dyno.testing import tiny_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+WAIT_S = 30
+
+
+def test_calls_keep_their_order_and_end_before_close() -> None:
+    made: list[int] = []
+    teller = Teller()
+    for number in range(1000):
+        teller.later(made.append, number)
+        if number % 7 == 0:
+            teller.tell_all()
+    teller.close()
+    assert made == list(range(1000))
+
+
+def test_nothing_is_called_before_it_is_handed_over() -> None:
+    made: list[int] = []
+    teller = Teller()
+    teller.later(made.append, 1)
+    assert made == []
+    teller.close()
+    assert made == [1]
+
+
+def test_a_fault_of_one_reader_leaves_the_calls_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> None:
+        raise ValueError("of a reader")
+
+    made: list[int] = []
+    teller = Teller()
+    teller.later(fails)
+    teller.later(made.append, 1)
+    teller.close()
+    assert made == [1]
+    assert "of a reader" in caplog.text
+
+
+def test_tokens_reach_their_readers_while_the_next_step_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second step ends only after the reader has the token of the first one."""
+    has_first = threading.Event()
+    steps = []
+    computed = module.computed
+
+    def second_waits(session: object, batch: list[tuple[Request, list[int]]]) -> object:
+        steps.append(len(batch))
+        if len(steps) == 2:
+            assert has_first.wait(WAIT_S), "no token of the first step came"
+        return computed(session, batch)
+
+    monkeypatch.setattr(module, "computed", second_waits)
+    path = tmp_path / "tiny.gguf"
+    tiny_model(path)
+    with Engine(path, device="cpu", profile=None) as engine, Scheduler(engine) as scheduler:
+        drawn = scheduler.drawn([1, 2, 3], Sampling(), 4, handling=Handling(ignore_end=True))
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(next, drawn).result(WAIT_S)
+            has_first.set()
+            rest = pool.submit(list, drawn).result(WAIT_S)
+    assert first.token >= 0
+    assert len(rest) == 3
+    assert scheduler.failure is None
+
+
+def test_numbers_of_draws_are_the_ones_of_single_draws() -> None:
+    sampling = Sampling(temperature=0.7, seed=11)
+    request = Request([1], 1, sampling, None, threading.Event())
+    numbers = [request.next_draw()[-1] for _ in range(200)]
+    assert numbers == uniforms(sampling.random(), 200).tolist()
