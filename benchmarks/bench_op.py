@@ -61,6 +61,7 @@ def measure(
         min_seconds=args.seconds,
         rotate_bytes=args.cold << 20,
         depth=args.depth,
+        absent=args.absent,
         isa=args.isa,
         device=args.device,
     )
@@ -82,11 +83,13 @@ def figures(
     """One row."""
     median = statistics.median(samples)
     low, _, high = statistics.quantiles(samples, n=4)
-    bytes_moved, flops = work(family, desc, args.depth)
+    share = 1 - args.absent
+    bytes_moved, flops = (share * part for part in work(family, desc, args.depth))
     return {
         "key": _core.ops.op_key(family, desc),
         "tokens": desc["m"],
         "depth": args.depth,
+        "absent": args.absent,
         "threads": threads,
         "isa": args.isa,
         "cold": args.cold,
@@ -113,6 +116,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--tokens", type=integers, default=[1, 512])
     parser.add_argument("--threads", type=integers, default=[1])
     parser.add_argument("--depth", type=int, default=0, help="positions in the cache before the batch")
+    parser.add_argument(
+        "--absent", type=float, default=0, help="share of rows of experts that another device multiplies"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N")
     parser.add_argument("--variants", default="", help="only those whose name begins so, and the default")
     parser.add_argument("--best", type=int, help="print no more than so many rows, and the default's")

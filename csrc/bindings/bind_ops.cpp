@@ -160,12 +160,15 @@ void bind_ops(nb::module_& m) {
         "launches run as a replayed graph; sm_count: launch as if the GPU had that many multiprocessors.");
   bind_ops_matmul(o);
   o.def("time", &time_op, "family"_a, "desc"_a, "config"_a = nb::none(), nb::kw_only(), "threads"_a = 1,
-        "min_seconds"_a = 0.1, "rotate_bytes"_a = 0, "seed"_a = 0, "depth"_a = 0, "isa"_a = "auto", "device"_a = "cpu",
+        "min_seconds"_a = 0.1, "rotate_bytes"_a = 0, "seed"_a = 0, "depth"_a = 0, "absent"_a = 0.0, "isa"_a = "auto",
+        "device"_a = "cpu",
         "Seconds of each launch on synthetic data: at least min_seconds of them in all, after a warm-up. Launches walk "
         "through copies of all arguments that fill rotate_bytes, so that caches are as cold as in a whole model; depth "
-        "is the number of positions before the batch (attention, kv_store).");
+        "is the number of positions before the batch (attention, kv_store), absent the share of rows (token, slot) of "
+        "matmul_id and moe_up_gate without an expert here.");
   o.def("time_configs", &time_op_configs, "family"_a, "desc"_a, "configs"_a, nb::kw_only(), "threads"_a = 1,
-        "min_seconds"_a = 0.1, "rotate_bytes"_a = 0, "seed"_a = 0, "depth"_a = 0, "isa"_a = "auto", "device"_a = "cpu",
+        "min_seconds"_a = 0.1, "rotate_bytes"_a = 0, "seed"_a = 0, "depth"_a = 0, "absent"_a = 0.0, "isa"_a = "auto",
+        "device"_a = "cpu",
         "As `time` for several configurations on the same data, one list each; empty where one cannot be launched.");
   m.def("sample", &sample_one, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "uniform"_a,
         "Draws one token from logits [n_vocab]: top-k, top-p, min-p, temperature; greedy at temperature 0.");

@@ -22,8 +22,9 @@ class SyntheticArgs {
   using Publish = std::function<std::byte*(const std::byte* host, size_t bytes)>;
 
   // `publish`: where arrays go for launches on another device; without it they stay in host memory.
-  SyntheticArgs(uint64_t seed, int64_t depth, Publish publish = nullptr)
-      : random_(seed), depth_(depth), publish_(std::move(publish)) {}
+  // `absent`: the share of rows (token, slot) without an expert.
+  SyntheticArgs(uint64_t seed, int64_t depth, double absent, Publish publish = nullptr)
+      : random_(seed), depth_(depth), absent_(absent), publish_(std::move(publish)) {}
 
   // Bytes of all arrays made so far.
   int64_t total_bytes() const { return bytes_; }
@@ -154,7 +155,7 @@ class SyntheticArgs {
     quantize_row(type, values.get(), block.data, elements);
     return publish<std::byte>(block);
   }
-  // Each token to `used` distinct experts.
+  // Each token to `used` distinct experts, of which some lie on another device.
   int32_t* draw_routing(int64_t m, int64_t used, int64_t experts) {
     const Block block = allocate(m * used * 4);
     auto* ids = reinterpret_cast<int32_t*>(block.data);
@@ -167,6 +168,10 @@ class SyntheticArgs {
         }
       }
     }
+    std::bernoulli_distribution absent(absent_);
+    for (int64_t i = 0; absent_ > 0 && i < m * used; ++i) {
+      if (absent(random_)) ids[i] = -1;
+    }
     return publish<int32_t>(block);
   }
   const ops::SequenceRun* one_run(int64_t m) {
@@ -177,6 +182,7 @@ class SyntheticArgs {
 
   std::mt19937_64 random_;
   int64_t depth_;
+  double absent_;
   int64_t positions_ = 0;  // of the cache
   Publish publish_;
   int64_t bytes_ = 0;

@@ -39,6 +39,14 @@ def test_every_variant_can_be_timed_on_the_gpu(family: str) -> None:
         assert len(_core.ops.time(family, desc, config, min_seconds=0.0, device="cuda:0")) >= 5
 
 
+@pytest.mark.parametrize("family", ["matmul_id", "moe_up_gate"])
+@pytest.mark.parametrize("absent", [0.5, 1.0])
+def test_products_without_some_experts_can_be_timed(family: str, absent: float) -> None:
+    desc = next(case.desc for case in HERE if case.family == family)
+    for config in _core.ops.candidates(family, desc):
+        assert len(_core.ops.time(family, desc, config, min_seconds=0.0, absent=absent)) >= 5
+
+
 def test_several_configurations_share_their_data() -> None:
     desc = {"m": 1, "n": 8}
     good = _core.ops.candidates("norm", desc)[-1]
@@ -55,6 +63,8 @@ def test_several_configurations_share_their_data() -> None:
         ({"min_seconds": float("nan")}, "min_seconds=nan"),
         ({"rotate_bytes": 1 << 60}, "more than half of the memory"),
         ({"depth": -1}, "depth=-1"),
+        ({"absent": 1.5}, r"absent=1\.5"),
+        ({"absent": 0.5}, "matmul_id and moe_up_gate, not for norm"),
         ({"isa": "avx1024"}, "avx1024"),
         ({"config": {"variant": "rows", "grain": 3}}, "grain=3"),
     ],
