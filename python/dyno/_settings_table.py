@@ -277,7 +277,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "Tokens that one pass over the layers computes at most; a longer prompt is split.",
         default=lambda given: given.ubatch,
         default_doc="512 on the CPU; on a GPU the largest of 512, 1024, 2048 and 4096 that costs at most 3 % "
-        "of its memory",
+        "of its memory, or 10 % if weights lie on the CPU",
         minimum=1,
         maximum=1 << 16,
         unit="tokens",
