@@ -276,15 +276,15 @@ def test_no_answers_are_compared_of_finalists_that_have_no_time_to_race(
 
 
 @pytest.mark.parametrize(("budget", "part"), [(42.0, True), (280.0, False)])
-def test_two_settings_that_gain_together_and_are_proven_in_part_are_named(budget: float, part: bool) -> None:
-    surface = SURFACES["crossover"]()
+def test_settings_that_gain_together_and_are_proven_in_part_are_named(budget: float, part: bool) -> None:
+    surface = SURFACES["saturating"]()
     noise = SimulationNoise(within=0.001, process=0.002, layout=0.0005, outliers=0.002)
     workload = short_measurements(surface)
-    executor = InlineExecutor(SlowToStart(surface, 5, noise))
+    executor = InlineExecutor(SlowToStart(surface, 0, noise))
     recorder = Recorder(executor, workload, identity=surface.space().identity, virtual_time=True)
     notes: list[str] = []
     recorder.on_note = lambda kind, data: notes.append(kind)
-    options = Options(workload, seed=5, weights=dict(surface.weights), budget=budget, max_trials=400)
+    options = Options(workload, seed=0, weights=dict(surface.weights), budget=budget, max_trials=400)
     outcome = Tune(recorder, surface.space(), options).run()
     assert outcome.entries
     assert bool(outcome.missed) == part
@@ -295,7 +295,7 @@ def test_two_settings_that_gain_together_and_are_proven_in_part_are_named(budget
         assert outcome.status == "budget"
         assert set(outcome.missed["settings"]) > {e.name for e in outcome.entries}
         both = {**outcome.defaults, **outcome.missed["settings"]}
-        assert surface.truth(both) > surface.truth(outcome.settings) + 0.05
+        assert surface.truth(both) > surface.truth(outcome.settings) + 0.02
         assert f"together looked {outcome.missed['ratio']:.3f} ×" in printed.getvalue()
     else:
         assert "together looked" not in printed.getvalue()

@@ -29,7 +29,7 @@ from dyno_tuner.run.continuation import FORMAT
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.replay.target import ReplayTarget, load_sweep
 from dyno_tuner.targets.simulated.hard_surfaces import either
-from dyno_tuner.targets.simulated.surfaces import crossover
+from dyno_tuner.targets.simulated.surfaces import saturating
 from dyno_tuner.targets.simulated.target import SimulatedTarget, SimulationNoise
 from typer.testing import CliRunner
 
@@ -460,13 +460,13 @@ def test_packed_journals_of_several_devices(faulty: tuple[Path, Outcome], tmp_pa
 
 def test_what_was_proven_in_part_is_no_near_tie(tmp_path: Path) -> None:
     path = tmp_path / "slow.yaml.journal.jsonl"
-    target = SlowToStart(crossover(), 5, SimulationNoise(within=0.001, process=0.002, layout=0.0005))
+    target = SlowToStart(saturating(), 0, SimulationNoise(within=0.001, process=0.002, layout=0.0005))
     workload = short_measurements(target.surface)
-    options = Options(workload, seed=5, weights=dict(target.surface.weights), budget=42.0, max_trials=400)
+    options = Options(workload, seed=0, weights=dict(target.surface.weights), budget=42.0, max_trials=400)
     outcome = _write(path, target, target.surface.space(), options)
-    assert set(outcome.missed["settings"]) == {"ubatch", "mmq_id_max_tokens"}
+    assert set(outcome.missed["settings"]) == {"ubatch", "threads", "threads_batch"}
     shown = _check(page.render(path)).words
-    assert "mmq_id_max_tokens=2048, ubatch=4096 together looked" in shown
+    assert "threads=4, threads_batch=12, ubatch=4096 together looked" in shown
     assert "Near-ties" not in shown
 
 

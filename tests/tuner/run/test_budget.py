@@ -81,6 +81,19 @@ def test_a_start_is_shared_by_the_visits_of_its_process() -> None:
     assert made.measurement_cost == 1.0
 
 
+def test_a_load_within_a_process_is_no_slower_machine() -> None:
+    made = schedule(100)
+    made.learn_from([5.0, 5.0], [1.0, 1.0])
+    made.loaded(4.0)
+    assert made.measurement_cost == 2.0
+    assert made.loading == pytest.approx(1 + 3 / 2), "3 s more than a warm measurement takes"
+    for _ in range(3):
+        made.took_round(5, 12.0)
+    assert made.loading == 1.0, "rounds that were seen have their loads"
+    made.follow(3.0)
+    assert made.measurement_cost == pytest.approx(2.3)
+
+
 def test_rounds_say_what_rounds_take() -> None:
     """Until some have run, as much as measurements of the default; never more than these."""
     made = schedule(300, measurement=2.0)

@@ -129,11 +129,11 @@ def test_a_budget_narrows_the_margin_of_a_point_far_ahead() -> None:
 
 
 def test_the_search_ends_while_there_is_time_for_the_rounds_of_a_proof() -> None:
-    tune = _noisy(2, 300.0)
+    tune = _noisy(6, 200.0)
     (screened,) = [data for kind, data in tune.notes if kind == "screened"]
     assert screened["ended"] == "budget"
     begun = next(float(data["t"]) for kind, data in tune.notes if data.get("name") == "finalists")
-    assert begun < 0.4 * 300.0, "the share of the search"
+    assert begun < 0.4 * 200.0, "the share of the search"
     looks = [data for kind, data in tune.notes if kind == "without"]
     assert looks[-1]["rounds"] > tune.options.max_rounds
 

@@ -194,7 +194,10 @@ class Judge:
         Args: `rounds`: so many, and no more; default: as many as the noise that they show asks for."""
         configurations: dict[str, Configuration] = {n: self.space.configuration(p) for n, p in points.items()}
         voided, failed = (into.voided, set(into.failed)) if into is not None else (0, set())
-        result = self.rounds.compare(key, configurations, rounds or self.wanted, into, alike)
+        first = next(iter(points.values()))
+        moved = [self.space.moved(p, first) for p in points.values() if p != first]
+        touched = set[str]().union(*moved) if all(moved) else None
+        result = self.rounds.compare(key, configurations, rounds or self.wanted, into, alike, touched)
         choice.voided += result.voided - voided
         choice.failed += [(points[n], v) for n, v in result.failed.items() if n not in failed]
         return result
@@ -240,7 +243,8 @@ class Judge:
         numbers = self.space.entries(point)
         left_out = sum(len(self.moves(n)) for n in numbers) / len(self.weights) if len(numbers) > 1 else 0
         rest = faster ** (1 - 1 / max(1, len(numbers)))
-        return rounds * measurements_in_round(1 + 1 / faster + left_out / rest)
+        measurements = measurements_in_round(1 + 1 / faster + left_out / rest)
+        return rounds * measurements * self._context.loading(point)
 
     def without(self, n: int) -> Likeness:
         """A profile without one of its entries: it differs from the whole only in what that entry moves."""

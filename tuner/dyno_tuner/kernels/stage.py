@@ -140,11 +140,20 @@ class KernelStage:
             return 0.0
         self.in_situ = self._begin_in_situ(choice)
         self.in_situ.look(self._contests(generation), self.won, self.more)
-        keep = self.recorder.check_seconds + SURE_ROUNDS * self._round(1)
-        if not self._sure(choice) or self.context.budget.left <= keep:
+        keep = self._keep
+        if not self._sure(choice) or not self.time_to_keep():
             return 0.0
         shared = self.context.budget.left - LOOK_VISITS * self.recorder.expected_measurement
         return min(keep, shared) if shared >= self._confirming(1) else keep
+
+    @property
+    def _keep(self) -> float:
+        """Seconds of the proof of what a first look finds."""
+        return self.recorder.check_seconds + SURE_ROUNDS * self._round(1)
+
+    def time_to_keep(self) -> bool:
+        """Whether the stage lasts for the proof of what a first look finds."""
+        return self.context.budget.left > self._keep
 
     def promise(self) -> float:
         """Of what was seen in situ, in log, by the weights."""

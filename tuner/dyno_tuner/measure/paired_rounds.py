@@ -143,7 +143,7 @@ class Rounds:
         self._measurement = measurement
         self._next_process = next_process
         self._time = time
-        self._metrics = tuple(metrics)
+        self._metrics = self._touched = tuple(metrics)
         self._void_over = void_over
         self._apart = apart
         self._spread = spread if spread is not None else RoundSpread()
@@ -166,6 +166,7 @@ class Rounds:
         rounds: int | Callable[[], int],
         into: Comparison | None = None,
         alike: Mapping[str, Likeness] = ALL_DIFFER,
+        touched: Collection[str] | None = None,
     ) -> Comparison:
         """Runs up to `rounds` rounds, fewer where the stage's time ends first, and none where it does not
         last for two, because one decides nothing. So where rounds take longer than was planned, up to
@@ -177,7 +178,10 @@ class Rounds:
             rounds: asked before each round, where what the rounds show decides.
             into: a comparison of the same key and configurations that gets so many rounds more.
             alike: by configuration what cannot differ from another one.
+            touched: the metrics that what differs can move, as far as is known; default: all. Only these make
+                a round void and a measurement one to repeat: noise in generation says nothing of prompts.
         """
+        self._touched = tuple(m for m in self._metrics if touched is None or m in touched) or self._metrics
         result = self.running = into or Comparison(list(configurations), key)
         self._spread.add(result)
         before, first_name = result.rounds, next(iter(configurations))
@@ -290,7 +294,7 @@ class Rounds:
         return [tuple(m for m in ordered if kind_of(m) == kind) for kind in kinds]
 
     def _moved(self, halves: Sequence[Measurement]) -> bool:
-        return baseline_moved(halves[0], halves[1], self._metrics) > self._void_over
+        return baseline_moved(halves[0], halves[1], self._touched) > self._void_over
 
     def _steadied(
         self, key: str, configurations: Mapping[str, Configuration], process: int, way: Way,

@@ -131,6 +131,10 @@ class Context(Protocol):
         """Rounds that the noise asks for, as far as it is known."""
         ...
 
+    def loading(self, point: Point) -> float:
+        """Times a measurement, that one takes beside the default where the engine loads between them."""
+        ...
+
     def proving_rounds(self, least: int, metrics: Sequence[str]) -> int | None:
         """The fewest rounds that can prove a gain on these metrics; None if none can."""
         ...

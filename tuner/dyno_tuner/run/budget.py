@@ -51,6 +51,7 @@ class Schedule:
         self._end = math.inf
         self._measurement_cost = 0.0
         self._start_share = 0.0  # of it, for the start of the process
+        self._load = 0.0  # seconds to load again within a process, once that is known
         self._in_rounds: list[float] = []  # seconds of a measurement, starts included, by round
         self._gone = 0.0
         self._reserved = 0.0  # seconds at the end, for the proof of kernels
@@ -82,6 +83,21 @@ class Schedule:
         Args: `seconds`: of a measurement in a process that ran before.
         """
         self.learn(self._measurement_cost + 0.15 * (seconds + self._start_share - self._measurement_cost))
+
+    def loaded(self, seconds: float) -> None:
+        """Learns what it takes to load again within a process, which a plan must not take for the speed of a
+        busier machine.
+
+        Args: `seconds`: of a measurement of the default behind one of other weights or another placement.
+        """
+        self._load = max(0.0, seconds + self._start_share - self._measurement_cost)
+
+    @property
+    def loading(self) -> float:
+        """Times a measurement, that one with a load takes. Rounds that were seen have their loads."""
+        if self._measurement_cost <= 0 or len(self._in_rounds) >= ROUNDS_LEARNED:
+            return 1.0
+        return 1 + self._load / self._measurement_cost
 
     def lengthen(self, seconds: float) -> None:
         """Every measurement takes so much longer from now on."""

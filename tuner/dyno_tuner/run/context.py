@@ -21,16 +21,16 @@ from ..measure.round_spread import RoundSpread
 from ..record.context import Processes
 from ..space.knobs import Kind
 from .budget import Schedule
-from .shortage import Shortage
+from .shortage import SPARE, Shortage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from ..core.options import MeasurementPolicy, Options
-    from ..core.protocol import Measurement, Workload
+    from ..core.protocol import Measurement, Value, Workload
     from ..record.recorder import Recorder
     from ..search.observation import Trial
-    from ..space.search_space import Space
+    from ..space.search_space import Point, Space
 
 NOISY = 3  # times the usual most rounds, on a machine on which those prove nothing
 
@@ -57,6 +57,8 @@ class RunContext:
         self.unstable = 0  # measurements that were still warming up at their cap
         self.resting = False  # whether the plan of time knows that the GPU rests
         self._measured_in = -1  # the process of the last measurement
+        self._loaded: tuple[Value, ...] = ()  # the values of it that are loaded for
+        self._load_between = False  # whether the engine had to load again in `_costs`
         self._costs: dict[tuple[str, ...], float] = {}  # seconds of the default, until all is measured
 
     def note(self, kind: str, /, **data: Any) -> None:
@@ -87,6 +89,8 @@ class RunContext:
         metrics = metrics or tuple(self.weights)
         point = self.space.point(configuration.settings)
         fresh, self._measured_in = process != self._measured_in, process
+        loaded, self._loaded = self._loaded, self._loads(configuration)
+        self._load_between |= not fresh and loaded != self._loaded
         self.gate.met(point)
         begun = self.recorder.useful
         policy = self.policy_for(baseline=baseline)
@@ -97,8 +101,10 @@ class RunContext:
             self._costs[tuple(metrics)] = self.recorder.useful - begun
             if {m for measured in self._costs for m in measured} == set(self.weights):
                 if self.budget.measurement_cost and not fresh:
-                    self.budget.follow(sum(self._costs.values()))
+                    learn = self.budget.loaded if self._load_between else self.budget.follow
+                    learn(sum(self._costs.values()))
                 self._costs.clear()
+                self._load_between = False
         self.plan_rests()
         self.processes.follow(measurement.status, process)
         self.unstable += not measurement.stable
@@ -149,9 +155,11 @@ class RunContext:
 
     # ---- the search
 
-    def goes_on(self, now: float, measurements: int, trials: Sequence[Trial]) -> bool:
-        """Whether the search has time for so many more measurements, by the clock of a device."""
-        if self.shortage.ends_search(now, measurements, self._long_proofs(trials)):
+    def goes_on(self, now: float, measurements: float, trials: Sequence[Trial]) -> bool:
+        """Whether the search has time for so many more measurements, by the clock of a device. One of them
+        may load, and the default after it."""
+        measurements += 2 * (self.budget.loading - 1)
+        if self.shortage.ends_search(now, measurements, self._kept_proofs(trials)):
             return False
         if self.budget.more_at(now, measurements):
             return True
@@ -163,17 +171,26 @@ class RunContext:
             lambda best: math.ceil(judge.ablation_measurements(best.point, rounds)),
         )  # fmt: skip
 
-    def _long_proofs(self, trials: Sequence[Trial]) -> list[float]:
+    def loading(self, point: Point) -> float:
+        """Times a measurement, that one takes beside the default where the engine loads between them."""
+        default = self.space.configuration(self.space.default)
+        alike = self._loads(self.space.configuration(point)) == self._loads(default)
+        return 1.0 if alike else self.budget.loading
+
+    def _kept_proofs(self, trials: Sequence[Trial]) -> list[float]:
         """Measurements that prove the best trial beyond doubt, then fewer and fewer of its entries. Empty if
-        the noise asks for no more rounds than usual, or lets none prove anything."""
+        the shares of the stages have room for them: the budget is long, and the noise asks for no more rounds
+        than usual, or lets none prove anything."""
         best = beyond_doubt(trials, self.weights, self.sigma) if self.options.budget is not None else None
         if best is None:
             return []
         judge = self.judge()
         rounds = judge.proof_rounds(best.point)
-        if rounds <= self.shortage.least_rounds:
+        usual = rounds <= self.shortage.least_rounds
+        if usual and not self.shortage.few:
             return []
-        return judge.ever_smaller_proofs(best.point, rounds, surely_faster(best.log_ratio, self.sigma))
+        proofs = judge.ever_smaller_proofs(best.point, rounds, surely_faster(best.log_ratio, self.sigma))
+        return [SPARE * proofs[0], *proofs] if usual else proofs
 
     def joined(self, process: int, costs: Sequence[float], unstable: int) -> None:
         """Takes over what several devices have learnt together: the process with which the first one goes on,
@@ -194,9 +211,12 @@ class RunContext:
 
     def _apart(self, configurations: Collection[Configuration]) -> bool:
         """Whether these differ in nothing that is loaded for."""
+        return self.options.apart and len({self._loads(c) for c in configurations}) == 1
+
+    def _loads(self, configuration: Configuration) -> tuple[Value, ...]:
+        """The values of a configuration that the engine loads for."""
         loads = [k.name for k in self.space.knobs if k.kind in (Kind.LOAD, Kind.BUILD)]
-        alike = {tuple(c.settings.get(name) for name in loads) for c in configurations}
-        return self.options.apart and len(alike) == 1
+        return tuple(configuration.settings[name] for name in loads)
 
     def judge(self) -> Judge:
         return Judge(self)

@@ -25,6 +25,7 @@ PATIENCE = 8  # trials without a gain that end the search
 WIDER = 1.2  # times the margin, that fewer samples may cost
 ROUNDS = 2  # of a comparison at least
 SLOW = 2.5  # times a measurement of the default; what takes longer gets no more samples
+SPARE = 1.25  # times the shortest proof, that a search keeps for it: a round may take longer than planned
 LEAST = 30  # measurements that a budget should have room for; samples of each are given up for that
 PROOF = "kernels"  # the stage in whose time a proof of settings has to end, at the latest
 ENOUGH = int(2 * measurements_in_round(2))  # the shortest proof, of two configurations beside the default
@@ -94,8 +95,9 @@ class Shortage:
         """Whether kernels are looked at before settings, because the shares would leave them no time."""
         return self.few and not self._budget.kernels_have_time
 
-    def ends_search(self, now: float, measurements: int, proofs: Sequence[float]) -> bool:
-        """Whether the next trial would take the time of a proof that noise makes long.
+    def ends_search(self, now: float, measurements: float, proofs: Sequence[float]) -> bool:
+        """Whether the next trial would take the time of a proof: of one that noise makes long, or in a short
+        budget of what is far ahead.
 
         Args:
             now: seconds of the run, by the clock of the device that asks.
@@ -106,7 +108,7 @@ class Shortage:
         return kept is not None and not self._budget.more_at(now, measurements + kept, PROOF)
 
     def goes_on(
-        self, now: float, measurements: int, found: Sequence[Trial], trials: Sequence[Trial],
+        self, now: float, measurements: float, found: Sequence[Trial], trials: Sequence[Trial],
         proof: Callable[[Trial], int],
     ) -> bool:  # fmt: skip
         """Whether the search goes on when its own share has ended. A search without a find has no use for the

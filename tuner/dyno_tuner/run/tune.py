@@ -142,13 +142,17 @@ class Tune:
         self.stage("done")
 
     def _glimpse(self) -> None:
-        """If the shares would leave kernels nothing, a look decides whether their proof gets time."""
+        """If the shares would leave kernels nothing, a look decides whether their proof gets time. No look
+        where there is no time for that proof."""
         context = self.context
         if not self.options.kernels or not context.shortage.glimpses:
             return
-        self.stage("glimpse")
         context.budget.until("kernels")
-        self._kernels = KernelStage(context)
+        kernels = KernelStage(context)
+        if not kernels.time_to_keep():
+            return
+        self.stage("glimpse")
+        self._kernels = kernels
         context.budget.reserve(self._kernels.glimpse(context.choice))
 
     def _keep_for_kernels(self) -> None:
