@@ -9,6 +9,19 @@ namespace dyno::plan {
 
 using model::WeightId;
 
+namespace {
+
+// Bytes that the CPU moves for each token beside weights, whatever experts it takes. The products write rows for all
+// experts of a token, zeros for the others' ones, and quantise their inputs. A store reads its line first.
+double row_bytes(const model::ModelDesc& model, const model::FfnSpec& f) {
+  constexpr double kRead = sizeof(float), kStore = 2 * sizeof(float), kQuantised = 2;
+  const double inner = static_cast<double>(model.weight(f.experts_down).cols), outer = model.n_embd;
+  return outer * (kRead + kQuantised) +
+         static_cast<double>(f.used) * (inner * (kStore + kRead + kQuantised) + outer * kStore);
+}
+
+}  // namespace
+
 bool shares_experts(const Plan& plan, const model::ModelDesc& model, const model::FfnSpec& f) {
   if (plan.offload.cpu_share == 0 || !model::can_cache_experts(model, f)) return false;
   for (const WeightId id : {f.experts_gate, f.experts_up, f.experts_down}) {
@@ -37,7 +50,9 @@ int64_t experts_for_cpu(const Plan& plan, const std::vector<DeviceRates>& rates,
   const double linked =
       crossing(bytes * static_cast<double>(chosen)) / static_cast<double>(std::max<int64_t>(1, chosen));
   // The rows cross to the CPU first, and their sums back at last.
-  double computed = 2 * crossing(static_cast<double>(tokens * model.n_embd) * sizeof(float));
+  const double rows_alone = 2 * crossing(static_cast<double>(tokens * model.n_embd) * sizeof(float)) +
+                            static_cast<double>(tokens) * row_bytes(model, f) / cpu.bytes_per_second;
+  double computed = rows_alone;
   int64_t taken = 0;
   for (; taken < most; ++taken) {
     const int64_t count = rows[static_cast<size_t>(taken)];
@@ -45,7 +60,8 @@ int64_t experts_for_cpu(const Plan& plan, const std::vector<DeviceRates>& rates,
         std::max(bytes / cpu.bytes_per_second, multiplies * static_cast<double>(count) / flops_per_second(cpu, count));
     if (computed > linked * static_cast<double>(chosen - taken - 1)) break;
   }
-  return taken;
+  // The rows' way is in nobody's shade: the layer's sum waits for it.
+  return linked * static_cast<double>(taken) > rows_alone ? taken : 0;
 }
 
 int64_t experts_for_cpu(const Plan& plan, const model::ModelDesc& model, const model::FfnSpec& f, int64_t tokens,
