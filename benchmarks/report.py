@@ -167,6 +167,36 @@ def drawn_steps() -> str:
     )
 
 
+def vram_limits() -> str:
+    """A mixture of experts with less memory than it needs, beside the best of the other engines."""
+    data = load("h100_vram_limits.json")
+    rows = []
+    for limit, engines in data["limits"].items():
+        where = f"{limit} GiB" if float(limit) else "all experts in host memory"
+        cells = [where]
+        for cell in ("pp512", "pp4096", "tg64"):
+            ours = engines["dyno"]["cells"][cell]["median"]
+            others = {
+                name: of["cells"][cell]["median"]
+                for name, of in engines.items()
+                if not name.startswith("dyno") and cell in of["cells"]
+            }
+            name = max(others, key=lambda name: others[name])
+            cells += [rate(ours), f"{rate(others[name])} ({name})", f"{ours / others[name]:.2f} ×"]
+        rows.append(cells)
+    head = ["memory of the GPU"]
+    for cell in ("pp512", "pp4096", "tg64"):
+        head += [f"{cell}, dyno", "best other", "ratio"]
+    return f"""## A model larger than the GPU's memory
+
+{data["device"]}, {data["date"]}, {data["model"]}, {data["threads"]} threads (`h100_vram_limits.json`). dyno
+places the weights by itself under `--vram`. The others run with the smallest `--n-cpu-moe` that stays within
+the limit, and with a u-batch of 4096. Each cell takes the best of llama.cpp and of ik_llama.cpp with and
+without `-rtr 1`.
+
+{table(head, rows)}"""
+
+
 def cpu_models() -> str:
     data, busy = load("cpu_vs_llama_cpp.json"), load("cpu_busy_thread.json")
     machine = data["machine"]
@@ -415,7 +445,7 @@ This page shows the newest measurements of each kind, with device, date and comm
 `python benchmarks/report.py` writes it from the files in `benchmarks/results`. Prompts are `ppN` (N tokens
 are read), and generation is `tgN` (N tokens are generated, one at a time).
 """
-    sections = [gpu_models(chosen), sequences(), cpu_models(), tunes(), method(), sources()]
+    sections = [gpu_models(chosen), vram_limits(), sequences(), cpu_models(), tunes(), method(), sources()]
     folder = ROOT / "benchmarks"
     return {
         folder / "REPORT.md": filled("\n\n".join(part.strip() for part in [about, *sections])),
