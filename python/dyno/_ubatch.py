@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dyno.settings import SETTINGS
 
@@ -46,8 +46,14 @@ _PROPERTIES: Final = frozenset(
 
 _PARTS: Final = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes", "stream_bytes")
 
-Needs = tuple[int, int]
-"""Bytes on the main device: of the arena, and of everything with the reserve."""
+
+class Needs(NamedTuple):
+    """Bytes on the main device for a u-batch."""
+
+    arena: int
+    weights: int
+    total: int
+    """Of everything, with the reserve."""
 
 
 def largest(
@@ -63,15 +69,19 @@ def largest(
 
     Returns:
         The largest of `CHOICES` whose arena exceeds that of the first by at most `SHARE` of the memory that
-        is free, or `STREAMED_SHARE`. If the model fits with the first, it still fits with this one.
+        is free, or `STREAMED_SHARE`. If the model fits with the first, it still fits with this one. If it
+        does not, the larger one leaves room for half of the weights that the first one leaves room for.
     """
-    first_arena, first_total = needs(CHOICES[0])
+    first = needs(CHOICES[0])
     free = memory_bytes if free_bytes is None else min(memory_bytes, free_bytes)
     full = min(int(_FULL * memory_bytes), free)
-    share = STREAMED_SHARE if streams or first_total > full else SHARE
+    fits = first.total <= full
+    share = STREAMED_SHARE if streams or not fits else SHARE
     for ubatch in reversed(CHOICES[1:]):
-        arena, total = needs(ubatch)
-        if arena - first_arena <= share * free and (total <= full or first_total > full):
+        each = needs(ubatch)
+        room, first_room = (full - one.total + one.weights for one in (each, first))
+        holds = each.total <= full if fits else first_room > 0 and 2 * room >= first_room
+        if each.arena - first.arena <= share * free and holds:
             return ubatch
     return CHOICES[0]
 
@@ -152,7 +162,7 @@ class UsualUbatch:
                 main = plan["devices"][0]
                 total = int(plan["scratch_bytes"]) + RESERVE_BYTES
                 total += sum(int(main[part]) for part in _PARTS)
-                return int(main["arena_bytes"]), total
+                return Needs(int(main["arena_bytes"]), int(main["weights_bytes"]), total)
 
             streams = int(session.plan["devices"][0]["stream_bytes"]) > 0
             return largest(needs, int(self._device["memory_bytes"]), self._free(), streams)

@@ -12,7 +12,16 @@ import dyno
 import pytest
 from dyno import _core, _open_model
 from dyno._effective import resolve
-from dyno._ubatch import CHOICES, UsualUbatch, free_bytes, largest
+from dyno._ubatch import (
+    CHOICES,
+    RESERVE_BYTES,
+    SHARE,
+    STREAMED_SHARE,
+    Needs,
+    UsualUbatch,
+    free_bytes,
+    largest,
+)
 from dyno.devices import Device
 
 MODEL = Path(__file__).resolve().parents[1] / "data" / "tiny" / "deepseek2-lite-tiny.gguf"
@@ -42,16 +51,16 @@ GPU: dict[str, Any] = {
     ],
 )
 def test_the_largest_that_costs_little_and_fits(memory_mib: int, weights_mib: int, want: int) -> None:
-    def needs(ubatch: int) -> tuple[int, int]:
+    def needs(ubatch: int) -> Needs:
         arena = ubatch * 800 * MIB // 1024
-        return arena, arena + weights_mib * MIB
+        return Needs(arena, weights_mib * MIB, arena + weights_mib * MIB)
 
     assert largest(needs, memory_mib * MIB) == want
 
 
 def test_memory_of_other_programs_is_not_counted() -> None:
-    def needs(ubatch: int) -> tuple[int, int]:
-        return ubatch * MIB, ubatch * MIB + 60_000 * MIB
+    def needs(ubatch: int) -> Needs:
+        return Needs(ubatch * MIB, 60_000 * MIB, ubatch * MIB + 60_000 * MIB)
 
     frees = (190_000, 65_000, 63_000, 62_000, 61_000, 60_400, 10_000)
     sizes = {free: largest(needs, 200_000 * MIB, free * MIB) for free in frees}
@@ -66,8 +75,8 @@ def test_memory_of_other_programs_is_not_counted() -> None:
 def test_less_free_memory_brings_no_larger_one(fits: bool, streams: bool) -> None:
     """As long as the model fits, and as soon as it does not: then its weights stream."""
 
-    def needs(ubatch: int) -> tuple[int, int]:
-        return ubatch * MIB, ubatch * MIB + 9_780 * MIB
+    def needs(ubatch: int) -> Needs:
+        return Needs(ubatch * MIB, 9_780 * MIB, ubatch * MIB + 9_780 * MIB)
 
     frees = range(10_300, 200_000, 700) if fits else range(300, 10_290, 70)
     sizes = [largest(needs, 200_000 * MIB, free * MIB, streams) for free in frees]
@@ -75,9 +84,22 @@ def test_less_free_memory_brings_no_larger_one(fits: bool, streams: bool) -> Non
     assert len(set(sizes)) > 1
 
 
+@pytest.mark.parametrize("free_mib", range(500, 700, 5))
+def test_a_larger_one_leaves_room_for_weights(free_mib: int) -> None:
+    """Of a model that does not fit: with 4096 the arena alone would fill what the runtime leaves."""
+
+    def needs(ubatch: int) -> Needs:
+        arena = ubatch * MIB // 64
+        return Needs(arena, 1_000 * MIB, arena + 1_000 * MIB + RESERVE_BYTES)
+
+    ubatch = largest(needs, 80_000 * MIB, free_mib * MIB)
+    left, most = (free_mib - 512 - each // 64 for each in (ubatch, CHOICES[0]))
+    assert ubatch == CHOICES[0] if most <= 0 else 2 * left >= most
+
+
 def test_copies_of_weights_are_worth_a_larger_one() -> None:
-    def needs(ubatch: int) -> tuple[int, int]:
-        return ubatch * MIB, ubatch * MIB + 100 * MIB
+    def needs(ubatch: int) -> Needs:
+        return Needs(ubatch * MIB, 100 * MIB, ubatch * MIB + 100 * MIB)
 
     assert largest(needs, 40_000 * MIB) == 1024
     assert largest(needs, 40_000 * MIB, streams=True) == 4096
@@ -132,23 +154,44 @@ def test_a_plan_alone_asks_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             dyno.Engine(MODEL, "cuda:0", profile=None, **given).close()
 
 
+MEMORIES = [int((1 << 29) * 1.06**step) for step in range(80)]
+
+
 def test_a_gpu_of_much_memory_takes_the_largest_and_a_small_one_less() -> None:
     values: dict[str, Any] = {"ctx": 2048}
     assert UsualUbatch(str(MODEL), GPU)(values) == CHOICES[-1]
     session = _core.Session(
         MODEL, context={"ctx": 2048}, session={"cuda_graphs": False}, plan_only=True, device=GPU
     )
-    arenas = []
+    found = []
     for ubatch in CHOICES:
         session.set({"ubatch": ubatch})
-        arenas.append(int(session.plan["arena_bytes"]))
-    for larger in (1, 2, 3):
-        # Less than 1 GiB, of which the runtime takes more than half: the model does not fit, and 10 % count.
-        memory = (arenas[larger] - arenas[0]) / 0.1
-        assert memory < 1 << 30
-        for share, want in ((1.001, CHOICES[larger]), (0.999, CHOICES[larger - 1])):
-            gpu = {**GPU, "memory_bytes": int(memory * share)}
-            assert UsualUbatch(str(MODEL), gpu)(values) == want
+        plan = session.plan
+        main = plan["devices"][0]
+        rest = sum(int(main[part]) for part in ("kv_bytes", "state_bytes", "arena_bytes", "stream_bytes"))
+        found.append((int(main["arena_bytes"]), rest + int(plan["scratch_bytes"]) + RESERVE_BYTES))
+    weights = int(session.plan["devices"][0]["weights_bytes"])
+
+    def expected(memory: int) -> int:
+        full = int(0.92 * memory)
+        (first_arena, first_rest), fits = found[0], found[0][1] + weights <= full
+        good = [
+            ubatch
+            for ubatch, (arena, rest) in zip(CHOICES, found, strict=True)
+            if arena - first_arena <= (SHARE if fits else STREAMED_SHARE) * memory
+            and (
+                rest + weights <= full
+                if fits
+                else full > first_rest and 2 * (full - rest) >= full - first_rest
+            )
+        ]
+        return max(good, default=CHOICES[0])
+
+    sizes = {memory: UsualUbatch(str(MODEL), {**GPU, "memory_bytes": memory})(values) for memory in MEMORIES}
+    assert sizes == {memory: expected(memory) for memory in MEMORIES}
+    assert len(set(sizes.values())) >= 3
+    # Some hold nothing beside the runtime, and some hold the model only in part.
+    assert MEMORIES[0] < found[0][1] < found[0][1] + weights < MEMORIES[-1]
 
 
 def test_it_is_a_default_and_no_more() -> None:
