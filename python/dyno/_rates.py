@@ -62,11 +62,28 @@ def measure(device: str, threads: int = 0, seconds: float = 0.2) -> dict[str, fl
         family, desc = _core.ops.parse_key(f"matmul q8_0 n=1024 k=1024 layout={layout} act=q8", rows)
         return float(_core.ops.cost(family, desc)[1]) / launch(family, desc) / 1e9
 
-    block = {"m": 32, "row": 1 << 20, "fixed": 0}
-    memory = 2 * block["m"] * block["row"] / launch("transfer", block, 256 << 20) / 1e9
+    memory = cpu_memory(cores, seconds)
     small = launch("transfer", {"m": 1, "row": 64, "fixed": 0}) * 1e6
     own = (memory, product(1), product(512), small)
     return {name: round(value, 4) for name, value in zip(RATES, own, strict=False)}
+
+
+def cpu_memory(threads: int = 0, seconds: float = 0.2) -> float:
+    """GB/s of the machine's memory, read and written: copies of 32 MiB by all threads together, from other
+    memory each time.
+
+    Args:
+        threads: 0: all cores that this process may use.
+        seconds: Of the measurement.
+    """
+    from dyno import _core
+    from dyno._effective import usable_cores
+
+    block = {"m": 32, "row": 1 << 20, "fixed": 0}
+    samples = _core.ops.time(
+        "transfer", block, threads=threads or usable_cores(), min_seconds=seconds, rotate_bytes=256 << 20
+    )
+    return 2 * block["m"] * block["row"] / statistics.median(samples) / 1e9
 
 
 def fingerprint(info: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from dyno import _rates
 
 from dyno_tuner.measure.cpu_monitor import CpuWatch
 
@@ -103,20 +104,6 @@ def is_ours(pid: int) -> bool:
     return False
 
 
-def memory_gbps(budget_seconds: float = 0.3) -> float:
-    """Bytes moved a second by a large copy (read + written), in GB/s. Ranks machines; decides nothing."""
-    source = np.zeros(1 << 25, dtype=np.uint8)
-    target = np.empty_like(source)
-    np.copyto(target, source)
-    best = 0.0
-    end = time.perf_counter() + budget_seconds
-    while time.perf_counter() < end:
-        begun = time.perf_counter()
-        np.copyto(target, source)
-        best = max(best, 2 * source.nbytes / (time.perf_counter() - begun))
-    return round(best / 1e9, 1)
-
-
 class Surroundings(NamedTuple):
     """The state of a machine around a tune."""
 
@@ -131,7 +118,7 @@ def look_around(model: str, description: Description) -> Surroundings:
     bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
     warnings = [busy(), gpu_busy(bus)]
     gpu = description.device.get("kind") == "cuda"
-    measured = {"host_memory_gbps" if gpu else "memory_gbps": memory_gbps()}
+    measured = {"host_memory_gbps" if gpu else "memory_gbps": round(_rates.cpu_memory(), 1)}
     state = environment(model)
     if state.get("busy"):
         warnings.append(f"other processes compute: {', '.join(state['busy'])}")
