@@ -87,6 +87,10 @@ def test_a_load_within_a_process_is_no_slower_machine() -> None:
     made.loaded(4.0)
     assert made.measurement_cost == 2.0
     assert made.loading == pytest.approx(1 + 3 / 2), "3 s more than a warm measurement takes"
+    for _ in range(2):
+        made.loaded(5.0)
+    assert made.measurement_cost > 2.0, "behind the next loads measurements are slower"
+    made.learn(2.0)
     for _ in range(3):
         made.took_round(5, 12.0)
     assert made.loading == 1.0, "rounds that were seen have their loads"

@@ -51,7 +51,7 @@ class Schedule:
         self._end = math.inf
         self._measurement_cost = 0.0
         self._start_share = 0.0  # of it, for the start of the process
-        self._load = 0.0  # seconds to load again within a process, once that is known
+        self._loads: list[float] = []  # seconds to load again within a process, and noise
         self._in_rounds: list[float] = []  # seconds of a measurement, starts included, by round
         self._gone = 0.0
         self._reserved = 0.0  # seconds at the end, for the proof of kernels
@@ -85,12 +85,18 @@ class Schedule:
         self.learn(self._measurement_cost + 0.15 * (seconds + self._start_share - self._measurement_cost))
 
     def loaded(self, seconds: float) -> None:
-        """Learns what it takes to load again within a process, which a plan must not take for the speed of a
-        busier machine.
+        """Learns what it takes to load again within a process, and follows the rest: a plan must not take a
+        load for a busier machine.
 
         Args: `seconds`: of a measurement of the default behind one of other weights or another placement.
         """
-        self._load = max(0.0, seconds + self._start_share - self._measurement_cost)
+        self._loads.append(seconds + self._start_share - self._measurement_cost)
+        self.follow(seconds - self._load)
+
+    @property
+    def _load(self) -> float:
+        """Seconds of a load; noise makes one or the other seem less than nothing."""
+        return max(0.0, statistics.median(self._loads)) if self._loads else 0.0
 
     @property
     def loading(self) -> float:
