@@ -174,7 +174,7 @@ def test_a_default_is_written_only_of_what_was_judged() -> None:
     assert _outcome(missed=promise).judged == ["threads"]
 
 
-@pytest.mark.parametrize("budget", [14.0, 17.0])
+@pytest.mark.parametrize("budget", [14.0, 16.0])  # 17 s prove it
 def test_no_default_stands_beside_no_time_to_prove_it(budget: float, tmp_path: Path) -> None:
     result = _tune(tmp_path, budget=budget)
     outcome = result.outcome
