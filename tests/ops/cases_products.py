@@ -112,7 +112,7 @@ def matmul_id_cases() -> Iterator[Case]:
             rows = x_values.reshape(m, used, k) if per_slot else np.repeat(x_values[:, None], used, axis=1)
             want = np.einsum("muk,munk->mun", rows, w.values[ids])
             args: dict[str, Any] = {"x": x, "w": w.bytes, "ids": ids.astype(np.int32)}
-            absent = rng.random((m, used)) < none
+            absent = rng.random((m, used)) < none if none else np.zeros((m, used), bool)
             args["ids"][absent] = -1
             if bias:
                 args["bias"] = normal(rng, experts, n)
@@ -132,7 +132,7 @@ def matmul_id_cases() -> Iterator[Case]:
 
         desc = {"type": dtype, "layout": layout, "act": act, "m": m, "n": n, "k": k, "experts": experts}
         desc |= {"used": used, "x_per_slot": per_slot}
-        return Case("matmul_id", desc, build, f"bias={bias}-one={one}-none={none}")
+        return Case("matmul_id", desc, build, f"bias={bias}-one={one}" + (f"-none={none}" if none else ""))
 
     for kind in kinds():
         yield make(kind, 5, 3, per_slot=False, bias=False)
@@ -239,7 +239,7 @@ def moe_up_gate_cases() -> Iterator[Case]:
                 "w_up": up.bytes,
                 "ids": ids.astype(np.int32),
             }
-            absent = rng.random((m, used)) < none
+            absent = rng.random((m, used)) < none if none else np.zeros((m, used), bool)
             args["ids"][absent] = -1
             if norm:
                 inside, x_values = normed(rng, x_values, weight=used > 1)
@@ -266,7 +266,7 @@ def moe_up_gate_cases() -> Iterator[Case]:
 
         desc = {"type": dtype, "layout": layout, "act": act, "m": m, "n": n, "k": k, "experts": experts}
         desc |= {"used": used, "activation": activation, "norm": norm}
-        return Case("moe_up_gate", desc, build, f"bias={bias}-one={one}-none={none}")
+        return Case("moe_up_gate", desc, build, f"bias={bias}-one={one}" + (f"-none={none}" if none else ""))
 
     for kind in kinds():
         yield make(kind, 4, 2, "silu")
