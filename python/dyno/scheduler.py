@@ -24,7 +24,7 @@ from dyno._vocabulary import has_vocabulary
 from dyno.errors import DynoError, PlanError, QueueFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -126,9 +126,13 @@ class Scheduler:
         if engine._scheduler is not None:
             raise PlanError("[scheduler] this engine has a scheduler already; close it first")
         self._teller = Teller()
-        engine._scheduler = self
         self._thread = threading.Thread(target=self._run, name="dyno-scheduler", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._teller.close()
+            raise
+        engine._scheduler = self
 
     # ---- for callers, in any thread ----
 
@@ -276,6 +280,24 @@ class Scheduler:
     # ---- in the scheduler's thread ----
 
     def _run(self) -> None:
+        try:
+            self._run_steps()
+        finally:
+            self._teller.close()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The engine's lock. If a call to the engine has it, readers get their tokens before the wait."""
+        lock = self._engine._lock
+        if not lock.acquire(blocking=False):
+            self._teller.tell_all()
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _run_steps(self) -> None:
         while True:
             with self._changed:
                 while not (self._closing or self._waiting or self._running):
@@ -290,7 +312,6 @@ class Scheduler:
                 self.failure = error
                 self._fail_all(error)
         self._fail_all(PlanError("[scheduler] the scheduler is closed"))
-        self._teller.close()
 
     def _step(self) -> None:
         self._drop_cancelled()
@@ -304,7 +325,7 @@ class Scheduler:
                     self._changed.wait(_SECONDS_WITHOUT_SLOT)
             return
         generated = self._totals["generated_tokens"]
-        with self._engine._lock:
+        with self._locked():
             session = self._engine._open()
             batch = self._that_fits(session, batch)
             drafted = any(is_drafted(request, tokens) for request, tokens in batch)
@@ -356,7 +377,7 @@ class Scheduler:
                 request = self._waiting[0]
             if self._shall_wait(request):
                 return
-            with self._engine._lock:
+            with self._locked():
                 session = self._engine._open()
                 if not self._take_slot(request, session):
                     return
@@ -433,6 +454,7 @@ class Scheduler:
         batch = [(r, list(r.pending)) for r in self._running if not r.reads]
         # Not beside a prompt: the logits after each of its tokens would be computed too.
         if batch and self._drafting is not None and len(batch) == len(self._running):
+            self._teller.tell_all()  # a draft model computes now
             self._drafting.add(batch, self._room)
             return batch
         room = self._room - len(batch)

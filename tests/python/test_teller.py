@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import pytest
 from dyno import Engine, Sampling, Scheduler
 from dyno import scheduler as module
 from dyno._requests import Handling, Request
@@ -16,7 +17,6 @@ from dyno.testing import tiny_model
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
 
 WAIT_S = 30
 
@@ -87,3 +87,61 @@ def test_numbers_of_draws_are_the_ones_of_single_draws() -> None:
     request = Request([1], 1, sampling, None, threading.Event())
     numbers = [request.next_draw()[-1] for _ in range(200)]
     assert numbers == uniforms(sampling.random(), 200).tolist()
+
+
+def test_a_thread_that_does_not_start_leaves_the_engine_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuses(thread: threading.Thread) -> None:
+        if thread.name == "dyno-scheduler":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    path = tmp_path / "tiny.gguf"
+    tiny_model(path)
+    with Engine(path, device="cpu", profile=None) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuses)
+            with pytest.raises(RuntimeError, match="new thread"):
+                Scheduler(engine)
+        assert not [each for each in threading.enumerate() if each.name == "dyno-teller"]
+        with Scheduler(engine):
+            assert len("".join(engine.generate([1, 2], max_tokens=2))) >= 0
+            assert engine._scheduler is not None
+
+
+def test_readers_have_their_tokens_while_another_call_has_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is taken behind the first step, before its tokens are told."""
+    path = tmp_path / "tiny.gguf"
+    tiny_model(path)
+    with Engine(path, device="cpu", profile=None) as engine, Scheduler(engine) as scheduler:
+        first_step, told = threading.Event(), threading.Event()
+        taken = threading.Event()
+
+        def other_call() -> None:
+            assert first_step.wait(WAIT_S)
+            with engine._lock:
+                taken.set()
+                told.wait(WAIT_S)
+
+        other = threading.Thread(target=other_call)
+        other.start()
+        stepped = scheduler._events.stepped
+
+        def behind(step: object) -> None:
+            stepped(step)  # type: ignore[arg-type]
+            if not first_step.is_set():
+                first_step.set()
+                assert taken.wait(WAIT_S)
+
+        monkeypatch.setattr(scheduler._events, "stepped", behind)
+        drawn = scheduler.drawn([1, 2, 3], Sampling(), 3, handling=Handling(ignore_end=True))
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(next, drawn).result(WAIT_S / 2).token >= 0
+            told.set()
+            assert len(pool.submit(list, drawn).result(WAIT_S)) == 2
+        other.join()
