@@ -98,6 +98,24 @@ def test_a_load_within_a_process_is_no_slower_machine() -> None:
     assert made.measurement_cost == pytest.approx(2.3)
 
 
+def test_slow_first_loads_leave_a_cost_to_plan_with() -> None:
+    """The first loads read the disk, and later ones the page cache: a measurement still takes seconds."""
+    made = schedule(300, measurement=5.0)
+    for seconds in (30.0, 30.0, 5.0, 5.0, 5.0):
+        made.loaded(seconds)
+        assert 2.5 < made.measurement_cost < 10
+        assert made.measurements_left < 300
+
+
+def test_rounds_of_points_that_load_keep_their_loads() -> None:
+    made = schedule(300, measurement=2.0)
+    made.loaded(8.0)
+    made.learn(2.0)
+    for _ in range(3):
+        made.took_round(5, 40.0)
+    assert made.of_rounds(10) == pytest.approx(80), "8 s each, of which 6 are a load"
+
+
 def test_rounds_say_what_rounds_take() -> None:
     """Until some have run, as much as measurements of the default; never more than these."""
     made = schedule(300, measurement=2.0)

@@ -91,7 +91,8 @@ class Schedule:
         Args: `seconds`: of a measurement of the default behind one of other weights or another placement.
         """
         self._loads.append(seconds + self._start_share - self._measurement_cost)
-        self.follow(seconds - self._load)
+        # The first loads may have been slow ones: then no measurement is left of a quick one.
+        self.follow(max(seconds - self._load, 0.5 * self._measurement_cost))
 
     @property
     def _load(self) -> float:
@@ -121,7 +122,7 @@ class Schedule:
         than measurements of the default, where they say less."""
         cost = self._measurement_cost
         if len(self._in_rounds) >= ROUNDS_LEARNED:
-            cost = min(cost, ROUNDS_SLACK * statistics.median(self._in_rounds))
+            cost = min(cost + self._load, ROUNDS_SLACK * statistics.median(self._in_rounds))
         return measurements * cost
 
     def prepared(self) -> None:
