@@ -194,7 +194,10 @@ def _by_energy(run: Run) -> Run:
         by = run.energy.get(metric, {})
         if not by:
             raise TuneError(f"--objective energy: no counter of energy could be read for {metric}")
-        rates[metric] = (1 / sum(e.joules_per_token for e in by.values()),)
+        joules = sum(e.joules_per_token for e in by.values())
+        if joules <= 0:
+            raise TuneError(f"--objective energy: the counter of energy did not move for {metric}")
+        rates[metric] = (1 / joules,)
     return dataclasses.replace(run, rates=rates)
 
 

@@ -147,6 +147,8 @@ class Verification(Tune):
         self._needs = needs
         self._units = list(units)
         self.verdicts: list[Verdict] = []
+        self._by_the_whole: set[str] = set()
+        """Proven by what the whole profile saves, since the rest does not run without them."""
         self.gain: dict[str, Estimate] = {}
 
     def _configuration(self, units: Sequence[Unit]) -> Configuration:
@@ -194,16 +196,33 @@ class Verification(Tune):
         self.gain = {m: result.ratio(FULL, [m], self.context.weights) for m in self.context.weights}
         for unit in units:
             self._verdict(result, unit, units)
+        self._forget_savings_that_went(units)
         self._note_memory(units)
+
+    def _forget_savings_that_went(self, units: Sequence[Unit]) -> None:
+        """An entry that is proven by the saving of the whole stays so only if the proven entries save."""
+        if not self._by_the_whole or self._needs is None:
+            return
+        usual, size = (
+            self._needs(self._configuration(which).settings) for which in ([], self._proven(units))
+        )
+        if usual is not None and size is not None and size < usual:
+            return
+        self.verdicts = [
+            replace(v, proven=False) if v.entry in self._by_the_whole else v for v in self.verdicts
+        ]
+
+    def _proven(self, units: Sequence[Unit]) -> list[Unit]:
+        entries = {v.entry for v in self.verdicts if v.proven}
+        return [unit.only([e for e in unit.entries() if e in entries]) for unit in units]
 
     def _note_memory(self, units: Sequence[Unit]) -> None:
         """Gives every proven verdict the memory of what is proven."""
         if self._needs is None:
             return
-        entries = {v.entry for v in self.verdicts if v.proven}
-        kept = [u.only([e for e in u.entries() if e in entries]) for u in units]
+        kept = self._proven(units)
         usual, size = (self._needs(self._configuration(which).settings) for which in ([], kept))
-        if entries and usual is not None and size is not None:
+        if any(v.proven for v in self.verdicts) and usual is not None and size is not None:
             self.verdicts = [replace(v, memory=(usual, size)) if v.proven else v for v in self.verdicts]
 
     def _whole_saves(self, result: Comparison, units: Sequence[Unit], bar: Bar) -> bool:
@@ -213,7 +232,9 @@ class Verification(Tune):
             return False
         usual, size = (self._needs(self._configuration(which).settings) for which in ([], units))
         less = usual is not None and size is not None and size < usual
-        return less and not any(self._may_be_slower(result, m, bar) for m in self.context.weights)
+        # In noise over the widest margin nothing shows.
+        shows = bar.proves(tuple(self.context.weights))
+        return less and shows and not any(self._may_be_slower(result, m, bar) for m in self.context.weights)
 
     def _saved(self, unit: Unit, units: Sequence[Unit]) -> int:
         """Bytes that a unit saves in the whole profile; 0 where speed alone counts."""
@@ -295,6 +316,7 @@ class Verification(Tune):
             # The saving of the whole is that of each entry without which the rest does not run.
             if not proven and self._whole_saves(result, units, bar):
                 proven = accept(Evidence(result, FULL, weights, whole, (found,), saves=True))
+                self._by_the_whole.update(unit.entries() if proven else ())
             self._say(unit, verdict, "the rest of the profile does not run without it", proven=proven)
             return
         gain = found.gain
