@@ -1,5 +1,3 @@
-#include <utility>
-
 #include "core/error.h"
 #include "model/model_desc.h"
 
@@ -60,7 +58,7 @@ ModelDesc with_cached_experts(ModelDesc model, const std::vector<std::vector<int
              " layers for a model of ", model.layers.size());
   for (size_t i = 0; i < experts.size(); ++i) {
     if (experts[i].empty()) continue;
-    auto* spec = const_cast<FfnSpec*>(std::as_const(model.layers[i]).mixture());  // of a model that may be changed
+    FfnSpec* spec = model.layers[i].mixture();
     DYNO_CHECK(PlanError, spec != nullptr && can_cache_experts(model, *spec), "[experts] experts of layer ", i,
                " cannot be cached");
     Adding(model, *spec, experts[i]).run();

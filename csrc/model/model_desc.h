@@ -200,6 +200,7 @@ struct LayerSpec {
   bool has_attention() const { return attention.heads > 0; }
   // The mixture of the layer, if there is one.
   const FfnSpec* mixture() const { return ffn.kind == FfnKind::moe ? &ffn : beside ? &*beside : nullptr; }
+  FfnSpec* mixture() { return ffn.kind == FfnKind::moe ? &ffn : beside ? &*beside : nullptr; }
 };
 
 // The part of a file that is described.
