@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "bindings/cuda_launch.h"
 #include "bindings/launch_context.h"
@@ -80,14 +81,15 @@ Request request_of(ops::Family family, const nb::dict& desc, int threads, double
 // if each set had one choice of them, all sets together would read a small part of these bytes, again and again out of
 // the caches. So each set of weights stands in several, with other choices.
 template <typename D>
-auto make_copies(SyntheticArgs& owner, const D& d, int64_t rotate_bytes) {
+auto make_copies(SyntheticArgs& owner, const D& d, int64_t rotate_bytes, double absent) {
   std::vector<decltype(owner.make(d))> copies;
   int64_t weights = 0;
   do {
     copies.push_back(owner.make(d));
     ++weights;
     if constexpr (requires { copies.back().w_expert_stride_bytes, copies.back().ids, d.used; }) {
-      const int64_t choices = rotate_bytes == 0 ? 1 : std::clamp<int64_t>(d.experts / (d.m * d.used), 1, kMaxChoices);
+      const auto rows = std::max<int64_t>(1, std::llround(static_cast<double>(d.m * d.used) * (1 - absent)));
+      const int64_t choices = rotate_bytes == 0 ? 1 : std::clamp<int64_t>(d.experts / rows, 1, kMaxChoices);
       for (int64_t i = 1; i < choices; ++i) {
         auto other = copies.back();
         owner.routing("ids", other.ids, d.m, d.used, d.experts);
@@ -106,7 +108,7 @@ void time_configs(const Request& r, const std::vector<ops::Config>& configs, con
         using Args = decltype(std::declval<SyntheticArgs&>().make(d));
         if (r.device.kind == DeviceKind::cpu) {
           SyntheticArgs owner(r.seed, r.depth, r.absent);
-          const std::vector<Args> copies = make_copies(owner, d, r.rotate_bytes);
+          const std::vector<Args> copies = make_copies(owner, d, r.rotate_bytes, r.absent);
           for (size_t i = 0; i < configs.size(); ++i) {
             timed(i, [&] {
               LaunchContext launcher(ops::scratch_bytes(r.desc, configs[i]), r.threads, r.device.isa);
@@ -120,7 +122,7 @@ void time_configs(const Request& r, const std::vector<ops::Config>& configs, con
         CudaTimer timer(r.device, r.desc, configs);
         SyntheticArgs owner(r.seed, r.depth, r.absent,
                             [&](const std::byte* host, size_t bytes) { return timer.upload(host, bytes); });
-        const std::vector<Args> copies = make_copies(owner, d, r.rotate_bytes);
+        const std::vector<Args> copies = make_copies(owner, d, r.rotate_bytes, r.absent);
         const size_t launches = std::max<size_t>(copies.size(), kLeastCaptured);
         for (size_t i = 0; i < configs.size(); ++i) {
           timed(i, [&] {
