@@ -48,6 +48,7 @@ from ...core.protocol import (
 from . import answers, bounds, kept_answers
 from .kernel_ops import op_times, ops_with_choice
 from .placing import ELSEWHERE, Placing, as_list, label, one_word, planned_bytes
+from .power_meter import PowerMeter
 from .prompts import Prompts, measure_routing
 from .served import serve
 
@@ -143,11 +144,8 @@ class DynoTarget(Target):
             raise TargetUnusable(str(error)) from error
         self._rates: dict[str, float] = {}
         self._counters: _energy.Counters | None = None
-        self._energy_decides = False
-        self._uncounted = False  # a counter failed in this sample
+        self._meter: PowerMeter | None = None
         self._sample_seconds = SAMPLE_SECONDS
-        self._before: tuple[float, dict[str, float]] | None = None
-        """Time and counters when the first run of a sample began."""
 
     def _place(self) -> dict[str, Any]:
         """Whether weights lie on the CPU beside the device. The defaults name the placement that the engine
@@ -368,55 +366,20 @@ class DynoTarget(Target):
             load = workload.served
             return serve(self._session, self._loaded, self._prompts, load, metric, prompt, _failure)
         runs: list[tuple[float, float]] = []
-        self._before, self._uncounted = None, False
+        if self._meter is not None:
+            self._meter.begin()
         most = SAMPLE_RUNS if self._sample_seconds == SAMPLE_SECONDS else ENERGY_RUNS
         while len(runs) < most and (not runs or sum(s for s, _ in runs) < self._sample_seconds):
             runs.append(self._run(workload, metric, prompt))
-        watts = self._mean_power()
+        watts = None if self._meter is None else self._meter.watts()
         seconds, clock_seconds = sorted(runs)[(len(runs) - 1) // 2]
         joules = None if watts is None else watts * seconds
         return Sample(metric, prompt, workload.tokens(metric), seconds, clock_seconds, joules)
 
-    def _mean_power(self) -> float | None:
-        """Watts from the first run of this sample until now. Between its runs sequences are reset, and a
-        graph may be captured anew: the sample gets the joules of its own seconds alone.
-
-        Returns:
-            None where energy is not counted. If it decides nothing, also where a counter fails or has not
-            moved.
-
-        Raises:
-            TargetFailure: Energy decides, and a counter fails.
-        """
-        after = self._read_counters() if self._before is not None else None
-        if self._counters is None or self._before is None or after is None:
-            return None
-        watts = sum(self._counters.spent(self._before[1], after[1]).values()) / (after[0] - self._before[0])
-        return watts if watts > 0 or self._energy_decides else None
-
-    def _read_counters(self) -> tuple[float, dict[str, float]] | None:
-        """The time in seconds, and joules by counter. None without counters, or if one fails and energy
-        decides nothing: then the sample stays without joules.
-
-        Raises:
-            TargetFailure: Energy decides, and a counter fails.
-        """
-        if self._counters is None or self._uncounted:
-            return None
-        try:
-            found = self._counters.read()
-            return time.perf_counter(), found
-        except (OSError, ValueError) as error:
-            self._uncounted = True
-            if self._energy_decides:
-                message = f"--objective energy: a counter of energy failed: {error}"
-                raise TargetFailure(str(TrialStatus.INVALID), message) from error
-            return None
-
     def count_energy(self, wanted: str | None) -> str:
         """Counts the GPU's energy and the CPU's, each if its counter can be read."""
-        self._energy_decides = wanted == DECIDES
-        self._sample_seconds = ENERGY_SECONDS if self._energy_decides else SAMPLE_SECONDS
+        self._meter = None
+        self._sample_seconds = ENERGY_SECONDS if wanted == DECIDES else SAMPLE_SECONDS
         if wanted is None:
             self._counters = None
             return ""
@@ -427,6 +390,7 @@ class DynoTarget(Target):
             if own not in counters.sources:
                 return f"the energy of the {own.upper()} cannot be read: {counters.missing.get(own, '')}"
             self._counters = counters
+        self._meter = PowerMeter(self._counters, decides=wanted == DECIDES)
         return ""
 
     def rest(self, seconds: float) -> None:
@@ -470,8 +434,8 @@ class DynoTarget(Target):
         pieces = [tokens] if part.kind == "pp" else [tokens[i : i + 1] for i in range(count)]
         # The other clock runs inside: if this process is put aside between two readings, the sample
         # gets longer, never shorter than the other clock says.
-        if self._counters is not None and self._before is None:
-            self._before = self._read_counters()
+        if self._meter is not None:
+            self._meter.run_begins()
         begun = time.perf_counter()
         clock_begun = time.clock_gettime(time.CLOCK_BOOTTIME)
         if on_device:
