@@ -174,3 +174,25 @@ def test_a_round_is_void_by_what_a_change_can_move(touched: set[str] | None, voi
     result = rounds.compare("k", configurations, 2, touched=touched)
     assert (result.rounds, result.voided) == (2, voided)
     assert result.ratio("full", ["pp"], {"pp": 1.0, "tg": 1.0}).ratio == pytest.approx(1.8)
+
+
+def test_a_load_of_a_glance_is_not_booked_for_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind another placement the glance loads, and the default after it does not."""
+    surface = _mixture(1.0)
+    space = surface.space()
+    recorder = Recorder(
+        InlineExecutor(Mixture(surface, 0)), WORKLOAD, identity=space.identity, virtual_time=True
+    )
+    context = Tune(recorder, space, Options(WORKLOAD, seed=0, budget=110.0)).context
+    learnt: list[str] = []
+    monkeypatch.setattr(context.budget, "loaded", lambda seconds: learnt.append("loaded"))
+    monkeypatch.setattr(context.budget, "follow", lambda seconds: learnt.append("follow"))
+    default, other = (Configuration(space.settings(space.default) | {"n_cpu_moe": n}) for n in (32, 48))
+    context.baseline("first")
+    context.budget.learn(3.0)
+    context.measure_in("other", other, context.processes.number, False)
+    context.glance("glance", default, WORKLOAD, context.policy, True)
+    context.baseline("second")
+    context.measure_in("other again", other, context.processes.number, False)
+    context.baseline("third")
+    assert learnt == ["follow", "loaded"]

@@ -90,7 +90,7 @@ class RunContext:
         point = self.space.point(configuration.settings)
         fresh, self._measured_in = process != self._measured_in, process
         loaded, self._loaded = self._loaded, self._loads(configuration)
-        self._load_between |= not fresh and loaded != self._loaded
+        loads_again = not fresh and loaded != self._loaded
         self.gate.met(point)
         begun = self.recorder.useful
         policy = self.policy_for(baseline=baseline)
@@ -99,6 +99,7 @@ class RunContext:
         )
         if baseline and point == self.space.default and measurement.status is TrialStatus.OK:
             self._costs[tuple(metrics)] = self.recorder.useful - begun
+            self._load_between |= loads_again
             if {m for measured in self._costs for m in measured} == set(self.weights):
                 if self.budget.measurement_cost and not fresh:
                     learn = self.budget.loaded if self._load_between else self.budget.follow
@@ -120,6 +121,8 @@ class RunContext:
     ) -> Measurement:  # fmt: skip
         """A short measurement of the running process, for what a whole workload is too long to try."""
         policy = dataclasses.replace(policy, energy=self.options.policy.energy)
+        if self.processes.number == self._measured_in:
+            self._loaded = self._loads(configuration)  # in these seconds, which teach nothing
         measurement = self.recorder.measurement(
             key, configuration, workload.metrics, policy, process=self.processes.number, baseline=baseline,
             workload=workload,
