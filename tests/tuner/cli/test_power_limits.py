@@ -142,8 +142,20 @@ def test_energy_without_a_counter_is_an_error(tmp_path: Path) -> None:
         def side(self, watts: float, result: Result) -> Callable[[Workload], Run]:
             return lambda workload: Run({m: (100.0,) for m in workload.metrics})
 
-    with pytest.raises(TuneError, match="no counter of energy could be read"):
+    with pytest.raises(TuneError, match=r"no counter of energy could be read.*; written: .*p\.300w\.yaml"):
         searched(tmp_path, "energy", Blind())
+
+
+def test_a_counter_that_does_not_move_is_an_error(tmp_path: Path) -> None:
+    class Still(Card):
+        def side(self, watts: float, result: Result) -> Callable[[Workload], Run]:
+            none = {"gpu": Energy(0.0, 0.0)}
+            return lambda workload: Run(
+                {m: (100.0,) for m in workload.metrics}, energy=dict.fromkeys(workload.metrics, none)
+            )
+
+    with pytest.raises(TuneError, match=r"the counter of energy did not move for .*; written: .*p\.300w"):
+        searched(tmp_path, "energy", Still())
 
 
 class Stopped(Card):
@@ -251,7 +263,7 @@ class Watch:
 def test_rounds_between_limits_are_watched(
     limit: Limit, trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process on a throttled GPU is measured again at the same limit, and what was seen is told."""
+    """The tune measures a process on a throttled GPU again at the same limit, and tells what it saw."""
     runs: list[tuple[float, dict[str, Any]]] = []
     noise = iter([0.001, -0.001, 0.0] * 100)
 

@@ -165,6 +165,7 @@ def _ends_all(message: str, results: Sequence[tuple[float, Result]]) -> Iterator
     Raises:
         Interrupted: The step was interrupted.
         DisturbedError: The machine did not come to rest in it.
+        TuneError: The step failed.
     """
     try:
         yield
@@ -172,6 +173,8 @@ def _ends_all(message: str, results: Sequence[tuple[float, Result]]) -> Iterator
         raise Interrupted(f"{message}; {_written(results)}. The same command begins anew") from error
     except DisturbedError as error:
         raise DisturbedError(f"{error}; {_written(results)}") from error
+    except TuneError as error:
+        raise TuneError(f"{error}; {_written(results)}") from error
 
 
 def _written(results: Sequence[tuple[float, Result]]) -> str:
