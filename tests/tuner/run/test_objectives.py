@@ -350,11 +350,12 @@ def test_verify_keeps_an_entry_that_saves_memory(tmp_path: Path) -> None:
 
 
 def _verified(
-    folder: Path, surface: Surface, noise: dict[str, float] | None, seed: int = 8, **options: Any
-) -> tuple[list[Verdict], dict[str, Estimate]]:
+    folder: Path, surface: Surface, noise: dict[str, float] | None, seed: int = 8,
+    target: type[SimulatedTarget] = _Planned, **options: Any,
+) -> tuple[list[Verdict], dict[str, Estimate]]:  # fmt: skip
     knobs = {k.name: k for k in surface.knobs}
     return verify(
-        folder / "memory.yaml", executor=InlineExecutor(_Planned(surface, seed, noise)), quiet=True,
+        folder / "memory.yaml", executor=InlineExecutor(target(surface, seed, noise)), quiet=True,
         budget=None, knob=lambda name, value, default: knobs[name], options=options,
     )  # fmt: skip
 
@@ -412,6 +413,35 @@ def test_an_entry_that_the_saving_ones_need_is_proven_with_them(tmp_path: Path, 
         assert found.memory == (712 * MIB, 356 * MIB)
 
 
+class _LayoutAlone(SimulatedTarget):
+    """Memory goes by the layout alone."""
+
+    def memory(self, settings: Any) -> int:
+        return (100 + (256 if settings["cpu_repack"] else 0)) * MIB
+
+
+@pytest.mark.parametrize("layout", [1.0, 0.94])
+def test_an_entry_is_not_proven_by_a_saving_that_is_dropped(tmp_path: Path, layout: float) -> None:
+    """Today the u-batch, which the layout needs, makes up for the layout's cost, and saves nothing itself."""
+    _, profile = tuned(tmp_path, "memory", _Planned(_roomy(), 3, QUIET))
+    entries = {n: e.model_copy(update={"group": None}) for n, e in profile.settings.items()}  # type: ignore[union-attr]
+    profiles.save_profile(profile.model_copy(update={"settings": entries}), tmp_path / "memory.yaml")
+
+    def fault(s: Settings) -> TrialStatus | None:
+        return TrialStatus.INVALID if int(s["ubatch"]) > 256 and not s["cpu_repack"] else None
+
+    def rates(s: Settings) -> dict[str, float]:
+        factor = (1.0 if s["cpu_repack"] else layout) / (layout if int(s["ubatch"]) == 256 else 1.0)
+        return {m: r * factor for m, r in _roomy().rates(s).items()}
+
+    surface = Surface("roomy", _roomy().knobs, rates, fault)
+    verdicts, _ = _verified(tmp_path, surface, QUIET, target=_LayoutAlone)
+    found = {v.entry: v for v in verdicts}
+    assert found["settings.ubatch"].reason == "the rest of the profile does not run without it"
+    assert found["settings.cpu_repack"].verdict == (KEEP if layout == 1.0 else HARMFUL)
+    assert {v.proven for v in verdicts} == {layout == 1.0}
+
+
 def _wasteful() -> Surface:
     """The larger the u-batch, the faster, and the more memory it takes."""
     knobs = (Knob("ubatch", (128, 256, 512), 128, moves=frozenset({"pp"}), fidelity=Fidelity.ROUNDING),)
@@ -428,7 +458,7 @@ class _Wasteful(SimulatedTarget):
 def test_a_memory_tune_that_is_cut_writes_no_fast_settings(
     tmp_path: Path, error: BaseException, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is proven when the tune is cut is the fastest, which takes four times the memory here."""
+    """A tune that is cut has proven the fastest settings, which take four times the memory here."""
     path = tmp_path / "memory.yaml"
     if there:
         path.write_text(tuned(tmp_path, "speed", _Wasteful(_wasteful(), 1, QUIET))[0].path.read_text())
