@@ -41,6 +41,10 @@ class Teller:
             self._handed.put(self._collected)
             self._collected = []
 
+    def is_here(self) -> bool:
+        """Whether this is the thread that makes the calls."""
+        return threading.current_thread() is self._thread
+
     def close(self) -> None:
         """Make all calls, and end the thread."""
         self.tell_all()

@@ -219,7 +219,13 @@ class Scheduler:
         return dict(self._totals)
 
     def close(self) -> None:
-        """End all generations with a PlanError. Closing twice does nothing."""
+        """End all generations with a PlanError. Closing twice does nothing.
+
+        Raises:
+            PlanError: A hook or a `wake` of the scheduler asks for it, and would wait for itself.
+        """
+        if threading.current_thread() is self._thread or self._teller.is_here():
+            raise PlanError("[scheduler] a hook of the scheduler cannot close it; close it in another thread")
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from dyno import Engine, Sampling, Scheduler
+from dyno import Engine, PlanError, Sampling, Scheduler
 from dyno import scheduler as module
-from dyno._requests import Handling, Request
+from dyno._requests import Handling, Request, SchedulerEvents
 from dyno._sampling import uniforms
 from dyno._teller import Teller
 from dyno.testing import tiny_model
@@ -145,3 +145,20 @@ def test_readers_have_their_tokens_while_another_call_has_the_engine(
             told.set()
             assert len(pool.submit(list, drawn).result(WAIT_S)) == 2
         other.join()
+
+
+def test_a_hook_that_closes_its_scheduler_gets_an_error(tmp_path: Path) -> None:
+    """It would wait for its own thread."""
+
+    class Events(SchedulerEvents):
+        def first_token(self, seconds: float) -> None:
+            with pytest.raises(PlanError, match="close it in another thread"):
+                scheduler.close()
+            told.set()
+
+    told = threading.Event()
+    path = tmp_path / "tiny.gguf"
+    tiny_model(path)
+    with Engine(path, device="cpu", profile=None) as engine, Scheduler(engine, events=Events()) as scheduler:
+        assert len(list(scheduler.drawn([1, 2], Sampling(), 2, handling=Handling(ignore_end=True)))) == 2
+        assert told.is_set()
