@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 from dyno import _core
-from dyno.testing import TensorSpec, build_gguf
+from hole_model import write_hole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,12 +36,6 @@ def layer(path: Path) -> Path:
         "blk.0.ffn_up_exps": ("q4_0", (experts, inner, width)),
         "blk.0.ffn_down_exps": ("q4_0", (experts, width, inner)),
     }
-    tensors, offset = [], 0
-    for name, (dtype, shape) in shapes.items():
-        tensors.append(TensorSpec(f"{name}.weight", shape, dtype, b"", offset=offset))
-        count = int(np.prod(shape))
-        offset += count * 4 if dtype == "f32" else count // 32 * 18
-        offset += -offset % 32
     metadata = {
         "general.architecture": "qwen3moe",
         "qwen3moe.block_count": 1,
@@ -59,10 +52,7 @@ def layer(path: Path) -> Path:
         "qwen3moe.expert_count": experts,
         "qwen3moe.expert_used_count": 8,
     }
-    header = build_gguf(metadata, tensors).data
-    with path.open("wb") as file:
-        file.write(header)
-        file.truncate(len(header) + offset)
+    write_hole(path, metadata, shapes)
     return path
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dyno import _core
 from dyno.errors import OutOfMemoryError, PlanError
-from dyno.testing import TensorSpec, build_gguf
+from hole_model import write_hole
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny" / "llama-tiny.gguf"
 QUANTISED = TINY.parents[3] / "models" / "pycode-moe-20m-Q4_K_M.gguf"
@@ -32,10 +32,6 @@ def wide_model(path: Path) -> Path:
         "blk.0.attn_norm": (32,),
         "blk.0.ffn_norm": (32,),
     }
-    tensors, offset = [], 0
-    for name, shape in shapes.items():
-        tensors.append(TensorSpec(f"{name}.weight", shape, "f32", b"", offset=offset))
-        offset += int(np.prod(shape)) * 4
     metadata = {
         "general.architecture": "llama",
         "llama.block_count": 1,
@@ -47,10 +43,7 @@ def wide_model(path: Path) -> Path:
         "llama.attention.value_length": dim,
         "llama.feed_forward_length": 32,
     }
-    header = build_gguf(metadata, tensors).data
-    with path.open("wb") as file:
-        file.write(header)
-        file.truncate(len(header) + offset)
+    write_hole(path, metadata, {name: ("f32", shape) for name, shape in shapes.items()})
     return path
 
 
