@@ -181,7 +181,10 @@ def main() -> int:
     parser.add_argument("--dyno", action="append", default=[], metavar="NAME=OPTIONS", help="a further row")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    pynvml.nvmlInit()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise SystemExit(f"error: the memory of a GPU cannot be read: NVML: {error}") from error
     name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(args.gpu))
     result: dict[str, Any] = {
         "device": name,
