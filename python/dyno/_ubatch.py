@@ -32,8 +32,8 @@ STREAMED_SHARE: Final = 0.1
 """The same where weights lie on the CPU.
 
 Their copies cross the link for each u-batch, so twice the tokens take about half the time. With 8 GiB for
-qwen3moe-30b in Q4_0 on an H100, 4096 instead of 2048 reads a prompt of 4096 tokens about 1.8 times as fast,
-and its arena costs the place of one layer of experts of 48."""
+qwen3moe-30b in Q4_0 on an H100, 4096 instead of 2048 reads a prompt of 4096 tokens 1.87 times as fast, and
+as many layers keep their experts there (`benchmarks/results/h100_vram_limits.json`)."""
 RESERVE_BYTES: Final = 512 << 20
 """Of a GPU: memory for the runtime, which the engine counts beside every plan."""
 _FULL: Final = 0.92

@@ -312,7 +312,7 @@ def write_atomically(path: Path, data: bytes, area: str = "profile") -> None:
     Args:
         path: the file; a link stays one.
         data: its bytes.
-        area: stands in brackets before the message of an error.
+        area: The word in brackets before the message of an error.
 
     Raises:
         ProfileError: it cannot be written; an older file is then unchanged.
