@@ -190,9 +190,10 @@ def vram_limits() -> str:
     return f"""## A model larger than the GPU's memory
 
 {data["device"]}, {data["date"]}, {data["model"]}, {data["threads"]} threads (`h100_vram_limits.json`). dyno
-places the weights by itself under `--vram`. The others run with the smallest `--n-cpu-moe` that stays within
-the limit, and with a u-batch of 4096. Each cell takes the best of llama.cpp and of ik_llama.cpp with and
-without `-rtr 1`.
+places the weights by itself under `--vram`. The others run with a u-batch of 4096 and the smallest
+`--n-cpu-moe` that stays within the limit. Each cell takes the best of llama.cpp and of ik_llama.cpp with and
+without `-rtr 1`. With a smaller u-batch the others would have room for more experts: faster tokens, and
+slower long prompts. That was not measured.
 
 {table(head, rows)}"""
 

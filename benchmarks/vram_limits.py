@@ -8,8 +8,9 @@ dyno places the weights by itself (`--vram`). The other engines have no such lim
 the smallest N of their `--n-cpu-moe N` that stays within it. The driver's count of the memory in use decides
 that: its peak, read every 20 ms, less the count before the start. The peak of dyno is written as well. A
 limit of 0 means: all experts in host memory. Each engine is a process of its own. The cells are two prompts
-and 64 generated tokens, and the u-batch of the other engines is the longer prompt. Every sample is kept, and
-the median counts. --dyno adds further rows with options of `dyno bench`.
+and 64 generated tokens. The u-batch of the other engines is the longer prompt; with a shorter one they have
+room for more experts. Every sample is kept, and the median counts. --dyno adds further rows with options of
+`dyno bench`.
 """
 
 from __future__ import annotations
