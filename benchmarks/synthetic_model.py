@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gguf
 import numpy as np
-from dyno.testing import BLOCK_GEOMETRY, TENSOR_TYPE_IDS, random_blocks
+from dyno.testing.blocks import random_blocks, random_type, row_bytes
 from rich.console import Console
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class ModelFile:
         self.rng = np.random.default_rng(seed)
         self.keys: dict[str, Any] = {"block_count": layers}
         self.tensors: list[tuple[str, tuple[int, ...], str, float, float]] = []
-        self._pools: dict[tuple[str, float], memoryview] = {}
+        self._pools: dict[tuple[str, float, int], memoryview] = {}
 
     def matrix(self, name: str, *shape: int, gain: float = 1.0, dtype: str | None = None) -> None:
         """A matrix in NumPy order. `gain` is the deviation of its product with a vector of deviation one."""
         kind = dtype or self.dtype
-        if shape[-1] % BLOCK_GEOMETRY[kind][0]:
+        if shape[-1] % random_type(kind)[1]:
             kind = "q8_0" if shape[-1] % 32 == 0 else "f16"
         self.tensors.append((name, shape, kind, 0.0, gain * shape[-1] ** -0.5))
 
@@ -71,11 +71,14 @@ class ModelFile:
             if kind == "router":
                 values *= np.exp(ROUTER_SKEW * self.rng.normal(size=(shape[0], 1)))
             return [memoryview(values.astype(np.float32).tobytes())]
-        block, size = BLOCK_GEOMETRY[kind]
-        if (kind, std) not in self._pools:
-            self._pools[kind, std] = memoryview(random_blocks(kind, POOL_WEIGHTS, self.rng, std=std))
-        pool, left = self._pools[kind, std], int(np.prod(shape)) // block * size
-        begin, parts = int(self.rng.integers(len(pool) // size)) * size, []
+        row, width = row_bytes(kind, shape[-1]), shape[-1]
+        key = kind, std, width
+        if key not in self._pools:
+            weights = max(POOL_WEIGHTS // width, 1) * width
+            blocks = random_blocks(kind, weights, self.rng, std=std, row_elements=width)
+            self._pools[key] = memoryview(blocks)
+        pool, left = self._pools[key], int(np.prod(shape[:-1])) * row
+        begin, parts = int(self.rng.integers(len(pool) // row)) * row, []
         while left:
             parts.append(pool[begin : begin + left])
             left, begin = left - len(parts[-1]), 0
@@ -94,13 +97,12 @@ class ModelFile:
                 writer.add_float32(full, value)
             else:
                 writer.add_uint32(full, value)
-        for tensor, shape, kind, _, _ in self.tensors:
-            stored = "f32" if kind == "router" else kind
-            block, size = BLOCK_GEOMETRY[stored]
-            raw = gguf.GGMLQuantizationType(TENSOR_TYPE_IDS[stored])
-            writer.add_tensor_info(
-                tensor, shape, np.dtype(np.float32), int(np.prod(shape)) // block * size, raw
-            )
+        for tensor, shape, name_of_type, _, _ in self.tensors:
+            stored = "f32" if name_of_type == "router" else name_of_type
+            count = int(np.prod(shape[:-1])) * row_bytes(stored, shape[-1])
+            # The package knows no types of ik_llama.cpp; it writes the number.
+            kind = cast("gguf.GGMLQuantizationType", random_type(stored)[0])
+            writer.add_tensor_info(tensor, shape, np.dtype(np.float32), count, kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -138,15 +140,17 @@ def feed_forward(f: ModelFile, layer: str, width: int, ff: int, suffix: str = ""
 
 
 def attention(
-    f: ModelFile, layer: str, width: int, heads: int, kv: int, head: int, *, q: int = 1, v: bool = True
-) -> None:
-    """Projections and norms of one attention; `q` is 2 where queries carry a gate."""
+    f: ModelFile, layer: str, width: int, heads: int, kv: int, head: int, *, q: int = 1, v: bool = True,
+    norms: bool = True,
+) -> None:  # fmt: skip
+    """Projections of one attention, and norms of its heads; `q` is 2 where queries carry a gate."""
     f.matrix(layer + "attn_q.weight", q * heads * head, width)
     f.matrix(layer + "attn_k.weight", kv * head, width)
     if v:
         f.matrix(layer + "attn_v.weight", kv * head, width)
-    f.vector(layer + "attn_q_norm.weight", head)
-    f.vector(layer + "attn_k_norm.weight", head)
+    if norms:
+        f.vector(layer + "attn_q_norm.weight", head)
+        f.vector(layer + "attn_k_norm.weight", head)
     f.residual(layer + "attn_output.weight", width, heads * head)
 
 
@@ -224,7 +228,65 @@ def gemma4(dtype: str, layers: int | None, seed: int) -> ModelFile:
     return f
 
 
+def grouped(
+    architecture: str, dtype: str, layers: int, seed: int, *, width: int, heads: int, kv: int, head: int,
+    vocab: int, ff: int, base: float, count: int = 0, used: int = 8, tied: bool = False, norms: bool = True,
+) -> ModelFile:  # fmt: skip
+    """Grouped-query attention, and in each layer a dense feed-forward or `used` of `count` experts."""
+    f = ModelFile(architecture, dtype, layers, seed)
+    f.keys |= {
+        "context_length": 131_072, "embedding_length": width, "vocab_size": vocab, "feed_forward_length": ff,
+        "attention.head_count": heads, "attention.head_count_kv": kv, "attention.key_length": head,
+        "attention.value_length": head, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": base,
+        "rope.dimension_count": head,
+    }  # fmt: skip
+    if count:
+        f.keys |= {"expert_count": count, "expert_used_count": used, "expert_feed_forward_length": ff}
+    # A tied matrix is also the output; with the gain of an embedding its logits would be far too large.
+    f.matrix("token_embd.weight", vocab, width, gain=1.0 if tied else width**0.5)
+    f.vector("output_norm.weight", width)
+    if not tied:
+        f.matrix("output.weight", vocab, width, dtype="q6_k")
+    for i in range(f.layers):
+        layer = f"blk.{i}."
+        f.vector(layer + "attn_norm.weight", width)
+        f.vector(layer + "ffn_norm.weight", width)
+        attention(f, layer, width, heads, kv, head, norms=norms)
+        if count:
+            experts(f, layer, width, ff, count)
+        else:
+            feed_forward(f, layer, width, ff)
+    return f
+
+
+def qwen3_small(dtype: str, layers: int | None, seed: int) -> ModelFile:
+    """Qwen3 0.6B: dense, embedding and output in one matrix."""
+    return grouped(
+        "qwen3", dtype, layers or 28, seed, width=1024, heads=16, kv=8, head=128, vocab=151_936, ff=3072,
+        base=1e6, tied=True,
+    )  # fmt: skip
+
+
+def llama_small(dtype: str, layers: int | None, seed: int) -> ModelFile:
+    """Llama 3.2 1B: dense, embedding and output in one matrix."""
+    return grouped(
+        "llama", dtype, layers or 16, seed, width=2048, heads=32, kv=8, head=64, vocab=128_256, ff=8192,
+        base=5e5, tied=True, norms=False,
+    )  # fmt: skip
+
+
+def qwen3moe(dtype: str, layers: int | None, seed: int) -> ModelFile:
+    """Qwen3 30B-A3B: 8 of 128 experts in each layer."""
+    return grouped(
+        "qwen3moe", dtype, layers or 48, seed, width=2048, heads=32, kv=4, head=128, vocab=151_936, ff=768,
+        base=1e6, count=128,
+    )  # fmt: skip
+
+
 MODELS: dict[str, Callable[[str, int | None, int], ModelFile]] = {
+    "qwen3-0.6b": qwen3_small,
+    "llama-1b": llama_small,
+    "qwen3moe-30b-a3b": qwen3moe,
     "qwen35moe-35b-a3b": qwen35moe,
     "gemma4-26b-a4b": gemma4,
 }
@@ -241,8 +303,10 @@ def main() -> int:
     parser.add_argument("--layers", type=int, help="the first N layers instead of all")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    if args.type.lower() not in BLOCK_GEOMETRY:
-        parser.error(f"type is {args.type}; expected one of {', '.join(sorted(BLOCK_GEOMETRY))}")
+    try:
+        random_blocks(args.type.lower(), 256, np.random.default_rng(0))
+    except ValueError as e:
+        parser.error(str(e))
     if args.layers is not None and args.layers < 1:
         parser.error(f"--layers is {args.layers}; expected 1 or more")
     file = MODELS[args.model](args.type.lower(), args.layers, args.seed)

@@ -1,17 +1,19 @@
-"""Runs dyno, llama.cpp and, if asked, ik_llama.cpp in turn on the same files and threads; compares medians.
+"""Runs dyno, llama.cpp and ik_llama.cpp in turn on the same files and threads; compares medians.
 
     pip install llama-cpp-python     # here, or in an environment of its own: --llama-python …/bin/python
     python benchmarks/vs_llama_cpp.py model.gguf … -p 512 -n 64 -t 2 --rounds 3 --json results.json
-    python benchmarks/vs_llama_cpp.py model.gguf … --ik-bin ik_llama.cpp/build/bin/llama-bench
+    python benchmarks/vs_llama_cpp.py model.gguf … --llama-bin …/llama-bench --ik-bin …/llama-bench
+    python benchmarks/vs_llama_cpp.py model.gguf … --no-llama --ik-bin …/llama-bench
+    python benchmarks/vs_llama_cpp.py model.gguf … -p 4096 --kv q8_0    # tokens at a depth of 4096
     python benchmarks/vs_llama_cpp.py model.gguf … --busy 1    # beside one thread of another program
 
 Every measurement is a process of its own: load, warm up, then samples. Every round begins with another
 engine, so that a drift of the machine meets all of them. The ratio of medians over all samples is what
 counts; the spread between rounds is printed beside it. pp reads a prompt of random tokens and computes the
-last row's logits; tg feeds random tokens one by one behind it, without sampling. ik_llama.cpp is measured by
-its own llama-bench, which does the same; its flags beside the common ones are `--ik-args` (default: rows
-repacked, no flash attention, its faster setting on CPUs). The first sample of each of its tests warms up and
-is dropped.
+last row's logits; tg feeds random tokens one by one behind it, without sampling. The llama-bench of an engine
+does the same. Its flags beside the common ones are `--llama-args` and `--ik-args`. If `--ik-args` is given
+several times, each is measured, and the fastest counts. The first sample of each test warms up and does not
+count.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Runner(Protocol):
 class Dyno:
     """This project's engine with its defaults."""
 
-    def __init__(self, model: str, ubatch: int, threads: int, ctx: int) -> None:
+    def __init__(self, model: str, ubatch: int, threads: int, ctx: int, kv: str) -> None:
         import dyno
 
         self._engine = dyno.Engine(
@@ -60,6 +62,8 @@ class Dyno:
             threads_batch=threads,
             ubatch=ubatch,
             ctx=ctx,
+            kv_type_k=kv,
+            kv_type_v=kv,
         )
         self.version = f"dyno {dyno.__version__}"
 
@@ -73,7 +77,7 @@ class Dyno:
 class LlamaCpp:
     """llama.cpp through the C functions of llama-cpp-python; flash attention on."""
 
-    def __init__(self, model: str, ubatch: int, threads: int, ctx: int) -> None:
+    def __init__(self, model: str, ubatch: int, threads: int, ctx: int, kv: str) -> None:
         import llama_cpp as lc
 
         self._lc = lc
@@ -89,6 +93,7 @@ class LlamaCpp:
         params.n_ubatch = ubatch
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = 1
+        params.type_k = params.type_v = {"f16": lc.GGML_TYPE_F16, "q8_0": lc.GGML_TYPE_Q8_0}[kv]
         self._context = lc.llama_init_from_model(self._model, params)
         if not self._context:
             raise SystemExit("llama.cpp cannot make a context")
@@ -107,40 +112,55 @@ class LlamaCpp:
         self._lc.llama_memory_clear(self._memory, True)
 
 
-ENGINES = {"dyno": Dyno, "llama.cpp": LlamaCpp}
+RUNNERS = {"dyno": Dyno, "llama.cpp": LlamaCpp}
 IK = "ik_llama.cpp"
+IK_ARGS = "-rtr 1 -fa 0"
+"""Rows repacked and no flash attention: its faster setting on CPUs for short texts."""
 
 
-def measure_ik(args: argparse.Namespace, model: str) -> dict[str, Any]:
-    """Samples of one llama-bench process of ik_llama.cpp, in tokens a second."""
-    command = [str(args.ik_bin), "-m", model, "-o", "json", "-r", str(args.samples + 1)]
-    command += ["-p", str(args.prompt), "-n", "0", "-gp", f"{args.prompt},{args.generate}"]
-    command += [
-        "-t",
-        str(args.threads),
-        "-ub",
-        str(args.ubatch),
-        "-b",
-        str(max(512, args.ubatch)),
-        "-ngl",
-        "0",
-    ]
-    done = subprocess.run([*command, *shlex.split(args.ik_args)], capture_output=True, text=True, check=False)
+def others(args: argparse.Namespace) -> list[str]:
+    """The names of the other engines; ik_llama.cpp has one for each set of flags."""
+    found = [] if args.no_llama else ["llama.cpp"]
+    if args.ik_bin:
+        found += [f"{IK} {flags}" for flags in args.ik_args] if len(args.ik_args) > 1 else [IK]
+    return found
+
+
+def bench_rows(binary: Path, model: str, args: argparse.Namespace, flags: list[str]) -> list[dict[str, Any]]:
+    """Runs a llama-bench once and returns its rows."""
+    command = [str(binary), "-m", model, "-o", "json", "-r", str(args.samples + 1), "-t", str(args.threads)]
+    command += ["-ub", str(args.ubatch), "-b", str(max(512, args.ubatch)), "-ngl", "0"]
+    command += ["-ctk", args.kv, "-ctv", args.kv, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     begin = next((n for n, line in enumerate(lines) if line.strip() == "["), None)
     if done.returncode != 0 or begin is None:
-        raise SystemExit(f"{IK} failed on {model} ({done.returncode}):\n{done.stderr[-2000:]}")
+        raise SystemExit(f"{shlex.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
+    return list(json.loads("\n".join(lines[begin:])))
+
+
+def measure_binary(args: argparse.Namespace, engine: str, model: str) -> dict[str, Any]:
+    """Samples of the llama-bench of another engine, in tokens a second."""
+    prompt, generate = str(args.prompt), str(args.generate)
+    if engine == "llama.cpp":
+        flags = shlex.split(args.llama_args)
+        rows = bench_rows(args.llama_bin, model, args, ["-p", prompt, "-n", "0", *flags])
+        rows += bench_rows(args.llama_bin, model, args, ["-p", "0", "-n", generate, "-d", prompt, *flags])
+    else:
+        flags = shlex.split(engine.removeprefix(IK)) or shlex.split(args.ik_args[0])
+        behind = ["-p", prompt, "-n", "0", "-gp", f"{prompt},{generate}"]  # times the generation alone
+        rows = bench_rows(args.ik_bin, model, args, [*behind, *flags])
     result: dict[str, Any] = {"pp": [], "tg": []}
-    for row in json.loads("\n".join(lines[begin:])):
-        result["version"] = f"{IK} {row['build_number']} ({row['build_commit']}) {args.ik_args}"
-        # -gp times the generation behind the prompt, as the others do it
+    for row in rows:
+        result["version"] = f"{engine} {row['build_number']} ({row['build_commit']}) {shlex.join(flags)}"
         result["tg" if row["n_gen"] else "pp"] = row["samples_ts"][1:]
     return result
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Samples of one process, in tokens a second."""
-    runner = ENGINES[args.engine](args.models[0], args.ubatch, args.threads, args.prompt + args.generate + 64)
+    ctx = args.prompt + args.generate + 64
+    runner = RUNNERS[args.engine](args.models[0], args.ubatch, args.threads, ctx, args.kv)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, args.vocab, args.prompt + args.generate, dtype=np.int32)
     result: dict[str, Any] = {"version": runner.version, "pp": [], "tg": []}
@@ -161,12 +181,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def child(args: argparse.Namespace, engine: str, model: str, vocab: int) -> dict[str, Any]:
     """One measurement in a process of its own."""
-    if engine == IK:
-        return measure_ik(args, model)
+    if engine.startswith(IK) or (engine == "llama.cpp" and args.llama_bin):
+        return measure_binary(args, engine, model)
     python = args.llama_python if engine == "llama.cpp" and args.llama_python else sys.executable
     command = [python, "-P", __file__, model, "--engine", engine, "--vocab", str(vocab)]
     command += ["-p", str(args.prompt), "-n", str(args.generate), "-t", str(args.threads)]
-    command += ["-ub", str(args.ubatch), "--samples", str(args.samples)]
+    command += ["-ub", str(args.ubatch), "--samples", str(args.samples), "--kv", args.kv]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{engine} failed on {model} ({done.returncode}):\n{done.stderr[-2000:]}")
@@ -189,7 +209,7 @@ def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
     from dyno import _core
 
     vocab = int(_core.describe_model(model)["n_vocab"])
-    engines = [*ENGINES, IK] if args.ik_bin else [*ENGINES]
+    engines = ["dyno", *others(args)]
     samples: dict[str, dict[str, list[list[float]]]] = {e: {"pp": [], "tg": []} for e in engines}
     versions: dict[str, str] = {}
     for number in range(args.rounds):
@@ -209,29 +229,27 @@ def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
 
 
 def summary(samples: dict[str, dict[str, list[list[float]]]], test: str) -> dict[str, Any]:
-    """Medians by engine, and dyno's over llama.cpp's and over the fastest other engine's."""
+    """Medians by engine, and dyno's over the fastest other engine's, over all rounds and round by round."""
     medians = {e: statistics.median(x for run in s[test] for x in run) for e, s in samples.items()}
+    fastest = max((e for e in medians if e != "dyno"), key=lambda e: medians[e])
     rounds = [
         statistics.median(a) / statistics.median(b)
-        for a, b in zip(samples["dyno"][test], samples["llama.cpp"][test], strict=True)
+        for a, b in zip(samples["dyno"][test], samples[fastest][test], strict=True)
     ]
-    fastest = max((e for e in medians if e != "dyno"), key=lambda e: medians[e])
     return {
         **medians,
-        "ratio": medians["dyno"] / medians["llama.cpp"],
-        "ratio_of_rounds": rounds,
         "fastest_other": fastest,
-        "ratio_to_fastest_other": medians["dyno"] / medians[fastest],
+        "ratio": medians["dyno"] / medians[fastest],
+        "ratio_of_rounds": rounds,
     }
 
 
 def describe(result: dict[str, Any]) -> str:
-    rates = "  ".join(f"{e} {result[e]:9.1f}" for e in (*ENGINES, IK) if e in result)
+    rates = "  ".join(
+        f"{e} {rate:9.1f}" for e, rate in result.items() if isinstance(rate, float) and e != "ratio"
+    )
     rounds = result["ratio_of_rounds"]
-    text = f"{rates}  ratio {result['ratio']:.2f} (rounds {min(rounds):.2f} to {max(rounds):.2f})"
-    if IK in result:
-        text += f"  to the faster of the others {result['ratio_to_fastest_other']:.2f}"
-    return text
+    return f"{rates}  ratio {result['ratio']:.2f} (rounds {min(rounds):.2f} to {max(rounds):.2f})"
 
 
 def main() -> None:
@@ -246,26 +264,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="processes of each engine")
     parser.add_argument("--samples", type=int, default=3, help="samples of each process, after one warm-up")
     parser.add_argument("--llama-python", help="an interpreter (3.11 or newer) that has llama-cpp-python")
+    parser.add_argument(
+        "--llama-bin", type=Path, help="llama-bench of llama.cpp, instead of llama-cpp-python"
+    )
+    parser.add_argument("--llama-args", default="-fa 1", help="further flags for it, as one word")
+    parser.add_argument("--no-llama", action="store_true", help="leave llama.cpp out")
     parser.add_argument("--ik-bin", type=Path, help="llama-bench of ik_llama.cpp, to be measured as well")
-    parser.add_argument("--ik-args", default="-rtr 1 -fa 0", help="further flags for it, as one word")
+    parser.add_argument(
+        "--ik-args", action="append", help=f"further flags for it, as one word; default: {IK_ARGS!r}"
+    )
+    parser.add_argument("--kv", choices=("f16", "q8_0"), default="f16", help="type of the cache")
     parser.add_argument("--busy", type=int, default=0, help="busy threads of other programs meanwhile")
     parser.add_argument("--json", type=Path, help="write everything here")
-    parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
+    parser.add_argument("--engine", choices=RUNNERS, help=argparse.SUPPRESS)
     parser.add_argument("--vocab", type=int, default=8192, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.engine:
         print(json.dumps(measure(args)))
         return
+    args.ik_args = args.ik_args or [IK_ARGS]
+    if not others(args):
+        parser.error("--no-llama leaves no other engine; --ik-bin names one")
     from dyno import _core
 
     rows = [compare(args, model) for model in args.models]
     ratios = [r[k]["ratio"] for r in rows for k in r if k.startswith(("pp", "tg"))]
     mean = float(np.exp(np.mean(np.log(ratios))))
-    print(f"geometric mean of {len(ratios)} ratios {mean:.3f}, smallest {min(ratios):.3f}")
-    others = [r[k]["ratio_to_fastest_other"] for r in rows for k in r if k.startswith(("pp", "tg"))]
-    if args.ik_bin:
-        mean_others = float(np.exp(np.mean(np.log(others))))
-        print(f"to the faster of the others: geometric mean {mean_others:.3f}, smallest {min(others):.3f}")
+    print(f"to the fastest other: geometric mean of {len(ratios)} {mean:.3f}, smallest {min(ratios):.3f}")
     if args.json:
         cpu = _core.cpu_info()
         command = "python benchmarks/vs_llama_cpp.py " + " ".join(
@@ -280,10 +305,10 @@ def main() -> None:
                 "os": platform.platform(),
             },
             "threads": args.threads,
+            "cache": args.kv,
             "busy": args.busy,
             "geometric_mean": mean,
             "smallest": min(ratios),
-            "smallest_to_fastest_other": min(others),
             "rows": rows,
         }
         args.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -27,24 +27,11 @@ def synthetic() -> ModuleType:
     return module
 
 
-def mixture(synthetic: Any, layers: int = 2) -> Any:
-    f = synthetic.ModelFile("qwen3moe", "q4_0", layers, seed=3)
-    f.keys |= {
-        "context_length": 512, "embedding_length": WIDTH, "vocab_size": VOCAB, "attention.head_count": 4,
-        "attention.head_count_kv": 2, "attention.key_length": 64, "attention.value_length": 64,
-        "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e6, "expert_count": EXPERTS,
-        "expert_used_count": 4, "expert_feed_forward_length": FF,
-    }  # fmt: skip
-    f.matrix("token_embd.weight", VOCAB, WIDTH, gain=WIDTH**0.5)
-    f.matrix("output.weight", VOCAB, WIDTH, dtype="q6_k")
-    f.vector("output_norm.weight", WIDTH)
-    for i in range(layers):
-        layer = f"blk.{i}."
-        f.vector(layer + "attn_norm.weight", WIDTH)
-        f.vector(layer + "ffn_norm.weight", WIDTH)
-        synthetic.attention(f, layer, WIDTH, 4, 2, 64)
-        synthetic.experts(f, layer, WIDTH, FF, EXPERTS)
-    return f
+def mixture(synthetic: Any, layers: int = 2, dtype: str = "q4_0") -> Any:
+    return synthetic.grouped(
+        "qwen3moe", dtype, layers, 3, width=WIDTH, heads=4, kv=2, head=64, vocab=VOCAB, ff=FF, base=1e6,
+        count=EXPERTS, used=4,
+    )  # fmt: skip
 
 
 def test_a_written_model_runs_and_uses_all_experts(synthetic: Any, tmp_path: Path) -> None:
@@ -77,6 +64,25 @@ def test_matrices_have_the_gain_that_was_asked_for(synthetic: Any, tmp_path: Pat
         values = file.dequantize(name)
         assert values.std() == pytest.approx(want, rel=0.1), name
         assert abs(values.mean()) < 0.05 * values.std(), name
+
+
+@pytest.mark.parametrize("dtype", ["iq3_s", "iq2_k", "iq4_ks"])
+def test_types_of_both_engines_are_written(synthetic: Any, tmp_path: Path, dtype: str) -> None:
+    """iq4_ks has a scale before each row, so a tensor has to begin at a row of the random weights."""
+    path = tmp_path / "m.gguf"
+    f = synthetic.grouped(
+        "llama", dtype, 2, 3, width=WIDTH, heads=4, kv=2, head=64, vocab=VOCAB, ff=512, base=1e4, tied=True,
+        norms=False,
+    )  # fmt: skip
+    f.write(path, "a test")
+    values = _core.Gguf(path).dequantize("blk.1.ffn_down.weight")
+    assert np.isfinite(values).all()
+    rows = values.reshape(WIDTH, 512).std(axis=1)
+    assert rows == pytest.approx((4 * 512) ** -0.5, rel=0.5)
+    session = _core.Session(path, context={"ctx": 64}, session={"threads": 1})
+    logits, _ = session.decode([(0, np.arange(32, dtype=np.int32))], "all")
+    assert logits is not None
+    assert 0.3 < logits.std() < 3
 
 
 def test_two_tensors_of_one_shape_differ(synthetic: Any, tmp_path: Path) -> None:

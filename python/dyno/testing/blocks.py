@@ -98,6 +98,12 @@ def random_type(dtype: str) -> tuple[int, int, int]:
     return _TYPES[dtype] if dtype in _TYPES else _OF_IK[dtype][:3]
 
 
+def row_bytes(dtype: str, elements: int) -> int:
+    """Bytes of a row of so many elements, with the scale that some types of ik_llama.cpp put before it."""
+    block, size = random_type(dtype)[1:]
+    return elements // block * size + (_OF_IK[dtype][3] if dtype in _OF_IK else 0)
+
+
 def random_blocks(
     dtype: str,
     n_elements: int,
