@@ -119,20 +119,25 @@ class Notebook:
                     f"{path} is of {self._data['of']}, and this is {here}; remove it to begin anew"
                 )
 
-    def once(self, key: str, measure: Callable[[], Any]) -> Any:
+    def once(self, key: str, measure: Callable[[], Any], seconds: float = 0.0) -> Any:
         """The result that the file has for a key, or else that of `measure`, which is written down.
 
+        Args:
+            key: of the result; its first word names the phase.
+            measure: gives the result.
+            seconds: that `measure` takes at least; it does not begin if fewer are left.
+
         Raises:
-            Stopped: the time has ended, and the file has no result.
+            Stopped: the time has ended or does not suffice, and the file has no result.
         """
-        results, seconds = self._data["results"], self._data["seconds"]
+        results, taken = self._data["results"], self._data["seconds"]
         if key not in results:
             begun = time.monotonic()
-            if begun >= self._end:
+            if begun + seconds >= self._end:
                 raise Stopped(key)
             results[key] = measure()
             phase = key.partition("/")[0]
-            seconds[phase] = seconds.get(phase, 0.0) + time.monotonic() - begun
+            taken[phase] = taken.get(phase, 0.0) + time.monotonic() - begun
             if self._path is not None:
                 write_atomically(self._path, json.dumps(self._data).encode())
         return results[key]
@@ -281,7 +286,9 @@ def one(name: str, seed: int, budget: float, folder: Path, force: bool, notebook
             truth = {m: exhaustive(bench, m) for m in bench.context.weights}
             row["exhaustive"] = {m: found for m, (found, _) in truth.items()}
             bench.executor.close()
-            tuned = notebook.once("tune", lambda: tune(model, seed, budget, force, bench.default, scratch))
+            tuned = notebook.once(
+                "tune", lambda: tune(model, seed, budget, force, bench.default, scratch), budget
+            )
             profile = Configuration.from_dict(tuned["profile"])
             row["tune"] = {k: v for k, v in tuned.items() if k != "profile"}
             row["gains"], row["missed"] = [], []

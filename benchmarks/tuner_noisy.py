@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import itertools
 import json
 import math
 import os
@@ -113,14 +114,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    cells = list(itertools.product(GAINS, MARGINS, BUDGETS))
     with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
-        for gain in GAINS:
-            for margin in MARGINS:
-                for budget in BUDGETS:
-                    tasks = [(gain, margin, budget, seed) for seed in range(args.seeds)]
-                    found = summary(list(pool.map(tune, tasks)))
-                    rows.append({"gain": gain, "margin": margin, "budget": budget, **found})
-                    print(rows[-1], flush=True)
+        pending = [[pool.submit(tune, (*cell, seed)) for seed in range(args.seeds)] for cell in cells]
+        for (gain, margin, budget), futures in zip(cells, pending, strict=True):
+            found = summary([future.result() for future in futures])
+            rows.append({"gain": gain, "margin": margin, "budget": budget, **found})
+            print(rows[-1], flush=True)
     report = {
         "command": "python benchmarks/tuner_noisy.py " + " ".join(map(os.path.basename, sys.argv[1:])),
         "commit": args.commit, "rows": rows,

@@ -134,6 +134,14 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _table(kind: str, parts: str, found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """The summary of all pairs of a kind, and of each surface or sweep; printed, too."""
+    by_part = {name: summary(rows) for name, rows in found.items()}
+    for name, part in by_part.items():
+        print(kind, name, part, flush=True)
+    return {"all": summary([row for rows in found.values() for row in rows]), parts: by_part}
+
+
 def main() -> int:
     """Exit code 1 where fewer than nine in ten short tunes write as much, or an entry was truly slower."""
     parser = argparse.ArgumentParser(
@@ -148,24 +156,25 @@ def main() -> int:
         "command": "python benchmarks/tuner_short.py " + " ".join(map(os.path.basename, sys.argv[1:])),
         "commit": args.commit, "visits": VISITS, "aim": AIM,
     }  # fmt: skip
-    for kernels in (False, True):
-        rows: list[dict[str, Any]] = []
-        by_surface: dict[str, Any] = {}
-        for name in SURFACES:
-            found = [pair(name, seed, kernels) for seed in range(args.seeds)]
-            by_surface[name] = summary(found)
-            rows += found
-            print("kernels" if kernels else "settings", name, by_surface[name], flush=True)
-        report["kernels" if kernels else "settings"] = {"all": summary(rows), "by_surface": by_surface}
-    rows, by_sweep = [], {}
+    seeds = range(args.seeds)
     with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
-        for of in search_visits.workloads():
-            found = list(pool.map(recorded_pair, [(of, seed) for seed in range(args.seeds)]))
-            name = f"{Path(of[0]).name} {of[1]} {of[2]}{of[3]}"
-            by_sweep[name] = summary(found)
-            rows += found
-            print("recorded", name, by_sweep[name], flush=True)
-    report["recorded"] = {"all": summary(rows), "by_sweep": by_sweep}
+        simulated = {
+            (kernels, name): [pool.submit(pair, name, seed, kernels) for seed in seeds]
+            for kernels in (False, True)
+            for name in SURFACES
+        }
+        recorded = {
+            of: [pool.submit(recorded_pair, (of, seed)) for seed in seeds] for of in search_visits.workloads()
+        }
+        for kernels in (False, True):
+            kind = "kernels" if kernels else "settings"
+            found = {name: [f.result() for f in simulated[kernels, name]] for name in SURFACES}
+            report[kind] = _table(kind, "by_surface", found)
+        found = {
+            f"{Path(of[0]).name} {of[1]} {of[2]}{of[3]}": [f.result() for f in futures]
+            for of, futures in recorded.items()
+        }
+        report["recorded"] = _table("recorded", "by_sweep", found)
     args.json.write_text(json.dumps(report, indent=1) + "\n")
     alls = [report[k]["all"] for k in ("settings", "kernels", "recorded")]
     print(alls)

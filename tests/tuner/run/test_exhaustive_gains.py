@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ def test_a_piece_goes_on_where_the_one_before_has_stopped(tmp_path: Path) -> Non
         over.once("judge/pp", lambda: pytest.fail("measured although the time has ended"))
     over.close()
     assert not path.exists()
+
+
+def test_a_tune_begins_only_if_its_budget_is_left() -> None:
+    notebook = Notebook(None, time.monotonic() + 100.0, OPTIONS)
+    with pytest.raises(Stopped, match="tune"):
+        notebook.once("tune", lambda: pytest.fail("begun, and the end of the piece cuts it"), 120.0)
+    assert notebook.once("judge/pp", lambda: 1.0, 20.0) == 1.0
 
 
 def test_a_failure_leaves_what_was_measured(tmp_path: Path) -> None:
