@@ -62,18 +62,22 @@ class PyGeneration {
 
 // (tokens, logits of the rows asked for)
 nb::tuple decode_and_draw(PySession& self, const Sequences& sequences, const std::vector<RowSettings>& draws,
-                          const std::vector<int32_t>& logits_of) {
+                          const std::vector<int32_t>& logits_of, const std::vector<int64_t>& from) {
   return self.with([&](runtime::Session& session) {
     runtime::DecodeRequest request;
-    for (const auto& [slot, tokens] : sequences) {
-      request.sequences.push_back({.slot = slot, .tokens = {tokens.data(), tokens.size()}});
+    request.rows = from.empty() ? runtime::LogitRows::last : runtime::LogitRows::all;
+    DYNO_CHECK(PlanError, from.empty() || from.size() == sequences.size(), "[session] ", from.size(),
+               " first rows for ", sequences.size(), " sequences; expected as many");
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      const auto& [slot, tokens] = sequences[i];
+      request.sequences.push_back(
+          {.slot = slot, .tokens = {tokens.data(), tokens.size()}, .first_row = from.empty() ? 0 : from[i]});
     }
     std::vector<runtime::RowDraw> rows;
     for (const auto& [temperature, top_k, top_p, min_p, uniform] : draws) {
       rows.push_back({.settings = {temperature, top_k, top_p, min_p}, .uniform = uniform});
     }
-    DYNO_CHECK(PlanError, rows.size() == sequences.size(), "[session] ", rows.size(), " draws for ", sequences.size(),
-               " sequences; expected as many");
+    DYNO_CHECK(PlanError, !rows.empty(), "[session] 0 draws; expected one for each row");
     const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
     std::shared_ptr<float[]> logits;
     auto tokens = std::make_unique<int32_t[]>(std::max<size_t>(rows.size(), 1));
@@ -117,15 +121,15 @@ nb::object decode_hidden(PySession& self, const Sequences& sequences, std::strin
   });
 }
 
-nb::object draft(PySession& self, int32_t token, int32_t slot) {
+nb::object draft(PySession& self, const std::vector<std::pair<int32_t, int32_t>>& texts, bool further) {
   return self.with([&](runtime::Session& session) {
     const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
-    auto logits = std::make_unique_for_overwrite<float[]>(n_vocab);
+    auto logits = std::make_unique_for_overwrite<float[]>(std::max<size_t>(texts.size(), 1) * n_vocab);
     {
       const nb::gil_scoped_release release;
-      session.draft(slot, token, logits.get());
+      if (!texts.empty()) session.draft(texts, further, logits.get());
     }
-    return owned_array(std::move(logits), {n_vocab});
+    return owned_array(std::move(logits), {texts.size(), n_vocab});
   });
 }
 
@@ -162,14 +166,17 @@ void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
           "The same behind a prompt (int32): the first next() feeds all of `tokens`, and where `draws_on_device`, no "
           "logits come to the host.")
       .def("decode_and_draw", &decode_and_draw, "sequences"_a, "draws"_a, "logits_of"_a = std::vector<int32_t>(),
+           "first"_a = std::vector<int64_t>(),
            nb::sig("def decode_and_draw(self, sequences: collections.abc.Sequence[tuple[int, "
                    "numpy.typing.NDArray[numpy.int32]]], draws: collections.abc.Sequence[tuple[float, int, float, "
-                   "float, float]], logits_of: collections.abc.Sequence[int] = []) -> "
+                   "float, float]], logits_of: collections.abc.Sequence[int] = [], "
+                   "first: collections.abc.Sequence[int] = []) -> "
                    "tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32] | None]"),
-           "Appends tokens (int32) to sequences and draws the token after each, where the logits are. draws, one a "
-           "sequence: temperature, top_k, top_p, min_p as in sample(), and a random number in [0, 1). logits_of: "
-           "indices of sequences whose logits come to the host. Returns (tokens int32 [sequences], logits float32 "
-           "[logits_of, n_vocab] or None); a token is -1 if its logits are not finite. Raises PlanError.");
+           "Appends tokens (int32) to sequences and draws the token behind each sequence, where the logits are; with "
+           "first, also behind each of its tokens from the index first on. draws, one for each token drawn: "
+           "temperature, top_k, top_p, min_p as in sample(), and a random number in [0, 1). logits_of: indices of "
+           "draws whose logits come to the host. Returns (tokens int32 [draws], logits float32 [logits_of, n_vocab] "
+           "or None); a token is -1 if its logits are not finite. Raises PlanError.");
   session.def("decode_hidden", &decode_hidden, "sequences"_a, "rows"_a = "all",
               nb::sig("def decode_hidden(self, sequences: collections.abc.Sequence[tuple[int, "
                       "numpy.typing.NDArray[numpy.int32]]], rows: str = 'all') -> numpy.typing.NDArray[numpy.float32]"),
@@ -185,10 +192,25 @@ void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
           "load_draft_head", [](PySession& s) { s.change([](runtime::Session& real) { real.load_draft_head(); }); },
           "Loads the first of those blocks, for draft(). Raises UnsupportedError where there is none, or a GPU takes "
           "part.")
-      .def("draft", &draft, "token"_a, "slot"_a = 0,
-           nb::sig("def draft(self, token: int, slot: int = 0) -> numpy.typing.NDArray[numpy.float32]"),
-           "Logits float32 [n_vocab] of the token behind `token`, which is about to follow the sequence and is not "
-           "decoded by this. Raises PlanError.");
+      .def_prop_ro(
+          "has_draft_head",
+          [](PySession& s) { return s.with([](const runtime::Session& real) { return real.has_draft_head(); }); },
+          "Whether it is loaded.")
+      .def(
+          "drop_draft_head", [](PySession& s) { s.change([](runtime::Session& real) { real.drop_draft_head(); }); },
+          "Forgets it, and the rows that it needs.")
+      .def(
+          "can_draft",
+          [](PySession& s, int32_t slot) {
+            return s.with([&](const runtime::Session& real) { return real.can_draft(slot); });
+          },
+          "slot"_a = 0, "Whether a loaded head knows all that a sequence holds, and it holds something.")
+      .def("draft", &draft, "texts"_a, "further"_a = false,
+           nb::sig("def draft(self, texts: collections.abc.Sequence[tuple[int, int]], further: bool = False) -> "
+                   "numpy.typing.NDArray[numpy.float32]"),
+           "Logits float32 [texts, n_vocab] of the token behind each text: a slot, and the token that is about to "
+           "follow its sequence, which is not decoded by this. further: the token is what was drafted last for the "
+           "sequence, behind the token given then. Raises PlanError.");
   nb::class_<PyGeneration>(
       m, "Generation",
       "Tokens that a session draws one after the other; made by Session.generation(). On a GPU the next two are "

@@ -27,6 +27,7 @@ void DraftHead::forget(int32_t slot, int64_t positions) {
   s.tokens.resize(kept);
   s.rows.resize(kept * static_cast<size_t>(n_embd_));
   s.given.resize(std::min(s.given.size(), kept));
+  s.last.clear();
 }
 
 void DraftHead::copy(int32_t from, int32_t to, int64_t positions) {
@@ -36,26 +37,67 @@ void DraftHead::copy(int32_t from, int32_t to, int64_t positions) {
   forget(to, positions);
 }
 
-void DraftHead::draft(int32_t slot, int64_t positions, int32_t token, float* logits) {
-  Sequence& s = sequences_[static_cast<size_t>(slot)];
-  DYNO_CHECK(PlanError, positions > 0, "[draft] sequence ", slot,
-             " is empty; decode at least one token before a draft");
-  DYNO_CHECK(PlanError, s.tokens.size() == static_cast<size_t>(positions), "[draft] the head knows ", s.tokens.size(),
-             " of the ", positions, " tokens of sequence ", slot,
-             "; load it before the sequence begins, or reset the sequence and decode it again");
-  std::vector<int32_t> follow(s.tokens.begin() + 1, s.tokens.end());
-  follow.push_back(token);
-  // Pairs that the head has, with the tokens that came to follow; the last pair's logits are wanted.
-  const auto differ = std::mismatch(s.given.begin(), s.given.end(), follow.begin(), follow.end());
-  const auto begin = std::min(static_cast<size_t>(differ.first - s.given.begin()), follow.size() - 1);
-  head_->rewind(slot, static_cast<int64_t>(begin));
-  s.given.resize(begin);
+bool DraftHead::knows(int32_t slot, int64_t positions) const {
+  return positions > 0 && sequences_[static_cast<size_t>(slot)].tokens.size() == static_cast<size_t>(positions);
+}
+
+void DraftHead::draft(std::span<const Following> texts, float* logits) {
+  const auto width = static_cast<size_t>(n_embd_);
+  std::vector<std::vector<int32_t>> follow;
+  std::vector<std::span<const int32_t>> tokens;
+  std::vector<float> rows;
+  for (const Following& text : texts) {
+    DYNO_CHECK(PlanError, text.positions > 0, "[draft] sequence ", text.slot,
+               " is empty; decode at least one token before a draft");
+    DYNO_CHECK(PlanError, knows(text.slot, text.positions), "[draft] the head knows ",
+               sequences_[static_cast<size_t>(text.slot)].tokens.size(), " of the ", text.positions,
+               " tokens of sequence ", text.slot,
+               "; load it before the sequence begins, or reset the sequence and decode it again");
+  }
+  follow.reserve(texts.size());
+  for (const Following& text : texts) {
+    Sequence& s = sequences_[static_cast<size_t>(text.slot)];
+    std::vector<int32_t>& all = follow.emplace_back(s.tokens.begin() + 1, s.tokens.end());
+    all.push_back(text.token);
+    // Pairs that the head has, with the tokens that came to follow; the last pair's logits are wanted.
+    const auto differ = std::mismatch(s.given.begin(), s.given.end(), all.begin(), all.end());
+    const auto begin = std::min(static_cast<size_t>(differ.first - s.given.begin()), all.size() - 1);
+    head_->rewind(text.slot, static_cast<int64_t>(begin));
+    s.given.resize(begin);
+    tokens.push_back(std::span(all).subspan(begin));
+    rows.insert(rows.end(), s.rows.begin() + static_cast<std::ptrdiff_t>(begin * width), s.rows.end());
+  }
+  feed(texts, tokens, rows, logits);
+  for (size_t i = 0; i < texts.size(); ++i) sequences_[static_cast<size_t>(texts[i].slot)].given = std::move(follow[i]);
+}
+
+void DraftHead::draft_further(std::span<const Following> texts, float* logits) {
+  std::vector<std::span<const int32_t>> tokens;
+  std::vector<float> rows;
+  for (const Following& text : texts) {
+    const Sequence& s = sequences_[static_cast<size_t>(text.slot)];
+    DYNO_CHECK(PlanError, knows(text.slot, text.positions) && s.given.size() == s.tokens.size() && !s.last.empty(),
+               "[draft] nothing was drafted yet for what sequence ", text.slot, " holds now");
+    tokens.emplace_back(&text.token, 1);
+    rows.insert(rows.end(), s.last.begin(), s.last.end());
+  }
+  feed(texts, tokens, rows, logits);
+}
+
+void DraftHead::feed(std::span<const Following> texts, std::span<const std::span<const int32_t>> tokens,
+                     std::span<const float> rows, float* logits) {
+  std::vector<float> own(rows.size());
   DecodeRequest request;
-  request.sequences.push_back({.slot = slot, .tokens = std::span(follow).subspan(begin)});
-  request.rows_in = s.rows.data() + begin * static_cast<size_t>(n_embd_);
+  for (size_t i = 0; i < texts.size(); ++i) request.sequences.push_back({.slot = texts[i].slot, .tokens = tokens[i]});
+  request.rows_in = rows.data();
+  request.every_hidden = own.data();
   request.logits = logits;
   head_->decode(request);
-  s.given = std::move(follow);
+  auto end = own.begin();
+  for (size_t i = 0; i < texts.size(); ++i) {
+    end += static_cast<std::ptrdiff_t>(tokens[i].size()) * n_embd_;
+    sequences_[static_cast<size_t>(texts[i].slot)].last.assign(end - n_embd_, end);
+  }
 }
 
 }  // namespace dyno::runtime

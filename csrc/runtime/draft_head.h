@@ -13,6 +13,13 @@ namespace dyno::runtime {
 
 class Session;
 
+// A token that is about to follow a sequence.
+struct Following {
+  int32_t slot = 0;
+  int32_t token = 0;
+  int64_t positions = 0;  // that the sequence holds
+};
+
 // Pair t of a sequence is the hidden row of its token t and its token t + 1; the head attends to the pairs up to it. It
 // gets them when a draft is asked for, so a prompt costs nothing but its rows.
 class DraftHead {
@@ -27,16 +34,26 @@ class DraftHead {
   // A sequence holds only so many positions now.
   void forget(int32_t slot, int64_t positions);
   void copy(int32_t from, int32_t to, int64_t positions);
-  // Logits [n_vocab] of the token behind `token`, which follows the `positions` that the sequence holds. Throws
-  // PlanError where the head does not know all of these.
-  void draft(int32_t slot, int64_t positions, int32_t token, float* logits);
+  // Whether the head knows the hidden rows of a sequence that holds so many positions.
+  bool knows(int32_t slot, int64_t positions) const;
+  // Logits [texts, n_vocab] of the token behind each, in one decode. Throws PlanError where the head does not know all
+  // that a sequence holds.
+  void draft(std::span<const Following> texts, float* logits);
+  // The same one token further: `token` is the one that was just drafted for the sequence. Its row of the trunk is not
+  // there yet, so the head reads its own last row in its place. The next draft() forgets these pairs.
+  void draft_further(std::span<const Following> texts, float* logits);
 
  private:
   struct Sequence {
     std::vector<int32_t> tokens;
     std::vector<float> rows;     // [tokens, n_embd]
     std::vector<int32_t> given;  // the token of each pair that the head holds
+    std::vector<float> last;     // [n_embd], the head's row of its last pair
   };
+
+  // Feeds pairs of tokens, and the rows beside them, to the head and keeps the last row of each sequence.
+  void feed(std::span<const Following> texts, std::span<const std::span<const int32_t>> tokens,
+            std::span<const float> rows, float* logits);
 
   std::unique_ptr<Session> head_;
   int64_t n_embd_ = 0;

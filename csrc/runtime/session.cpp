@@ -355,7 +355,7 @@ int64_t Session::row_count(const DecodeRequest& request) {
       int64_t n = 0;
       const int64_t every = std::max<int64_t>(request.every, 1);
       for (const SequenceInput& s : request.sequences) {
-        n += (static_cast<int64_t>(s.tokens.size()) - 1) / every + 1;
+        n += (static_cast<int64_t>(s.tokens.size()) - 1) / every + 1 - s.first_row / every;
       }
       return n;
     }
@@ -372,6 +372,9 @@ void Session::check(const DecodeRequest& request) const {
     DYNO_CHECK(PlanError, !seen[static_cast<size_t>(s.slot)], "[session] sequence ", s.slot, " is given twice");
     seen[static_cast<size_t>(s.slot)] = true;
     DYNO_CHECK(PlanError, !s.tokens.empty(), "[session] sequence ", s.slot, " has no tokens");
+    DYNO_CHECK(PlanError, s.first_row >= 0 && s.first_row < static_cast<int64_t>(s.tokens.size()),
+               "[session] the first row of sequence ", s.slot, " is ", s.first_row, "; it has ", s.tokens.size(),
+               " tokens");
     check_room(s.slot, static_cast<int64_t>(s.tokens.size()));
     for (size_t i = 0; i < s.tokens.size(); ++i) check_token(s.tokens[i], static_cast<int64_t>(i), s.slot);
   }
@@ -417,11 +420,23 @@ void Session::load_draft_head() {
   draft_head_ = std::make_unique<DraftHead>(std::move(head), model_.n_embd, positions_.size());
 }
 
-void Session::draft(int32_t slot, int32_t token, float* logits) {
+bool Session::can_draft(int32_t slot) const {
+  return draft_head_ != nullptr && draft_head_->knows(slot, position(slot));
+}
+
+void Session::draft(std::span<const std::pair<int32_t, int32_t>> texts, bool further, float* logits) {
   DYNO_CHECK(PlanError, draft_head_ != nullptr, "[draft] no head is loaded; call load_draft_head() first");
-  check_slot(slot);
-  check_token(token, 0, slot);
-  draft_head_->draft(slot, position(slot), token, logits);
+  std::vector<Following> following;
+  for (const auto& [slot, token] : texts) {
+    check_slot(slot);
+    check_token(token, 0, slot);
+    following.push_back({.slot = slot, .token = token, .positions = position(slot)});
+  }
+  if (further) {
+    draft_head_->draft_further(following, logits);
+  } else {
+    draft_head_->draft(following, logits);
+  }
 }
 
 void Session::lose_device(std::string_view name, int64_t after_segments) {
@@ -525,7 +540,9 @@ void Session::feed(const DecodeRequest& request) {
         .routing_stride = total,
         .op_times = request.op_times,
         .in_graph = request.in_graph};
-    if (draft_head_ != nullptr && request.hidden == nullptr) {
+    if (request.every_hidden != nullptr) {
+      batch.every_hidden = request.every_hidden + done * model_.n_embd;
+    } else if (draft_head_ != nullptr && request.hidden == nullptr) {
       draft_rows_.resize(tokens.size() * static_cast<size_t>(model_.n_embd));
       batch.every_hidden = draft_rows_.data();
     }
@@ -545,11 +562,11 @@ void Session::feed(const DecodeRequest& request) {
       throw;
     }
     for (const ops::SequenceRun& run : runs) positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
-    if (batch.every_hidden != nullptr) {
+    if (draft_head_ != nullptr && batch.every_hidden != nullptr) {
       for (const ops::SequenceRun& run : runs) {
         const auto first = static_cast<size_t>(run.first_token);
         draft_head_->note(run, std::span(tokens).subspan(first, static_cast<size_t>(run.n_tokens)),
-                          draft_rows_.data() + first * static_cast<size_t>(model_.n_embd));
+                          batch.every_hidden + first * static_cast<size_t>(model_.n_embd));
       }
     }
     done += static_cast<int64_t>(tokens.size());
@@ -573,7 +590,7 @@ void Session::feed(const DecodeRequest& request) {
                       .slot = s.slot});
       for (int64_t i = 0; i < n; ++i) {
         const bool last = at + i + 1 == size;
-        const bool due = request.rows == LogitRows::all && (at + i + 1) % request.every == 0;
+        const bool due = request.rows == LogitRows::all && at + i >= s.first_row && (at + i + 1) % request.every == 0;
         if (due || (request.rows != LogitRows::none && last)) {
           rows.push_back(static_cast<int32_t>(tokens.size()));
         }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/thread_pool.h"
@@ -47,6 +48,7 @@ struct SessionSettings {
 struct SequenceInput {
   int32_t slot = 0;
   std::span<const int32_t> tokens;
+  int64_t first_row = 0;  // of LogitRows::all: no rows are wanted of the tokens before this one
 };
 
 enum class LogitRows : uint8_t { none, last, all };  // `last`: of each sequence
@@ -61,6 +63,8 @@ struct DecodeRequest {
   // [row_count(request), n_embd] on the host, instead of logits and draws: the rows that the output reads, after the
   // last norm. The output is not computed then.
   float* hidden = nullptr;
+  // [tokens, n_embd] on the host, beside logits: the same of all tokens. Only on the CPU.
+  float* every_hidden = nullptr;
   // [tokens, n_embd] on the host: what a head that drafts reads beside its tokens.
   const float* rows_in = nullptr;
   // [row_count(request)], or empty: a token is drawn from each row where its logits are, and no logits but those asked
@@ -140,9 +144,14 @@ class Session {
   // engine has no such head, or the model is not on the CPU alone.
   void load_draft_head();
   bool has_draft_head() const { return draft_head_ != nullptr; }
-  // Logits [n_vocab] that the head gives to the token behind `token`, which is about to follow a sequence and is not
-  // decoded by this. Throws PlanError.
-  void draft(int32_t slot, int32_t token, float* logits);
+  // Forgets it, and the rows that it needs.
+  void drop_draft_head() { draft_head_.reset(); }
+  // Whether there is a head that knows all that a sequence holds, and it holds something.
+  bool can_draft(int32_t slot) const;
+  // Logits [texts, n_vocab] that the head gives to the token behind each, which is about to follow its sequence (by
+  // slot, each given once) and is not decoded by this. `further`: each is what was drafted last for its sequence, and
+  // follows the token that was given then. Throws PlanError.
+  void draft(std::span<const std::pair<int32_t, int32_t>> texts, bool further, float* logits);
 
   StreamCounts stream_counts() const;
   ExpertCounts expert_counts() const { return executor_ != nullptr ? executor_->expert_counts() : ExpertCounts{}; }

@@ -410,9 +410,9 @@ class Session:
         The same behind a prompt (int32): the first next() feeds all of `tokens`, and where `draws_on_device`, no logits come to the host.
         """
 
-    def decode_and_draw(self, sequences: Sequence[tuple[int, numpy.typing.NDArray[numpy.int32]]], draws: Sequence[tuple[float, int, float, float, float]], logits_of: Sequence[int] = []) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32] | None]:
+    def decode_and_draw(self, sequences: Sequence[tuple[int, numpy.typing.NDArray[numpy.int32]]], draws: Sequence[tuple[float, int, float, float, float]], logits_of: Sequence[int] = [], first: Sequence[int] = []) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32] | None]:
         """
-        Appends tokens (int32) to sequences and draws the token after each, where the logits are. draws, one a sequence: temperature, top_k, top_p, min_p as in sample(), and a random number in [0, 1). logits_of: indices of sequences whose logits come to the host. Returns (tokens int32 [sequences], logits float32 [logits_of, n_vocab] or None); a token is -1 if its logits are not finite. Raises PlanError.
+        Appends tokens (int32) to sequences and draws the token behind each sequence, where the logits are; with first, also behind each of its tokens from the index first on. draws, one for each token drawn: temperature, top_k, top_p, min_p as in sample(), and a random number in [0, 1). logits_of: indices of draws whose logits come to the host. Returns (tokens int32 [draws], logits float32 [logits_of, n_vocab] or None); a token is -1 if its logits are not finite. Raises PlanError.
         """
 
     def decode_hidden(self, sequences: Sequence[tuple[int, numpy.typing.NDArray[numpy.int32]]], rows: str = 'all') -> numpy.typing.NDArray[numpy.float32]:
@@ -429,9 +429,21 @@ class Session:
         Loads the first of those blocks, for draft(). Raises UnsupportedError where there is none, or a GPU takes part.
         """
 
-    def draft(self, token: int, slot: int = 0) -> numpy.typing.NDArray[numpy.float32]:
+    @property
+    def has_draft_head(self) -> bool:
+        """Whether it is loaded."""
+
+    def drop_draft_head(self) -> None:
+        """Forgets it, and the rows that it needs."""
+
+    def can_draft(self, slot: int = 0) -> bool:
         """
-        Logits float32 [n_vocab] of the token behind `token`, which is about to follow the sequence and is not decoded by this. Raises PlanError.
+        Whether a loaded head knows all that a sequence holds, and it holds something.
+        """
+
+    def draft(self, texts: Sequence[tuple[int, int]], further: bool = False) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        Logits float32 [texts, n_vocab] of the token behind each text: a slot, and the token that is about to follow its sequence, which is not decoded by this. further: the token is what was drafted last for the sequence, behind the token given then. Raises PlanError.
         """
 
 class Generation:

@@ -276,7 +276,8 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         with self._lock:
             session = self._open()
             self._slots.check_free(slot, int(self.settings["sequences"]))
-            return session.draft(token, slot)
+            logits: NDArray[np.float32] = session.draft([(slot, token)])[0]
+            return logits
 
     # ---- text ----
 

@@ -27,6 +27,10 @@ def open_head(path: Path, sequences: int = 1, ubatch: int = 512) -> _core.Sessio
     return s
 
 
+def drafted(s: _core.Session, token: int, slot: int = 0) -> np.ndarray:
+    return s.draft([(slot, int(token))])[0]
+
+
 def check_head(path: Path, tokens: np.ndarray, want: np.ndarray) -> None:
     """Prompts of several lengths and u-batches, then token by token; row t predicts token t + 2."""
     tokens = tokens.astype(np.int32)
@@ -36,12 +40,12 @@ def check_head(path: Path, tokens: np.ndarray, want: np.ndarray) -> None:
         for n in (1, 2, 40, len(tokens) - 1):
             s.reset()
             s.decode([(0, tokens[:n].copy())], "last")
-            assert nmse(s.draft(int(tokens[n])), want[n - 1]) < 1e-8, f"u-batch {ubatch}, {n} tokens"
+            assert nmse(drafted(s, tokens[n]), want[n - 1]) < 1e-8, f"u-batch {ubatch}, {n} tokens"
     s.reset()
     rows = []
     for t in range(60):
         s.decode([(0, tokens[t : t + 1].copy())], "none" if t % 3 else "last")
-        rows.append(s.draft(int(tokens[t + 1])))
+        rows.append(drafted(s, tokens[t + 1]))
     assert nmse(np.stack(rows), want[:60]) < 1e-8
 
 
@@ -75,14 +79,14 @@ def test_another_token_and_a_rewind(tiny_dir: Path, golden: dict[str, np.ndarray
     s = open_head(tiny_dir / "qwen35-tiny.gguf")
     s.decode([(0, tokens[:20].copy())], "none")
     kept = s.checkpoint()
-    s.draft(int((tokens[20] + 1) % 320))
-    s.draft(int(tokens[20]))
+    drafted(s, (tokens[20] + 1) % 320)
+    drafted(s, tokens[20])
     s.decode([(0, np.array([7, 9, 11], np.int32))], "last")
-    s.draft(13)
+    drafted(s, 13)
     s.restore(kept)
-    assert nmse(s.draft(int(tokens[20])), want[19]) < 1e-8
+    assert nmse(drafted(s, tokens[20]), want[19]) < 1e-8
     s.decode([(0, tokens[20:50].copy())], "all")
-    assert nmse(s.draft(int(tokens[50])), want[49]) < 1e-8
+    assert nmse(drafted(s, tokens[50]), want[49]) < 1e-8
 
 
 def test_logits_do_not_change(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
@@ -99,12 +103,50 @@ def test_sequences_beside_each_other(tiny_dir: Path, golden: dict[str, np.ndarra
     tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
     s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=3, ubatch=11)
     s.decode([(2, tokens[:31].copy()), (0, tokens[:5].copy())], "last")
-    assert nmse(s.draft(int(tokens[5]), 0), want[4]) < 1e-8
-    assert nmse(s.draft(int(tokens[31]), 2), want[30]) < 1e-8
+    assert nmse(drafted(s, tokens[5], 0), want[4]) < 1e-8
+    assert nmse(drafted(s, tokens[31], 2), want[30]) < 1e-8
     s.copy(2, 1)
     s.decode([(1, tokens[31:33].copy()), (0, tokens[5:6].copy())], "last")
-    assert nmse(s.draft(int(tokens[33]), 1), want[32]) < 1e-8
-    assert nmse(s.draft(int(tokens[6]), 0), want[5]) < 1e-8
+    assert nmse(drafted(s, tokens[33], 1), want[32]) < 1e-8
+    assert nmse(drafted(s, tokens[6], 0), want[5]) < 1e-8
+
+
+def test_several_texts_in_one_decode(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+    tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
+    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=3, ubatch=7)
+    s.decode([(2, tokens[:31].copy()), (0, tokens[:5].copy())], "last")
+    assert [s.can_draft(slot) for slot in range(3)] == [True, False, True]
+    both = s.draft([(0, int(tokens[5])), (2, int(tokens[31]))])
+    assert nmse(both, want[[4, 30]]) < 1e-8
+    assert s.draft([]).shape == (0, 320)
+    s.drop_draft_head()
+    assert not s.has_draft_head
+    assert not s.can_draft(0)
+
+
+def test_a_draft_goes_further_with_the_head_s_own_rows(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+    """The second token depends on the first draft, and leaves no trace in the next draft."""
+    tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
+    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=2)
+    s.decode([(0, tokens[:20].copy()), (1, tokens[:9].copy())], "none")
+    with pytest.raises(PlanError, match="nothing was drafted yet for what sequence 1 holds"):
+        s.draft([(1, 5)], further=True)
+    follow = [(0, int(tokens[20])), (1, int(tokens[9]))]
+    s.draft(follow)
+    once = s.draft([(0, 11), (1, 12)], further=True)
+    twice = s.draft([(0, 13), (1, 14)], further=True)
+    alone = open_head(tiny_dir / "qwen35-tiny.gguf")
+    alone.decode([(0, tokens[:9].copy())], "none")
+    drafted(alone, tokens[9])
+    assert nmse(alone.draft([(0, 12)], further=True)[0], once[1]) < 1e-10
+    assert nmse(alone.draft([(0, 14)], further=True)[0], twice[1]) < 1e-10
+    drafted(alone, tokens[9])
+    assert nmse(alone.draft([(0, 15)], further=True)[0], once[1]) > 1e-4  # another token
+    assert nmse(s.draft(follow), want[[19, 8]]) < 1e-8
+    s.decode([(0, tokens[20:24].copy())], "none")
+    with pytest.raises(PlanError, match="nothing was drafted yet for what sequence 0 holds"):
+        s.draft([(0, 5)], further=True)
+    assert nmse(drafted(s, tokens[24]), want[23]) < 1e-8
 
 
 def test_of_an_engine(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:

@@ -65,6 +65,35 @@ def test_each_row_is_drawn_as_if_alone(device: str, ubatch: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ubatch", [64, 8])
+def test_rows_of_a_draft_are_drawn_as_if_alone(device: str, ubatch: int) -> None:
+    """The last tokens of some sequences, each row with settings of its own."""
+    random = np.random.default_rng(4)
+    lengths, first = [6, 1, 9, 12], [3, 0, 8, 2]
+    with_logits, drawing = open_session(device, 4, ubatch), open_session(device, 4, ubatch)
+    batch = inputs(random, lengths)
+    logits = with_logits.decode(batch, "all")[0]
+    assert logits is not None
+    ends = np.cumsum(lengths)
+    kept = np.concatenate([np.arange(e - n + f, e) for e, n, f in zip(ends, lengths, first, strict=True)])
+    draws = [(*SETTINGS[i % len(SETTINGS)], float(random.random())) for i in range(len(kept))]
+    want = [_core.sample(row, *draw) for row, draw in zip(logits[kept], draws, strict=True)]
+    tokens, rows = drawing.decode_and_draw(batch, draws, [0, 5, len(kept) - 1], first)
+    assert tokens.tolist() == want
+    np.testing.assert_array_equal(rows, logits[kept][[0, 5, -1]])
+    assert [drawing.position(slot) for slot in range(4)] == lengths
+
+
+@pytest.mark.parametrize("first", [[0], [2, 5], [-1, 0]])
+def test_impossible_first_rows(first: list[int]) -> None:
+    session = open_session("cpu", 2)
+    with pytest.raises(PlanError, match=r"first row"):
+        session.decode_and_draw(
+            inputs(np.random.default_rng(2), [3, 5]), [(0.0, 0, 1.0, 0.0, 0.0)] * 5, [], first
+        )
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_logits_come_to_the_host_only_if_asked_for(device: str) -> None:
     session = open_session(device, 2)
     batch = inputs(np.random.default_rng(2), [3, 5])
@@ -93,10 +122,10 @@ def test_a_generation_goes_on_after_a_step(device: str) -> None:
 @pytest.mark.parametrize(
     ("draws", "logits_of", "message"),
     [
-        ([(0.0, 0, 1.0, 0.0, 0.0)], [], "1 draws for 2 sequences"),
+        ([(0.0, 0, 1.0, 0.0, 0.0)], [], "1 draws for 2 rows"),
         ([(0.0, 0, 1.0, 0.0, 1.0)] * 2, [], "uniform 1 is not in"),
         ([(-1.0, 0, 1.0, 0.0, 0.0)] * 2, [], "temperature -1"),
-        ([(0.0, 0, 1.0, 0.0, 0.0)] * 2, [2], "logits_of names row 2; the decode has 2"),
+        ([(0.0, 0, 1.0, 0.0, 0.0)] * 2, [2], "logits_of names row 2; the decode has 2 rows"),
         ([(0.0, 0, 1.0, 0.0, 0.0)] * 2, [-1], "logits_of names row -1"),
     ],
 )
