@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dyno.engine import Engine
 
-__all__ = ["DraftModel", "check_rewinds", "check_vocabulary"]
+__all__ = ["DraftModel", "check_rewinds", "check_vocabulary", "most_probable"]
 
 _GREEDY = (0.0, 0, 1.0, 0.0, 0.0)
 
@@ -99,20 +99,33 @@ class DraftModel:
         if self._min_p <= 0:
             drawn = session.decode_and_draw(batch, [_GREEDY] * len(batch))[0]
             return [int(token) if token < self._n_vocab else -1 for token in drawn]
-        logits = session.decode(batch, rows="last")[0].astype(np.float64)
-        best = logits.argmax(axis=1)
-        with np.errstate(all="ignore"):  # logits that are not finite give no draft
-            certainty = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
-        good = (certainty >= self._min_p) & (best < self._n_vocab)
-        return [int(token) if sure else -1 for token, sure in zip(best, good, strict=True)]
+        return most_probable(session.decode(batch, rows="last")[0], self._min_p, self._n_vocab)
+
+
+def most_probable(logits: NDArray[np.float32], min_p: float, n_vocab: int) -> list[int]:
+    """The most probable token of each row of logits.
+
+    Args:
+        logits: `[rows, tokens]`.
+        min_p: Probability that it has to have.
+        n_vocab: Ids from here on are not proposed.
+
+    Returns:
+        Token ids; -1 where a token is not certain enough or not one of `n_vocab`, or logits are not finite.
+    """
+    best = logits.argmax(axis=1)
+    with np.errstate(all="ignore"):
+        certainty = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1, dtype=np.float64)
+    good = (certainty >= min_p) & (best < n_vocab) & np.isfinite(certainty)
+    return [int(token) if sure else -1 for token, sure in zip(best, good, strict=True)]
 
 
 def check_rewinds(engine: Engine) -> None:
-    """Raises PlanError for a model that cannot forget the tokens of a draft that were rejected."""
+    """Raises PlanError for a smaller model that cannot forget the tokens that were rejected."""
     if int(engine.model["recurrent_layers"]) > 0:
         raise PlanError(
             f"[speculation] {engine.model['architecture']} has recurrent state, which cannot forget rejected "
-            "tokens; turn speculation off (spec=off), or take another draft model"
+            "tokens, so it cannot draft; take another draft model"
         )
 
 

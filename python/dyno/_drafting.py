@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dyno._draft_model import DraftModel, check_rewinds
+from dyno._draft_head import DraftHead
+from dyno._draft_model import DraftModel
 from dyno._drafts import DraftCounts, Drafter, Judge, Speculation
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def speculation_of(settings: Mapping[str, Any], draft: Engine | None = None) -> 
     if kind == "off" or (kind == "draft" and draft is None):
         return None
     most, min_p = int(settings["spec_max"]), float(settings["spec_min_p"])
-    return Speculation(most, min_p, draft if kind == "draft" else None)
+    return Speculation(most, min_p, draft if kind == "draft" else None, head=kind == "mtp")
 
 
 class Drafting:
@@ -43,22 +44,28 @@ class Drafting:
         speculation: How tokens are drafted.
 
     Raises:
-        PlanError: The model cannot forget rejected tokens, or the draft model does not fit it.
+        PlanError: The draft model does not fit the model.
+        UnsupportedError: The model has no head to draft with, or a GPU takes part.
     """
 
     def __init__(self, engine: Engine, speculation: Speculation) -> None:
-        check_rewinds(engine)
         self._speculation, self._ctx = speculation, int(engine.settings["ctx"])
         self._model: DraftModel | None = None
         if speculation.draft is not None:
             self._model = DraftModel(speculation.draft, engine, speculation.min_p)
+        self._head = DraftHead(engine, speculation.min_p) if speculation.head else None
         self.judge = Judge()
         self.counts = DraftCounts()
         self._told_of: set[int] = set()
 
+    def close(self) -> None:
+        """Give back what was loaded for drafts."""
+        if self._head is not None:
+            self._head.close()
+
     def begin(self, request: Request) -> None:
         """Prepare for the text of a request, which has drawn nothing yet."""
-        if self._model is None and request.pooler is None:
+        if self._model is None and self._head is None and request.pooler is None:
             request.drafter = Drafter(self._speculation)
             request.drafter.extend(request.prompt)
 
@@ -66,17 +73,32 @@ class Drafting:
         """Add drafts to a step of running texts, behind the tokens to be fed.
 
         Args:
-            batch: Each text, and the token that it has drawn last.
+            batch: Each text, and what is to be fed: the token that it has drawn last, and the tokens before
+                it that a rejected draft took back.
             room: Tokens of the step at most.
         """
         if not self.judge.wants(len(batch)):
             return
-        share = room // len(batch) - 1
+        share = (room - sum(len(tokens) for _, tokens in batch)) // len(batch)
         # The last token of a text is drawn and never fed.
         rooms = [
-            min(share, self._speculation.most, r.max_tokens - r.drawn - 1, self._ctx - len(r.held) - 1)
-            for r, _ in batch
+            min(
+                share,
+                self._speculation.most,
+                r.max_tokens - r.drawn - 1,
+                self._ctx - len(r.held) - len(tokens),
+            )
+            for r, tokens in batch
         ]
+        if self._head is not None:
+            # It knows the rows of tokens in the cache alone: not of those that were taken back.
+            next_tokens = [
+                (request.owner.slot, tokens[-1], most if len(tokens) == 1 else 0)
+                for (request, tokens), most in zip(batch, rooms, strict=True)
+            ]
+            for (_, tokens), draft in zip(batch, self._head.draft(next_tokens), strict=True):
+                tokens += draft
+            return
         if self._model is not None:
             texts = [
                 (request.owner.slot, [*request.held, *tokens], most)

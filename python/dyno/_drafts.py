@@ -1,4 +1,4 @@
-"""Speculation: drafts of the tokens that come next, from a text's own n-grams or from a smaller model.
+"""Speculation: drafts of the tokens that come next, from n-grams, a smaller model or the model's own head.
 
 The engine checks a draft in one decode: it gives the logits after each drafted token. A token is drawn from
 each row in turn, exactly as without a draft, and the draft counts as far as it says the same. So no
@@ -40,13 +40,17 @@ class Speculation:
     less certain (`spec_min_p`)."""
     draft: Engine | None = None
     """A smaller model that drafts, with the same vocabulary and at least as many sequences; it belongs to the
-    scheduler while that is open. None: the text's own n-grams."""
+    scheduler while that is open. None: the text's own n-grams, or the head."""
+    head: bool = False
+    """The model's own head drafts (MTP); only on the CPU, and only where the file has one."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.most <= 64:
             raise PlanError(f"[speculation] spec_max is {self.most}; expected 1 to 64")
         if not 0 <= self.min_p <= 1:
             raise PlanError(f"[speculation] spec_min_p is {self.min_p}; expected 0 to 1")
+        if self.head and self.draft is not None:
+            raise PlanError("[speculation] the head and a smaller model cannot both draft; choose one")
 
 
 class Drafter:

@@ -122,6 +122,8 @@ class Request:
     """Tokens to be fed next: the rest of the prompt, or the token that was drawn last."""
     branch: int = 0
     """Where a checkpoint is worth its memory, in tokens of the prompt; 0: nowhere."""
+    taken_back: int = 0
+    """Tokens among the pending ones that a rejected draft took back from a recurrent state."""
     drafter: Drafter | None = None
     pooler: Pooler | None = None
     """Takes the rows of an embedding, for which no token is drawn."""
@@ -139,8 +141,8 @@ class Request:
 
     @property
     def reads(self) -> bool:
-        """Whether more is to be fed than the token that was drawn last."""
-        return not self.drawn or len(self.pending) > 1
+        """Whether more is to be fed than the token that was drawn last, and what a draft took back."""
+        return not self.drawn or len(self.pending) > 1 + self.taken_back
 
     def until_branch(self, most: int) -> int:
         """At most so many tokens, but none behind the place where a checkpoint is wanted."""
@@ -155,7 +157,7 @@ class Request:
 
     def stop(self) -> None:
         """The request has lost its sequence and begins again later; what it has told stays told."""
-        self.held, self.pending = [], self.held + self.pending
+        self.held, self.pending, self.taken_back = [], self.held + self.pending, 0
         self.prompt_logprobs = []
         if self.pooler is not None:
             self.pooler.clear()
@@ -186,6 +188,10 @@ class Request:
             self._numbers = uniforms(self._random, _NUMBERS)[::-1].tolist()
         s = self.sampling
         return s.temperature, s.top_k, s.top_p, s.min_p, self._numbers.pop()
+
+    def give_back(self, numbers: list[float]) -> None:
+        """Random numbers of the last draws, which count as never made; in the order of the draws."""
+        self._numbers += reversed(numbers)
 
     def draw(self, logits: NDArray[np.float32]) -> int:
         """The next token, from logits [n_vocab] on the host."""

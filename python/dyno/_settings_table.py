@@ -238,9 +238,10 @@ TABLE: Final[tuple[Setting, ...]] = (
         "scheduler",
         "choice",
         "Who drafts tokens that one decode checks: `ngram` (the text's own n-grams), `draft` (a smaller "
-        "model, of which the command line names the file), or `off`.",
+        "model, of which the command line names the file), `mtp` (the model's own head; on the CPU), or "
+        "`off`.",
         default="off",
-        choices=("off", "ngram", "draft"),
+        choices=("off", "ngram", "draft", "mtp"),
         fidelity="rounding",
         moves=("tg",),
         ranks_by="bandwidth",

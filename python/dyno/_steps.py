@@ -27,6 +27,17 @@ class Answer:
     """Drawn by the engine; -1 if the logits are not finite."""
     rows: NDArray[np.float32] | None = None
     """Logits [n, n_vocab], of the last tokens, for draws on the host; then there is no token."""
+    checked: Checked | None = None
+    """Of a draft that was checked; then there is neither token nor rows."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The draws that check a draft: behind the token drawn last, and behind each drafted one."""
+
+    answers: list[Answer]
+    numbers: list[float]
+    """The random number of each draw of the engine. A rejected draft gives back those behind it."""
 
 
 _NO_DRAW = (0.0, 0, 1.0, 0.0, 0.0)
@@ -53,27 +64,41 @@ def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[An
     for request, tokens in batch:
         inputs.append((request.owner.slot, fed[at : at + len(tokens)]))
         at += len(tokens)
-    if any(request.wants_all_rows or is_drafted(request, tokens) for request, tokens in batch):
+    if any(request.wants_all_rows for request, _ in batch):
         logits = session.decode(inputs, rows="all")[0]
         ends = np.cumsum([len(tokens) for _, tokens in batch])
         return [Answer(rows=rows) for rows in np.split(logits, ends[:-1])]
-    # Nothing is drawn behind a part of a prompt: it must use up no random number.
-    draws = [len(tokens) == len(request.pending) for request, tokens in batch]
-    here = [i for i, (request, _) in enumerate(batch) if draws[i] and request.sampler is not None]
-    settings = [
-        request.next_draw() if drawn and request.sampler is None else _NO_DRAW
-        for (request, _), drawn in zip(batch, draws, strict=True)
-    ]
-    tokens, logits = session.decode_and_draw(inputs, settings, here)
-    answers = [Answer(token) for token in tokens.tolist()]
+    # One draw behind each text, and one behind each token of a draft. Nothing is drawn behind a part of a
+    # prompt: it must use up no random number.
+    counts = [max(len(tokens) - len(request.pending), 0) + 1 for request, tokens in batch]
+    settings: list[tuple[float, int, float, float, float]] = []
+    here: list[int] = []
+    for (request, tokens), count in zip(batch, counts, strict=True):
+        drawn = len(tokens) >= len(request.pending)
+        if drawn and request.sampler is not None:
+            here += range(len(settings), len(settings) + count)
+        by_engine = drawn and request.sampler is None
+        settings += [request.next_draw() if by_engine else _NO_DRAW for _ in range(count)]
+    first = [len(tokens) - count for (_, tokens), count in zip(batch, counts, strict=True)]
+    drafted = any(is_drafted(request, tokens) for request, tokens in batch)
+    tokens, logits = session.decode_and_draw(inputs, settings, here, first if drafted else [])
+    draws = [Answer(token) for token in tokens.tolist()]
     for row, i in enumerate(here):
-        answers[i] = Answer(rows=logits[row : row + 1])
+        draws[i] = Answer(rows=logits[row : row + 1])
+    answers, at = [], 0
+    for (request, fed_tokens), count in zip(batch, counts, strict=True):
+        if is_drafted(request, fed_tokens):
+            numbers = [draw[-1] for draw in settings[at : at + count]]
+            answers.append(Answer(checked=Checked(draws[at : at + count], numbers)))
+        else:
+            answers.append(draws[at])
+        at += count
     return answers
 
 
 def is_drafted(request: Request, tokens: Sequence[int]) -> bool:
     """Whether a draft follows the token that was drawn last."""
-    return not request.reads and len(tokens) > 1
+    return request.drawn > 0 and len(tokens) > len(request.pending)
 
 
 def described(batch: Sequence[tuple[Request, list[int]]], seconds: float) -> Step:

@@ -10,15 +10,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dyno._drafting import Drafting, speculation_of
 from dyno._drafts import DraftCounts, Speculation
 from dyno._generate import finite, not_finite
 from dyno._prefixes import Prefixes
 from dyno._requests import Drawn, Handling, Request, SchedulerEvents
 from dyno._sampling import HostSampler, Sampling, TokenLogprobs
-from dyno._steps import Answer, computed, described, is_drafted
+from dyno._steps import Answer, Checked, computed, described, is_drafted
 from dyno._teller import Teller
 from dyno._vocabulary import has_vocabulary
 from dyno.errors import DynoError, PlanError, QueueFullError
@@ -27,8 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from types import TracebackType
 
+    import numpy as np
     from numpy.typing import NDArray
 
+    from dyno import _core
     from dyno._embedding import Pooler
     from dyno.engine import Engine
 
@@ -63,13 +63,15 @@ class Scheduler:
         max_waiting: Generations that may wait.
         step_tokens: Tokens of a step at most, of prompts and generations together; at least `sequences`.
             None: the engine's setting `step_tokens`, and `ubatch` if that is 0.
-        speculation: Draft tokens, from the n-grams of each text or with a smaller model, and check several in
-            one decode. Texts stay the same, up to rounding. Drafts pause by themselves where they lose. None:
-            as the engine's settings `spec`, `spec_max` and `spec_min_p` say, which is not at all by default.
+        speculation: Draft tokens, from the n-grams of each text, with a smaller model or with the model's own
+            head, and check several in one decode. Texts stay the same, up to rounding. Drafts pause by
+            themselves where they lose. None: as the engine's settings `spec`, `spec_max` and `spec_min_p`
+            say, which is not at all by default.
         events: Hears of tokens and requests, for metrics.
 
     Raises:
         PlanError: The engine has a scheduler, or an argument is impossible.
+        UnsupportedError: The model's own head shall draft, and there is none, or a GPU takes part.
 
     Example:
         >>> with Engine("model.gguf", sequences=8) as engine, Scheduler(engine):  # doctest: +SKIP
@@ -86,6 +88,8 @@ class Scheduler:
         speculation: Speculation | None = None,
         events: SchedulerEvents | None = None,
     ) -> None:
+        if engine._scheduler is not None:
+            raise PlanError("[scheduler] this engine has a scheduler already; close it first")
         self._engine = engine
         self._sequences = int(engine.settings["sequences"])
         self._ctx = int(engine.settings["ctx"])
@@ -107,9 +111,9 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._cache_tokens = int(engine.settings.get("cache_tokens", 0))
-        stateful = int(engine.model["recurrent_layers"]) > 0
+        self._stateful = int(engine.model["recurrent_layers"]) > 0
         self._prefixes = Prefixes(
-            self._sequences, self._cache_tokens, _CHECKPOINTS * self._sequences if stateful else 0
+            self._sequences, self._cache_tokens, _CHECKPOINTS * self._sequences if self._stateful else 0
         )
         self._changed = threading.Condition()
         self._closing = False
@@ -123,14 +127,14 @@ class Scheduler:
         )
         self.failure: BaseException | None = None
         """The error that ended the last failed step; None if the last step worked."""
-        if engine._scheduler is not None:
-            raise PlanError("[scheduler] this engine has a scheduler already; close it first")
         self._teller = Teller()
         self._thread = threading.Thread(target=self._run, name="dyno-scheduler", daemon=True)
         try:
             self._thread.start()
         except BaseException:
             self._teller.close()
+            if self._drafting is not None:
+                self._drafting.close()
             raise
         engine._scheduler = self
 
@@ -231,6 +235,8 @@ class Scheduler:
             self._changed.notify_all()
         self._thread.join()
         if self._engine._scheduler is self:
+            if self._drafting is not None:
+                self._drafting.close()
             self._engine._scheduler = None
 
     def __enter__(self) -> Scheduler:
@@ -336,6 +342,7 @@ class Scheduler:
             batch = self._that_fits(session, batch)
             drafted = any(is_drafted(request, tokens) for request, tokens in batch)
             texts = sum(not request.reads for request, _ in batch)
+            marks = self._marks(session, batch)
             fed = time.monotonic()
             self._teller.tell_all()
             answers = computed(session, batch)
@@ -347,12 +354,13 @@ class Scheduler:
         self._totals["steps"] += 1
         self._events.stepped(described(batch, seconds))
         for (request, tokens), answer in zip(batch, answers, strict=True):
-            if is_drafted(request, tokens) and answer.rows is not None:
-                self._take_checked(request, tokens, answer.rows)
+            if answer.checked is not None:
+                self._take_checked(request, tokens, answer.checked, marks.get(request.owner.slot))
                 continue
             self._totals["prompt_tokens"] += len(tokens) if request.reads else 0
             request.held += tokens
             del request.pending[: len(tokens)]
+            request.taken_back = 0
             if request.pooler is not None:
                 if not request.pending:
                     self._end(request, "stop")
@@ -438,7 +446,7 @@ class Scheduler:
         first.
         """
         if self._prefixes.lacks(session, sum(len(tokens) for _, tokens in batch)):
-            batch = [(r, tokens[:1] if is_drafted(r, tokens) else tokens) for r, tokens in batch]
+            batch = [(r, tokens[: len(r.pending)]) for r, tokens in batch]
         while self._prefixes.lacks(session, sum(len(tokens) for _, tokens in batch)):
             if self._prefixes.forget_oldest(session):
                 continue
@@ -460,10 +468,10 @@ class Scheduler:
         batch = [(r, list(r.pending)) for r in self._running if not r.reads]
         # Not beside a prompt: the logits after each of its tokens would be computed too.
         if batch and self._drafting is not None and len(batch) == len(self._running):
-            self._teller.tell_all()  # a draft model computes now
+            self._teller.tell_all()  # a draft model or a head computes now
             self._drafting.add(batch, self._room)
             return batch
-        room = self._room - len(batch)
+        room = self._room - sum(len(tokens) for _, tokens in batch)
         if any(request.wants_all_rows for request in self._running):
             room = min(room, _ALL_ROWS_TOKENS)
         for request in self._running:
@@ -475,31 +483,62 @@ class Scheduler:
                 room -= len(chunk)
         return batch
 
-    def _take_checked(self, request: Request, tokens: list[int], rows: NDArray[np.float32]) -> None:
-        """Draw the next tokens of a text: from each row in turn, as long as the draft says the same.
+    def _marks(self, session: Any, batch: list[tuple[Request, list[int]]]) -> dict[int, _core.Checkpoint]:
+        """The places, by slot, to which texts of a recurrent model return if their drafts are rejected."""
+        if not self._stateful:
+            return {}
+        slots = [request.owner.slot for request, tokens in batch if is_drafted(request, tokens)]
+        return {slot: session.checkpoint(slot) for slot in slots}
+
+    def _take_checked(
+        self, request: Request, tokens: list[int], checked: Checked, mark: _core.Checkpoint | None
+    ) -> None:
+        """Take the next tokens of a text: each draw in turn, as long as the draft says the same.
 
         Args:
             request: The text.
-            tokens: Fed: the one that was drawn last, and a draft.
-            rows: Logits [len(tokens), n_vocab] after each of them.
+            tokens: Fed: the pending ones, and a draft.
+            checked: The draw behind the pending ones, and behind each token of the draft.
+            mark: The place before these tokens, of a model with recurrent state.
         """
-        first, *draft = tokens
-        fed = len(request.held) + len(tokens)
-        request.held.append(first)
-        request.pending.clear()
+        draft = tokens[len(request.pending) :]
+        before, fed = len(request.held), len(request.held) + len(tokens)
+        request.held += request.pending
+        request.pending, request.taken_back = [], 0
         accepted = 0
-        for row in rows:
-            self._take(request, Answer(rows=row[np.newaxis]))
+        for answer in checked.answers:
+            self._take(request, answer)
             if accepted == len(draft) or request.pending[:1] != [draft[accepted]]:
                 break
             request.held.append(draft[accepted])
-            request.pending.clear()
+            request.pending = []
             accepted += 1
-        if draft and self._drafting is not None:
+        request.give_back(checked.numbers[accepted + 1 :])
+        if self._drafting is not None:
             self._drafting.counts.add(len(draft), accepted)
-        if request in self._running and len(request.held) < fed:
-            with self._engine._lock:
-                self._engine._open().rewind(len(request.held), request.owner.slot)
+        if len(request.held) < fed:
+            self._forget_rejected(request, before, mark)
+
+    def _forget_rejected(self, request: Request, before: int, mark: _core.Checkpoint | None) -> None:
+        """Bring the sequence of a text back to what the text holds.
+
+        A recurrent state cannot do that: it returns to the place before the draft, and the tokens that count
+        are fed again with the next one.
+        """
+        runs = request in self._running
+        with self._engine._lock:
+            session = self._engine._open()
+            if mark is None:
+                if runs:
+                    session.rewind(len(request.held), request.owner.slot)
+                return
+            if not runs and request.owner.slot in self._engine._slots.foreign:
+                return  # an ended text's sequence belongs to somebody else by now
+            session.restore(mark)
+        again = request.held[before:]
+        del request.held[before:]
+        if runs:
+            request.pending, request.taken_back = [*again, *request.pending], len(again)
 
     def _keep_prompt_logprobs(self, request: Request, rows: NDArray[np.float32]) -> None:
         """Keep the log-probabilities of the prompt's tokens behind the ones just fed."""

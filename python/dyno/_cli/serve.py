@@ -81,7 +81,8 @@ def serve(
         str | None,
         typer.Option(
             "--spec",
-            help="Speculation. ngram: drafts from the text itself; draft: from --model-draft; off. "
+            help="Speculation. ngram: drafts from the text itself; draft: from --model-draft; mtp: from the "
+            "model's own head; off. "
             "Default: draft if --model-draft is given, else the profile's, or off.",
         ),
     ] = None,
@@ -131,8 +132,8 @@ def serve(
     state.verbosity(verbose)
     if spec is None and model_draft is not None:
         spec = "draft"
-    if spec not in (None, "off", "ngram", "draft"):
-        raise typer.BadParameter(f"--spec is {spec!r}; expected ngram, draft or off")
+    if spec not in (None, "off", "ngram", "draft", "mtp"):
+        raise typer.BadParameter(f"--spec is {spec!r}; expected ngram, draft, mtp or off")
     if spec == "draft" and model_draft is None:
         raise typer.BadParameter("--spec is draft; pass the smaller model too: --model-draft FILE")
     path = options.model_argument(model_file, model)

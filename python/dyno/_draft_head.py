@@ -1,0 +1,79 @@
+"""Speculation with the head that a model file has for it (MTP): it reads the model's own hidden rows.
+
+The head proposes the most probable token each time, for all texts in one batch. It gives one token for
+sure; for the ones behind it, it reads its own row in place of the model's, which is not computed yet. The
+model then draws from its own logits at each place, as for every draft (see `dyno._drafts`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dyno._draft_model import most_probable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dyno.engine import Engine
+
+__all__ = ["DraftHead"]
+
+
+class DraftHead:
+    """The head of a scheduler's model.
+
+    Args:
+        engine: Of the scheduler. Its head is loaded if it is not yet there.
+        min_p: A draft ends where its next token is less probable than this.
+
+    Raises:
+        UnsupportedError: The file has no head, the engine does not know it, or a GPU takes part.
+        OutOfMemoryError: The head does not fit.
+    """
+
+    def __init__(self, engine: Engine, min_p: float) -> None:
+        self._engine, self._min_p = engine, min_p
+        self._n_vocab = int(engine.model["n_vocab"])
+        with engine._lock:
+            session = engine._open()
+            self._loaded = not session.has_draft_head
+            if self._loaded:
+                session.load_draft_head()
+
+    def close(self) -> None:
+        """Forget the head if it was loaded here. A closed engine has none."""
+        with self._engine._lock:
+            if self._loaded and self._engine._session is not None:
+                self._engine._session.drop_draft_head()
+
+    def draft(self, texts: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+        """The tokens that the head expects.
+
+        Args:
+            texts: Slot, the token that follows its sequence next, and how many may be drafted behind it at
+                most, of each.
+
+        Returns:
+            A draft for each; without tokens where the head is not certain, or does not know the sequence.
+        """
+        drafts: list[list[int]] = [[] for _ in texts]
+        with self._engine._lock:
+            session = self._engine._open()
+            feed = {
+                index: (slot, token)
+                for index, (slot, token, most) in enumerate(texts)
+                if most > 0 and session.can_draft(slot)
+            }
+            further = False
+            while feed:
+                logits = session.draft(list(feed.values()), further)
+                proposed = most_probable(logits, self._min_p, self._n_vocab)
+                following: dict[int, tuple[int, int]] = {}
+                for (index, (slot, _)), token in zip(feed.items(), proposed, strict=True):
+                    if token < 0:
+                        continue
+                    drafts[index].append(token)
+                    if len(drafts[index]) < texts[index][2]:
+                        following[index] = (slot, token)
+                feed, further = following, True
+        return drafts
