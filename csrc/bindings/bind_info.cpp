@@ -1,5 +1,6 @@
 // dyno._core.build_info and cpu_info: what was built, and what it runs on.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -20,6 +21,8 @@
 #include "core/device_loss.h"
 #include "core/error.h"
 #include "core/host_memory.h"
+#include "core/numa_memory.h"
+#include "core/numa_topology.h"
 #ifdef DYNO_HAVE_CUDA
 #include "runtime/cuda/probe.h"
 #endif
@@ -72,6 +75,18 @@ nb::dict cpu_limits(const std::string& root) {
   return d;
 }
 
+nb::list numa_nodes(const std::string& root) {
+  nb::list all;
+  for (const NumaNode& node : detect_numa_nodes(root)) {
+    nb::dict d;
+    d["number"] = node.number;
+    d["cpus"] = node.cpus;
+    d["memory_bytes"] = node.memory_bytes;
+    all.append(d);
+  }
+  return all;
+}
+
 nb::dict measured_rates(std::string_view name) {
   const DeviceInfo device = device_from_name(name, "auto");
   DYNO_CHECK(DeviceError, device.kind == DeviceKind::cuda, "[probe] device '", name, "': only GPUs are measured here");
@@ -101,6 +116,7 @@ nb::dict device_dict(const DeviceInfo& info) {
     d["isa"] = std::string(cpu_isa_name(info.isa));
     d["features"] = info.cpu_features;
     d["cores"] = info.cores;
+    d["numa_nodes"] = info.numa_nodes;
     d["l1d_bytes"] = info.l1d_bytes;
     d["l2_bytes"] = info.l2_bytes;
     d["l3_bytes"] = info.l3_bytes;
@@ -136,6 +152,36 @@ void bind_info(nb::module_& m) {
       "root"_a = "/", nb::sig("def cpu_caches(root: str = '/') -> tuple[int, int, int]"),
       "Bytes of the first and second data cache of a core, and of the third. root: a folder that holds sys in place of "
       "the machine's.");
+  m.def("numa_nodes", &numa_nodes, "root"_a = "",
+        nb::sig("def numa_nodes(root: str = '') -> list[dict[str, typing.Any]]"),
+        "The NUMA nodes whose memory and cores this process may use: `number`, `cpus` and `memory_bytes`. root: a "
+        "folder that holds sys and proc in place of the machine's, for tests.");
+  m.def(
+      "numa_of_thread",
+      [](int thread, int threads, const std::string& root) {
+        return node_of_thread(detect_numa_nodes(root), thread, threads);
+      },
+      "thread"_a, "threads"_a, "root"_a = "",
+      "The place in numa_nodes() of the node on which a thread of so many works.");
+  m.def(
+      "place_pages",
+      [](nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> memory, bool interleave,
+         const std::vector<int>& nodes) {
+        return place_pages({reinterpret_cast<std::byte*>(memory.data()), memory.size()},
+                           interleave ? PagePolicy::interleave : PagePolicy::prefer, nodes);
+      },
+      "memory"_a, "interleave"_a, "nodes"_a,
+      nb::sig("def place_pages(memory: numpy.typing.NDArray[numpy.uint8], interleave: bool, nodes: "
+              "collections.abc.Sequence[int]) -> str"),
+      "Asks the system to put pages of an array that nobody has touched on NUMA nodes: by turns, or on the first one "
+      "alone. Why it refused; empty if it did not. For tests.");
+  m.def(
+      "nodes_of_pages",
+      [](nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> memory) {
+        return nodes_of_pages({reinterpret_cast<const std::byte*>(memory.data()), memory.size()});
+      },
+      "memory"_a, nb::sig("def nodes_of_pages(memory: numpy.typing.NDArray[numpy.uint8]) -> list[int]"),
+      "The NUMA node of each page of an array, -1 for pages that are not resident.");
   m.def("cpu_limits", &cpu_limits, "root"_a = "/", nb::sig("def cpu_limits(root: str = '/') -> dict[str, typing.Any]"),
         "The cores and bytes of memory that this process may use, and what limits them: affinity, the files of control "
         "groups, OMP_NUM_THREADS (`omp` is its text). `root` holds proc and sys. A quota or omp_threads of 0 is no "

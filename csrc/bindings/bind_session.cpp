@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -177,7 +178,8 @@ void bind_session(nb::module_& m) {
                    "session: dict = {}, kernels: collections.abc.Sequence[tuple[str, str, dict, str]] = [], "
                    "plan_only: bool = False, device: dict | None = None, placement: dict = {}) -> None"),
            "file: an open file, which the session shares, or a path. "
-           "load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, layers, expert_cache_mib, "
+           "load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, numa, layers, "
+           "expert_cache_mib, "
            "placement (rules), "
            "cpu_moe, "
            "n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, "
@@ -298,6 +300,11 @@ void bind_session(nb::module_& m) {
       .def_prop_ro(
           "warnings", [](PySession& s) { return s.with([](const runtime::Session& real) { return real.warnings(); }); },
           "What the user should know of the memory that this session got: where page-locking was refused, and why.")
+      .def(
+          "weights_by_node",
+          [](PySession& s) { return s.with([](const runtime::Session& real) { return real.weights_by_node(); }); },
+          "Bytes of the CPU's weights that are resident, by the number of their NUMA node, for each copy of them; the "
+          "pages of the file that are read in place do not count.")
       .def(
           "fail_next_captures",
           [](PySession& s, int count) { s.change([&](runtime::Session& real) { real.fail_next_captures(count); }); },

@@ -137,8 +137,9 @@ DeviceInfo device_from_dict(const std::optional<nb::dict>& dict) {
       {"l3_bytes", &DeviceInfo::l3_bytes},
       {"shared_per_block_bytes", &DeviceInfo::shared_per_block_bytes},
   }};
-  const std::array<std::pair<std::string_view, int DeviceInfo::*>, 3> narrow = {{
+  const std::array<std::pair<std::string_view, int DeviceInfo::*>, 4> narrow = {{
       {"cores", &DeviceInfo::cores},
+      {"numa_nodes", &DeviceInfo::numa_nodes},
       {"compute_capability", &DeviceInfo::compute_capability},
       {"sm_count", &DeviceInfo::sm_count},
   }};

@@ -40,6 +40,13 @@ plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>&
   load.numerics = numerics == "exact" ? plan::Numerics::exact : plan::Numerics::standard;
   load.cpu_repack = r.flag("cpu_repack", true);
   load.mmap = r.flag("mmap", true);
+  const std::string numa = r.text("numa", "off");
+  constexpr std::array kNuma = {plan::NumaMode::off, plan::NumaMode::interleave, plan::NumaMode::pin,
+                                plan::NumaMode::mirror};
+  const auto mode = std::find_if(kNuma.begin(), kNuma.end(), [&](auto m) { return plan::numa_name(m) == numa; });
+  DYNO_CHECK(ProfileError, mode != kNuma.end(), "[settings] numa is '", numa,
+             "'; expected off, interleave, pin or mirror");
+  load.numa = *mode;
   load.layers = r.integer("layers", 0);
   load.expert_cache.mib = r.integer("expert_cache_mib", 0);
   plan::PlacementOptions& placement = load.placement;

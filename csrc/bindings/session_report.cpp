@@ -42,6 +42,8 @@ nb::dict plan_dict(const runtime::Session& session) {
   d["arena_bytes"] = p.arena_bytes;
   d["scratch_bytes"] = p.scratch_bytes;
   d["total_bytes"] = p.total_bytes();
+  d["numa_nodes"] = p.numa_nodes();
+  d["mirror_bytes"] = p.mirror_bytes;
   nb::list devices;
   for (const plan::PlannedDevice& device : p.devices) {
     nb::dict one;
@@ -69,6 +71,7 @@ nb::dict plan_dict(const runtime::Session& session) {
   settings["numerics"] = std::string(plan::numerics_name(p.load.numerics));
   settings["cpu_repack"] = p.load.cpu_repack;
   settings["cpu_isa"] = std::string(cpu_isa_name(p.main_device().isa));
+  settings["numa"] = std::string(plan::numa_name(p.load.numa));
   settings["expert_cache_mib"] = p.load.expert_cache.mib;
   settings["device"] = device_name(p.main_device());
   settings["cuda_graphs"] = session.settings().cuda_graphs;

@@ -11,6 +11,7 @@
 #include "core/cpu_limits.h"
 #include "core/device_info.h"
 #include "core/error.h"
+#include "core/numa_topology.h"
 
 namespace dyno {
 namespace {
@@ -130,6 +131,7 @@ DeviceInfo detect_cpu() {
   const CpuLimits limits = detect_cpu_limits();
   info.cores = limits.cores;
   info.memory_bytes = limits.memory_bytes;
+  info.numa_nodes = static_cast<int>(detect_numa_nodes().size());
   const CpuCaches caches = detect_cpu_caches();
   info.l1d_bytes = caches.l1d_bytes;
   info.l2_bytes = caches.l2_bytes;

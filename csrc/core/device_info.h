@@ -34,6 +34,7 @@ struct DeviceInfo {
   CpuIsa isa = CpuIsa::portable;          // the best that this machine, this build and the override allow
   std::vector<std::string> cpu_features;  // "avx2", "avx512_vnni", … as detected
   int cores = 1;                          // usable: the lower of affinity and quota
+  int numa_nodes = 1;                     // whose memory and cores this process may use
   int64_t l1d_bytes = 32 << 10;           // per core
   int64_t l2_bytes = 1 << 20;             // per core
   int64_t l3_bytes = 0;                   // shared

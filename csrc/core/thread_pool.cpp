@@ -6,9 +6,11 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "core/numa_copies.h"
 #include "core/relax.h"
 
 namespace dyno {
@@ -42,6 +44,11 @@ struct ThreadPool::State {
   const std::function<void(int, int)>* job = nullptr;
   int width = 0;
   std::exception_ptr failure;
+  // Likewise: where the threads are to be, numbered by how often that has changed.
+  const std::vector<NumaNode>* nodes = nullptr;
+  int spread = 0;  // threads
+  uint64_t spreads = 0;
+  std::string spread_problem;  // under the mutex
   std::vector<std::thread> threads;
 
   bool claim(int part, uint64_t number) {
@@ -62,7 +69,19 @@ struct ThreadPool::State {
     }
   }
 
+  // The calling thread, which has a part of the current job, goes to its node.
+  void go_to_node(int index) {
+    if (index >= spread) return;
+    const size_t node = node_of_thread(*nodes, index, spread);
+    set_this_thread_node(node);
+    if (const std::string problem = pin_this_thread((*nodes)[node].cpus); !problem.empty()) {
+      const std::lock_guard lock(mutex);
+      spread_problem = problem;
+    }
+  }
+
   void work(int index, uint64_t seen) {
+    uint64_t spreads_seen = 0;
     while (true) {
       for (int i = 0; epoch.load(std::memory_order_acquire) == seen; ++i) {
         if (i >= (awake.load(std::memory_order_relaxed) ? kAwakeSpins : kSpins)) break;
@@ -76,7 +95,9 @@ struct ThreadPool::State {
       }
       seen = epoch.load(std::memory_order_acquire);
       if (stop.load()) return;
-      if (claim(index, seen)) run_part(index);
+      if (!claim(index, seen)) continue;
+      if (std::exchange(spreads_seen, spreads) != spreads) go_to_node(index);
+      run_part(index);
     }
   }
 
@@ -115,6 +136,32 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::stay_awake(bool on) { state_->awake.store(on, std::memory_order_relaxed); }
+
+void ThreadPool::set_nodes(std::vector<NumaNode> nodes) {
+  nodes_ = std::move(nodes);
+  state_->nodes = &nodes_;
+}
+
+void ThreadPool::spread(int threads) {
+  if (nodes_.empty() || threads == state_->spread) return;
+  state_->spread = threads;
+  ++state_->spreads;
+}
+
+std::unique_ptr<ThreadOnCpus> ThreadPool::hold_caller() {
+  if (nodes_.empty()) return nullptr;
+  auto held = std::make_unique<ThreadOnCpus>(nodes_.front().cpus);
+  if (!held->problem().empty()) {
+    const std::lock_guard lock(state_->mutex);
+    state_->spread_problem = held->problem();
+  }
+  return held;
+}
+
+std::string ThreadPool::spread_problem() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->spread_problem;
+}
 
 void ThreadPool::run(int n_threads, const std::function<void(int, int)>& fn) {
   DYNO_CHECK(PlanError, n_threads >= 1 && n_threads <= max_threads_, "[threads] ", n_threads,

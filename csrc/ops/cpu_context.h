@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/device_info.h"
+#include "core/numa_copies.h"
 #include "core/thread_pool.h"
 
 namespace dyno::ops {
@@ -16,6 +17,8 @@ struct CpuContext {
   CpuIsa isa = CpuIsa::portable;  // kernels of this set or below
   std::byte* scratch = nullptr;   // threads * scratch_per_thread bytes, 64-byte aligned
   size_t scratch_per_thread = 0;  // at least the largest scratch_bytes() of the planned ops
+  // Of the weights on NUMA nodes, from which products read; null where there is one copy.
+  const NumaCopies* copies = nullptr;
 };
 
 }  // namespace dyno::ops

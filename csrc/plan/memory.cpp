@@ -17,7 +17,7 @@ size_t copied_bytes(const Plan& plan) {
   size_t bytes = 0;
   for (const WeightPlacement& weight : plan.weights) {
     if (plan.device(weight.device).kind != DeviceKind::cpu) continue;
-    if (!weight.mapped) bytes = checked_add(bytes, weight.bytes, "the weights");
+    if (!weight.mapped) bytes = checked_add(bytes, weight.bytes * weight.copies, "the weights");
   }
   return bytes;
 }

@@ -107,6 +107,10 @@ std::string_view list_name(ListId list) {
                                                               "expanded", "draw",  "streamed"};
   return names[static_cast<size_t>(list)];
 }
+std::string_view numa_name(NumaMode mode) {
+  constexpr std::array<std::string_view, 4> names = {"off", "interleave", "pin", "mirror"};
+  return names[static_cast<size_t>(mode)];
+}
 std::string_view mla_mode_name(MlaMode mode) {
   constexpr std::array<std::string_view, 3> names = {"auto", "expanded", "absorbed"};
   return names[static_cast<size_t>(mode)];
@@ -267,6 +271,27 @@ size_t Plan::stage_bytes() const {
 
 namespace {
 
+std::string describe_numa(const Plan& plan) {
+  if (plan.load.numa == NumaMode::off) return "";
+  const int nodes = plan.numa_nodes();
+  std::string out = str_cat("numa ", numa_name(plan.load.numa), ": ");
+  if (nodes == 1) {
+    const bool host = std::any_of(plan.devices.begin(), plan.devices.end(),
+                                  [](const PlannedDevice& d) { return d.info.kind == DeviceKind::cpu; });
+    return str_cat(out, host ? "nothing to place, there is one node\n" : "nothing to place, the CPU has no weights\n");
+  }
+  switch (plan.load.numa) {
+    case NumaMode::mirror:
+      return str_cat(out, "a copy of the CPU's weights on each of ", nodes, " nodes, ", mib(plan.mirror_bytes),
+                     " more than one copy\n");
+    case NumaMode::pin:
+      return str_cat(out, "the rows of each matrix on the node of their threads, over ", nodes,
+                     " nodes; experts by turns over the nodes\n");
+    default:
+      return str_cat(out, "pages of the CPU's weights by turns over ", nodes, " nodes\n");
+  }
+}
+
 // From which layout to which the copies go, and why where the CPU's is not the one that its kernels like best.
 std::string describe_copies(const Plan& plan, const model::ModelDesc& model) {
   std::map<std::string, int> groups;
@@ -290,6 +315,13 @@ std::string describe_copies(const Plan& plan, const model::ModelDesc& model) {
 
 }  // namespace
 
+int Plan::numa_nodes() const {
+  if (load.numa == NumaMode::off) return 1;
+  const auto host = std::find_if(devices.begin(), devices.end(),
+                                 [](const PlannedDevice& d) { return d.info.kind == DeviceKind::cpu; });
+  return host == devices.end() ? 1 : host->info.numa_nodes;
+}
+
 std::string Plan::describe(const model::ModelDesc& model) const {
   const DeviceInfo& device = main_device();
   const std::string properties =
@@ -306,6 +338,7 @@ std::string Plan::describe(const model::ModelDesc& model) const {
                  "\nscratch ", mib(scratch_bytes), "\ntotal ", mib(total_bytes()), "\n");
   if (devices.size() > 1) out += describe_devices(*this);
   if (!placement_note.empty()) out += str_cat("placement ", placement_note, "\n");
+  out += describe_numa(*this);
   std::map<std::string, std::pair<int, size_t>> groups;
   for (size_t i = 0; i < weights.size(); ++i) {
     const std::string place = devices.size() > 1 ? str_cat(device_name(this->device(weights[i].device)), ": ") : "";

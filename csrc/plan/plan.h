@@ -83,11 +83,22 @@ struct ExpertCacheOptions {
   std::vector<std::vector<int64_t>> uses{};
 };
 
+// Where weights and threads of the CPU go on a machine with several NUMA nodes. All but off copy weights that products
+// read out of the file's pages, whose place other programs decide, and hold each thread on a node.
+enum class NumaMode : uint8_t {
+  off,         // where the system puts them
+  interleave,  // pages by turns over the nodes
+  pin,         // rows of a matrix on the node whose threads multiply by them first; experts are interleaved
+  mirror,      // a copy of all weights on each node
+};
+std::string_view numa_name(NumaMode mode);
+
 // Settings that need the weights to be loaded again.
 struct LoadOptions {
   Numerics numerics = Numerics::standard;
   bool cpu_repack = true;
-  bool mmap = true;    // the CPU reads weights that need no other layout from the file's own pages
+  bool mmap = true;  // the CPU reads weights that need no other layout from the file's own pages
+  NumaMode numa = NumaMode::off;
   int64_t layers = 0;  // only the first so many of the model, for measurements; 0: all
   ExpertCacheOptions expert_cache{};
   PlacementOptions placement{};
@@ -136,9 +147,10 @@ struct WeightPlacement {
   ops::Layout layout = ops::Layout::plain;
   bool mapped = false;    // kernels read the file's own pages; otherwise an owned copy of `bytes`
   bool mappable = false;  // they could: with the setting `mmap`
-  size_t bytes = 0;
-  int32_t layer = -1;    // -1: of none
-  bool experts = false;  // those that a router chooses among
+  size_t bytes = 0;       // of a copy
+  size_t copies = 1;      // on so many NUMA nodes
+  int32_t layer = -1;     // -1: of none
+  bool experts = false;   // those that a router chooses among
   StreamedWeight stream{};
 };
 
@@ -321,6 +333,7 @@ struct Plan {
 
   // Of all devices together.
   size_t weights_bytes = 0;  // owned copies and mapped pages that kernels read
+  size_t mirror_bytes = 0;   // of them, copies on further NUMA nodes
   size_t kv_bytes = 0;       // at most: addresses of `kv_address_bytes` are reserved, and memory is taken as needed
   size_t kv_address_bytes = 0;
   size_t state_bytes = 0;
@@ -383,6 +396,9 @@ struct Plan {
   }
   // Of one sequence's states, one behind the other.
   size_t sequence_state_bytes() const;
+
+  // NUMA nodes over which the CPU's weights and threads are placed; 1 where they are not.
+  int numa_nodes() const;
 
   std::string describe(const model::ModelDesc& model) const;
 };

@@ -105,13 +105,14 @@ Remedy smaller_cache(const Plan& plan, const Holder& holder) {
 template <typename Counts>
 size_t bytes_of_weights(const Plan& plan, const Counts& counts) {
   size_t bytes = 0;
-  for (const WeightPlacement& weight : plan.weights) bytes += counts(weight) ? weight.bytes : 0;
+  for (const WeightPlacement& weight : plan.weights) bytes += counts(weight) ? weight.bytes * weight.copies : 0;
   return bytes;
 }
 
 // The CPU reads weights that are not repacked from the file's own pages, if it is mapped.
 Remedy weights_in_place(const Plan& plan, const Holder& holder) {
   if (holder.gpu || holder.device || !(plan.load.cpu_repack && plan.load.mmap)) return {};
+  if (plan.numa_nodes() > 1) return {};  // nothing is read in place then
   const auto repacked = [&](const WeightPlacement& weight) {
     const DeviceInfo& device = plan.device(weight.device);
     return weight.layout != ops::Layout::plain && device.kind == DeviceKind::cpu && device.ordinal == 0;
@@ -120,8 +121,18 @@ Remedy weights_in_place(const Plan& plan, const Holder& holder) {
 }
 
 Remedy weights_mapped(const Plan& plan, const Holder& holder) {
-  if (holder.gpu || holder.device || plan.load.mmap) return {};
+  if (holder.gpu || holder.device || plan.load.mmap || plan.numa_nodes() > 1) return {};
   return {"mmap=true", bytes_of_weights(plan, [](const WeightPlacement& weight) { return weight.mappable; })};
+}
+
+// One copy of the weights instead of one on each node.
+Remedy one_copy(const Plan& plan, const Holder& holder) {
+  if (holder.gpu) return {};
+  size_t frees = 0;
+  for (const WeightPlacement& weight : plan.weights) {
+    if (!holder.device || weight.device == *holder.device) frees += weight.bytes * (weight.copies - 1);
+  }
+  return {"numa=interleave", frees};
 }
 
 // Fewer experts of the CPU on the main device.
@@ -176,6 +187,7 @@ std::vector<Remedy> remedies(const Plan& plan, const Holder& holder, size_t miss
   if (!weights_loaded) {
     all.push_back(weights_in_place(plan, holder));
     all.push_back(weights_mapped(plan, holder));
+    all.push_back(one_copy(plan, holder));
     all.push_back(smaller_expert_cache(plan, holder, missing));
     all.push_back(weights_on_the_cpu(plan, holder, missing));
   }

@@ -85,6 +85,11 @@ bool CpuExecutor::values_locked() const {
 std::vector<std::string> CpuExecutor::warnings() const {
   std::vector<std::string> out;
   if (!weights_.lock_problem().empty()) out.push_back(weights_.lock_problem());
+  if (!weights_.numa_problem().empty()) out.push_back(weights_.numa_problem());
+  if (const std::string problem = pool_.spread_problem(); !problem.empty()) {
+    out.push_back(str_cat("[numa] the system does not let threads stay on their nodes (", problem,
+                          "); they run anywhere, which is slower"));
+  }
   for (const Memory& memory : memory_) {
     if (!memory.lock.problem().empty()) out.push_back(memory.lock.problem());
   }
@@ -227,6 +232,7 @@ void CpuExecutor::begin(const MicroBatch& batch, const plan::Selection& selectio
   micro_batch_ = batch;
   // Also until the next token. Prompts leave the CPU idle for longer than threads should spin.
   const bool takes_turns = plan_.devices.size() > 1;
+  pool_.spread(threads);
   pool_.stay_awake(takes_turns && static_cast<int64_t>(batch.tokens.size()) <= plan::kFusedTokens);
   env_.reset(new Env{.model = model_,
                      .plan = plan_,
@@ -236,7 +242,8 @@ void CpuExecutor::begin(const MicroBatch& batch, const plan::Selection& selectio
                                  .threads = threads,
                                  .isa = plan_.main_device().isa,
                                  .scratch = scratch_.data(),
-                                 .scratch_per_thread = scratch_.stride()},
+                                 .scratch_per_thread = scratch_.stride(),
+                                 .copies = weights_.copies()},
                      .batch = {.tokens = batch.tokens.data(),
                                .positions = batch.positions.data(),
                                .runs = batch.runs.data(),

@@ -52,6 +52,8 @@ class PartedBuffer {
   std::byte* at(size_t part) const { return addresses_[part]; }
   // All of it as one piece; nothing under AddressSanitizer.
   std::span<std::byte> block() const;
+  size_t bytes() const { return bytes_; }
+  const std::vector<BufferPart>& parts() const { return parts_; }
   // Whether a buffer of these parts would be the same.
   bool holds(size_t bytes, std::span<const BufferPart> parts) const;
 

@@ -86,7 +86,8 @@ void Session::make_executor(int threads) {
   }
   std::unique_ptr<Backend> cpu;
   if (!std::all_of(plan_.devices.begin(), plan_.devices.end(), is_gpu)) {
-    weights_ = std::make_unique<Weights>(*file_, model_, plan_, *pool_, threads);
+    if (plan_.numa_nodes() > 1) pool_->set_nodes(detect_numa_nodes());
+    weights_ = std::make_unique<Weights>(*file_, model_, plan_, *pool_, threads, settings_.threads);
     cpu = std::make_unique<CpuExecutor>(model_, plan_, *weights_, *pool_);
   }
   std::vector<SegmentExecutor::Gpu> gpus;
@@ -414,6 +415,7 @@ void Session::load_draft_head() {
   load.placement = {};
   load.layers = {};
   load.expert_cache = {};
+  load.numa = plan::NumaMode::off;
   load.cpu_repack = false;  // its embedding and output are the model's: pages of the file, which cost no second copy
   auto head = std::make_unique<Session>(file_, load, plan_.context, settings_, plan_.main_device(),
                                         std::vector<profile::KernelEntry>(), Loading::weights, model::Part::draft_head);
@@ -453,7 +455,18 @@ StreamCounts Session::stream_counts() const {
 }
 
 std::vector<std::string> Session::warnings() const {
-  return executor_ != nullptr ? executor_->warnings() : std::vector<std::string>{};
+  if (executor_ == nullptr) return {};
+  std::vector<std::string> all = executor_->warnings();
+  if (plan_.load.numa != plan::NumaMode::off && plan_.numa_nodes() == 1) {
+    const bool host = !std::all_of(plan_.devices.begin(), plan_.devices.end(), is_gpu);
+    all.push_back(str_cat("[numa] numa=", plan::numa_name(plan_.load.numa), " changes nothing: ",
+                          host ? "this process may use one NUMA node" : "no weights lie on the CPU"));
+  }
+  return all;
+}
+
+std::vector<std::map<int, size_t>> Session::weights_by_node() const {
+  return weights_ != nullptr ? weights_->bytes_by_node() : std::vector<std::map<int, size_t>>{};
 }
 
 std::vector<CaptureReport> Session::captures() const {
@@ -481,6 +494,7 @@ void Session::decode(const DecodeRequest& request) {
   take_memory(ends);
   const std::vector<int64_t> before = positions_;
   try {
+    const auto held = pool_->hold_caller();
     feed(request);
     check_file();
   } catch (...) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -157,6 +158,8 @@ class Session {
   ExpertCounts expert_counts() const { return executor_ != nullptr ? executor_->expert_counts() : ExpertCounts{}; }
   // Warnings for the user about the memory that this session got.
   std::vector<std::string> warnings() const;
+  // Bytes of the CPU's weights by NUMA node, as Weights::bytes_by_node(); nothing without weights on the CPU.
+  std::vector<std::map<int, size_t>> weights_by_node() const;
   // Graphs of what repeats since settings were last changed, and how many captures have failed since the session began:
   // what could not be captured runs launch by launch, slower, until a later attempt succeeds.
   std::vector<CaptureReport> captures() const;

@@ -152,8 +152,8 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
 }
 
 Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool,
-                 int threads)
-    : data_(model.weights.size()) {
+                 int threads, int dealt)
+    : numa_(model, plan, pool, dealt), data_(model.weights.size()) {
   const bool beside_gpu = plan.main_device().kind == DeviceKind::cuda;
   const auto crosses = [&](size_t i) { return beside_gpu && plan.weights[i].stream.wanted; };
   std::vector<BufferPart> parts(plan.weights.size()), crossing(plan.weights.size());
@@ -164,8 +164,11 @@ Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan
     (crosses(i) ? crossing : parts)[i] = {taken, plan.weights[i].bytes};
     taken += aligned(plan.weights[i].bytes);
   }
+  numa_.check_nodes(total + all_crossing);
   owned_ = PartedBuffer(total, std::move(parts), "weights");
   streamed_ = PartedBuffer(all_crossing, std::move(crossing), "weights that a GPU takes copies of");
+  numa_.place(owned_);
+  numa_.place(streamed_);
   for (size_t i = 0; i < model.weights.size(); ++i) {
     if (!on_cpu(plan, i)) continue;
     const model::Weight& weight = model.weights[i];
@@ -184,8 +187,20 @@ Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan
     data_[i] = target;
     if (weight.picks.empty()) file.advise_drop(weight.tensor->bytes());
   }
+  numa_.mirror(owned_, "copies of weights on NUMA nodes");
+  numa_.mirror(streamed_, "copies of weights on NUMA nodes");
   if (all_crossing > 0)
     lock_ = PageLock(streamed_.block(), plan.main_device().ordinal, "weights that the GPU takes copies of");
+}
+
+std::vector<std::map<int, size_t>> Weights::bytes_by_node() const {
+  std::vector<std::map<int, size_t>> all(1);
+  for (const PartedBuffer* buffer : {&owned_, &streamed_}) add_by_node(*buffer, all.front());
+  for (const auto& of_node : numa_.further()) {
+    all.emplace_back();
+    for (const PartedBuffer& buffer : of_node) add_by_node(buffer, all.back());
+  }
+  return all;
 }
 
 }  // namespace dyno::runtime

@@ -2,12 +2,14 @@
 // Under AddressSanitizer all are copies, since pages of a file have no red zones.
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include "core/thread_pool.h"
 #include "gguf/gguf_file.h"
 #include "plan/plan.h"
 #include "runtime/host_buffer.h"
+#include "runtime/numa_weights.h"
 #include "runtime/page_lock.h"
 
 namespace dyno::runtime {
@@ -19,17 +21,25 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
 class Weights {
  public:
   // Those that the plan has on the CPU and on virtual devices. Repacks on `threads` threads; file pages are dropped as
-  // soon as their copy exists.
-  Weights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool, int threads);
+  // soon as their copy exists. `dealt`: threads among which products of few tokens are divided.
+  Weights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool, int threads,
+          int dealt);
 
   const std::byte* data(model::WeightId id) const { return data_[static_cast<size_t>(id)]; }
   // Why these are not page-locked; empty where they are, or need not be.
   const std::string& lock_problem() const { return lock_.problem(); }
+  // As NumaWeights has them.
+  const std::string& numa_problem() const { return numa_.problem(); }
+  const NumaCopies* copies() const { return numa_.copies(); }
+  // Bytes of resident pages by the number of their node, of these and of each further copy. Throws Error where the
+  // system does not tell.
+  std::vector<std::map<int, size_t>> bytes_by_node() const;
   const float* floats(model::WeightId id) const {
     return id == model::kNone ? nullptr : reinterpret_cast<const float*>(data(id));
   }
 
  private:
+  NumaWeights numa_;
   PartedBuffer owned_, streamed_;
   PageLock lock_;  // of those that a GPU takes copies of
   std::vector<const std::byte*> data_;

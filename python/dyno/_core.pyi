@@ -42,6 +42,26 @@ def cpu_caches(root: str = '/') -> tuple[int, int, int]:
     Bytes of the first and second data cache of a core, and of the third. root: a folder that holds sys in place of the machine's.
     """
 
+def numa_nodes(root: str = '') -> list[dict[str, Any]]:
+    """
+    The NUMA nodes whose memory and cores this process may use: `number`, `cpus` and `memory_bytes`. root: a folder that holds sys and proc in place of the machine's, for tests.
+    """
+
+def numa_of_thread(thread: int, threads: int, root: str = '') -> int:
+    """
+    The place in numa_nodes() of the node on which a thread of so many works.
+    """
+
+def place_pages(memory: numpy.typing.NDArray[numpy.uint8], interleave: bool, nodes: Sequence[int]) -> str:
+    """
+    Asks the system to put pages of an array that nobody has touched on NUMA nodes: by turns, or on the first one alone. Why it refused; empty if it did not. For tests.
+    """
+
+def nodes_of_pages(memory: numpy.typing.NDArray[numpy.uint8]) -> list[int]:
+    """
+    The NUMA node of each page of an array, -1 for pages that are not resident.
+    """
+
 def cpu_limits(root: str = '/') -> dict[str, Any]:
     """
     The cores and bytes of memory that this process may use, and what limits them: affinity, the files of control groups, OMP_NUM_THREADS (`omp` is its text). `root` holds proc and sys. A quota or omp_threads of 0 is no limit.
@@ -249,7 +269,7 @@ class Session:
 
     def __init__(self, file: Gguf | str | os.PathLike[str], *, load: dict[str, Any] = {}, context: dict[str, Any] = {}, session: dict[str, Any] = {}, kernels: Sequence[tuple[str, str, dict[str, Any], str]] = [], plan_only: bool = False, device: dict[str, Any] | None = None, placement: dict[str, Any] = {}) -> None:
         """
-        file: an open file, which the session shares, or a path. load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, layers, expert_cache_mib, placement (rules), cpu_moe, n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, sequences, cache_tokens. session: ubatch, threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, matvec_max_tokens, matvec_id_max_tokens, mmq_max_tokens, mmq_id_max_tokens, compute_type, offload_min_tokens, cpu_share, op_offload.FAMILY. kernels: (op key, token range, config dict, origin). plan_only: decide everything, read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (a list of dicts, one each for cpu:1, cpu:2, … beside the CPU, with link_gbps, latency_us and memory_mib where they are limited), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, n_cpu_moe, n_gpu_layers, beside_gpu (with a described GPU: descriptions of the devices beside it; default: those of this machine), expert_uses (how often each expert was chosen, a list for each layer with experts). Raises PlanError for a placement that cannot be.
+        file: an open file, which the session shares, or a path. load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, numa, layers, expert_cache_mib, placement (rules), cpu_moe, n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, sequences, cache_tokens. session: ubatch, threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, matvec_max_tokens, matvec_id_max_tokens, mmq_max_tokens, mmq_id_max_tokens, compute_type, offload_min_tokens, cpu_share, op_offload.FAMILY. kernels: (op key, token range, config dict, origin). plan_only: decide everything, read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (a list of dicts, one each for cpu:1, cpu:2, … beside the CPU, with link_gbps, latency_us and memory_mib where they are limited), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, n_cpu_moe, n_gpu_layers, beside_gpu (with a described GPU: descriptions of the devices beside it; default: those of this machine), expert_uses (how often each expert was chosen, a list for each layer with experts). Raises PlanError for a placement that cannot be.
         """
 
     @property
@@ -303,6 +323,11 @@ class Session:
     def warnings(self) -> list[str]:
         """
         What the user should know of the memory that this session got: where page-locking was refused, and why.
+        """
+
+    def weights_by_node(self) -> list[dict[int, int]]:
+        """
+        Bytes of the CPU's weights that are resident, by the number of their NUMA node, for each copy of them; the pages of the file that are read in place do not count.
         """
 
     def fail_next_captures(self, count: int) -> None:

@@ -73,6 +73,19 @@ TABLE: Final[tuple[Setting, ...]] = (
         moves=("memory",),
     ),
     Setting(
+        "numa",
+        "load",
+        "choice",
+        "Where the CPU's weights and threads go on several NUMA nodes: pages by turns over the nodes, rows "
+        "of a matrix on the node of their threads, or a copy of all weights on each node. All but `off` hold "
+        "each thread on a node.",
+        default="off",
+        choices=("off", "interleave", "pin", "mirror"),
+        memory_bound=True,
+        moves=("tg", "pp", "memory"),
+        ranks_by="cores",
+    ),
+    Setting(
         "placement",
         "load",
         "rules",

@@ -170,6 +170,13 @@ class Diagnostics:
             engine._check_batch(session, [(slot, array)], False)
             return session.time_ops([(slot, array)], rows="last", in_graph=in_graph)
 
+    def weights_by_node(self) -> list[dict[int, int]]:
+        """Where the CPU's weights lie: bytes by the number of the NUMA node, for each copy of the weights.
+
+        Pages of the file that are read in place do not count.
+        """
+        return self._engine._open().weights_by_node()
+
     def captures(self) -> list[dict[str, Any]]:
         """CUDA graphs of what repeats since settings were last changed; empty on the CPU.
 

@@ -23,7 +23,9 @@ Tiling tiling_of(const Config& config) {
   return gemm_tiling(gemm_params::of(config), false);
 }
 
-Weights weights_of(const MatmulDesc& desc) { return {desc.type, desc.layout, desc.n, desc.k}; }
+Weights weights_of(const MatmulDesc& desc, const NumaCopies* copies = nullptr) {
+  return {desc.type, desc.layout, desc.n, desc.k, copies};
+}
 
 }  // namespace
 
@@ -70,7 +72,7 @@ size_t scratch_bytes(const MatmulDesc& desc, const Config& config) {
 
 void launch(const Config& config, const MatmulDesc& desc, const MatmulArgs& args, CpuContext& context) {
   const Tiling tiling = tiling_of(config);
-  const Weights weights = weights_of(desc);
+  const Weights weights = weights_of(desc, context.copies);
   const int64_t groups = (weights.tiles() + tiling.group - 1) / tiling.group;
   const int64_t blocks = (desc.m + tiling.block - 1) / tiling.block;
   const int64_t parts = tiling.split == Split::blocks ? blocks : 1;

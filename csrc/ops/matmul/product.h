@@ -48,12 +48,14 @@ struct Weights {
   DType type = DType::f32;
   Layout layout = Layout::plain;
   int64_t n = 0, k = 0;
+  const NumaCopies* copies = nullptr;  // of CpuContext
 
   int64_t tiles() const { return (n + kTileRows - 1) / kTileRows; }
   WeightTile tile(const void* base, int64_t index) const {
     const size_t row = row_bytes(type, k);
     const size_t bytes = layout == Layout::plain ? 16 * row : layout_bytes(type, layout, kTileRows, k);
-    return {static_cast<const std::byte*>(base) + static_cast<size_t>(index) * bytes, static_cast<int64_t>(row),
+    const std::byte* at = static_cast<const std::byte*>(base) + static_cast<size_t>(index) * bytes;
+    return {copies == nullptr ? at : copies->here(at), static_cast<int64_t>(row),
             static_cast<int>(std::min(kTileRows, n - index * kTileRows))};
   }
 };

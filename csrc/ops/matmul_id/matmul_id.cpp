@@ -23,7 +23,9 @@ Tiling tiling_of(const Config& config) {
   return gemm_tiling(by_expert_params::of(config), false);
 }
 
-Weights weights_of(const MatmulIdDesc& desc) { return {desc.type, desc.layout, desc.n, desc.k}; }
+Weights weights_of(const MatmulIdDesc& desc, const NumaCopies* copies = nullptr) {
+  return {desc.type, desc.layout, desc.n, desc.k, copies};
+}
 
 // The tiles [first, first + n_tiles) of one expert times the flat rows of scratch, into y.
 void run_group(const Tiling& tiling, const Weights& weights, const MatmulIdArgs& args, int64_t expert, int64_t first,
@@ -93,7 +95,7 @@ size_t scratch_bytes(const MatmulIdDesc& desc, const Config& config) {
 
 void launch(const Config& config, const MatmulIdDesc& desc, const MatmulIdArgs& args, CpuContext& context) {
   const Tiling tiling = tiling_of(config);
-  const Weights weights = weights_of(desc);
+  const Weights weights = weights_of(desc, context.copies);
   const int64_t groups = (weights.tiles() + tiling.group - 1) / tiling.group;
   const int64_t divisor = desc.x_per_slot ? 1 : desc.used;
 

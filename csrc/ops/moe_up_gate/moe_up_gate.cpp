@@ -23,7 +23,9 @@ Tiling tiling_of(const Config& config) {
   return gemm_tiling(by_expert_params::of(config), true);
 }
 
-Weights weights_of(const MoeUpGateDesc& desc) { return {desc.type, desc.layout, desc.n, desc.k}; }
+Weights weights_of(const MoeUpGateDesc& desc, const NumaCopies* copies = nullptr) {
+  return {desc.type, desc.layout, desc.n, desc.k, copies};
+}
 
 // The tiles [first, …) of one expert times `m` flat rows, into y.
 void run_group(const Tiling& tiling, const Weights& weights, const MoeUpGateDesc& desc, const MoeUpGateArgs& args,
@@ -96,7 +98,7 @@ bool settles_ids(const Config& config, const MoeUpGateDesc&) {
 
 void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CpuContext& context) {
   const Tiling tiling = tiling_of(config);
-  const Weights weights = weights_of(desc);
+  const Weights weights = weights_of(desc, context.copies);
   const int64_t groups = (weights.tiles() + tiling.group - 1) / tiling.group;
 
   ExpertGroups::zero_rows_of_none(context, args.ids, desc, args.y);

@@ -23,7 +23,9 @@ Tiling tiling_of(const Config& config) {
   return gemm_tiling(split_params::of(config), false);
 }
 
-Weights weights_of(const UpGateDesc& desc) { return {desc.type, desc.layout, desc.n, desc.k}; }
+Weights weights_of(const UpGateDesc& desc, const NumaCopies* copies = nullptr) {
+  return {desc.type, desc.layout, desc.n, desc.k, copies};
+}
 
 }  // namespace
 
@@ -69,7 +71,7 @@ size_t scratch_bytes(const UpGateDesc& desc, const Config& config) {
 
 void launch(const Config& config, const UpGateDesc& desc, const UpGateArgs& args, CpuContext& context) {
   const Tiling tiling = tiling_of(config);
-  const Weights weights = weights_of(desc);
+  const Weights weights = weights_of(desc, context.copies);
   const GatePair pair = {args.w_gate, args.w_up, args.bias_gate, args.bias_up, desc.activation};
   const int64_t groups = (weights.tiles() + tiling.group - 1) / tiling.group;
   const int64_t blocks = (desc.m + tiling.block - 1) / tiling.block;

@@ -65,10 +65,13 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
       ops::layout_supported(w.type, ops::Layout::x16)) {
     p.layout = ops::Layout::x16;
   }
+  // Of a table that rows are read from, most pages are never touched.
+  const bool placed = load.numa != NumaMode::off && device.numa_nodes > 1 && !w.table;
+  if (placed && load.numa == NumaMode::mirror) p.copies = static_cast<size_t>(device.numa_nodes);
   // A virtual device has memory of its own.
   p.mappable = w.transform == model::Transform::none && w.tensor->type == w.type && p.layout == ops::Layout::plain &&
                device.ordinal == 0 && !may_stream && w.picks.empty();
-  p.mapped = load.mmap && p.mappable;
+  p.mapped = load.mmap && p.mappable && !placed;
   p.bytes = checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
   return p;
 }
@@ -162,9 +165,11 @@ void count_weights(Plan& plan, const model::ModelDesc& model) {
   for (size_t i = 0; i < plan.weights.size(); ++i) {
     const WeightPlacement& weight = plan.weights[i];
     if (model.weights[i].table && weight.mapped && table_is_output) continue;
-    plan.weights_bytes = checked_add(plan.weights_bytes, weight.bytes, "the weights");
+    const size_t bytes = checked_mul(weight.bytes, weight.copies, "the weights");
+    plan.weights_bytes = checked_add(plan.weights_bytes, bytes, "the weights");
+    plan.mirror_bytes += bytes - weight.bytes;  // of the sum above
     if (!model.weights[i].picks.empty()) plan.cached_bytes += weight.bytes;
-    plan.devices[static_cast<size_t>(weight.device)].weights_bytes += weight.bytes;  // of the sum above
+    plan.devices[static_cast<size_t>(weight.device)].weights_bytes += bytes;  // likewise
   }
 }
 

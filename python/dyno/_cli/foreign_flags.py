@@ -99,7 +99,6 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("-mmp --mmap", _SWITCH, _NOT_NEEDED, "the file is mapped by itself; --set mmap=off reads it"),
         ("--no-mmap", _NO, _HERE, "--set mmap=off"),
         ("--mlock", _NO, _MISSING, "nothing locks the mapped file in memory"),
-        ("--numa", _VALUE, _MISSING, "numactl does it from outside"),
         ("-C --cpu-mask", _VALUE, _MISSING, "taskset does it from outside"),
         ("-Cr --cpu-range", _VALUE, _MISSING, "taskset does it from outside"),
         ("--prio", _VALUE, _MISSING, "nice does it from outside"),

@@ -77,6 +77,7 @@ class EngineOptions(Group):
     ram: options.Ram = None
     split_mode: options.SplitMode = None
     tensor_split: options.TensorSplit = None
+    numa: options.Numa = None
     profile: options.ProfileFile = None
     no_profile: options.NoProfile = False
     require_profile: options.RequireProfile = False
@@ -111,4 +112,6 @@ class EngineOptions(Group):
             self.split_mode,
             self.tensor_split,
         )
-        return options.once(chosen, options.settings(self.set_, **named))
+        return options.once(
+            chosen, options.settings(self.set_, numa=options.numa_argument(self.numa), **named)
+        )

@@ -115,6 +115,13 @@ Threads = Annotated[int | None, typer.Option("--threads", "-t", help="CPU thread
 ThreadsBatch = Annotated[
     int | None, typer.Option("--threads-batch", "-tb", help="CPU threads for several tokens at once.")
 ]
+Numa = Annotated[
+    str | None,
+    typer.Option(
+        "--numa",
+        help="Several NUMA nodes: interleave, pin or mirror the CPU's weights, and hold threads on nodes.",
+    ),
+]
 KvTypeK = Annotated[
     str | None,
     typer.Option(
@@ -223,6 +230,30 @@ def once(options: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     if twice:
         raise typer.BadParameter(f"{twice[0]} is given twice", param_hint="--set")
     return {**options, **settings}
+
+
+_NUMA_OF_LLAMA_CPP = {
+    "distribute": "interleave spreads threads and weights over the nodes",
+    "isolate": "numactl --cpunodebind=N --membind=N keeps the process on one node, without a setting",
+    "numactl": "the cores and nodes that numactl allows are respected by every value, also by off",
+}
+
+
+def numa_argument(value: str | None) -> str | None:
+    """The value of `--numa`.
+
+    Raises:
+        typer.BadParameter: A value of llama.cpp, with the way to the same here, or none that is known.
+    """
+    from dyno.settings import SETTINGS
+
+    if value is None:
+        return None
+    if (answer := _NUMA_OF_LLAMA_CPP.get(value)) is not None:
+        raise typer.BadParameter(f"{value} is a value of llama.cpp; here {answer}", param_hint="--numa")
+    if problem := SETTINGS["numa"].problem(value):
+        raise typer.BadParameter(problem, param_hint="--numa")
+    return value
 
 
 def _rules(text: str) -> list[str]:

@@ -87,6 +87,7 @@ class Facts:
     host_weights: bool = False  # weights lie on the CPU beside the device
     streams: bool = False  # the device takes copies of them for prompts
     host_cores: int = 0  # where weights lie there
+    host_nodes: int = 1  # NUMA nodes that the CPU's weights can lie on
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,11 @@ def _cores(f: Facts) -> int:
 def _on_cpu(f: Facts) -> bool:
     """Whether the CPU computes anything."""
     return _is_cpu(f) or f.host_weights
+
+
+def _nodes(f: Facts) -> int:
+    """NUMA nodes over which weights of the CPU can be placed."""
+    return f.host_nodes if _on_cpu(f) else 1
 
 
 def _layers(f: Facts) -> int:
@@ -350,6 +356,8 @@ KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("threads", _thread_counts, lambda f: _on_cpu(f) and f.workload.tg > 0, "-t", "-t"),
     KnobSpec("threads_batch", _thread_counts, lambda f: _on_cpu(f) and f.workload.pp > 1, "-tb", "-tb"),
     KnobSpec("cpu_repack", _switch, _is_cpu, "--repack, -nr", "-rtr", ordinal=False),
+    KnobSpec("numa", lambda f: SETTINGS["numa"].choices, lambda f: _nodes(f) > 1, None, None,
+             ordinal=False),
     KnobSpec("kv_type_k", _cache_types, lambda f: True, "-ctk", "-ctk", ordinal=False),
     KnobSpec("kv_type_v", _cache_types, lambda f: True, "-ctv", "-ctv", ordinal=False),
     KnobSpec("flash_attention", _switch, _is_cuda, "-fa on|off|auto", "-fa on|off", ordinal=False),

@@ -37,6 +37,7 @@ class DynoDeclaration(Declaration):
             host_weights=bool(description.engine.get("host_weights")),
             streams=bool(description.engine.get("streams")),
             host_cores=int(description.engine.get("host_cores") or 0),
+            host_nodes=int(description.engine.get("host_nodes") or 1),
         )
         found = resolve(facts, approx=approx, held=held)
         # Every setting moves the output of a server: its prompts are part of the time.

@@ -183,6 +183,7 @@ class DynoTarget(Target):
                 "device_name": str(self._device.get("name", "")),
                 **self._gpu_facts(),
                 **({**self._placed, "host_cores": usable_cores()} if self._placed["host_weights"] else {}),
+                **({"host_nodes": nodes} if (nodes := len(_core.numa_nodes())) > 1 else {}),
             },
             bounds=self._bounds(),
             rates=dict(self._measured_rates()),
