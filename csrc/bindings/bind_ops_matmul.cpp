@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/cuda_launch.h"
+#include "bindings/launch_context.h"
 #include "core/error.h"
 #include "ops/copy/act_q8.h"
 #include "ops/matmul/gpu_layout.h"
@@ -93,9 +94,7 @@ nb::object unpack(std::string_view type_name, std::string_view layout_name, cons
                   std::string_view isa_name) {
   const DType type = type_of(type_name);
   const ops::Layout layout = layout_of(layout_name);
-  const CpuIsa best = detect_cpu().isa;
-  const CpuIsa isa = isa_name == "auto" ? best : cpu_isa_from_name(isa_name);
-  DYNO_CHECK(UnsupportedError, isa <= best, "[cpu] ", isa_name, " kernels do not run here");
+  const CpuIsa isa = device_with_isa(isa_name).isa;
   check_size(w, type, layout, rows, k);
   auto* out = new float[static_cast<size_t>(rows * k)];
   nb::object result = owned(out, {static_cast<size_t>(rows), static_cast<size_t>(k)});

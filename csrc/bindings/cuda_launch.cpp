@@ -85,8 +85,8 @@ void repack_x16_on_gpu([[maybe_unused]] const DeviceInfo& device, [[maybe_unused
 namespace {
 
 // Around every argument; a multiple of the alignment that kernels may count on.
-constexpr size_t kGuardBytes = 256;
-constexpr uint8_t kGuard = 0xa5;
+constexpr size_t kGpuGuardBytes = 256;
+constexpr uint8_t kGpuGuard = 0xa5;
 
 runtime::Blas blas_for(const ops::OpDesc& desc, const ops::Config& config) {
   const bool taken = ops::variants(ops::family_of(desc))[config.variant].name == "cublas";
@@ -136,14 +136,14 @@ CudaLaunch::~CudaLaunch() = default;
 void* CudaLaunch::mirror(const void* host, size_t bytes, bool written) {
   State::Mirrored& array = state_->arrays[host];
   if (array.memory.data() == nullptr) {
-    array.memory = runtime::DeviceBuffer(bytes + 2 * kGuardBytes, "an argument");
+    array.memory = runtime::DeviceBuffer(bytes + 2 * kGpuGuardBytes, "an argument");
     array.bytes = bytes;
-    DYNO_CUDA_CHECK(cudaMemset(array.memory.data(), kGuard, array.memory.size()));
-    DYNO_CUDA_CHECK(cudaMemcpy(array.memory.data() + kGuardBytes, host, bytes, cudaMemcpyHostToDevice));
+    DYNO_CUDA_CHECK(cudaMemset(array.memory.data(), kGpuGuard, array.memory.size()));
+    DYNO_CUDA_CHECK(cudaMemcpy(array.memory.data() + kGpuGuardBytes, host, bytes, cudaMemcpyHostToDevice));
   }
   DYNO_CHECK(PlanError, array.bytes >= bytes, "[ops] two arguments overlap, but are not the same array");
   array.written |= written;
-  return array.memory.data() + kGuardBytes;
+  return array.memory.data() + kGpuGuardBytes;
 }
 
 ops::CudaStream& CudaLaunch::stream() { return state_->launch; }
@@ -173,12 +173,12 @@ void CudaLaunch::finish() {
   for (const auto& [host, array] : s.arrays) {
     std::vector<uint8_t> all(array.memory.size());
     DYNO_CUDA_CHECK(cudaMemcpy(all.data(), array.memory.data(), all.size(), cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < kGuardBytes; ++i) {
-      DYNO_CHECK(DeviceError, all[i] == kGuard && all[all.size() - 1 - i] == kGuard,
+    for (size_t i = 0; i < kGpuGuardBytes; ++i) {
+      DYNO_CHECK(DeviceError, all[i] == kGpuGuard && all[all.size() - 1 - i] == kGpuGuard,
                  "[cuda] a launch wrote outside of an argument of ", array.bytes, " bytes");
     }
     if (array.written)
-      std::copy_n(all.data() + kGuardBytes, array.bytes, const_cast<uint8_t*>(static_cast<const uint8_t*>(host)));
+      std::copy_n(all.data() + kGpuGuardBytes, array.bytes, const_cast<uint8_t*>(static_cast<const uint8_t*>(host)));
   }
   std::vector<int32_t> counters(ops::kStreamCounters);
   DYNO_CUDA_CHECK(cudaMemcpy(counters.data(), s.counters.data(), s.counters.size(), cudaMemcpyDeviceToHost));

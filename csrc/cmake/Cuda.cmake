@@ -294,6 +294,7 @@ if(DYNO_CUDA)
   string(REPLACE ";" "," _arch_text "${CMAKE_CUDA_ARCHITECTURES}")
   list(APPEND DYNO_CUDA_DEFINITIONS "DYNO_CUDA_ARCHITECTURES=\"${_arch_text}\"")
   foreach(_library IN LISTS _cuda_libraries)
+    set_target_properties(${_library} PROPERTIES UNITY_BUILD OFF)  # sources have options of their own
     target_include_directories(${_library} PRIVATE ${CMAKE_SOURCE_DIR}/csrc ${DYNO_GENERATED})
     target_compile_options(${_library} PRIVATE ${_cuda_options})
     target_compile_definitions(${_library} PRIVATE ${DYNO_CUDA_DEFINITIONS})

@@ -5,6 +5,7 @@ set(DYNO_VERSION "0.2.0" CACHE STRING "Version recorded in the module; set by th
 set(DYNO_OPS_REVISION 1)  # raise when a kernel's meaning changes, so that older profiles are re-checked
 
 option(GGML_NATIVE "Compile the CPU kernels for this machine alone (-march=native)" OFF)
+set(DYNO_CPU_KERNELS "all" CACHE STRING "Instruction sets with CPU kernels: all, best (this machine's), or a list of portable, avx2, avx512_vnni")
 option(GGML_LTO "Link-time optimisation of host code" OFF)
 option(DYNO_BUILD_PYTHON "Build the Python module" ON)
 option(DYNO_BUILD_FUZZ "Build the fuzz targets; with DYNO_SANITIZE=thread the program of sessions in threads" OFF)

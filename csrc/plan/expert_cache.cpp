@@ -69,7 +69,7 @@ const std::vector<int64_t>* uses_of(const Plan& plan, const model::ModelDesc& mo
   return &uses[mixture];
 }
 
-struct Candidate {
+struct CacheCandidate {
   double use = 0;  // for each byte that it takes
   size_t layer = 0;
   int32_t expert = 0;
@@ -85,7 +85,7 @@ std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::M
              kMost);
   check_uses(plan, model);
   std::vector<std::vector<int32_t>> chosen(model.layers.size());
-  std::vector<Candidate> candidates;
+  std::vector<CacheCandidate> candidates;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::FfnSpec* f = cacheable(plan, model, model.layers[i]);
     if (f == nullptr) continue;
@@ -99,11 +99,11 @@ std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::M
     }
   }
   // Among equals the first experts of each layer, so that without recorded use all layers have as many.
-  std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+  std::stable_sort(candidates.begin(), candidates.end(), [](const CacheCandidate& a, const CacheCandidate& b) {
     return a.use != b.use ? a.use > b.use : a.expert < b.expert;
   });
   size_t left = static_cast<size_t>(wanted) << 20;
-  for (const Candidate& one : candidates) {
+  for (const CacheCandidate& one : candidates) {
     if (one.bytes > left) continue;
     left -= one.bytes;
     chosen[one.layer].push_back(one.expert);

@@ -77,6 +77,67 @@ def test_native_compiles_kernels_for_this_machine_alone(configure: Configure) ->
         assert "-march=native" not in command
 
 
+@x86
+def test_one_instruction_set_for_machines_of_one_kind(configure: Configure) -> None:
+    """Its flags are those of a build for all machines, so it runs wherever the instruction set does."""
+    every = configure()
+    for kernels, expected in (("avx2", {"avx2"}), ("portable;avx2", {"portable", "avx2"})):
+        built = configure(DYNO_CPU_KERNELS=kernels)
+        assert built.ok, built.output
+        assert built.kernel_libraries == expected
+        for command in built.of("dyno_host.dir"):
+            assert not any(f"-DDYNO_HAVE_ISA_{other}=1" in command for other in ISAS - expected)
+    name = "ops/norm/norm_rows.cpp"
+    (one,) = configure(DYNO_CPU_KERNELS="avx2").of(name)
+    assert one in every.of(name)
+    best = configure(DYNO_CPU_KERNELS="best").kernel_libraries
+    assert best == configure(GGML_NATIVE="ON").kernel_libraries
+    assert len(best) == 1
+
+
+@pytest.mark.parametrize("value", ["avx1024", "all;avx2", "best;best", ""])
+def test_an_unknown_instruction_set_is_refused(configure: Configure, value: str) -> None:
+    built = configure(DYNO_CPU_KERNELS=value)
+    assert not built.ok
+    assert "expected all, best, or a list of portable" in built.output
+
+
+@x86
+def test_native_contradicts_another_instruction_set(configure: Configure) -> None:
+    (best,) = configure(GGML_NATIVE="ON").kernel_libraries
+    (other, *_) = sorted(ISAS - {best})
+    built = configure(GGML_NATIVE="ON", DYNO_CPU_KERNELS=other)
+    assert not built.ok
+    assert f"contradicts DYNO_CPU_KERNELS={other}" in built.output
+    assert configure(GGML_NATIVE="ON", DYNO_CPU_KERNELS=best).kernel_libraries == {best}
+
+
+def test_several_files_as_one_unit(configure: Configure) -> None:
+    """Kernels and op families stay units of their own, and so does what records the build."""
+    pytest.importorskip("nanobind", reason="configuring the module needs nanobind (in the test extra)")
+    module = {"DYNO_BUILD_PYTHON": "ON", "Python_EXECUTABLE": sys.executable}
+    apart, built = (
+        configure(**module),
+        configure(**module, CMAKE_UNITY_BUILD="ON", CMAKE_UNITY_BUILD_BATCH_SIZE="0"),
+    )
+    assert built.ok, built.output
+    assert len(built.commands) < 0.7 * len(apart.commands)
+    for folder in (
+        "core_0",
+        "plan_passes_1",
+        "bindings_0",
+    ):  # eight files, whatever the size that is asked for
+        (unit,) = built.of(f"unity_{folder}_cxx")
+        assert Path(unit[-1]).read_text().count("#include") == 8
+    for part in (
+        "ops/norm/norm_rows.cpp",
+        "ops/norm/norm.cpp",
+        "bindings/CMakeFiles/_core.dir/bind_info.cpp",
+    ):
+        assert len(built.of(part)) == len(apart.of(part))
+    assert not any("dyno_kernels" in name and "Unity" in name for name in built.commands)
+
+
 def test_lto(configure: Configure) -> None:
     built = configure(GGML_LTO="ON")
     if not built.ok:
@@ -167,7 +228,12 @@ def test_the_module_records_its_switches(configure: Configure) -> None:
     assert built.ok, built.output
     assert built.of("_core.dir")
     header = (built.folder / "csrc" / "bindings" / "build_info.h").read_text()
-    for name, value in {**switches, "GGML_NATIVE": "OFF", "GGML_CUDA": "OFF"}.items():
+    for name, value in {
+        **switches,
+        "GGML_NATIVE": "OFF",
+        "DYNO_CPU_KERNELS": "all",
+        "GGML_CUDA": "OFF",
+    }.items():
         assert f'{{"{name}", "{value}"}}' in header
     assert '"7.8.9"' in header
 

@@ -18,11 +18,11 @@ void check(cublasStatus_t status, const char* what) {
   throw DeviceError(str_cat("[probe] ", what, ": ", cublasGetStatusString(status)));
 }
 
-struct Blas {
-  Blas() { check(cublasCreate(&handle), "cublasCreate"); }
-  ~Blas() { cublasDestroy(handle); }
-  Blas(const Blas&) = delete;
-  Blas& operator=(const Blas&) = delete;
+struct ProbeBlas {
+  ProbeBlas() { check(cublasCreate(&handle), "cublasCreate"); }
+  ~ProbeBlas() { cublasDestroy(handle); }
+  ProbeBlas(const ProbeBlas&) = delete;
+  ProbeBlas& operator=(const ProbeBlas&) = delete;
   cublasHandle_t handle = nullptr;
 };
 
@@ -45,7 +45,7 @@ double product_tflops(std::byte* memory, size_t bytes, cudaStream_t stream) {
   while (n > 512 && size_t{3} * 2 * static_cast<size_t>(n) * static_cast<size_t>(n) > bytes) n /= 2;
   const size_t matrix = 2 * static_cast<size_t>(n) * static_cast<size_t>(n);
   fill_halves(memory, 2 * matrix, stream);
-  const Blas blas;
+  const ProbeBlas blas;
   check(cublasSetStream(blas.handle, stream), "cublasSetStream");
   const float one = 1.0f, zero = 0.0f;
   const double seconds = median_seconds(stream, [&] {
