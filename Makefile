@@ -19,7 +19,7 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not gpu and not alone" -n $(WORKERS) tests
 	$(BIN)/python -m pytest -m "not gpu and alone and not builds" tests
 
-# `tune build` for real: three builds of the CPU engine, measured.
+# `tune build` for real: five builds of the CPU engine, measured against each other.
 test-builds: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m builds tests
 
@@ -80,12 +80,13 @@ $(VENV)/.installed: $(VENV)/.created $(SOURCES)
 	$(BIN)/pip install .
 	touch $@
 
+# The extras of the package that is installed: naming the source tree would build it again.
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/pip install --quiet ".[test]"
+	$(BIN)/pip install --quiet "gguf-dyno[test]"
 	touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed
-	$(BIN)/pip install --quiet ".[lint]"
+	$(BIN)/pip install --quiet "gguf-dyno[lint]"
 	touch $@
 
 clean:
