@@ -1,10 +1,12 @@
-"""`tune build` on this project itself: three builds of the CPU engine by pip, and real rounds."""
+"""`tune build` on this project itself: builds of the CPU engine by pip, and real rounds."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
 import json
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,57 +18,74 @@ from dyno_tuner.build.commands import tool
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = all(importlib.util.find_spec(name) for name in ("scikit_build_core", "nanobind")) and tool("ninja")
+SMALL = {"DYNO_CPU_KERNELS": "best", "CMAKE_UNITY_BUILD": "ON"}
+"""One instruction set, and several files in a unit: a build takes a third of the time."""
+MEASURED = ("GGML_NATIVE", "GGML_LTO", "CMAKE_CXX_FLAGS_RELEASE")
+
+
+def tune_build(model: Path, cache: Path, *switches: str) -> dict[str, Any]:
+    """The result of `tune build` with two rounds of short work."""
+    words = ["build", "--model", str(model), "--device", "cpu", "--source", str(ROOT), "--cache", str(cache)]
+    words += [word for name, value in SMALL.items() for word in ("-D", f"{name}={value}")]
+    words += [word for switch in switches for word in ("--switch", switch)]
+    words += ["--rounds", "2", "--workload", "pp=64,tg=16", "--no-retune", "--force", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "dyno_tuner.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=7200,  # a machine with other work on it takes most of an hour
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
 
 @pytest.mark.builds
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.skipif(not TOOLS, reason="needs scikit-build-core, nanobind and ninja, all in the test extra")
-def test_two_switches_of_the_cpu_engine(tmp_path: Path, trained_model: Path) -> None:
-    """Warnings as errors change no code. A call at each entry of a function makes every token slower.
+def test_switches_of_the_cpu_engine(tmp_path: Path, trained_model: Path) -> None:
+    """The switches that every user of a CPU has: each gets a build, rounds and a verdict.
 
-    Little is optimised and the instruction set is one, so that three builds take few minutes.
+    Which one gains is up to the machine; a switch that CMake reads for CUDA alone changes no command here.
     """
     here = Path(str(_core.__file__))
     before = hashlib.sha256(here.read_bytes()).hexdigest()
-    words = [
-        "build", "--model", str(trained_model), "--device", "cpu", "--source", str(ROOT),
-        "--cache", str(tmp_path),
-        "-D", "GGML_NATIVE=ON", "-D", "CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "--switch", "DYNO_WERROR=ON",
-        "--switch", "CMAKE_CXX_FLAGS=-finstrument-functions", "--rounds", "2", "--workload", "pp=64,tg=16",
-        "--no-retune", "--force", "--json",
-    ]  # fmt: skip
-
-    def run() -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, "-m", "dyno_tuner.cli", *words],
-            capture_output=True,
-            text=True,
-            timeout=7200,  # a machine with other work on it takes most of an hour
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told
-
-    told = run()
-    werror, slower = told["verdicts"]["DYNO_WERROR"], told["verdicts"]["CMAKE_CXX_FLAGS"]
-    assert werror["verdict"] == "inert", werror
-    assert "is that of the default build, so nothing was measured" in werror["reason"]
-    assert werror["ratio"] == {}
-    assert slower["verdict"] == "default", slower
-    assert slower["ratio"]["tg16"] < 1
-    assert slower["mean_kld"]["variant"] < 0.01
-    for row in (told["default"], slower):
+    told = tune_build(trained_model, tmp_path, *MEASURED, "CMAKE_CXX_COMPILER", "DYNO_BUILD_LTO_CHECK=ON")
+    verdicts = told["verdicts"]
+    assert list(verdicts) == [*MEASURED, "CMAKE_CXX_COMPILER", "DYNO_BUILD_LTO_CHECK"]
+    inert = verdicts["DYNO_BUILD_LTO_CHECK"]
+    assert inert["verdict"] == "inert", inert
+    assert inert["reason"] == "every command is that of the default build, so nothing was built"
+    assert inert["ratio"] == {}
+    tried = [verdicts[name] for name in MEASURED]
+    if shutil.which("g++") and shutil.which("clang++"):
+        tried.append(verdicts["CMAKE_CXX_COMPILER"])
+    else:
+        assert verdicts["CMAKE_CXX_COMPILER"]["verdict"] == "refused"
+        assert "no other C++ compiler" in verdicts["CMAKE_CXX_COMPILER"]["reason"]
+    for row in tried:
+        assert row["tried"], row
+        assert row["verdict"] in ("on", "default"), row
+        assert set(row["ratio"]) == set(row["ci95"]) == {"pp64", "tg16"}
+        for name, ratio in row["ratio"].items():
+            low, high = row["ci95"][name]
+            assert 0 < low <= ratio <= high
+        assert row["rounds"] == 2
+        assert row["mean_kld"]["variant"] < 0.01
+    for row in (told["default"], *tried):
         assert row["seconds"] > 1
         assert row["link_mib"] > 10
         assert row["bytes"] > 100_000
         assert row["load_seconds"] > 0
         assert row["host_mib"] > 10
-    command = (
-        "pip install . -C cmake.define.GGML_NATIVE=ON -C 'cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG'"
-    )
-    assert told["command"] == command
-    assert hashlib.sha256(here.read_bytes()).hexdigest() == before
-    again = run()
+    chosen = told["chosen"]["defines"] if told["chosen"] else {}
+    assert set(chosen) == {name for name, row in verdicts.items() if row["verdict"] == "on"}
+    defines = [f"-C {shlex.quote(f'cmake.define.{n}={v}')}" for n, v in {**SMALL, **chosen}.items()]
+    assert told["command"] == " ".join(["pip install .", *defines])
+    assert hashlib.sha256(here.read_bytes()).hexdigest() == before, "no build touches this environment"
+
+    again = tune_build(trained_model, tmp_path, "GGML_NATIVE")
     assert again["default"]["seconds"] == told["default"]["seconds"], "the second run builds nothing"
+    assert again["verdicts"]["GGML_NATIVE"]["seconds"] == verdicts["GGML_NATIVE"]["seconds"]
