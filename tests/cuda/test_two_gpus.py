@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,17 +123,23 @@ def test_generated_text_and_a_smaller_context() -> None:
     assert texts[0]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="an event of the GPU that works waits for the lost one, and CUDA reports it as lost too",
-)
+@pytest.mark.xfail(strict=False, reason="the message that names both has not run on two GPUs yet")
 @pytest.mark.parametrize("lost", ["0", "1"])
 def test_a_lost_gpu_is_named_and_the_cpu_works_on(trained_model: Path, lost: str) -> None:
-    """Values cross from the first GPU to the second, so the loss of either ends a step."""
-    found, _ = found_by(HERE / "lost_peer.py", str(trained_model), lost)
+    """Values cross from the first GPU to the second, so the loss of either ends a step. Known drivers
+    end the contexts of both, and then the first error names both."""
+    found, stderr = found_by(HERE / "lost_peer.py", str(trained_model), lost)
     for moment in ("first", "again", "another engine"):
         kind, message = found[moment]
         assert kind == "DeviceLostError", (moment, found)
-        assert f"cuda:{lost} is lost" in message, (moment, found)
+        assert f"cuda:{lost}" in message, (moment, found)
+    assert f"cuda:{lost} is lost" in found["another engine"][1]
     assert found["cpu"]
-    assert found["other gpu"]
+    if found["kept answers"]:
+        assert (found["other gpu"], found["same"]) == ([], True)
+        return
+    for moment in ("first", "again", "another engine", "other gpu"):
+        assert "ends all that this process uses: cuda:" in found[moment][1], (moment, found)
+        assert {"cuda:0", "cuda:1"} <= set(re.findall(r"cuda:\d", found[moment][1]))
+    assert f"cuda:{1 - int(lost)} is lost" in found["other gpu"][1]
+    assert "[cuda]" not in stderr  # closing is silent: both losses have been told

@@ -1,9 +1,12 @@
 #include "core/cuda/check.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
 #include <exception>
+#include <string>
+#include <vector>
 
 #include "core/device_loss.h"
 #include "core/error.h"
@@ -55,28 +58,37 @@ bool answers(int ordinal) {
   return good;
 }
 
-// The device that an error which ends the use of a device belongs to. With access between GPUs, and with events of one
-// that another waits for, a call on one device can meet the error of another. That one does not answer.
-int device_of_loss() {
+// The devices that an error which ends the use of a device has cost this process, the first of which speaks for them
+// all. The driver ends every context that the process has on any GPU with the fault of one, and tells all of them the
+// same error, so nobody can tell on which it was. If the current device answers, the error belongs to another one.
+std::vector<int> devices_of_loss() {
   const int current = current_device();
-  if (!answers(current)) return current;
+  std::vector<int> silent;
+  if (!answers(current)) silent.push_back(current);
   for (int other = 0; other < static_cast<int>(works().size()); ++other) {
-    if (other != current && has_worked(other) && (!device_loss(other).empty() || !answers(other))) return other;
+    if (other != current && has_worked(other) && (!device_loss(other).empty() || !answers(other))) {
+      silent.push_back(other);
+    }
   }
-  return current;
+  return silent.empty() ? std::vector<int>{current} : silent;
 }
 
 constexpr int kNoDevice = -1;
 
-// The device that is lost with this error, remembered from now on; kNoDevice if none is.
-int lose_device(cudaError_t status, const std::string& text) {
+// A device that is lost with this error, as all others that are, remembered from now on; kNoDevice if none is.
+int lose_device(cudaError_t status, std::string text) {
   Loss loss = loss_of(status);
-  int ordinal = current_device();
-  if (loss == Loss::unclear) loss = has_worked(ordinal) && !answers(ordinal) ? Loss::yes : Loss::no;
+  const int current = current_device();
+  if (loss == Loss::unclear) loss = has_worked(current) && !answers(current) ? Loss::yes : Loss::no;
   if (loss != Loss::yes) return kNoDevice;
-  if (loss_of(status) == Loss::yes) ordinal = device_of_loss();
-  mark_device_lost(ordinal, text);
-  return ordinal;
+  const std::vector<int> lost = loss_of(status) == Loss::yes ? devices_of_loss() : std::vector<int>{current};
+  if (lost.size() > 1) {
+    std::string names;
+    for (const int ordinal : lost) names += str_cat(names.empty() ? "" : ", ", "cuda:", ordinal);
+    text += str_cat("; a fault on one GPU ends all that this process uses: ", names);
+  }
+  for (const int ordinal : lost) mark_device_lost(ordinal, text);
+  return lost.front();
 }
 
 }  // namespace
@@ -146,7 +158,10 @@ void cuda_check_nothrow(cudaError_t status, const char* expression, const char* 
   try {
     // The memory of a lost device is gone with its context, and whoever used it has been told.
     if (loss_of(status) != Loss::no && !device_loss(current_device()).empty()) return;
-    if (loss_of(status) == Loss::yes && any_device_lost() && !device_loss(device_of_loss()).empty()) return;
+    if (loss_of(status) == Loss::yes && any_device_lost()) {
+      const std::vector<int> lost = devices_of_loss();
+      if (std::none_of(lost.begin(), lost.end(), [](int d) { return device_loss(d).empty(); })) return;
+    }
     const std::string text = message(status, expression, file, line);
     const int lost = lose_device(status, text);
     const std::string told = lost != kNoDevice ? device_loss(lost) : str_cat("[cuda] ", text);
