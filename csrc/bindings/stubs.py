@@ -41,6 +41,11 @@ def strict(text: str) -> str:
                 line,
             )
     text = "\n".join(lines)
+    # From Python 3.13 on the generator takes this type from the standard library.
+    if "types.CapsuleType" in text:
+        text = re.sub(r"^import types\n", "", text, flags=re.MULTILINE)
+        text = text.replace("types.CapsuleType", "CapsuleType")
+        text = text.replace("\nfrom dyno", "from typing_extensions import CapsuleType\n\nfrom dyno", 1)
     if re.search(r"\bAny\b", text) and not re.search(r"^from typing import .*\bAny\b", text, re.MULTILINE):
         text = re.sub(r"^from typing import ", "from typing import Any, ", text, count=1, flags=re.MULTILINE)
     return text

@@ -84,6 +84,7 @@ def fetch(url: str, timeout: float = 10.0) -> str:
         with urllib.request.urlopen(whole, timeout=timeout) as answer:
             data = answer.read(MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
         raise ProfileError(f"[fleet] {whole}: the server answers {error.code} {error.reason}") from error
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error

@@ -80,6 +80,15 @@ def tuned(case: Case, out: Path, executor: type[InlineExecutor]) -> Any:
     return run(request, executor(Planned(surface, case.seed, case.noise)), surface.space())
 
 
+def rounded(value: Any) -> Any:
+    """Numbers to ten digits: releases of SciPy and NumPy differ in the last ones."""
+    if isinstance(value, float):
+        return float(f"{value:.10g}")
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    return [rounded(v) for v in value] if isinstance(value, list) else value
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_recorded_journal_gives_the_profile_that_it_gave(name: str, tmp_path: Path) -> None:
     out = tmp_path / "p.yaml"
@@ -90,8 +99,9 @@ def test_a_recorded_journal_gives_the_profile_that_it_gave(name: str, tmp_path: 
     result = tuned(CASES[name], out, Silent)
     wanted = next(n for n in notes if n.get("note") == "outcome")
     made = json.loads(json.dumps(result.outcome.to_dict()))
-    assert {k: made[k] for k in made if k in wanted} == {k: wanted[k] for k in made if k in wanted}
-    assert len([k for k in made if k in wanted]) > 10
+    both = [k for k in made if k in wanted]
+    assert len(both) > 10
+    assert rounded({k: made[k] for k in both}) == rounded({k: wanted[k] for k in both})
     expected = profiles.load_profile(DATA / f"{name}.yaml")
     assert (result.profile.settings, result.profile.kernels) == (expected.settings, expected.kernels)
     front = [(n["name"], n["settings"], n["size"]) for n in notes if n.get("note") == "pareto"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 import pytest
+import studies
 from dyno_tuner.record import journal
 from dyno_tuner.search.shared_study import with_driver
 from dyno_tuner.targets.simulated.target import SimulatedTarget
@@ -114,9 +115,9 @@ def test_two_tunes_at_once_share_a_study_and_a_third_machine_is_refused(tmp_path
 
     # Each named the database as its own tools do, without a driver.
     assert server.startswith("postgresql://")
-    url = with_driver(server)
-    (name,) = optuna.get_all_study_names(storage=url)
-    study = optuna.load_study(study_name=name, storage=url)
+    storage = studies.storage(with_driver(server))
+    (name,) = optuna.get_all_study_names(storage)
+    study = optuna.load_study(study_name=name, storage=storage)
     complete = [t for t in study.trials if t.state.name == "COMPLETE"]
     assert len(complete) == 2 + len(tried[0]) + len(tried[1])
     machines = {t.user_attrs["dyno_machine"] for t in complete}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 import pytest
+import studies
 from conftest_tuner import WORKLOAD
 from dyno_tuner.core.errors import TuneError
 from dyno_tuner.core.options import Options
@@ -51,8 +52,9 @@ def _tried(result: Result, *, beside: bool = False) -> list[str]:
 
 
 def _study(url: str) -> optuna.Study:
-    (name,) = optuna.get_all_study_names(url)
-    return optuna.load_study(study_name=name, storage=url)
+    storage = studies.storage(url)
+    (name,) = optuna.get_all_study_names(storage)
+    return optuna.load_study(study_name=name, storage=storage)
 
 
 def test_the_second_tune_goes_on_where_the_first_has_been(tmp_path: Path, url: str) -> None:
@@ -108,7 +110,7 @@ def test_a_machine_of_another_kind_is_refused(
 
 
 def test_other_knobs_and_other_programs_studies_are_refused(tmp_path: Path, url: str) -> None:
-    optuna.create_study(storage=url, study_name="mine").add_trial(
+    optuna.create_study(storage=studies.storage(url), study_name="mine").add_trial(
         optuna.trial.create_trial(value=1.0, user_attrs={"dyno_kind": {"match": 3}})
     )
     with pytest.raises(TuneError, match="another version of tune"):

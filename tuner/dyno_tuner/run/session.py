@@ -428,6 +428,7 @@ def _join(
     options = request.options
     name = request.study or f"{os.path.basename(request.model)} {options.workload}"
     study = Study(request.storage, name, space.for_metrics(options.workload.metrics), recorder)
+    held.callback(study.close)
     terms = {
         "workload": options.workload.to_dict(), "knobs": {k.name: list(k.values) for k in space.knobs},
         "held": request.held, "approx_limit": options.approx_limit,

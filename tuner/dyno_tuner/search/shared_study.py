@@ -74,6 +74,7 @@ class Study:
             k.name: optuna.distributions.CategoricalDistribution(k.values) for k in space.knobs
         }
         self._opened: optuna.Study | None = None
+        self._storage: optuna.storages.RDBStorage | None = None
         self._me = ""
         self._asked = 0  # operations so far
         self._mine: dict[Point, int] = {}  # claimed and not published, with the trial's number
@@ -135,9 +136,18 @@ class Study:
         return self._create()
 
     def _create(self) -> optuna.Study:
+        if self._storage is None:
+            self._storage = optuna.storages.RDBStorage(with_driver(self._url))
         return optuna.create_study(
-            storage=with_driver(self._url), study_name=self.name, direction="maximize", load_if_exists=True
+            storage=self._storage, study_name=self.name, direction="maximize", load_if_exists=True
         )
+
+    def close(self) -> None:
+        """Closes the connections to the storage; the next operation would open new ones."""
+        if self._storage is not None:
+            self._storage.remove_session()
+            self._storage.engine.dispose()
+        self._opened = self._storage = None
 
     def _add(self, state: TrialState, point: Point, value: float | None = None, **attributes: Any) -> None:
         self._study.add_trial(
