@@ -176,6 +176,28 @@ def test_alerts(rule: dict[str, Any], metrics: dict[str, set[str]]) -> None:
     assert set(re.findall(r"\$labels\.(\w+)", told)) <= known
 
 
+PROMTOOL = shutil.which("promtool")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is missing: Debian's package prometheus has it")
+@pytest.mark.parametrize(
+    "words", ["check rules deploy/alerts.yaml", "test rules tests/deploy/alerts_test.yaml"]
+)
+def test_alerts_fire_for_servers_that_need_them(words: str) -> None:
+    done = subprocess.run(
+        [str(PROMTOOL), *words.split()], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_case_in_which_it_fires() -> None:
+    cases = yaml.safe_load(Path(__file__).with_name("alerts_test.yaml").read_text(encoding="utf-8"))
+    fired = {
+        case["alertname"] for test in cases["tests"] for case in test["alert_rule_test"] if case["exp_alerts"]
+    }
+    assert fired == {rule["alert"] for rule in rules()}
+
+
 def test_the_selectors_are_checked(metrics: dict[str, set[str]]) -> None:
     assert "vllm:no_such_metric" not in metrics
     assert metrics["dyno_profile_info"] == {"hash", "state", "match"}
