@@ -119,6 +119,7 @@ for key, tokens, rate in (
     ("n_gen", int(value("-n", "0")), 80000.0),
 ):
     if tokens:
+        rate = tokens / spec["seconds"] if "seconds" in spec else rate
         nanoseconds = [round(1e9 * tokens / rate * (1 + 0.001 * i)) for i in (3, 0, 1, 2)]
         row = json.loads((data / f"{engine}-bench.json").read_text())[0]
         row |= {
@@ -129,4 +130,12 @@ for key, tokens, rate in (
         rows.append(row)
 print("ggml_cuda_init: a log line on standard output")
 print("[NCCL] a log line that begins with a bracket")
-print(json.dumps(rows, indent=2))
+if "seconds" in spec:  # it takes the time that it tells, between a load and an end
+    time.sleep(spec["seconds"])
+    for n, row in enumerate(rows):
+        time.sleep(2 * spec["seconds"] + sum(row["samples_ns"]) / 1e9)  # warming up, and the samples
+        print(("[\n" if n == 0 else ",\n") + json.dumps(row, indent=2), flush=True)
+    print("]", flush=True)
+    time.sleep(spec["seconds"])
+else:
+    print(json.dumps(rows, indent=2))

@@ -130,7 +130,7 @@ class Pretended:
         self.asked: list[int] = []
         monkeypatch.setattr(target, "_start", self.start)
 
-    def start(self, command: Sequence[str], environment: Any) -> Finished:
+    def start(self, command: Sequence[str], environment: Any, readings: Any = None) -> Finished:
         def value(name: str) -> str:
             return command[list(command).index(name) + 1]
 

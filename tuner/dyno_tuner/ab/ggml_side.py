@@ -6,10 +6,11 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import TargetFailure, TuneError
+from ..core.options import BESIDE
 from ..core.protocol import Configuration, OpContext, TrialStatus
 from ..targets.ggml.target import GgmlTarget
 from .gpu_memory import GpuMemory
-from .run import Answers, Run
+from .run import Answers, Energy, Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ class GgmlSide:
             self._target = GgmlTarget(**self._arguments)
         except TuneError as error:
             raise TuneError(f"side {name}: {error}") from error
+        self._target.count_energy(BESIDE)  # where no counter can be read, rates are all there is
         told = self._target.describe()
         unknown = [n for n in settings or {} if n not in told.engine["defaults"]]
         if unknown:
@@ -73,7 +75,14 @@ class GgmlSide:
                     peak += [self._target.peak_mib] if self._target.peak_mib is not None else []
             except TargetFailure as failure:
                 raise TuneError(f"side {self._name} ({failure.status}): {failure.message}") from failure
-        return Run(rates, max(peak, default=None), None if memory is None else memory.mib)
+        energy = {
+            metric: {
+                s: Energy(joules / tokens, joules / seconds) for s, (tokens, seconds, joules) in by.items()
+            }
+            for metric, by in self._target.energy.items()
+            if by
+        }
+        return Run(rates, max(peak, default=None), None if memory is None else memory.mib, energy)
 
     def answers(self, reference: Path, *, first: bool) -> Answers | None:
         """By llama-perplexity, against the most exact settings of the first side; None without it."""

@@ -22,7 +22,7 @@ from ...core.errors import TargetFailure, TargetUnusable
 from ...core.protocol import TrialStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _OOM = re.compile(
     r"out of memory|cudaMalloc failed|failed to allocate|unable to allocate|cannot allocate memory"
@@ -39,6 +39,7 @@ _IGNORED = re.compile(r"invalid parameter (\S+) .*ignored", re.IGNORECASE)
 _PEAK = re.compile(r"^VmHWM:\s*([0-9]+) kB", re.MULTILINE)
 _PR_SET_PDEATHSIG = 1
 _FIRST_LOOK, _LOOK = 0.001, 0.05  # seconds between two looks at a process: the first ones, and later on
+_CLOSE_LOOK = 0.025  # where counters are read with each look
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ def execute(
     environment: Mapping[str, str | None] | None = None,
     deadline: float = 600.0,
     folder: str | None = None,
+    look: Callable[[int], None] | None = None,
 ) -> Finished:
     """Runs `command` to its end.
 
@@ -71,6 +73,8 @@ def execute(
         environment: variables to set; None unsets one (several are tested by presence alone).
         deadline: seconds, after which the process is killed.
         folder: to run in. The tools of ik_llama.cpp leave a log file where they run.
+        look: called every few milliseconds while it runs and once at its end, with the bytes that it has
+        printed.
 
     Raises:
         TargetFailure: it ran past its deadline (`timeout`).
@@ -91,7 +95,7 @@ def execute(
             )  # fmt: skip
         except OSError as error:
             raise TargetUnusable(f"{command[0]} cannot be started: {error.strerror or error}") from error
-        ended = _wait(child, deadline)
+        ended = _wait(child, deadline, None if look is None else lambda: look(os.fstat(out.fileno()).st_size))
         seconds = time.monotonic() - begun
         if ended is None:
             name = os.path.basename(command[0])
@@ -107,7 +111,9 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def _wait(child: subprocess.Popen[bytes], deadline: float) -> tuple[int, float | None] | None:
+def _wait(
+    child: subprocess.Popen[bytes], deadline: float, look: Callable[[], None] | None = None
+) -> tuple[int, float | None] | None:
     """Exit code and largest resident set in MiB; None for one that had to be killed at its deadline."""
     found: list[tuple[int, float | None]] = []
     # Not the end of the thread: once a wait for that was interrupted, Python 3.11 takes it for ended.
@@ -121,7 +127,7 @@ def _wait(child: subprocess.Popen[bytes], deadline: float) -> tuple[int, float |
 
     threading.Thread(target=reap, daemon=True).start()
     try:
-        seen = _watch(child.pid, ended, deadline)
+        seen = _watch(child.pid, ended, deadline, look)
         late = not ended.is_set()
     except BaseException:  # Ctrl-C while it runs: nothing is left behind
         late = True
@@ -136,14 +142,21 @@ def _wait(child: subprocess.Popen[bytes], deadline: float) -> tuple[int, float |
     return None if late else (code, _own_peak(peak_mib, seen))
 
 
-def _watch(pid: int, ended: threading.Event, deadline: float) -> float | None:
+def _watch(
+    pid: int, ended: threading.Event, deadline: float, look: Callable[[], None] | None = None
+) -> float | None:
     """Waits for the end, until the deadline; the largest resident set in MiB that was seen meanwhile. None
     where the kernel tells none."""
     until = time.monotonic() + deadline
     pause, seen = _FIRST_LOOK, resident_peak(pid)
+    most = _LOOK if look is None else _CLOSE_LOOK
     while not ended.wait(min(pause, max(0.0, until - time.monotonic()))) and time.monotonic() < until:
-        pause = min(2 * pause, _LOOK)
+        pause = min(2 * pause, most)
+        if look is not None:
+            look()
         seen = resident_peak(pid) or seen  # a process that has just ended has none any more
+    if look is not None:
+        look()
     return seen
 
 

@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dyno import _core
+from dyno import _core, _energy, _nvml
 
 from ...core.errors import TargetFailure, TargetUnusable, TuneError
+from ...core.options import DECIDES
 from ...core.protocol import (
     Capabilities,
     Configuration,
@@ -34,6 +35,7 @@ from . import applicability, rate_limits, server
 from .applicability import Here
 from .command_line import Command, parse_command, same_model
 from .device import cpu_device, cuda_device, gpu_facts, model_identity
+from .energy import Readings
 from .installation import Installation
 from .process import Finished, bench_rows, execute, judge
 from .process_log import RunLog
@@ -44,6 +46,8 @@ from .wall_clock import CLOCK_SKEW, Claim, Walls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from dyno._energy import Counters
 
     from ...core.serve_load import ServedLoad
 
@@ -132,6 +136,9 @@ class GgmlTarget(Target):
         self._scratch = Path(scratch or (self._own_scratch.name if self._own_scratch else "."))
         self._settings: dict[str, Value] = {}
         self.peak_mib: float | None = None  # largest resident set of the last process
+        self._counters: Counters | None = None
+        self.energy: dict[str, dict[str, tuple[int, float, float]]] = {}
+        """By metric and source: tokens, seconds and joules of its last process of llama-bench."""
         self._queue: dict[tuple[Workload, str], list[Sample]] = {}
         self._walls = Walls()
 
@@ -242,9 +249,12 @@ class GgmlTarget(Target):
         given: dict[str, str | None] = dict(self._command.env)
         return {**given, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible}
 
-    def _start(self, command: list[str], environment: Mapping[str, str | None]) -> Finished:
+    def _start(
+        self, command: list[str], environment: Mapping[str, str | None], readings: Readings | None = None
+    ) -> Finished:
         variables = {**self._environment(), **environment}
-        done = execute(command, variables, self._deadline, str(self._scratch))
+        look = None if readings is None else readings.look
+        done = execute(command, variables, self._deadline, str(self._scratch), look)
         self.peak_mib = done.peak_mib
         self._log.add(command, environment, done)
         judge(done)
@@ -267,7 +277,23 @@ class GgmlTarget(Target):
         elif not waiting:
             self._run(workload, metric)
         first = self._queue[workload, metric].pop(0)
-        return Sample(metric, prompt, first.tokens, first.seconds, first.clock_seconds)
+        return Sample(metric, prompt, first.tokens, first.seconds, first.clock_seconds, first.joules)
+
+    def count_energy(self, wanted: str | None) -> str:
+        """Counts the energy of llama-bench's tests beside their rates, where the counter can be read."""
+        self._counters, self.energy = None, {}
+        if wanted is None:
+            return ""
+        if wanted == DECIDES:
+            return "for other engines energy is counted beside the rates, and decides no tune"
+        if len(self._gpus) > 1:
+            return "the energy of several GPUs is not counted"
+        counters = _energy.Counters(_nvml.bus_id(self._gpus[0]) if self._gpus else None, _energy.POWERCAP)
+        own = "gpu" if self._gpus else "cpu"
+        if own not in counters.sources:
+            return f"the energy of the {own.upper()} cannot be read: {counters.missing.get(own, '')}"
+        self._counters = counters
+        return ""
 
     def rest(self, seconds: float) -> None:
         """There is nothing to wait for: a measurement is a process of its own, which begins with a load."""
@@ -300,12 +326,16 @@ class GgmlTarget(Target):
 
         def ask(repetitions: int) -> tuple[Claim, dict[str, list[float]]]:
             command = [self._install.bench, "-m", self._path, "-o", "json", "-r", str(repetitions), *flags]
-            done = self._measured(command, spelled.env)
-            rows = {name: _row_of(bench_rows(done.stdout), workload, name) for name in metrics}
+            readings = None if self._counters is None or part.depth else Readings(self._counters)
+            done = self._measured(command, spelled.env, readings)
+            printed = bench_rows(done.stdout)
+            rows = {name: _row_of(printed, workload, name) for name in metrics}
             seconds: dict[str, list[float]] = {}
             for name, row in rows.items():
                 self._read_back(row)
                 seconds[name] = [float(x) / 1e9 for x in row["samples_ns"]]
+            if readings is not None:
+                self._count(readings, done.stdout, printed, rows, workload)
             return Claim({name: sum(each) for name, each in seconds.items()}, done.seconds), seconds
 
         claim, found = ask(_REPETITIONS)
@@ -313,9 +343,24 @@ class GgmlTarget(Target):
         for name, seconds in found.items():
             tokens = workload.tokens(name)
             # The process reports one clock only; the other one is that of whole processes.
+            joules = sum(j for _, _, j in self.energy.get(name, {}).values()) / len(seconds) or None
             self._queue.setdefault((workload, name), []).extend(
-                Sample(name, 0, tokens, s, s) for s in seconds
+                Sample(name, 0, tokens, s, s, joules) for s in seconds
             )
+
+    def _count(
+        self, readings: Readings, output: str, printed: Sequence[Mapping[str, Any]],
+        rows: Mapping[str, Mapping[str, Any]], workload: Workload,
+    ) -> None:  # fmt: skip
+        """Keeps the energy of each test of a process, by what was read while it ran."""
+        totals = [sum(row["samples_ns"]) / 1e9 for row in printed]
+        of_tests = readings.of_tests(output.encode(), totals)
+        for name, row in rows.items():
+            at = next(n for n, each in enumerate(printed) if each is row)
+            tokens = workload.tokens(name) * len(row["samples_ns"])
+            self.energy[name] = {
+                source: (tokens, totals[at], joules) for source, joules in of_tests[at].items()
+            }
 
     def _judge(self, workload: Workload, claim: Claim, again: Callable[[int], Claim]) -> None:
         """Holds what a process claims against its own time, and against the default's. Raises TargetFailure
@@ -341,10 +386,12 @@ class GgmlTarget(Target):
         if why:
             raise TargetFailure(str(TrialStatus.IMPLAUSIBLE), why)
 
-    def _measured(self, command: list[str], environment: Mapping[str, str | None]) -> Finished:
+    def _measured(
+        self, command: list[str], environment: Mapping[str, str | None], readings: Readings | None = None
+    ) -> Finished:
         """A run of llama-bench, which says that a context could not be made, but only when asked to why."""
         try:
-            return self._start(command, environment)
+            return self._start(command, environment, readings)
         except TargetFailure as failure:
             if failure.status != TrialStatus.CRASH or not self._install.bench_help.has("-v"):
                 raise
