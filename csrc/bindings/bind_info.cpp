@@ -100,6 +100,7 @@ nb::dict measured_rates(std::string_view name) {
   d["memory_gbps"] = rates.memory_gbps;
   d["host_to_device_gbps"] = rates.host_to_device_gbps;
   d["device_to_host_gbps"] = rates.device_to_host_gbps;
+  d["transfer_us"] = rates.transfer_us;
   if (rates.f16_tflops > 0) d["f16_tflops"] = rates.f16_tflops;
 #endif
   return d;
@@ -203,8 +204,8 @@ void bind_info(nb::module_& m) {
         "Why this process can use the GPU with that number no more, and what to do; empty where it can.");
   m.def("measure_rates", &measured_rates, "device"_a, nb::sig("def measure_rates(device: str) -> dict[str, float]"),
         "What a GPU does at best, measured in about half a second: memory_gbps (a copy, read + written), "
-        "host_to_device_gbps and device_to_host_gbps (page-locked), f16_tflops (by cuBLAS, in builds that "
-        "have it). Raises DeviceError.");
+        "host_to_device_gbps and device_to_host_gbps (page-locked), transfer_us (until the host has a row of 8 KiB), "
+        "f16_tflops (by cuBLAS, in builds that have it). Raises DeviceError.");
   m.def("no_cuda_reason", &no_cuda_reason, "Why devices() shows no GPU; empty when it shows one.");
 }
 

@@ -213,16 +213,17 @@ void bind_session(nb::module_& m) {
           [](PySession& s, int64_t tokens, int64_t depth, int64_t logit_rows, const nb::dict& rates,
              const std::vector<std::tuple<std::string, std::string, int64_t, double>>& measured) {
             return s.with([&](const runtime::Session& real) {
-              return cost_list(real.plan(),
+              return cost_dict(real.plan(),
                                session_cost(real, {tokens, depth, logit_rows}, read_rates(rates), measured));
             });
           },
           "tokens"_a, "depth"_a = 0, "logit_rows"_a = 1, "rates"_a = nb::dict(), "measured"_a = nb::list(),
           nb::sig("def cost(self, tokens: int, depth: int = 0, logit_rows: int = 1, rates: dict = {}, measured: "
-                  "collections.abc.Sequence[tuple[str, str, int, float]] = []) -> list[dict[str, typing.Any]]"),
-          "What a u-batch of one sequence is expected to take, by device and layer. rates: of devices by name "
-          "(memory_gbps, gflops_one, gflops_many, launch_us, link_gbps, latency_us); of others the plan's or assumed "
-          "ones. measured: seconds of a launch by (device, op key, rows), which stand instead of the rates'.")
+                  "collections.abc.Sequence[tuple[str, str, int, float]] = []) -> dict[str, typing.Any]"),
+          "What a u-batch of one sequence is expected to take: `seconds` in all, where devices run beside each other, "
+          "and `parts` by device and layer. rates: of devices by name (memory_gbps, weights_gbps, gflops_one, "
+          "gflops_many, launch_us, spread_us, link_gbps, latency_us); of others the plan's or assumed ones. measured: "
+          "seconds of a launch by (device, op key, rows), which stand instead of the rates'.")
       .def(
           "ops",
           [](PySession& s, std::optional<int64_t> tokens) {

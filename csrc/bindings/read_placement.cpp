@@ -51,9 +51,11 @@ std::vector<plan::NamedRates> read_rates(const nb::dict& dict) {
     SettingsReader r(one, "rate");
     plan::NamedRates named{.device = nb::cast<std::string>(nb::str(name)), .rates = {}};
     named.rates.bytes_per_second = r.number("memory_gbps", 0) * 1e9;
+    named.rates.weight_bytes_per_second = r.number("weights_gbps", 0) * 1e9;
     named.rates.flops_one = r.number("gflops_one", 0) * 1e9;
     named.rates.flops_many = r.number("gflops_many", 0) * 1e9;
     named.rates.launch_seconds = r.number("launch_us", 0) * 1e-6;
+    named.rates.spread_seconds = r.number("spread_us", 0) * 1e-6;
     named.rates.link.bytes_per_second = r.number("link_gbps", 0) * 1e9;
     named.rates.link.latency_seconds = r.number("latency_us", 0) * 1e-6;
     r.finish();
@@ -117,8 +119,8 @@ std::vector<std::vector<int64_t>> read_expert_uses(const nb::dict& dict) {
   return uses;
 }
 
-nb::list cost_list(const plan::Plan& plan, const plan::PlanCost& cost) {
-  nb::list out;
+nb::dict cost_dict(const plan::Plan& plan, const plan::PlanCost& cost) {
+  nb::list parts;
   for (const plan::CostPart& part : cost.parts) {
     nb::dict d;
     d["device"] = device_name(plan.device(part.device));
@@ -130,8 +132,11 @@ nb::list cost_list(const plan::Plan& plan, const plan::PlanCost& cost) {
     d["seconds"] = part.seconds;
     d["transfer_bytes"] = part.transfer_bytes;
     d["transfer_seconds"] = part.transfer_seconds;
-    out.append(d);
+    parts.append(d);
   }
+  nb::dict out;
+  out["seconds"] = cost.seconds;
+  out["parts"] = parts;
   return out;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "core/error.h"
 #include "plan/expert_share.h"
@@ -9,10 +10,14 @@
 namespace dyno::plan {
 
 // Between the two rates by the logarithm of the rows.
-double flops_per_second(const Rates& rates, int64_t rows) {
+double flops_per_second(const Rates& rates, double rows) {
   if (rows >= kManyRows) return rates.flops_many;
-  const double at = std::log(static_cast<double>(std::max<int64_t>(rows, 1))) / std::log(double{kManyRows});
+  const double at = std::log(std::max(rows, 1.0)) / std::log(double{kManyRows});
   return std::exp(std::log(rates.flops_one) * (1 - at) + std::log(rates.flops_many) * at);
+}
+
+double weight_rate(const Rates& rates) {
+  return rates.weight_bytes_per_second > 0 ? rates.weight_bytes_per_second : rates.bytes_per_second;
 }
 
 const Link& device_link(const Plan& plan, const std::vector<DeviceRates>& rates, DeviceId id) {
@@ -35,10 +40,48 @@ ops::Cost with_depth(const ops::OpDesc& desc, int64_t depth) {
   return cost;
 }
 
+// Reads matrices.
+bool is_product(const ops::OpDesc& desc) {
+  switch (ops::family_of(desc)) {
+    case ops::Family::matmul:
+    case ops::Family::matmul_id:
+    case ops::Family::up_gate:
+    case ops::Family::moe_up_gate:
+    case ops::Family::qkv:
+    case ops::Family::moe_down_sum:
+    case ops::Family::qkv_rope_store:
+    case ops::Family::norm_route:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Rows that meet the same matrix: an expert has a part of the tokens.
+double rows_of_matrix(const ops::OpDesc& desc, int64_t tokens) {
+  const auto rows = static_cast<double>(tokens);
+  return std::visit(
+      [&]<typename D>(const D& d) {
+        if constexpr (std::is_same_v<D, ops::MatmulIdDesc> || std::is_same_v<D, ops::MoeUpGateDesc> ||
+                      std::is_same_v<D, ops::MoeDownSumDesc>) {
+          return std::max(1.0, rows * static_cast<double>(d.used) / static_cast<double>(d.experts));
+        }
+        return rows;
+      },
+      desc);
+}
+
+double launch_seconds(const Rates& rates, const ops::OpDesc& desc, const ops::Cost& cost, int64_t tokens) {
+  const bool product = is_product(desc);
+  const double read = product ? weight_rate(rates) : rates.bytes_per_second;
+  return std::max(cost.bytes / read, cost.flops / flops_per_second(rates, rows_of_matrix(desc, tokens))) +
+         rates.launch_seconds + (product ? rates.spread_seconds : 0);
+}
+
 class Estimate {
  public:
   Estimate(const Plan& plan, const model::ModelDesc& model, const std::vector<DeviceRates>& rates, const Load& load)
-      : plan_(plan), model_(model), rates_(rates), load_(load) {
+      : plan_(plan), model_(model), rates_(rates), load_(load), clocks_(rates.size()) {
     DYNO_CHECK(PlanError, rates.size() == plan.devices.size(), "[plan] rates of ", rates.size(),
                " devices for a plan of ", plan.devices.size());
     DYNO_CHECK(PlanError, load.tokens >= 1 && load.depth >= 0, "[plan] a cost of ", load.tokens, " tokens at depth ",
@@ -54,29 +97,44 @@ class Estimate {
   PlanCost run() {
     const NodeList& list = plan_.list_for(load_.tokens);
     int64_t tokens = load_.tokens;
+    size_t fetched = 0;
     for (size_t i = 0; i < list.nodes.size(); ++i) {
-      add(list.nodes[i], tokens);
+      for (; fetched < list.fetches.size() && list.fetches[fetched].node == static_cast<int32_t>(i); ++fetched) {
+        fetch(list, fetched);
+      }
+      add(list, i, tokens);
       // Only rows whose logits are wanted go on.
       if (static_cast<int32_t>(i) == list.select_node) tokens = std::min(tokens, load_.logit_rows);
       if (tokens == 0) break;
     }
-    add_streamed(list);
     if (load_.logit_rows > 0 && !list.nodes.empty()) {
       const DeviceId from = list.nodes.back().device;
       if (plan_.device(from).kind == DeviceKind::cpu) {
         const auto bytes = static_cast<size_t>(std::min(load_.logit_rows, load_.tokens) * model_.n_vocab) * 4;
-        cross(part(from, -1), bytes, transfer_seconds(link(from), {}, bytes));
+        const double seconds = transfer_seconds(link(from), {}, bytes);
+        count_transfer(part(from, -1), bytes, seconds);
+        clock(from) += seconds;
       }
     }
     for (const WeightPlacement& weight : plan_.weights) part(weight.device, weight.layer).weight_bytes += weight.bytes;
     std::stable_sort(out_.parts.begin(), out_.parts.end(), [](const CostPart& a, const CostPart& b) {
       return std::pair(a.layer, a.device) < std::pair(b.layer, b.device);
     });
+    out_.seconds = *std::max_element(clocks_.begin(), clocks_.end());
     return std::move(out_);
   }
 
  private:
   const Link& link(DeviceId id) const { return device_link(plan_, rates_, id); }
+  bool is_gpu(DeviceId id) const { return plan_.device(id).kind == DeviceKind::cuda; }
+
+  // When the device has done all launches so far. Devices of the CPU take turns, since they share its threads.
+  double& clock(DeviceId id) {
+    if (is_gpu(id)) return clocks_[static_cast<size_t>(id)];
+    size_t first = 0;
+    while (is_gpu(static_cast<DeviceId>(first))) ++first;
+    return clocks_[first];
+  }
 
   // Of the rows of a product with experts, and of its bytes.
   double share_of(const Node& node) const {
@@ -95,62 +153,91 @@ class Estimate {
     return out_.parts.emplace_back(CostPart{.device = device, .layer = layer});
   }
 
-  void cross(CostPart& part, size_t bytes, double seconds) {
+  void count_transfer(CostPart& part, size_t bytes, double seconds) {
     part.transfer_bytes += bytes;
     part.transfer_seconds += seconds;
     out_.transfer_bytes += bytes;
     out_.transfer_seconds += seconds;
-    out_.seconds += seconds;
   }
 
-  // Copies of weights cross while the layer before computes, so the slower of both sets the time. Of experts cross
-  // those that tokens choose if they choose evenly.
-  void add_streamed(const NodeList& list) {
-    double bytes = 0, seconds = 0;
-    for (const Fetch& fetch : list.fetches) {
-      for (const model::WeightId id : fetch.weights) {
-        const WeightPlacement& weight = plan_.weights[static_cast<size_t>(id)];
-        double share = 1;
-        if (fetch.ids != kNoValue && model_.weight(id).batch == fetch.experts) {
-          const double left = 1 - static_cast<double>(fetch.used) / static_cast<double>(fetch.experts);
-          share = 1 - std::pow(left, static_cast<double>(load_.tokens));
-          share *= share_of(list.nodes[static_cast<size_t>(fetch.node)]);
-          if (weight.stream.cached != model::kNone) {
-            share *=
-                1 - static_cast<double>(model_.weight(weight.stream.cached).batch) / static_cast<double>(fetch.experts);
-          }
-        }
-        const double crossing = share * static_cast<double>(weight.bytes);
-        bytes += crossing;
-        seconds += transfer_seconds(link(weight.device), link(kMainDevice), static_cast<size_t>(crossing));
-      }
+  // Bytes of a streamed weight that cross. Of experts, these are the ones that tokens choose if they choose evenly.
+  size_t crossing(const NodeList& list, const Fetch& fetch, model::WeightId id) const {
+    const WeightPlacement& weight = plan_.weights[static_cast<size_t>(id)];
+    if (fetch.ids == kNoValue || model_.weight(id).batch != fetch.experts) return weight.bytes;
+    const double left = 1 - static_cast<double>(fetch.used) / static_cast<double>(fetch.experts);
+    double share = 1 - std::pow(left, static_cast<double>(load_.tokens));
+    share *= share_of(list.nodes[static_cast<size_t>(fetch.node)]);
+    if (weight.stream.cached != model::kNone) {
+      share *= 1 - static_cast<double>(model_.weight(weight.stream.cached).batch) / static_cast<double>(fetch.experts);
     }
-    out_.transfer_bytes += static_cast<size_t>(bytes);
-    out_.transfer_seconds += seconds;
-    out_.seconds = std::max(out_.seconds, seconds);
+    return static_cast<size_t>(share * static_cast<double>(weight.bytes));
   }
 
-  void add(const Node& node, int64_t tokens) {
+  // The copies of all fetches of a layer, one behind the other, begin where the link is free.
+  void begin_copies(const NodeList& list, int32_t order) {
+    for (size_t i = 0; i < list.fetches.size(); ++i) {
+      if (list.fetches[i].order != order) continue;
+      for (const model::WeightId id : list.fetches[i].weights) {
+        const WeightPlacement& weight = plan_.weights[static_cast<size_t>(id)];
+        const size_t bytes = crossing(list, list.fetches[i], id);
+        const double seconds = bytes == 0 ? 0 : transfer_seconds(link(weight.device), link(kMainDevice), bytes);
+        copied_ = std::max(copied_, clock(kMainDevice)) + seconds;
+        count_transfer(part(kMainDevice, weight.layer), bytes, seconds);
+      }
+      copied_by_[i] = copied_;
+    }
+  }
+
+  // As WeightStream: copies of a layer begin at the first fetch of the layer before, and the first layer's at its own.
+  void fetch(const NodeList& list, size_t index) {
+    const int32_t order = list.fetches[index].order;
+    if (index == 0) {
+      copied_by_.resize(list.fetches.size());
+      begin_copies(list, order);
+    }
+    if (index == 0 || list.fetches[index - 1].order != order) begin_copies(list, order + 1);
+    double& main = clock(kMainDevice);
+    main = std::max(main, copied_by_[index]);
+  }
+
+  // Values that cross to one device together wait for it once. Virtual links take them one by one.
+  void transfer(const NodeList& list, size_t index, int64_t tokens) {
+    const auto ends = [&](const Node& node) {
+      const auto& moved = std::get<TransferOperands>(node.operands);
+      return std::pair(plan_.values[static_cast<size_t>(moved.x.value)].device,
+                       plan_.values[static_cast<size_t>(moved.y.value)].device);
+    };
+    const Node& node = list.nodes[index];
+    const auto [from, to] = ends(node);
+    const Value& value = plan_.values[static_cast<size_t>(std::get<TransferOperands>(node.operands).x.value)];
+    const size_t bytes = value.bytes_fixed + value.bytes_per_token * static_cast<size_t>(tokens);
+    const Rates& rates = rates_[static_cast<size_t>(node.device)].rates;
+    // The copy itself runs while the link would.
+    const double copy = 2 * static_cast<double>(bytes) / rates.bytes_per_second + rates.launch_seconds;
+    const Node* before = index > 0 ? &list.nodes[index - 1] : nullptr;
+    const bool joins = is_gpu(node.device) && before != nullptr &&
+                       std::holds_alternative<TransferOperands>(before->operands) &&
+                       ends(*before) == std::pair(from, to);
+    double linked = transfer_seconds(link(from), link(to), bytes);
+    if (joins) linked -= transfer_seconds(link(from), link(to), 0);
+    const double seconds = joins ? linked : std::max(linked, copy);
+    count_transfer(part(to, node.layer), bytes, seconds);
+    const double sent = clock(from) + seconds;
+    clock(to) = std::max(clock(to), sent);
+  }
+
+  void add(const NodeList& list, size_t index, int64_t tokens) {
+    const Node& node = list.nodes[index];
+    if (std::holds_alternative<TransferOperands>(node.operands)) return transfer(list, index, tokens);
     CostPart& at = part(node.device, node.layer);
     const DeviceRates& device = rates_[static_cast<size_t>(node.device)];
-    if (const auto* moved = std::get_if<TransferOperands>(&node.operands)) {
-      const Value& value = plan_.values[static_cast<size_t>(moved->x.value)];
-      const size_t bytes = value.bytes_fixed + value.bytes_per_token * static_cast<size_t>(tokens);
-      const double linked = transfer_seconds(link(value.device), link(node.device), bytes);
-      // The copy itself runs while the link would.
-      const double copy = 2 * static_cast<double>(bytes) / device.rates.bytes_per_second + device.rates.launch_seconds;
-      cross(at, bytes, std::max(linked, copy));
-      return;
-    }
     const OpUse& use = plan_.keys[static_cast<size_t>(node.key)];
     const int64_t rows = tokens * node.rows_factor;
     ops::Cost cost = with_depth(ops::with_tokens(use.desc, rows), load_.depth);
     const double share = share_of(node);
     cost.bytes *= share;
     cost.flops *= share;
-    double seconds =
-        std::max(cost.bytes / device.rates.bytes_per_second, cost.flops / flops_per_second(device.rates, tokens)) +
-        device.rates.launch_seconds;
+    double seconds = launch_seconds(device.rates, use.desc, cost, tokens);
     if (const auto known = device.measured.find({use.key, rows}); known != device.measured.end()) {
       seconds = known->second * share;
     }
@@ -158,13 +245,16 @@ class Estimate {
     at.bytes += cost.bytes;
     at.flops += cost.flops;
     at.seconds += seconds;
-    out_.seconds += seconds;
+    clock(node.device) += seconds;
   }
 
   const Plan& plan_;
   const model::ModelDesc& model_;
   const std::vector<DeviceRates>& rates_;
   Load load_;
+  std::vector<double> clocks_;     // by device
+  double copied_ = 0;              // when the link has brought all copies that were begun
+  std::vector<double> copied_by_;  // by fetch: when its copies are there
   PlanCost out_;
 };
 

@@ -1,5 +1,7 @@
-// How long a plan is expected to take, and how many bytes it moves: the sum over its launches of what each takes at the
-// rates of its device, and over its transfers of what each takes on its links. Segments run one behind the other.
+// How long a plan is expected to take, and how many bytes it moves. Each device has a clock, which its launches move
+// on. A transfer lets the device that it goes to wait for the one that it comes from. So two devices that do not wait
+// for each other count once. All devices of the CPU share a clock, as they share its threads. Copies of weights have a
+// link of their own, and launches wait for them.
 //
 // An op takes the longer of its bytes at the memory's rate and its operations at the rate of products (the roofline of
 // Williams, Waterman and Patterson, 2009), and a launch beside. Where the op itself was measured, that time stands
@@ -16,7 +18,9 @@
 namespace dyno::plan {
 
 // Of products with so many rows.
-double flops_per_second(const Rates& rates, int64_t rows);
+double flops_per_second(const Rates& rates, double rows);
+// Bytes of matrices a second that products with few rows read.
+double weight_rate(const Rates& rates);
 // By the device's properties alone: for want of measured ones.
 Rates assumed_rates(const DeviceInfo& device);
 
@@ -49,13 +53,13 @@ struct CostPart {
   int launches = 0;
   size_t weight_bytes = 0;  // that lie there
   double bytes = 0, flops = 0, seconds = 0;
-  size_t transfer_bytes = 0;  // that come to the device
+  size_t transfer_bytes = 0;  // that come to the device, copies of weights among them
   double transfer_seconds = 0;
 };
 
 struct PlanCost {
   std::vector<CostPart> parts;  // by layer, in the order of the launches
-  double seconds = 0;           // of all, transfers included
+  double seconds = 0;           // until the last device has ended
   double transfer_seconds = 0;
   size_t transfer_bytes = 0;
 };

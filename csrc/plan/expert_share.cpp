@@ -56,8 +56,8 @@ int64_t experts_for_cpu(const Plan& plan, const std::vector<DeviceRates>& rates,
   int64_t taken = 0;
   for (; taken < most; ++taken) {
     const int64_t count = rows[static_cast<size_t>(taken)];
-    computed +=
-        std::max(bytes / cpu.bytes_per_second, multiplies * static_cast<double>(count) / flops_per_second(cpu, count));
+    computed += std::max(bytes / weight_rate(cpu),
+                         multiplies * static_cast<double>(count) / flops_per_second(cpu, static_cast<double>(count)));
     if (computed > linked * static_cast<double>(chosen - taken - 1)) break;
   }
   // The rows' way is in nobody's shade: the layer's sum waits for it.

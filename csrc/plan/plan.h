@@ -38,11 +38,13 @@ struct Link {
 
 // How fast a device is: measured, or assumed by its properties.
 struct Rates {
-  double bytes_per_second = 0;  // of the device's own memory
-  double flops_one = 0;         // of products with one row, operations a second
-  double flops_many = 0;        // of products with kManyRows rows and more
-  double launch_seconds = 0;    // of an op that does nothing
-  Link link;                    // to the memory of the machine; a virtual device has the plan's
+  double bytes_per_second = 0;         // of the device's own memory, read and written
+  double weight_bytes_per_second = 0;  // of matrices that products with few rows read; 0: as bytes_per_second
+  double flops_one = 0;                // of products with one row, operations a second
+  double flops_many = 0;               // of products with kManyRows rows and more
+  double launch_seconds = 0;           // of an op that does nothing
+  double spread_seconds = 0;           // of a product more: until all threads have begun and ended their parts
+  Link link;                           // to the memory of the machine; a virtual device has the plan's
 };
 inline constexpr int64_t kManyRows = 64;
 // Of the device of that name.

@@ -84,7 +84,7 @@ def device_loss(ordinal: int) -> str:
 
 def measure_rates(device: str) -> dict[str, float]:
     """
-    What a GPU does at best, measured in about half a second: memory_gbps (a copy, read + written), host_to_device_gbps and device_to_host_gbps (page-locked), f16_tflops (by cuBLAS, in builds that have it). Raises DeviceError.
+    What a GPU does at best, measured in about half a second: memory_gbps (a copy, read + written), host_to_device_gbps and device_to_host_gbps (page-locked), transfer_us (until the host has a row of 8 KiB), f16_tflops (by cuBLAS, in builds that have it). Raises DeviceError.
     """
 
 def no_cuda_reason() -> str:
@@ -280,9 +280,9 @@ class Session:
 
     def describe_plan(self) -> str: ...
 
-    def cost(self, tokens: int, depth: int = 0, logit_rows: int = 1, rates: dict[str, Any] = {}, measured: Sequence[tuple[str, str, int, float]] = []) -> list[dict[str, Any]]:
+    def cost(self, tokens: int, depth: int = 0, logit_rows: int = 1, rates: dict[str, Any] = {}, measured: Sequence[tuple[str, str, int, float]] = []) -> dict[str, Any]:
         """
-        What a u-batch of one sequence is expected to take, by device and layer. rates: of devices by name (memory_gbps, gflops_one, gflops_many, launch_us, link_gbps, latency_us); of others the plan's or assumed ones. measured: seconds of a launch by (device, op key, rows), which stand instead of the rates'.
+        What a u-batch of one sequence is expected to take: `seconds` in all, where devices run beside each other, and `parts` by device and layer. rates: of devices by name (memory_gbps, weights_gbps, gflops_one, gflops_many, launch_us, spread_us, link_gbps, latency_us); of others the plan's or assumed ones. measured: seconds of a launch by (device, op key, rows), which stand instead of the rates'.
         """
 
     def ops(self, tokens: int | None = None) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from dyno.errors import DeviceError, DynoError, PlanError
 from dyno.settings import has_latent_cache, is_dense_quantised
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["OpenModel"]
 
 _log = logging.getLogger("dyno")
+
+_OFTEN_FITS = 0.8
+"""Of the memory of a GPU that weights may take, so that a cache and an arena have room beside them."""
 
 
 class OpenModel:
@@ -81,7 +84,7 @@ class OpenModel:
             resolve_device(device, self._placement.virtual_devices), self._placement.vram, self._placement.ram
         )
         self._placement.warn(self.device)
-        self._rates = self._placement.rates(self._device)
+        self._rates: dict[str, dict[str, float]] | None = None
         self._expert_use = None if expert_use is None else _expert_use.read(expert_use)
         arguments = _effective.check_arguments(settings, self._device.kind) | dict(self._placement.settings)
         # Opened once: another file of this name must not give its profile, its weights or its vocabulary.
@@ -310,6 +313,8 @@ class OpenModel:
 
         self.settings = self._resolve()
         load = self.settings.of_kind(self._device.kind, "load")
+        if self._rates is None:
+            self._rates = self._known_rates(file, load)
         return _core.Session(
             file,
             load={"device": self.device, **self._placement.load(load, self.device)},
@@ -320,6 +325,18 @@ class OpenModel:
             placement=self._placement.for_session(load, self._rates)
             | _expert_use.for_session(file, int(load["expert_cache_mib"]), self._expert_use),
         )
+
+    def _known_rates(self, file: _core.Gguf, load: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+        """Kept rates. If a placement is about to be chosen for a GPU, missing ones are measured."""
+        chooses = False
+        automatic = bool(self._placement.for_session(load, {})["automatic"])
+        if automatic and self._device.kind == "cuda" and not self._plan_only:
+            free = free_bytes(self.device)
+            limit = int(self._device.info["memory_bytes"])
+            weights = sum(int(tensor["nbytes"]) for tensor in file.tensors())
+            chooses = free is not None and weights > _OFTEN_FITS * min(limit, free)
+        threads = max(0, int(self.settings.get("threads", 0)))
+        return self._placement.rates(self._device, threads, measure_missing=chooses)
 
     def _warn_of_unknown_use(self) -> None:
         mib = int(self.settings["expert_cache_mib"])

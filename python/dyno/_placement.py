@@ -118,14 +118,14 @@ class Placement:
         """Load settings for `_core.Session` with that main device; there is nothing beside the CPU itself."""
         return {**values, "n_gpu_layers": -1} if device == "cpu" else dict(values)
 
-    def rates(self, main: Device) -> dict[str, dict[str, float]]:
-        """The rates that were measured of the main device and of the CPU, by name."""
+    def rates(self, main: Device, threads: int, *, measure_missing: bool) -> dict[str, dict[str, float]]:
+        """The rates of the main device and of the CPU, by name, as `_rates.known` gives them."""
         from dyno import _core
 
-        found = {"cpu": _rates.remembered(_core.cpu_info())}
+        devices = {"cpu": dict(_core.cpu_info())}
         if main.kind != "cpu":
-            found[main.name] = _rates.remembered(main.info)
-        return {name: rates for name, rates in found.items() if rates}
+            devices[main.name] = dict(main.info)
+        return _rates.known(devices, threads, measure_missing=measure_missing)
 
     def warn(self, device: str) -> None:
         """Say which argument does nothing with that main device."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import statistics
@@ -11,27 +12,36 @@ import tempfile
 from typing import TYPE_CHECKING, Any, Final
 
 from dyno._home import own_folder
+from dyno.errors import DeviceError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["RATES", "fingerprint", "kept", "measure", "remember", "remembered"]
+__all__ = ["RATES", "fingerprint", "kept", "known", "measure", "remember", "remembered"]
+
+_log = logging.getLogger("dyno")
 
 RATES: Final = {
     "memory_gbps": "GB/s of the device's memory, read and written",
-    "gflops_one": "1e9 operations a second of products with one row",
+    "weights_gbps": "GB/s of Q4_0 weights that products with one row read from memory",
+    "gflops_one": "1e9 operations a second of products with one row, of weights in a cache",
     "gflops_many": "1e9 operations a second of products with many rows",
     "launch_us": "microseconds of an op that does next to nothing",
+    "spread_us": "microseconds of a product more, until all threads or blocks have begun and ended",
     "link_gbps": "GB/s between the device and the memory of the machine",
     "latency_us": "microseconds of a transfer beside its bytes",
 }
 """Rates of a device by name, as a plan's costs use them."""
+_OF_CPU: Final = tuple(RATES)[:6]
+_NEEDED: Final = frozenset({"memory_gbps", "weights_gbps", "gflops_one", "gflops_many"})
 _MOST_BYTES: Final = 1 << 20
+_COLD: Final = 512 << 20
+"""Bytes of weights, at least, that products walk through so that no cache holds them."""
 
 
 def measure(device: str, threads: int = 0, seconds: float = 0.2) -> dict[str, float]:
-    """Rates of a device, in about a second.
+    """Rates of a device, in about three seconds.
 
     Args:
         device: `cpu` or `cuda:N`.
@@ -41,31 +51,79 @@ def measure(device: str, threads: int = 0, seconds: float = 0.2) -> dict[str, fl
     Raises:
         DeviceError, OutOfMemoryError: The device can't be measured.
     """
+    rates = _of_gpu(device, seconds) if device.startswith("cuda") else _of_cpu(threads, seconds)
+    return {name: round(value, 4) for name, value in rates.items()}
+
+
+def _of_gpu(device: str, seconds: float) -> dict[str, float]:
+    from dyno import _core
+
+    def launch(key: str, rows: int, rotate: int = 0) -> tuple[float, float, float]:
+        """Seconds, bytes and operations."""
+        family, desc = _core.ops.parse_key(key, rows)
+        samples = _core.ops.time(family, desc, min_seconds=seconds / 4, rotate_bytes=rotate, device=device)
+        return (statistics.median(samples), *_core.ops.cost(family, desc))
+
+    found = _core.measure_rates(device)
+    small, _, _ = launch("norm n=2048", 1)
+    # Two sizes tell the time of the bytes from the time until all blocks run.
+    less, less_read, _ = launch("matmul q4_0 n=2048 k=2048 layout=gpu", 1, rotate=256 << 20)
+    more, more_read, _ = launch("matmul q4_0 n=16384 k=4096 layout=gpu", 1, rotate=256 << 20)
+    weights = (more_read - less_read) / max(more - less, 0.1 * more)
+    warm, _, operations = launch("matmul q4_0 n=4096 k=4096 layout=gpu", 512)
+    many = operations / max(warm - small, 0.1 * warm)
+    return {
+        "memory_gbps": found["memory_gbps"],
+        "weights_gbps": weights / 1e9,
+        # Products of one row are bound by memory on every GPU: a tenth of the others' rate never decides.
+        "gflops_one": many / 10 / 1e9,
+        "gflops_many": many / 1e9,
+        "launch_us": small * 1e6,
+        "spread_us": max(0.0, less - small - less_read / weights) * 1e6,
+        "link_gbps": min(found["host_to_device_gbps"], found["device_to_host_gbps"]),
+        "latency_us": found["transfer_us"],
+    }
+
+
+def _of_cpu(threads: int, seconds: float) -> dict[str, float]:
     from dyno import _core
     from dyno._effective import usable_cores
 
-    if device.startswith("cuda"):
-        found = _core.measure_rates(device)
-        many = found.get("f16_tflops", 0.0) * 1e3 or 50 * found["memory_gbps"]
-        link = min(found["host_to_device_gbps"], found["device_to_host_gbps"])
-        # Products of one row are bound by memory on every GPU: a tenth of the peak never decides.
-        rates = (found["memory_gbps"], many / 10, many, 3.0, link, 10.0)
-        return {name: round(value, 3) for name, value in zip(RATES, rates, strict=True)}
     cores = threads or usable_cores()
+    layout = "x16" if _core.ops.layout_supported("q4_0", "x16") else "plain"
 
     def launch(family: str, desc: Mapping[str, Any], rotate: int = 0) -> float:
         samples = _core.ops.time(family, dict(desc), threads=cores, min_seconds=seconds, rotate_bytes=rotate)
         return statistics.median(samples)
 
-    def product(rows: int) -> float:
-        layout = "x16" if _core.ops.layout_supported("q8_0", "x16") else "plain"
-        family, desc = _core.ops.parse_key(f"matmul q8_0 n=1024 k=1024 layout={layout} act=q8", rows)
-        return float(_core.ops.cost(family, desc)[1]) / launch(family, desc) / 1e9
+    def product(n: int, rows: int, rotate: int = 0) -> tuple[float, float, float]:
+        """Seconds, bytes and operations."""
+        family, desc = _core.ops.parse_key(f"matmul q4_0 n={n} k=1024 layout={layout} act=q8", rows)
+        return (launch(family, desc, rotate), *_core.ops.cost(family, desc))
 
-    memory = cpu_memory(cores, seconds)
-    small = launch("transfer", {"m": 1, "row": 64, "fixed": 0}) * 1e6
-    own = (memory, product(1), product(512), small)
-    return {name: round(value, 4) for name, value in zip(RATES, own, strict=False)}
+    # Two sizes tell the time of the operations from the time that the threads take to begin and to end.
+    few, _, few_operations = product(1024, 1)
+    more, _, more_operations = product(8192, 1)
+    one = (more_operations - few_operations) / max(more - few, 0.1 * more)
+    spread = max(0.0, few - few_operations / one)
+    # A Xeon of today has caches of 260 MiB.
+    walked = max(_COLD, 3 * int(_core.cpu_info()["l3_bytes"]))
+    cold, read, _ = product(16384, 1, rotate=min(walked, int(_core.cpu_limits()["memory_bytes"]) // 8))
+    many, _, many_operations = product(2048, 512)
+    return dict(
+        zip(
+            _OF_CPU,
+            (
+                cpu_memory(cores, seconds),
+                read / max(cold - spread, 0.1 * cold) / 1e9,
+                one / 1e9,
+                many_operations / max(many - spread, 0.1 * many) / 1e9,
+                launch("transfer", {"m": 1, "row": 64, "fixed": 0}) * 1e6,
+                spread * 1e6,
+            ),
+            strict=True,
+        )
+    )
 
 
 def cpu_memory(threads: int = 0, seconds: float = 0.2) -> float:
@@ -101,19 +159,35 @@ def kept() -> Path | None:
         return None
 
 
-def remembered(info: Mapping[str, Any], file: Path | None = None) -> dict[str, float]:
+def _key(info: Mapping[str, Any], threads: int) -> str:
+    from dyno._effective import usable_cores
+
+    own = info.get("kind") == "cpu" and threads not in (0, usable_cores())
+    return f"{fingerprint(info)} threads={threads}" if own else fingerprint(info)
+
+
+def remembered(info: Mapping[str, Any], file: Path | None = None, threads: int = 0) -> dict[str, float]:
     """The rates that were measured of a device; empty where there are none that can be used.
 
     Args:
         info: Properties of the device, as the engine reports them.
         file: Default: `kept()`.
+        threads: Of the CPU, that it was measured with; 0: all cores.
     """
-    found = _read(file or kept()).get(fingerprint(info))
+    found = _read(file or kept()).get(_key(info, threads))
     return dict(found) if isinstance(found, dict) and _usable(found) else {}
 
 
-def remember(info: Mapping[str, Any], rates: Mapping[str, float], file: Path | None = None) -> Path | None:
+def remember(
+    info: Mapping[str, Any], rates: Mapping[str, float], file: Path | None = None, threads: int = 0
+) -> Path | None:
     """Keep rates for later plans.
+
+    Args:
+        info: Properties of the device, as the engine reports them.
+        rates: By name.
+        file: Default: `kept()`.
+        threads: Of the CPU, that it was measured with; 0: all cores.
 
     Returns:
         The file; None where no home is known.
@@ -124,7 +198,7 @@ def remember(info: Mapping[str, Any], rates: Mapping[str, float], file: Path | N
     where = file or kept()
     if where is None:
         return None
-    every = {**_read(where), fingerprint(info): dict(rates)}
+    every = {**_read(where), _key(info, threads): dict(rates)}
     where.parent.mkdir(parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(".new", "rates-", where.parent)
     try:
@@ -136,6 +210,42 @@ def remember(info: Mapping[str, Any], rates: Mapping[str, float], file: Path | N
             os.unlink(partial)
         raise
     return where
+
+
+def known(
+    devices: Mapping[str, Mapping[str, Any]], threads: int, *, measure_missing: bool
+) -> dict[str, dict[str, float]]:
+    """Rates by device, as far as they are kept or can be measured.
+
+    Args:
+        devices: Properties by name.
+        threads: Of the CPU.
+        measure_missing: Measure what is not kept, and keep it. That takes about three seconds once.
+
+    Returns:
+        Rates of the CPU with so many threads, or else with all cores.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for name, info in devices.items():
+        rates = remembered(info, threads=threads)
+        if not rates and measure_missing:
+            _log.info("measuring once how fast %s is, for the placement of the weights", name)
+            try:
+                rates = measure(name, threads, seconds=0.05)
+            except (DeviceError, OutOfMemoryError) as error:
+                _log.warning("the rates of %s are assumed, since they could not be measured: %s", name, error)
+            else:
+                _keep(name, info, rates, threads)
+        if rates := rates or remembered(info):
+            found[name] = rates
+    return found
+
+
+def _keep(name: str, info: Mapping[str, Any], rates: Mapping[str, float], threads: int) -> None:
+    try:
+        remember(info, rates, threads=threads)
+    except OSError as error:
+        _log.warning("the rates of %s are measured again next time: they could not be kept: %s", name, error)
 
 
 def _read(file: Path | None) -> dict[str, Any]:
@@ -150,7 +260,6 @@ def _read(file: Path | None) -> dict[str, Any]:
 
 
 def _usable(rates: Mapping[str, Any]) -> bool:
-    needed = {"memory_gbps", "gflops_one", "gflops_many"}
     numbers = all(
         isinstance(value, (int, float))
         and not isinstance(value, bool)
@@ -158,4 +267,4 @@ def _usable(rates: Mapping[str, Any]) -> bool:
         and value >= 0
         for value in rates.values()
     )
-    return numbers and set(rates) <= set(RATES) and all(rates.get(name, 0) > 0 for name in needed)
+    return numbers and set(rates) <= set(RATES) and all(rates.get(name, 0) > 0 for name in _NEEDED)

@@ -96,11 +96,32 @@ class Diagnostics:
 
         Returns:
             Dicts with `device`, `layer` (None outside of layers), `launches`, `weights_bytes`, `bytes`,
-            `flops`, `seconds`, `transfer_bytes` and `transfer_seconds` (both of what comes to the device).
+            `flops`, `seconds`, `transfer_bytes` and `transfer_seconds` (both of what comes to it, with
+            copies of weights).
         """
+        return list(self._cost(tokens, depth, logit_rows, measured)["parts"])
+
+    def expected_seconds(
+        self,
+        tokens: int,
+        *,
+        depth: int = 0,
+        logit_rows: int = 1,
+        measured: Sequence[tuple[str, str, int, float]] = (),
+    ) -> float:
+        """Seconds that a u-batch is expected to take in all.
+
+        They are less than the sum over the parts of `expected_cost` where devices run beside each other, or
+        copies of weights cross while a device computes. The arguments are the same.
+        """
+        return float(self._cost(tokens, depth, logit_rows, measured)["seconds"])
+
+    def _cost(
+        self, tokens: int, depth: int, logit_rows: int, measured: Sequence[tuple[str, str, int, float]]
+    ) -> dict[str, Any]:
         session = self._engine._open()
-        return list(
-            session.cost(tokens, depth, logit_rows, rates=self._engine._rates, measured=list(measured))
+        return session.cost(
+            tokens, depth, logit_rows, rates=self._engine._rates or {}, measured=list(measured)
         )
 
     def lose_device(self, name: str, after_segments: int = 0) -> None:

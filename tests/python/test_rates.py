@@ -4,23 +4,77 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import dyno
 import pytest
-from dyno import _core, _effective, _rates
+from dyno import _core, _effective, _open_model, _rates
+from dyno._placement import Placement
 
 if TYPE_CHECKING:
     from typing import Any
 
 MODEL = Path(__file__).resolve().parents[1] / "data" / "tiny" / "qwen3moe-tiny.gguf"
-GOOD = {"memory_gbps": 123.0, "gflops_one": 4.0, "gflops_many": 50.0, "launch_us": 0.5}
+GOOD = {"memory_gbps": 123.0, "weights_gbps": 60.0, "gflops_one": 4.0, "gflops_many": 50.0, "launch_us": 0.5}
 
 
 def test_rates_of_the_cpu_are_numbers_above_zero() -> None:
     found = _rates.measure("cpu", threads=1, seconds=0.01)
-    assert set(found) == {"memory_gbps", "gflops_one", "gflops_many", "launch_us"}
+    spread = found.pop("spread_us")
+    assert spread >= 0
+    assert set(found) == {"memory_gbps", "weights_gbps", "gflops_one", "gflops_many", "launch_us"}
     assert all(value > 0 for value in found.values())
+
+
+def test_threads_that_begin_and_end_are_no_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 32 threads, a product of one row of 1024 x 1024 took 9 us on a Xeon, of which they took most."""
+
+    def time(family: str, desc: dict[str, Any], *, rotate_bytes: int, **more: Any) -> list[float]:
+        if family == "transfer":
+            return [1e-6]
+        read, operations = _core.ops.cost(family, desc)
+        return [9e-6 + (read / 155e9 if rotate_bytes else operations / 2000e9)]
+
+    monkeypatch.setattr(_core.ops, "time", time)
+    found = _rates.measure("cpu", threads=32)
+    assert found["gflops_one"] == pytest.approx(2000, rel=1e-3)
+    assert found["gflops_many"] == pytest.approx(2000, rel=1e-3)
+    assert found["weights_gbps"] == pytest.approx(155, rel=1e-3)
+    assert found["spread_us"] == pytest.approx(9, rel=1e-3)
+
+
+def test_rates_are_kept_by_the_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_effective, "usable_cores", lambda: 32)
+    asked: list[int] = []
+
+    def measure(name: str, threads: int, seconds: float) -> dict[str, float]:
+        asked.append(threads)
+        return {**GOOD, "memory_gbps": float(threads)}
+
+    monkeypatch.setattr(_rates, "measure", measure)
+    cpu = {"cpu": dict(_core.cpu_info())}
+    assert _rates.known(cpu, 16, measure_missing=False) == {}
+    for threads in (16, 32, 16):
+        found = _rates.known(cpu, threads, measure_missing=True)
+        assert found["cpu"]["memory_gbps"] == threads
+    assert asked == [16, 32]
+    # Without a measurement of its own, all cores stand for it.
+    assert _rates.known(cpu, 8, measure_missing=False)["cpu"]["memory_gbps"] == 32
+
+
+def test_rates_that_cannot_be_measured_are_assumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def measure(name: str, threads: int, seconds: float) -> dict[str, float]:
+        raise dyno.errors.OutOfMemoryError("8 MiB are free")
+
+    monkeypatch.setattr(_rates, "measure", measure)
+    assert _rates.known({"cuda:0": {"kind": "cuda"}}, 4, measure_missing=True) == {}
+    assert "the rates of cuda:0 are assumed, since they could not be measured: 8 MiB are free" in caplog.text
 
 
 def test_the_memory_of_the_cpu_is_measured_by_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,5 +154,33 @@ def test_explain_prints_expected_times(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert [load["tokens"] for load in loads] == [1, int(engine.settings["ubatch"])]
         for load in loads:
             parts = load["parts"]
+            # Virtual devices share their threads, so nothing runs beside something else.
             assert load["seconds"] == pytest.approx(sum(p["seconds"] + p["transfer_seconds"] for p in parts))
             assert sum(p["weights_bytes"] for p in parts) == engine.plan["weights_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("free", "plan_only", "measures"), [(1 << 40, False, False), (4096, False, True), (4096, True, False)]
+)
+def test_a_model_that_may_not_fit_is_reason_to_measure(
+    free: int, plan_only: bool, measures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def known(devices: Any, threads: int, *, measure_missing: bool) -> dict[str, dict[str, float]]:
+        asked.append((threads, measure_missing))
+        return {name: GOOD for name in devices}
+
+    monkeypatch.setattr(_rates, "known", known)
+    monkeypatch.setattr(_open_model, "free_bytes", lambda name: free)
+    gpu = SimpleNamespace(kind="cuda", name="cuda:0", info={"kind": "cuda", "memory_bytes": 1 << 40})
+    model = SimpleNamespace(
+        device="cuda:0",
+        _device=gpu,
+        _placement=Placement.of("auto", 0, None, None, None),
+        _plan_only=plan_only,
+        settings={"threads": 3},
+    )
+    found = _open_model.OpenModel._known_rates(model, _core.Gguf(str(MODEL)), {})  # type: ignore[arg-type]
+    assert set(found) == {"cpu", "cuda:0"}
+    assert asked == [(3, measures)]

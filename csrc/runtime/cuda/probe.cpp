@@ -1,6 +1,8 @@
 #include "runtime/cuda/probe.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstddef>
 #include <functional>
 #include <vector>
 
@@ -29,6 +31,25 @@ double median_seconds(cudaStream_t stream, const std::function<void()>& work) {
   return samples[kSamples / 2];
 }
 
+namespace {
+
+// Seconds of the host, from the call of a small copy until the copy is there.
+double median_turn(cudaStream_t stream, std::byte* host, const std::byte* device) {
+  using Clock = std::chrono::steady_clock;
+  constexpr size_t kRow = 8 << 10, kSamples = 101;
+  std::vector<double> samples;
+  while (samples.size() < kSamples) {
+    const Clock::time_point begin = Clock::now();
+    DYNO_CUDA_CHECK(cudaMemcpyAsync(host, device, kRow, cudaMemcpyDeviceToHost, stream));
+    DYNO_CUDA_CHECK(cudaStreamSynchronize(stream));
+    samples.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  std::nth_element(samples.begin(), samples.begin() + kSamples / 2, samples.end());
+  return samples[kSamples / 2];
+}
+
+}  // namespace
+
 DeviceRates measure_rates(int ordinal) {
   const DeviceScope scope(ordinal, "measuring what the device does at best");
   size_t free = 0, total = 0;
@@ -54,6 +75,7 @@ DeviceRates measure_rates(int ordinal) {
       moved / median_seconds(stream.get(), [&] {
         DYNO_CUDA_CHECK(cudaMemcpyAsync(host.data(), memory.data(), host.size(), cudaMemcpyDeviceToHost, stream.get()));
       });
+  rates.transfer_us = 1e6 * median_turn(stream.get(), host.data(), memory.data());
 #ifndef DYNO_CUDA_FORCE_MMQ  // such a build has no cuBLAS
   rates.f16_tflops = product_tflops(memory.data(), bytes, stream.get());
 #endif

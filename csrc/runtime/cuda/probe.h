@@ -12,7 +12,8 @@ struct DeviceRates {
   double memory_gbps = 0;          // a large copy within the device, bytes read + written, in 1e9 a second
   double host_to_device_gbps = 0;  // page-locked memory
   double device_to_host_gbps = 0;
-  double f16_tflops = 0;  // cuBLAS, half products summed in f32, random data; 0 in a build without cuBLAS
+  double transfer_us = 0;  // until the host has a row of 8 KiB that the device had
+  double f16_tflops = 0;   // cuBLAS, half products summed in f32, random data; 0 in a build without cuBLAS
 };
 
 // Takes about half a second and 1 GiB of device memory (less on a small GPU, of which a quarter is taken). Throws

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     import pytest
 
-SOME = {"memory_gbps": 12.0, "gflops_one": 3.0, "gflops_many": 40.0, "launch_us": 0.1}
+SOME = {"memory_gbps": 12.0, "weights_gbps": 9.0, "gflops_one": 3.0, "gflops_many": 40.0, "launch_us": 0.1}
 
 
 def test_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(_rates, "measure", lambda name: dict(SOME))
+    monkeypatch.setattr(_rates, "measure", lambda name, threads: dict(SOME))
     done = CliRunner().invoke(app, ["probe", "--device", "cpu"])
     assert done.exit_code == 0
     assert "memory_gbps         12.00  GB/s of the device's memory" in done.output

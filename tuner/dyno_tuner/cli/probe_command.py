@@ -20,6 +20,9 @@ def probe(
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep the rates for placements and expected times.")
     ] = True,
+    threads: Annotated[
+        int, typer.Option("--threads", "-t", min=0, help="Threads of the CPU. 0: all cores.")
+    ] = 0,
     as_json: o.Json = False,
 ) -> None:
     """Measure how fast the CPU's memory and products are, and a GPU's memory, products and link. Takes a few
@@ -28,11 +31,11 @@ def probe(
     devices: dict[str, dict[str, Any]] = {"cpu": dict(_core.cpu_info())}
     if found.kind != "cpu":
         devices[found.name] = found.info
-    rates = {name: _rates.measure(name) for name in devices}
+    rates = {name: _rates.measure(name, threads) for name in devices}
     where = None
     if keep:
         for name, info in devices.items():
-            where = _rates.remember(info, rates[name])
+            where = _rates.remember(info, rates[name], threads=threads)
     if as_json:
         print(json.dumps(rates))
     else:

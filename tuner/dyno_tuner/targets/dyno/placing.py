@@ -132,10 +132,7 @@ class Placing:
             devices = {"cpu": dict(_core.cpu_info())}
             if device.kind == "cuda":
                 devices[device.name] = dict(device.info)
-            self._measured = {
-                name: _rates.remembered(info) or _rates.measure(name, seconds=0.05)
-                for name, info in devices.items()
-            }
+            self._measured = _rates.known(devices, 0, measure_missing=True)
         return self._measured
 
     def expected(self, session: Any, device: Device, workload: Workload, ubatch: int) -> dict[str, float]:
@@ -143,8 +140,7 @@ class Placing:
         rates = self.rates(device)
 
         def cost(tokens: int, depth: int, rows: int) -> float:
-            parts = session.cost(tokens, depth, rows, rates=rates)
-            return float(sum(p["seconds"] + p["transfer_seconds"] for p in parts))
+            return float(session.cost(tokens, depth, rows, rates=rates)["seconds"])
 
         found: dict[str, float] = {}
         for metric in workload.metrics:
