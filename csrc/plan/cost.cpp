@@ -99,6 +99,7 @@ class Estimate {
     int64_t tokens = load_.tokens;
     size_t fetched = 0;
     for (size_t i = 0; i < list.nodes.size(); ++i) {
+      if (list.nodes[i].for_cpu_share && cpu_share(list.nodes[i].layer) == 0) continue;
       for (; fetched < list.fetches.size() && list.fetches[fetched].node == static_cast<int32_t>(i); ++fetched) {
         fetch(list, fetched);
       }
@@ -141,9 +142,13 @@ class Estimate {
     if (!node.divided || node.layer < 0 || plan_.shared_experts[static_cast<size_t>(node.layer)] == 0)
       return node.share;
     if (plan_.list_for(load_.tokens).id != ListId::streamed) return node.share;
-    const model::FfnSpec& f = *model_.layers[static_cast<size_t>(node.layer)].mixture();
-    const double cpu = even_share(plan_, rates_, model_, f, load_.tokens);
+    const double cpu = cpu_share(node.layer);
     return node.at_home ? cpu : 1 - cpu;
+  }
+
+  double cpu_share(int32_t layer) const {
+    const model::FfnSpec& f = *model_.layers[static_cast<size_t>(layer)].mixture();
+    return even_share(plan_, rates_, model_, f, load_.tokens);
   }
 
   CostPart& part(DeviceId device, int32_t layer) {

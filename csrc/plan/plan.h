@@ -216,6 +216,8 @@ struct Node {
   // Of a product with experts: another device multiplies the rows of other experts, and this one so large a share.
   bool divided = false;
   bool at_home = false;  // in the streamed list: reads its weights where they lie
+  // In the streamed list: left out where the CPU takes none of the layer's experts.
+  bool for_cpu_share = false;
   double share = 1;
 };
 

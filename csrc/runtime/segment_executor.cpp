@@ -144,6 +144,10 @@ int32_t SegmentExecutor::piece_end(const plan::NodeList& list, int32_t begin, in
   for (const plan::Fetch& fetch : list.fetches) {
     if (begin < fetch.node && fetch.node < stop) stop = fetch.node;
   }
+  const bool shared = list.nodes[static_cast<size_t>(begin)].for_cpu_share;
+  for (int32_t i = begin + 1; i < stop; ++i) {
+    if (list.nodes[static_cast<size_t>(i)].for_cpu_share != shared) stop = i;
+  }
   if (gpus_.empty()) return stop;
   for (int32_t i = begin; i + 1 < stop; ++i) {
     if (leaves(i) && !leaves(i + 1)) return i + 1;
@@ -189,6 +193,7 @@ void SegmentExecutor::run_pieces(const plan::NodeList& list, const NodeRange& ra
   auto tokens = static_cast<int64_t>(batch.tokens.size());
   const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
   const std::vector<Piece> pieces = pieces_of(list, range);
+  if (stream_ != nullptr) stream_->begin();
   const bool may_start_ahead = gpus_.size() == 1 && wanted == tokens;
   size_t fetched = 0;
   bool ahead = false;  // the next piece is started already
@@ -201,10 +206,11 @@ void SegmentExecutor::run_pieces(const plan::NodeList& list, const NodeRange& ra
     const bool begun = std::exchange(ahead, false);
     if (range.all_rows && piece.begin == list.head_node) go_on_with(list.head_values);
     if (fetched < list.fetches.size() && list.fetches[fetched].node == piece.begin) stream_->fetch(fetched++, tokens);
-    if (may_start_ahead && i + 1 < pieces.size() && on_cpu(piece) && !on_cpu(pieces[i + 1])) {
+    const bool left_out = stream_ != nullptr && stream_->leaves_out(list.nodes[static_cast<size_t>(piece.begin)]);
+    if (!left_out && may_start_ahead && i + 1 < pieces.size() && on_cpu(piece) && !on_cpu(pieces[i + 1])) {
       ahead = gpus_.front().backend->start_ahead(list, pieces[i + 1].begin, pieces[i + 1].end, tokens);
     }
-    if (!begun) run_piece(list, piece, tokens);
+    if (!begun && !left_out) run_piece(list, piece, tokens);
     if (ahead) gpus_.front().backend->finish_host_turn();
     const bool reads_all = range.read_behind >= 0;
     if (!range.all_rows && !reads_all && piece.end - 1 == list.select_node) go_on_with(list.select_values);

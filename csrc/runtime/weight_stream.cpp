@@ -104,6 +104,7 @@ WeightStream::Experts WeightStream::share(const plan::Fetch& fetch, const std::v
     places[open[i]] = -1;
   }
   counts_.shared += static_cast<int64_t>(most);
+  taken_[static_cast<size_t>(fetch.shared_layer)] = static_cast<int64_t>(most);
   main_.set_places(fetch.shared_layer, places);
   return found;
 }

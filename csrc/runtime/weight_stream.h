@@ -17,6 +17,12 @@ class WeightStream {
 
   // Before the node of a fetch is launched, with so many tokens: what it reads is on its way, and launches wait for it.
   void fetch(size_t index, int64_t tokens);
+  // Before the first node of a u-batch.
+  void begin() { taken_.assign(model_.layers.size(), kUnknown); }
+  // Whether a node of the streamed list has nothing to do, since the CPU takes no expert of its layer.
+  bool leaves_out(const plan::Node& node) const {
+    return node.for_cpu_share && taken_[static_cast<size_t>(node.layer)] == 0;
+  }
   // Copies that are there are no longer: the main device's memory for them is new.
   void forget();
   const StreamCounts& counts() const { return counts_; }
@@ -54,7 +60,9 @@ class WeightStream {
   Backend& main_;
   std::vector<std::vector<bool>> present_;  // by weight and matrix
   std::vector<std::vector<bool>> last_;     // likewise: expected next, as the last u-batch used them
-  int32_t half_[2] = {-1, -1};              // order of the layer whose copies lie there
+  static constexpr int64_t kUnknown = -1;
+  std::vector<int64_t> taken_;  // by layer: experts that the CPU takes of this u-batch
+  int32_t half_[2] = {-1, -1};  // order of the layer whose copies lie there
   StreamCounts counts_;
 };
 

@@ -315,6 +315,37 @@ def test_a_balanced_share_follows_from_the_link(tmp_path: Path, link: float, som
     assert (session.streamed["shared"] > 0) == some
 
 
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_a_share_of_none_costs_nothing(name: str) -> None:
+    """Its rows do not cross, and the CPU writes none. On an H100 they took two thirds of a prompt's time."""
+    path = TINY / f"{name}-tiny.gguf"
+    rates = {"cpu": {"memory_gbps": 10.0, "gflops_one": 10.0, "gflops_many": 100.0}}
+    where = {"virtual_devices": [{"streams": True, "link_gbps": 1000}], "cpu_moe": True, "rates": rates}
+    session = _core.Session(
+        path, load={"device": "cpu:1"}, context={"ctx": 96, "sequences": 3},
+        session={"ubatch": 43, "threads": 2, "offload_min_tokens": 0, "cpu_share": -1}, placement=where,
+    )  # fmt: skip
+    prompt = tokens(session, 43)
+    layers = int(session.model["moe_layers"])
+
+    def sums() -> int:
+        """Launches that add rows of experts: one a layer on the main device, and two for the CPU's share."""
+        session.reset()
+        rows = session.time_ops([(0, prompt)], rows="all")
+        return sum(int(row["count"]) for row in rows if row["key"].startswith("moe_sum"))
+
+    assert sums() == layers
+    session.reset()
+    got = session.decode([(0, prompt)], "all")[0]
+    assert session.streamed["shared"] == 0
+    session.set({"cpu_share": 50})
+    # The first layer's alone: experts of the others cross ahead, as the last prompt used them.
+    assert sums() == layers + 2
+    session.set({"cpu_share": 0})
+    session.reset()
+    np.testing.assert_array_equal(got, session.decode([(0, prompt)], "all")[0])
+
+
 def test_a_share_that_cannot_be() -> None:
     for share in (-2, 101):
         with pytest.raises(PlanError, match=f"cpu_share is {share}"):

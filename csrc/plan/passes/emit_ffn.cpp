@@ -334,10 +334,13 @@ void Emitter::shared_experts(const model::FfnSpec& f, Input& h, const Routing& r
        {.ids = routing.ids, .place_table = plan_.shared_table(i), .here = here.ids, .there = there.ids}, i);
   const ops::MoeSumDesc desc{.n = model_.n_embd, .used = f.used};
   const Operand sum = value(p + "moe_out (CPU)", model_.n_embd);
+  const size_t first = list_.nodes.size();
+  Input rows = h;  // quantised rows of the CPU's share are nobody else's, since they may be left out
   home_ = true;
-  const Operand others = divided_products(f, h, there, " (CPU)", 1, i);
+  const Operand others = divided_products(f, rows, there, " (CPU)", 1, i);
   home_ = false;
   emit(p + "moe_sum (CPU)", desc, {.x = others, .weights = routing.weights, .out = sum}, i);
+  for (size_t at = first; at < list_.nodes.size(); ++at) list_.nodes[at].for_cpu_share = true;
   const Operand own = divided_products(f, h, here, "", 1, i);
   emit(p + "moe_sum", desc,
        {.x = own,
@@ -348,7 +351,8 @@ void Emitter::shared_experts(const model::FfnSpec& f, Input& h, const Routing& r
         .out = total},
        i);
   emit(p + "moe_add", ops::MoeSumDesc{.n = model_.n_embd, .used = 1},
-       {.x = sum, .residual = total, .scale = scale, .out = total}, i);
+       {.x = sum, .residual = total, .scale = scale, .out = total}, i)
+      .for_cpu_share = true;
 }
 
 void Emitter::moe_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {

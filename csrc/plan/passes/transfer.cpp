@@ -1,6 +1,7 @@
 // A launch wherever a node reads a value that another device has written. Each device that touches a value has a copy
 // of its own; one that was brought over stays good until the value is written again, so a value crosses to a device at
 // most once between two writes.
+#include <algorithm>
 #include <map>
 
 #include "core/error.h"
@@ -26,10 +27,13 @@ class Transfers {
   }
 
  private:
-  // Of a value, by device: its copy there, and whether that holds what was written last.
+  // Of a value, by device: its copy there, and whether that holds what was written last: always, or only where the
+  // nodes for the CPU's share run.
   struct Copy {
     ValueId id = kNoValue;
     bool good = false;
+    bool for_cpu_share = false;
+    bool serves(const Node& node) const { return good && (!for_cpu_share || node.for_cpu_share); }
   };
   using Copies = std::map<DeviceId, Copy>;
 
@@ -39,13 +43,22 @@ class Transfers {
       if (operand && operand.value != plan_.logits) bring(node, operand, operand.kUse);
     });
     // The originals' numbers are needed until all operands were looked at.
-    std::map<ValueId, bool> written;
+    struct Uses {
+      bool read = false, written = false;
+    };
+    std::map<ValueId, Uses> uses;
     for_each_operand(node.operands, [&](std::string_view, auto& operand) {
       if (!operand || operand.value == plan_.logits) return;
-      if (operand.kUse != Access::read) written[operand.value] = true;
+      uses[operand.value].read |= operand.kUse != Access::write;
+      uses[operand.value].written |= operand.kUse != Access::read;
     });
-    for (const auto& [value, _] : written) {
-      for (auto& [device, copy] : copies_[value]) copy.good = device == node.device;
+    for (const auto& [value, use] : uses) {
+      if (!use.written) continue;
+      for (auto& [device, copy] : copies_[value]) {
+        copy.good = device == node.device;
+        // A value that such a node changes is whole without the change.
+        copy.for_cpu_share = node.for_cpu_share && !use.read;
+      }
     }
     for_each_operand(node.operands, [&](std::string_view, auto& operand) {
       if (operand && operand.value != plan_.logits) operand.value = copies_[operand.value][node.device].id;
@@ -62,8 +75,11 @@ class Transfers {
     const bool first = copies.empty();
     const Copy* source = nullptr;
     for (const auto& [device, copy] : copies) {
-      if (copy.good && source == nullptr) source = &copy;
+      if (copy.serves(node) && source == nullptr) source = &copy;
     }
+    const bool left_out = std::any_of(copies.begin(), copies.end(), [](const auto& one) { return one.second.good; });
+    DYNO_CHECK(PlanError, source != nullptr || !left_out || use == Access::write, "[plan] ", node.name, " reads ",
+               value.name, ", which is not written if the CPU takes no experts of the layer");
     Copy& here = copies[node.device];
     if (first) {
       here.id = operand.value;
@@ -72,7 +88,7 @@ class Transfers {
       here.id = add_value(plan_, value.name, value.bytes_per_token, value.bytes_fixed, list_.id, node.device);
     }
     const bool needed = use != Access::write || !writes_all(value, operand);
-    if (here.good || source == nullptr || !needed) return;
+    if (here.serves(node) || source == nullptr || !needed) return;
     DYNO_CHECK(PlanError, !node.per_run, "[placement] ", node.name, " runs for each sequence by itself and reads ",
                value.name, " of another device");
     const auto row = static_cast<int64_t>(value.bytes_per_token);
@@ -85,8 +101,10 @@ class Transfers {
     const bool leaves_gpu =
         plan_.device(from).kind == DeviceKind::cuda && plan_.device(node.device).kind == DeviceKind::cpu;
     copied.device = leaves_gpu ? from : node.device;
+    copied.for_cpu_share = node.for_cpu_share;
     list_.nodes.push_back(std::move(copied));
     here.good = true;
+    here.for_cpu_share = node.for_cpu_share;
   }
 
   Plan& plan_;
