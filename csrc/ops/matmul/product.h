@@ -160,17 +160,17 @@ Tiling dot_tiling(const Dot& dot) {
   return t;
 }
 
-// The instance of `all` (a variants.def) that equals `wanted`, or the first one of `variant` that `accepts`: so a
-// default is always a candidate.
+// `wanted` if `accepts` takes it, or else the first instance of `all` (a variants.def) of its variant, or of any: so a
+// default is always a candidate. `accepts` refuses what is no instance.
 template <typename Instances, typename Accepts>
 Config nearest_instance(const Instances& all, const Config& wanted, const Accepts& accepts) {
+  if (accepts(wanted)) return wanted;
   const Config* fallback = nullptr;
   for (const Config& config : all) {
-    if (!accepts(config)) continue;
-    if (config == wanted) return config;
-    if (fallback == nullptr || (config.variant == wanted.variant && fallback->variant != wanted.variant)) {
-      fallback = &config;
-    }
+    const bool alike = config.variant == wanted.variant;
+    if ((fallback != nullptr && !alike) || !accepts(config)) continue;
+    if (alike) return config;
+    fallback = &config;
   }
   return fallback != nullptr ? *fallback : wanted;
 }
