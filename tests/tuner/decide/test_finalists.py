@@ -88,6 +88,10 @@ def test_where_no_entry_fits_before_kernels_its_proof_takes_their_time(
 
     class Elimination:
         cut = True
+        apart = False
+
+        def standing_apart(self) -> list[Any]:
+            return []
 
         def __init__(self, judge: _Judge, last: str) -> None:
             assert last == "kernels"
@@ -112,8 +116,8 @@ def test_what_was_weak_is_not_written_where_there_is_no_time_to_look_again(
     """One look finds several entries weak and drops one; the rest of them were not missed either."""
     look = Elimination._look
 
-    def once(self: Elimination, key: str, point: Any, choice: Any) -> Any:
-        return look(self, key, point, choice) if key.endswith("/0") else (Comparison([]), [], [])
+    def once(self: Elimination, key: str, point: Any, choice: Any, known: Any) -> Any:
+        return look(self, key, point, choice, known) if key.endswith("/0") else (Comparison([]), [], [])
 
     monkeypatch.setattr(Elimination, "_look", once)
     run = Simulated("rugged", 1, SimulationNoise(within=0.001, process=0.002, layout=0.0005), max_trials=15)
@@ -139,8 +143,8 @@ def test_what_did_not_run_without_an_entry_may_run_without_another(monkeypatch: 
     """Six copies leave room for a u-batch of 32 alone; without them, 512 run and are faster."""
     look = Elimination._look
 
-    def once(self: Elimination, key: str, point: Any, choice: Any) -> Any:
-        return look(self, key, point, choice) if key.endswith("/0") else (Comparison([]), [], [])
+    def once(self: Elimination, key: str, point: Any, choice: Any, known: Any) -> Any:
+        return look(self, key, point, choice, known) if key.endswith("/0") else (Comparison([]), [], [])
 
     monkeypatch.setattr(Elimination, "_look", once)
     run = Simulated("cliff", 4, SimulationNoise(within=0.05, process=0.05), max_trials=15)  # hides 3 %
@@ -201,10 +205,19 @@ def test_a_smaller_point_is_proven_where_comparing_answers_took_the_time(
     proven: list[tuple[Any, str]] = []
 
     class Elimination:
+        apart = False
+
         def __init__(self, judge: _Judge, last: str) -> None:
             self.cut = False
 
-        def run(self, point: Any, choice: Any, key: str = "without") -> bool:
+        def standing_apart(self) -> list[Any]:
+            return []
+
+        def rounds_of(self, point: Any, key: str) -> None:
+            """No round tells of the smaller point."""
+
+        def run(self, point: Any, choice: Any, key: str = "without", known: Any = None) -> bool:
+            assert known is None
             proven.append((point, key))
             self.cut = point == whole
             if not self.cut:

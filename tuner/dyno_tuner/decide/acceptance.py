@@ -6,6 +6,7 @@ Nothing is written that `accept` has not passed: settings, groups of settings an
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -135,8 +136,22 @@ class Choice:
 
     def clear(self, default: Point) -> bool:
         """Returns to the default: nothing is proven. False, for callers that say so."""
-        self.take(Choice(default, baseline=self.baseline, tuned=dict(self.baseline)))
+        self.take(self.empty(default))
         return False
+
+    def empty(self, default: Point) -> Choice:
+        """A choice of which nothing is proven, with this one's rates of the default."""
+        return Choice(default, baseline=self.baseline, tuned=dict(self.baseline))
+
+    def count(self, other: Choice) -> None:
+        """Adds the voids and failures of another choice."""
+        self.voided += other.voided
+        self.failed += other.failed
+
+    def log_gain(self, weights: Mapping[str, float]) -> float:
+        """Weighted mean of the log gains of all metrics; 0 if nothing is proven."""
+        total = sum(weights.values())
+        return sum(w / total * math.log(self.gain[m].ratio) for m, w in weights.items() if m in self.gain)
 
 
 def joules_of(result: Comparison, name: str, metrics: Iterable[str]) -> dict[str, tuple[float, float]]:

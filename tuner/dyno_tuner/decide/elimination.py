@@ -13,7 +13,7 @@ from .ablation import DEFAULT, FULL, left_out, rest_of, variants, without
 from .acceptance import LEAST_ROUNDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ..core.intervals import Estimate
     from ..core.outcome import Entry
@@ -45,11 +45,19 @@ class Elimination:
     weak: set[str] = field(default_factory=set)  # at the last look
     needed: set[str] = field(default_factory=set)  # what the rest did not run without, at the last look
     hopeless: bool = False  # whether the last look ended because a smaller proof has to begin
+    apart: bool = False  # whether only entries are proven whose metrics the others do not move
+    looked: tuple[Comparison, Point, list[LeftOut]] | None = None  # the last look that has shown something
 
-    def run(self, point: Point, choice: Choice, key: str = "without") -> bool:
+    def run(
+        self, point: Point, choice: Choice, key: str = "without", known: Comparison | None = None
+    ) -> bool:
         """Drops what the rest does as well without, until every entry that is left is needed, and brings
         `choice` to that. False: nothing is proven. Where that was measured `choice` is the default; where
-        there was no time, it is as it was."""
+        there was no time, it is as it was.
+
+        Args:
+            known: rounds of the first look that are known already, see `rounds_of`.
+        """
         judge, space = self.judge, self.judge.space
         parts: list[LeftOut] = []
         before: Comparison | None = None
@@ -57,20 +65,23 @@ class Elimination:
             if not space.entries(point):
                 return choice.clear(space.default)
             try:
-                result, found, weak = self._look(f"{key}/{attempt}", point, choice)
+                result, found, weak = self._look(f"{key}/{attempt}", point, choice, known)
             except KeyboardInterrupt:
                 self._stop(point, before, parts, choice)
                 raise
             if FULL in result.failed:
                 return choice.clear(space.default)
             if self.hopeless:
+                self.looked = (result, point, found)
                 self.cut = True
-                return False
+                return self._split(choice)
             if not found:
                 settled = before is not None and self._settled(before, point, parts, choice)
+                settled = settled or self._split(choice)
                 self.cut |= not settled
                 return settled
-            parts = found
+            parts, known = found, None
+            self.looked = (result, point, parts)
             judge.note(
                 "without", settings=space.settings(point), rounds=result.rounds,
                 entries={p.part.label: p.gain.to_dict() for p in parts},
@@ -83,23 +94,25 @@ class Elimination:
             point = self._smaller(point, weak, judge.bar(result.rounds).of(list(judge.weights)))
         return self._as_one(point, parts, choice, key)
 
-    def _look(self, key: str, point: Point, choice: Choice) -> tuple[Comparison, list[LeftOut], Weak]:
+    def _look(
+        self, key: str, point: Point, choice: Choice, known: Comparison | None = None
+    ) -> tuple[Comparison, list[LeftOut], Weak]:
         """The entries of a point and which of them are weak; no entries where there was no time, or it does
         not run. Where only intervals speak against entries, as many rounds again tell.
 
         The second look needs no wider interval: an entry that is worth nothing also has to gain the margin
         at both. In 20,000 draws for each of four noises the first look let 0.01 to 0.5 % of such entries
         pass and the second 0 to 0.2 % more, where an interval of 95 % alone would let 2.5 % pass once."""
-        result = self._compare(key, point, choice)
+        result = self._compare(key, point, choice, into=known, told=known.rounds if known else 0)
         for again in (True, False):
             if result.rounds < LEAST_ROUNDS or FULL not in result.logs:
                 break
             parts, weak = self._left_out(result, point)
             if not (again and weak and self._unsure(result, weak)):
                 return result, parts, weak
-            known = result.rounds
+            before = result.rounds
             result = self._compare(key, point, choice, into=result)
-            self.cut |= result.rounds == known
+            self.cut |= result.rounds == before
         return result, [], []
 
     def _stop(
@@ -127,7 +140,15 @@ class Elimination:
         named = variants(space.default, point, parts, lambda p: space.without(point, numbers[p.label]))
         return {n: p for n, p in named.items() if n in (DEFAULT, FULL) or judge.admit(p) is None}
 
-    def _compare(self, key: str, point: Point, choice: Choice, into: Comparison | None = None) -> Comparison:
+    def _compare(
+        self, key: str, point: Point, choice: Choice, into: Comparison | None = None, told: int = 0
+    ) -> Comparison:
+        """The rounds of a look.
+
+        Args:
+            into: goes on with these rounds.
+            told: of these, as many count among the rounds that the look asks for.
+        """
         judge, space = self.judge, self.judge.space
         points = self._variants(point)
         alike = {
@@ -141,7 +162,7 @@ class Elimination:
         def rounds() -> int:
             done = judge.rounds.running.rounds
             self.hopeless = self._hopeless(point, done, judge.rounds.measurements(points, alike), least)
-            return done - before if self.hopeless else least or judge.wanted()
+            return done - before if self.hopeless else max(0, (least or judge.wanted()) - told)
 
         return judge.compare(key, points, choice, rounds, into, alike)
 
@@ -234,6 +255,74 @@ class Elimination:
             return False
         judge.note("settled", settings=space.settings(point))
         return True
+
+    def _split(self, choice: Choice) -> bool:
+        """No time to compare again. Entries whose metrics no other entry moves were measured as if they stood
+        alone: there the whole is as they are, and in all other metrics they are as the default. So those that
+        hold are accepted."""
+        if self.looked is None:
+            return False
+        judge, space = self.judge, self.judge.space
+        result, whole, parts = self.looked
+        kept = [p for p in parts if p.missed]
+        while True:
+            others = {m for p in parts if p not in kept for m in p.part.moves}
+            left = [p for p in kept if others.isdisjoint(p.part.moves)]
+            if len(left) == len(kept):
+                break
+            kept = left
+        point = self._only(whole, {p.part.label for p in kept})
+        known = self.rounds_of(point, f"{result.key}/apart")
+        if not kept or known is None or not space.legal(point):
+            return False
+        if not judge.fits(0.0, [point]) or judge.admit(point) is not None:
+            return False
+        self.apart = self._accept(known, point, kept, choice)
+        if self.apart:
+            judge.note("apart", settings=space.settings(point), rounds=result.rounds)
+        return self.apart
+
+    def standing_apart(self) -> list[Point]:
+        """Smaller points of the last look: entries that share metrics, directly or by others, make one."""
+        if self.looked is None:
+            return []
+        _, whole, parts = self.looked
+        groups: list[tuple[set[str], set[str]]] = []  # names, metrics
+        for part in parts:
+            names, metrics = {part.part.label}, set(part.part.moves)
+            for group in [g for g in groups if g[1] & metrics]:
+                groups.remove(group)
+                names, metrics = names | group[0], metrics | group[1]
+            groups.append((names, metrics))
+        return [self._only(whole, names) for names, _ in groups] if len(groups) > 1 else []
+
+    def _only(self, whole: Point, names: Collection[str]) -> Point:
+        """`whole` with these of its entries."""
+        space, point = self.judge.space, whole
+        for n in space.entries(whole):
+            if space.knobs[n].name not in names:
+                point = space.without(point, n)
+        return point
+
+    def rounds_of(self, point: Point, key: str) -> Comparison | None:
+        """The rounds of the last look as rounds of a smaller point, if the entries that it lacks move no
+        metric of its own. None if they tell nothing of it."""
+        if self.looked is None:
+            return None
+        space = self.judge.space
+        result, whole, parts = self.looked
+        numbers = space.entries(point)
+        names = {space.knobs[n].name for n in numbers}
+        labels = {p.part.label for p in parts}
+        metrics = {m for p in parts if p.part.label in names for m in p.part.moves}
+        others = {m for p in parts if p.part.label not in names for m in p.part.moves}
+        alike = all(point[n] == whole[n] for n in numbers)
+        if not (names and alike and names < labels and metrics.isdisjoint(others)) or FULL not in result.logs:
+            return None
+        rests = [without(name) for name in names if len(names) > 1]
+        if any(rest not in result.logs for rest in rests):
+            return None
+        return result.of_metrics({n: n for n in (FULL, *rests)}, metrics, key)
 
     def _as_one(self, point: Point, parts: Sequence[LeftOut], choice: Choice, key: str) -> bool:
         """Many entries of which each is worth less than the noise: those that are not missed at all go, the

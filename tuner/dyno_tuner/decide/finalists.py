@@ -108,19 +108,57 @@ class Chooser:
                 return
         elimination = Elimination(judge, LAST)
         proven = elimination.run(winner, choice)
-        if elimination.cut and not choice.entries:
-            # The answers of what it leaves out had to be compared first; they are known now.
-            judge.until(LAST)
-            smaller = self._provable(winner, trials, learned=True)
-            if smaller is not None and smaller != winner:
-                winner, elimination = smaller, Elimination(judge, LAST)
-                proven = elimination.run(winner, choice, "again")
+        if elimination.cut and (not choice.entries or elimination.apart):
+            winner, elimination, proven = self._again(winner, elimination, trials, choice)
         # Fewer points may have been compared than had looked faster.
         self.unproven = not proven and (elimination.cut or winner != whole)
         if proven:
             Challengers(judge, self.explore).run(choice)
-            if winner != whole:
+            if winner != whole or elimination.apart:
                 self.missed = self._missed(whole, choice, trials)
+
+    def _again(
+        self, winner: Point, elimination: Elimination, trials: Sequence[Trial], choice: Choice
+    ) -> tuple[Point, Elimination, bool]:
+        """A proof of fewer entries, if there was no time for all of them. If the first look has proven some
+        that stand apart, the better of the two counts.
+
+        Returns:
+            The point, its elimination, and whether anything is proven.
+        """
+        judge, space = self.judge, self.judge.space
+        # The answers of what it leaves out had to be compared first; they are known now.
+        judge.until(LAST)
+        smaller = self._standing_apart(elimination, trials) or self._provable(winner, trials, learned=True)
+        apart = elimination.apart
+        if smaller in (None, winner) or (
+            apart and set(space.entries(smaller)) <= set(space.entries(choice.point))
+        ):
+            return winner, elimination, apart
+        known = elimination.rounds_of(smaller, "again/0")
+        second, other = Elimination(judge, LAST), choice if not apart else choice.empty(space.default)
+        proven = second.run(smaller, other, "again", known)
+        if not apart:
+            return smaller, second, proven
+        choice.count(other)
+        if proven and other.log_gain(judge.weights) > choice.log_gain(judge.weights):
+            choice.take(other)
+            return smaller, second, True
+        return winner, elimination, True
+
+    def _standing_apart(self, elimination: Elimination, trials: Sequence[Trial]) -> Point | None:
+        """The best entries that stand apart in the last look and have time for the rounds that they lack."""
+        judge, space = self.judge, self.judge.space
+        points = []
+        for point in elimination.standing_apart():
+            known = elimination.rounds_of(point, "")
+            if known is not None and space.legal(point) and self._fits(point, trials, True, known.rounds):
+                points.append(point)
+        if not points:
+            return None
+        mean, _ = predicted(space, judge.history(trials), points)
+        point = points[int(mean.argmax())]
+        return point if judge.admit(point) is None else None
 
     def _races(self, finalists: Sequence[Point], trials: Sequence[Trial]) -> bool:
         """Whether there is time for a race and for the proof of its winner.
@@ -160,8 +198,7 @@ class Chooser:
         seen = [t.log_ratio for t in trials if t.log_ratio and judge.space.code_class(t.point) == kind]
         if not seen or not choice.gain:
             return None
-        total = sum(judge.weights.values())
-        written = sum(w / total * math.log(choice.gain[m].ratio) for m, w in judge.weights.items())
+        written = choice.log_gain(judge.weights)
         bar = judge.bar(judge.wanted()).of(list(judge.weights))
         return (whole, max(seen)) if max(seen) > written + bar else None
 
@@ -189,8 +226,8 @@ class Chooser:
         judge.note("provable", settings=space.settings(point))
         return point if judge.admit(point) is None else None
 
-    def _fits(self, point: Point, trials: Sequence[Trial], learned: bool) -> bool:
-        """Whether there is time to prove a point.
+    def _fits(self, point: Point, trials: Sequence[Trial], learned: bool, known: int = 0) -> bool:
+        """Whether there is time to prove a point, of which so many rounds are known.
 
         Before any round A/A tells the noise and the trials the speed of a point, and an A/A that allows no
         proof is not believed. Rounds tell both better.
@@ -201,7 +238,7 @@ class Chooser:
         elif (rounds := judge.proving_rounds(LEAST_ROUNDS, judge.moved(point))) is None:
             return False
         else:
-            measurements = judge.ablation_measurements(point, rounds)
+            measurements = judge.ablation_measurements(point, max(1, rounds - known))
         return judge.fits(measurements, judge.compared(point))
 
     def _proof_of(self, point: Point, trials: Sequence[Trial]) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from ..core.intervals import Estimate, block_spread, estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ..core.protocol import Measurement
 
@@ -36,6 +36,7 @@ class Comparison:
     voided: int = 0
     rounds: int = 0
     begun: int = 0  # void rounds among them
+    carried: int = 0  # of `rounds`, those that were measured for another comparison
 
     def ratio(
         self, name: str, metrics: Sequence[str], weights: Mapping[str, float], over: str | None = None
@@ -50,6 +51,41 @@ class Comparison:
             ]
         return estimate(groups, name, over, *metrics, spread=self._spread(metrics, weights))
 
+    def of_metrics(self, named: Mapping[str, str], metrics: Collection[str], key: str = "") -> Comparison:
+        """The same rounds as a comparison of configurations that differ from the first one in these metrics
+        alone: what these show is what others showed in them.
+
+        Args:
+            named: by configuration, the one that showed the same in `metrics`.
+            metrics: in which they can differ from the first one.
+            key: of the new comparison.
+        """
+        first = self.names[0]
+        found = Comparison(
+            [first, *named], key, rounds=self.rounds, begun=self.begun, carried=self.rounds,
+            voided=self.voided,
+        )  # fmt: skip
+        for name, shown in named.items():
+            found.logs[name] = {
+                m: list(rounds) if m in metrics else [[0.0] * len(r) for r in rounds]
+                for m, rounds in self.logs[shown].items()
+            }
+            found.borrowed |= {(name, m) for m in self.logs[shown] if m not in metrics}
+        for own, whole in (
+            (found.rates, self.rates),
+            (found.speeds, self.speeds),
+            (found.joules, self.joules),
+        ):
+            for name, shown in {first: first, **named}.items():
+                values = {
+                    m: list(of[m])
+                    for m in self.rates[first]
+                    if m in (of := whole.get(shown if m in metrics else first, {}))
+                }
+                if values:
+                    own[name] = values
+        return found
+
     def _spread(self, metrics: Sequence[str], weights: Mapping[str, float]) -> tuple[float, int] | None:
         """Of the ratio of two configurations in a round, from all that were compared; None where the rounds
         of the two say enough."""
@@ -57,6 +93,8 @@ class Comparison:
             return None
         names = [n for n in self.names if n == self.names[0] or n in self.logs]
         names = [n for n in names if not any((n, m) in self.borrowed for m in metrics)]
+        if len(names) < 2:
+            return None
         levels = [[float(np.median(g)) for g in self._groups(n, metrics, weights)] for n in names]
         sigma, freedom = block_spread(levels)
         return math.sqrt(2) * sigma, freedom
@@ -90,7 +128,7 @@ class Comparison:
     def begin_anew(self) -> None:
         """Forgets its rounds, and the one that runs: they were not measured as those that follow will be."""
         self.voided += self.rounds + 1
-        self.rounds = 0
+        self.rounds = self.carried = 0
         self.logs.clear()
         self.rates.clear()
         self.speeds.clear()

@@ -169,10 +169,10 @@ class Rounds:
         touched: Collection[str] | None = None,
     ) -> Comparison:
         """Runs up to `rounds` rounds, fewer where the stage's time ends first, and none where it does not
-        last for two, because one decides nothing. So where rounds take longer than was planned, up to
-        OVERTIME of them may use what is left of the whole budget until there are two. A configuration that
-        kills its worker or fails otherwise is left out from then on; one failure of the first configuration
-        is forgiven, the second ends the comparison.
+        last for two, because one decides nothing; one does beside rounds that were carried. So where rounds
+        take longer than was planned, up to OVERTIME of them may use what is left of the whole budget until
+        there are two. A configuration that kills its worker or fails otherwise is left out from then on; one
+        failure of the first configuration is forgiven, the second ends the comparison.
 
         Args:
             rounds: asked before each round, where what the rounds show decides.
@@ -189,7 +189,8 @@ class Rounds:
         def wanted() -> int:
             return before + (rounds if isinstance(rounds, int) else rounds())
 
-        if not self.affordable(2 * self.measurements(configurations, alike)):
+        least = 1 if result.carried >= 2 else 2
+        if not self.affordable(least * self.measurements(configurations, alike)):
             return result
         voids = 0
         first = result.begun

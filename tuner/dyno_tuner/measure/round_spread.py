@@ -48,9 +48,13 @@ class RoundSpread:
                 for name, logs in comparison.logs.items()
                 if (name, metric) not in comparison.borrowed
             ]
-            levels = [[float(np.median(g)) for g in own] for own in groups if len(own) == comparison.rounds]
-            if levels and comparison.rounds > 1:
-                base = [0.0] * comparison.rounds  # levels are relative to the first configuration's
+            whole = [g[comparison.carried :] for g in groups if len(g) == comparison.rounds]
+            levels = [[float(np.median(pairs)) for pairs in own] for own in whole]
+            rounds = (
+                comparison.rounds - comparison.carried
+            )  # the comparison that measured the others has them
+            if levels and rounds > 1:
+                base = [0.0] * rounds  # levels are relative to the first configuration's
                 residual, own = block_residuals([base, *levels])
                 parts.append(residual.ravel())
                 freedom += own
