@@ -26,6 +26,7 @@ def collect(device: str = "all") -> dict[str, Any]:
         "python": {"version": platform.python_version(), "platform": platform.platform()},
         "devices": [{"device": d.name, **d.info} for d in chosen],
         "limits": _core.cpu_limits(),
+        "numa_nodes": _core.numa_nodes(),
     }
     gpus = [d for d in chosen if d.kind == "cuda"]
     facts["no_cuda_reason"] = "" if gpus else _core.no_cuda_reason()
@@ -62,6 +63,7 @@ def text(facts: dict[str, Any]) -> str:
         lines += _gpu(device) if device["kind"] == "cuda" else _cpu(device)
         if device["kind"] == "cpu":
             lines += _limits(facts["limits"])
+            lines += _nodes(facts["numa_nodes"])
     if facts["no_cuda_reason"]:
         lines.append(f"  cuda: none, {facts['no_cuda_reason']}")
     if facts.get("no_driver_facts"):
@@ -121,6 +123,15 @@ def _limits(limits: dict[str, Any]) -> list[str]:
         threads = f"OMP_NUM_THREADS {limits['omp']!a} ignored (no number of threads)"
     return [
         f"    {limits['online']} CPUs online, affinity {limits['affinity']}, {quota}, {threads}, {memory}"
+    ]
+
+
+def _nodes(nodes: list[dict[str, Any]]) -> list[str]:
+    if len(nodes) < 2:
+        return []
+    return [
+        f"    NUMA node {n['number']}: {len(n['cpus'])} of the CPUs, {n['memory_bytes'] / 2**30:.1f} GiB"
+        for n in nodes
     ]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from dyno import _core
 from dyno.errors import DeviceLostError
+from numa_tree import Node, cores, write_nodes
 from ops.matmul_data import QUANTISED, block, weights
 
 if TYPE_CHECKING:
@@ -379,3 +380,24 @@ def test_layers_over_two_gpus(name: str) -> None:
         s.reset()
         rows = [decode(s, token.reshape(1))[0] for token in g["tokens_short"]]
         assert nmse(np.stack(rows), g["logits_short"]) < 1e-7
+
+
+@pytest.mark.parametrize("mode", ["interleave", "pin", "mirror"])
+@pytest.mark.parametrize("name", ["llama", "qwen3moe"])
+def test_weights_over_numa_nodes_beside_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: str
+) -> None:
+    """Two made-up nodes: tokens that the CPU multiplies, and prompts that are streamed from it."""
+    nodes = write_nodes(tmp_path, [Node(cores()), Node(cores())])
+    monkeypatch.setenv("DYNO_NUMA_ROOT", str(nodes))
+    tokens = [int(token) for token in golden(name)["tokens_long"]][:60]
+    given: dict[str, Any] = {"ctx": 256, "ubatch": 32, "threads": 4, "offload_min_tokens": 8, "profile": None}
+
+    def ask(numa: str) -> Arrays:
+        where = TINY / f"{name}-tiny.gguf"
+        with dyno.Engine(where, device="cuda:0", n_gpu_layers=1, numa=numa, **given) as engine:
+            assert engine.plan["numa_nodes"] == (1 if numa == "off" else 2)
+            return [engine.logits(tokens), *(engine.logits([t], reset=False) for t in tokens[:4])]
+
+    for got, want in zip(ask(mode), ask("off"), strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from dyno import _core
+from dyno import _core, info
 from numa_tree import Node, cores, write_nodes
 
 if TYPE_CHECKING:
@@ -85,6 +85,16 @@ def test_threads_stand_together_in_proportion_to_cores(
 ) -> None:
     write_nodes(tmp_path, [Node(HERE), Node(HERE)])
     assert [_core.numa_of_thread(i, threads, str(tmp_path)) for i in range(threads)] == nodes
+
+
+def test_info_names_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_nodes(tmp_path / "two", [Node(HERE, 2048), Node(FIRST, 512)])
+    monkeypatch.setenv("DYNO_NUMA_ROOT", str(root))
+    lines = info.text(info.collect("cpu")).splitlines()
+    assert f"    NUMA node 0: {len(mine())} of the CPUs, 2.0 GiB" in lines
+    assert "    NUMA node 1: 1 of the CPUs, 0.5 GiB" in lines
+    monkeypatch.setenv("DYNO_NUMA_ROOT", str(write_nodes(tmp_path / "one", [Node(HERE)])))
+    assert "NUMA" not in info.text(info.collect("cpu"))
 
 
 # ---- pages of this machine ----
