@@ -140,6 +140,12 @@ void ThreadPool::stay_awake(bool on) { state_->awake.store(on, std::memory_order
 void ThreadPool::set_nodes(std::vector<NumaNode> nodes) {
   nodes_ = std::move(nodes);
   state_->nodes = &nodes_;
+  // A refusal is known before the first job, so that it can be told when a model is opened.
+  for (const NumaNode& node : nodes_) {
+    const ThreadOnCpus tried(node.cpus);
+    const std::lock_guard lock(state_->mutex);
+    if (!tried.problem().empty()) state_->spread_problem = tried.problem();
+  }
 }
 
 void ThreadPool::spread(int threads) {

@@ -35,7 +35,8 @@ class ThreadPool {
   void stay_awake(bool on);
 
   // From the next run() on, of `threads` threads, each of them stays on the cores of its node (node_of_thread()), and
-  // this_thread_node() tells which. Without nodes, as at first, the system puts threads where it likes.
+  // this_thread_node() tells which. Without nodes, as at first, the system puts threads where it likes. set_nodes()
+  // tries each node with the calling thread, for spread_problem().
   void set_nodes(std::vector<NumaNode> nodes);
   void spread(int threads);
   const std::vector<NumaNode>& nodes() const { return nodes_; }

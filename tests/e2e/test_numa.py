@@ -15,6 +15,7 @@ from dyno import _core
 from dyno.cli import app
 from dyno.errors import OutOfMemoryError, PlanError
 from numa_tree import Node, cores, write_nodes
+from own_process import found_by
 from random_models import Shape, random_model
 from typer.testing import CliRunner
 
@@ -172,6 +173,33 @@ def test_a_refusal_is_one_warning(two_nodes: Path, mode: str, caplog: pytest.Log
         return
     told = [line for line in caplog.messages if "does not let pages be placed on nodes" in line]
     assert len(told) == 1, caplog.messages
+
+
+# mbind and sched_setaffinity, by the number of the machine.
+CALLS = {"x86_64": {"mbind": 237, "setaffinity": 203}, "aarch64": {"mbind": 235, "setaffinity": 122}}
+TOLD = {"mbind": "does not let pages be placed", "setaffinity": "does not let threads stay on their nodes"}
+
+
+@pytest.mark.skipif(
+    os.uname().machine not in CALLS, reason="the numbers of its system calls are not known here"
+)
+@pytest.mark.parametrize("refused", [["mbind"], ["setaffinity"], ["mbind", "setaffinity"]], ids=" ".join)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_container_that_refuses_is_told_and_the_answers_stay(
+    two_nodes: Path, mode: str, refused: list[str]
+) -> None:
+    numbers = [str(CALLS[os.uname().machine][name]) for name in refused]
+    found, _ = found_by(
+        Path(__file__).with_name("numa_refused.py"), str(TINY / "qwen3moe-tiny.gguf"), mode, *numbers
+    )
+    if "no filter" in found:
+        pytest.skip("the system takes no filter of system calls")
+    assert found["same"]
+    for name in refused:
+        lines = [line for line in found["told"] if TOLD[name] in line]
+        assert len(lines) == 1, found
+        assert "Operation not permitted" in lines[0]
+    assert len(found["told"]) == len({*refused} | ({"mbind"} if mode != "interleave" else set()))
 
 
 def test_each_copy_holds_as_much(tmp_path: Path, two_nodes: Path) -> None:
