@@ -90,6 +90,7 @@ plan::PlacementOptions read_placement(const nb::dict& dict, plan::PlacementOptio
     }
   }
   placement.automatic = r.flag("automatic", false);
+  placement.choose_cache = r.flag("choose_cache", false);
   placement.main_memory = read_bytes(r, "main_memory");
   placement.host_memory = read_bytes(r, "host_memory");
   placement.split_layers = r.flag("split_layers", false);

@@ -1,11 +1,18 @@
 #include "plan/auto_place.h"
 
 #include <algorithm>
+#include <functional>
 #include <iomanip>
+#include <iterator>
+#include <limits>
+#include <map>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "core/error.h"
+#include "model/model_desc.h"
+#include "plan/expert_cache.h"
 #include "plan/mib.h"
 #include "plan/remedies.h"
 
@@ -24,19 +31,29 @@ std::string milliseconds(double seconds) {
 struct Candidate {
   int64_t n_cpu_moe = 0;
   std::optional<int64_t> n_gpu_layers = std::nullopt;
+  int64_t cache_mib = 0;
 
   std::string describe(int64_t n_layers) const {
     std::string text;
+    const auto add = [&](const std::string& part) { text += str_cat(text.empty() ? "" : "; ", part); };
     if (n_cpu_moe > 0) {
-      text = str_cat("n_cpu_moe=", n_cpu_moe, ": the experts of the first ", std::min(n_cpu_moe, n_layers), " of ",
-                     n_layers, " layers lie on the CPU");
+      add(str_cat("n_cpu_moe=", n_cpu_moe, ": the experts of the first ", std::min(n_cpu_moe, n_layers), " of ",
+                  n_layers, " layers lie on the CPU"));
     }
-    if (!n_gpu_layers) return text;
-    const std::string separator = text.empty() ? "" : "; ";
-    if (*n_gpu_layers == 0) return str_cat(text, separator, "n_gpu_layers=0: all layers lie on the CPU");
-    return str_cat(text, separator, "n_gpu_layers=", *n_gpu_layers, ": ", n_layers + 1 - *n_gpu_layers, " of ",
-                   n_layers, " layers lie on the CPU");
+    if (cache_mib > 0) add(str_cat("expert_cache_mib=", cache_mib, ": the most used of them lie on both"));
+    if (n_gpu_layers) {
+      add(*n_gpu_layers == 0 ? std::string("n_gpu_layers=0: all layers lie on the CPU")
+                             : str_cat("n_gpu_layers=", *n_gpu_layers, ": ", n_layers + 1 - *n_gpu_layers, " of ",
+                                       n_layers, " layers lie on the CPU"));
+    }
+    return text;
   }
+};
+
+// Places in the order in which less and less lies on the main device.
+struct Chain {
+  int64_t length = 0;
+  std::function<Candidate(int64_t)> at;
 };
 
 class Search {
@@ -46,73 +63,151 @@ class Search {
 
   Plan run() {
     const int64_t layers = model_.n_layers;
-    // Those that leave more to the main device first: among equals they stay.
-    std::vector<Candidate> candidates;
-    if (model_.moe_layers() > 0) {
-      for (int64_t n = 1; n <= layers; ++n) candidates.push_back({.n_cpu_moe = n});
+    const bool mixture = model_.moe_layers() > 0;
+    // Those that leave more to the main device come first: among equals they stay.
+    if (mixture) {
+      const Chain experts{layers, [](int64_t i) { return Candidate{.n_cpu_moe = i + 1}; }};
+      const int64_t first = look_along(experts);
+      if (whole_.load.placement.choose_cache) look_at_caches(experts, first);
     }
-    for (int64_t n = layers; n >= 0; --n) {
-      candidates.push_back({.n_gpu_layers = n});
-      if (model_.moe_layers() > 0 && n > 0) candidates.push_back({.n_cpu_moe = layers, .n_gpu_layers = n});
+    look_along({layers + 1, [&](int64_t i) { return Candidate{.n_gpu_layers = layers - i}; }});
+    if (mixture) {
+      look_along({layers, [&](int64_t i) { return Candidate{.n_cpu_moe = layers, .n_gpu_layers = layers - i}; }});
     }
-    std::optional<Plan> best;
-    Candidate chosen;
-    double seconds = 0;
-    std::optional<Plan> last = whole_;  // the one before in this order, which did not fit
-    std::optional<Plan> missed;
-    for (const Candidate& candidate : candidates) {
-      Plan plan = planned(candidate);
-      if (main_device_bytes(plan, scratch_) > free_) {
-        last = std::move(plan);
-        continue;
-      }
-      if (!host_fits(plan)) {
-        fits_beside_host_ = true;
-        continue;
-      }
-      const double taken = workload_seconds(plan, model_, rates_for(plan, rates_), {});
-      if (best && taken >= seconds * (1 - kTie)) continue;
-      missed = last;
-      last.reset();
-      best = std::move(plan);
-      chosen = candidate;
-      seconds = taken;
-    }
-    if (!best) fail();
-    best->placement_note = note(*best, chosen, missed, seconds);
-    return std::move(*best);
+    if (!best_) fail();
+    best_->placement_note = note();
+    return std::move(*best_);
   }
 
  private:
+  // A plan that fits, and what its workload takes.
+  struct Point {
+    Plan plan;
+    double seconds = 0;
+  };
+
   Plan planned(const Candidate& candidate) const {
     LoadOptions load = whole_.load;
     load.placement.automatic = false;
     load.placement.n_cpu_moe = candidate.n_cpu_moe;
     load.placement.n_gpu_layers = candidate.n_gpu_layers;
+    if (candidate.cache_mib > 0) load.expert_cache.mib = candidate.cache_mib;
     return build_plan(model_, whole_.main_device(), load, whole_.context, whole_.ubatch, whole_.mla_mode,
                       whole_.offload);
   }
 
-  std::string note(const Plan& plan, const Candidate& chosen, const std::optional<Plan>& missed, double seconds) const {
+  // Memory is monotone along a chain. The first place that fits, or the length.
+  int64_t first_that_fits(const Chain& chain) const {
+    int64_t begin = 0, end = chain.length;
+    while (begin < end) {
+      const int64_t middle = begin + (end - begin) / 2;
+      if (main_device_bytes(planned(chain.at(middle)), scratch_) <= free_) {
+        end = middle;
+      } else {
+        begin = middle + 1;
+      }
+    }
+    return begin;
+  }
+
+  // Layers are mostly alike, so the time is about linear along a chain. Steps that double find the region of the least,
+  // and halving them finds the place. Returns the first place that fits.
+  int64_t look_along(const Chain& chain) {
+    const int64_t first = first_that_fits(chain);
+    if (first == chain.length) return first;
+    std::map<int64_t, double> seen;
+    const auto look = [&](int64_t i) {
+      if (i < first || i >= chain.length || seen.count(i) > 0) return;
+      const Candidate candidate = chain.at(i);
+      const bool took = consider(candidate, planned(candidate), seen[i]);
+      if (took && i == first) missed_ = first > 0 ? planned(chain.at(first - 1)) : whole_;
+    };
+    for (int64_t step = 1, i = first; i < chain.length; i += step, step *= 2) look(i);
+    look(chain.length - 1);
+    for (bool grown = true; grown;) {
+      const auto least =
+          std::min_element(seen.begin(), seen.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+      const int64_t at = least->first;
+      const int64_t below = least == seen.begin() ? at : std::prev(least)->first;
+      const int64_t above = std::next(least) == seen.end() ? at : std::next(least)->first;
+      const size_t before = seen.size();
+      look(at - (at - below) / 2);
+      look(at + (above - at) / 2);
+      grown = seen.size() > before;
+    }
+    return first;
+  }
+
+  // Some layers keep all their experts on the main device, and the memory that is left there holds the most used
+  // experts of the others.
+  void look_at_caches(const Chain& chain, int64_t first) {
+    for (int64_t step = 1, i = first; i < chain.length; i += step, step *= 2) look_at_cache(chain.at(i));
+    if (first < chain.length) look_at_cache(chain.at(chain.length - 1));
+  }
+
+  void look_at_cache(Candidate candidate) {
+    const size_t without = main_device_bytes(planned(candidate), scratch_);
+    if (without > free_) return;
+    candidate.cache_mib = static_cast<int64_t>((free_ - without) >> 20);
+    // Ops of the divided layers have memory of their own, so the cache gets smaller until all fits.
+    while (candidate.cache_mib > 0) {
+      Plan plan = planned(candidate);
+      const auto chosen = choose_cached(plan, model_);
+      if (std::all_of(chosen.begin(), chosen.end(), [](const auto& experts) { return experts.empty(); })) return;
+      const model::ModelDesc cached = model::with_cached_experts(model_, chosen);
+      const Plan divided =
+          build_plan(cached, plan.main_device(), plan.load, plan.context, plan.ubatch, plan.mla_mode, plan.offload);
+      const size_t bytes = main_device_bytes(divided, scratch_);
+      if (bytes > free_) {
+        candidate.cache_mib -= static_cast<int64_t>((bytes - free_) >> 20) + 1;
+        continue;
+      }
+      double seconds = 0;
+      consider(candidate, std::move(plan), seconds, &divided, &cached);
+      return;
+    }
+  }
+
+  // Keeps a candidate that is faster than the best one so far. `measured`: the plan by which its time is expected, of
+  // the model with cached experts.
+  bool consider(const Candidate& candidate, Plan plan, double& seconds, const Plan* measured = nullptr,
+                const model::ModelDesc* model = nullptr) {
+    const Plan& timed = measured != nullptr ? *measured : plan;
+    if (!host_fits(plan)) {
+      fits_beside_host_ = true;
+      seconds = std::numeric_limits<double>::infinity();
+      return false;
+    }
+    seconds = workload_seconds(timed, model != nullptr ? *model : model_, rates_for(timed, rates_), {});
+    if (best_ && seconds >= seconds_ * (1 - kTie)) return false;
+    best_ = std::move(plan);
+    chosen_ = candidate;
+    seconds_ = seconds;
+    missed_.reset();
+    return true;
+  }
+
+  std::string note() const {
+    const Plan& plan = *best_;
     const Workload workload;
     std::string text =
         str_cat("auto: the model takes ", mib(main_device_bytes(whole_, scratch_)), " and ",
-                device_name(plan.main_device()), " has ", mib(free_), "; ", chosen.describe(model_.n_layers),
+                device_name(plan.main_device()), " has ", mib(free_), "; ", chosen_.describe(model_.n_layers),
                 "; a prompt of ", std::min(workload.prompt, plan.context.ctx), " tokens and ", workload.generated,
-                " generated ones are expected to take ", milliseconds(seconds));
-    if (!missed) return text;
-    const std::vector<DeviceRates> rates = rates_for(*missed, rates_);
-    if (workload_seconds(*missed, model_, rates, workload) >= seconds) return text;
-    const size_t shortage = main_device_bytes(*missed, scratch_) - free_;
+                " generated ones are expected to take ", milliseconds(seconds_));
+    if (!missed_) return text;
+    const std::vector<DeviceRates> rates = rates_for(*missed_, rates_);
+    if (workload_seconds(*missed_, model_, rates, workload) >= seconds_) return text;
+    const size_t shortage = main_device_bytes(*missed_, scratch_) - free_;
     text += str_cat("; ", mib(shortage), " short of one more layer there");
-    const PlannedDevice& main = missed->devices.front();
+    const PlannedDevice& main = missed_->devices.front();
     const Holder holder{.device = kMainDevice,
                         .kv_bytes = main.kv_bytes,
                         .state_bytes = main.state_bytes,
                         .arena_bytes = main.arena_bytes,
                         .gpu = main.info.kind == DeviceKind::cuda};
     std::string enough;
-    for (const Remedy& remedy : remedies(*missed, holder, shortage, /*weights_loaded=*/true)) {
+    for (const Remedy& remedy : remedies(*missed_, holder, shortage, /*weights_loaded=*/true)) {
       if (remedy.frees >= shortage) enough += str_cat(enough.empty() ? ": " : " or ", remedy.text);
     }
     return text + (enough.empty() ? "" : enough + " frees that");
@@ -139,6 +234,10 @@ class Search {
   const model::ModelDesc& model_;
   const std::vector<NamedRates>& rates_;
   size_t free_, scratch_;
+  std::optional<Plan> best_;
+  Candidate chosen_;
+  double seconds_ = 0;          // of the best one
+  std::optional<Plan> missed_;  // with one more layer than the best one on the main device, for which there is no room
 };
 
 }  // namespace

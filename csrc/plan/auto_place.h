@@ -25,10 +25,10 @@ size_t main_device_bytes(const Plan& plan, size_t scratch);
 bool host_fits(const Plan& plan);
 
 // The plan as it is where its main device has `free` bytes for it, else the one that is expected to be fastest among
-// those that do and that leave layers, or experts of layers, to the CPU. Its options name what was chosen, so that the
-// same plan can be made again; its `placement_note` says what, and what one more layer on the device would take.
-// Throws OutOfMemoryError if even no layer fits. `cached`: of the free bytes, for experts of the CPU that also lie
-// there.
+// those that do and that leave layers, or experts of layers, to the CPU. If the placement may choose a cache, the
+// memory that is left may hold experts of the CPU as well. Its options name what was chosen, so that the same plan can
+// be made again; its `placement_note` says what, and what one more layer on the device would take. Throws
+// OutOfMemoryError if even no layer fits. `cached`: of the free bytes, for experts of the CPU that also lie there.
 Plan place_automatically(Plan whole, const model::ModelDesc& model, const std::vector<NamedRates>& rates, size_t free,
                          size_t scratch, size_t cached = 0);
 

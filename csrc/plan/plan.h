@@ -74,6 +74,7 @@ struct PlacementOptions {
   size_t main_memory = 0;         // bytes that the main device may hold, where it is not the CPU; 0: no limit
   size_t host_memory = 0;         // likewise the CPU
   bool automatic = false;         // without any of these: what does not fit the main device goes to the CPU
+  bool choose_cache = false;      // `automatic` may also choose ExpertCacheOptions::mib
   std::vector<NamedRates> rates;  // for `automatic`; of other devices assumed ones
 };
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import numpy as np
 
 from dyno._home import own_folder
 from dyno.errors import PlanError
+
+_log = logging.getLogger("dyno")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -191,23 +194,32 @@ def read(file: str | os.PathLike[str]) -> ExpertUse:
         raise PlanError(f"[experts] {os.fspath(file)} can't be read: {error}") from error
 
 
-def for_session(file: _core.Gguf, mib: int, given: ExpertUse | None = None) -> dict[str, Any]:
+def for_session(
+    file: _core.Gguf, mib: int, given: ExpertUse | None = None, *, may_choose: bool = False
+) -> dict[str, Any]:
     """The part of the `placement` of a session that an expert cache of this size needs.
 
     Args:
         file: The model.
         mib: The setting `expert_cache_mib`.
         given: Use that the caller names; it wins over the kept one.
+        may_choose: The plan may choose a size.
 
     Raises:
         PlanError: The use is of another model, or the kept file is damaged.
     """
-    if mib <= 0:
+    if mib <= 0 and not may_choose:
         return {}
     if given is not None and given.model != (model := fingerprint(file)):
         raise PlanError(
             f"[experts] the recorded use is of the model {given.model}, and this one is {model}; record it "
             "with `dyno experts`"
         )
-    use = given or remembered(file)
+    try:
+        use = given or remembered(file)
+    except PlanError as error:
+        if mib > 0:
+            raise
+        _log.warning("the recorded use of this model's experts is left out: %s", error)
+        return {}
     return {} if use is None else {"expert_uses": use.counts.tolist()}

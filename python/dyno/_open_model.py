@@ -315,6 +315,7 @@ class OpenModel:
         load = self.settings.of_kind(self._device.kind, "load")
         if self._rates is None:
             self._rates = self._known_rates(file, load)
+        chooses_cache = self._chooses_cache(file, load)
         return _core.Session(
             file,
             load={"device": self.device, **self._placement.load(load, self.device)},
@@ -322,24 +323,41 @@ class OpenModel:
             session=self.settings.of_kind(self._device.kind, "session"),
             kernels=self._selection.kernels,
             plan_only=plan_only or self._plan_only,
-            placement=self._placement.for_session(load, self._rates)
-            | _expert_use.for_session(file, int(load["expert_cache_mib"]), self._expert_use),
+            placement=self._placement.for_session(load, self._rates, choose_cache=chooses_cache)
+            | _expert_use.for_session(
+                file,
+                int(load["expert_cache_mib"]),
+                self._expert_use,
+                may_choose=chooses_cache,
+            ),
         )
+
+    def _chooses_cache(self, file: _core.Gguf, load: Mapping[str, Any]) -> bool:
+        """Whether the plan may choose the expert cache: it places the weights, and nobody has set a size."""
+        unset = self.settings.origins.get("expert_cache_mib", "default") == "default"
+        return unset and self._may_be_placed(file, load)
+
+    def _may_be_placed(self, file: _core.Gguf, load: Mapping[str, Any]) -> bool:
+        """Whether the weights may not fit the main device, so that the plan leaves a part to the CPU."""
+        if not self._placement.for_session(load, {})["automatic"]:
+            return False
+        if self._device.kind == "cuda":
+            free = None if self._plan_only else free_bytes(self.device)
+            memory = int(self._device.info["memory_bytes"])
+            memory = memory if free is None else min(memory, free)
+        else:
+            memory = self._placement.limit_of(self.device)
+        return 0 < memory * _OFTEN_FITS < sum(int(tensor["nbytes"]) for tensor in file.tensors())
 
     def _known_rates(self, file: _core.Gguf, load: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """Kept rates. If a placement is about to be chosen for a GPU, missing ones are measured."""
-        chooses = False
-        automatic = bool(self._placement.for_session(load, {})["automatic"])
-        if automatic and self._device.kind == "cuda" and not self._plan_only:
-            free = free_bytes(self.device)
-            limit = int(self._device.info["memory_bytes"])
-            weights = sum(int(tensor["nbytes"]) for tensor in file.tensors())
-            chooses = free is not None and weights > _OFTEN_FITS * min(limit, free)
+        gpu = self._device.kind == "cuda" and not self._plan_only
         threads = max(0, int(self.settings.get("threads", 0)))
-        return self._placement.rates(self._device, threads, measure_missing=chooses)
+        missing = gpu and self._may_be_placed(file, load)
+        return self._placement.rates(self._device, threads, measure_missing=missing)
 
     def _warn_of_unknown_use(self) -> None:
-        mib = int(self.settings["expert_cache_mib"])
+        mib = int(self._open().plan["settings"]["expert_cache_mib"])
         if mib == 0 and self._expert_use is not None:
             _log.warning("expert_use does nothing while expert_cache_mib is 0: no experts are cached")
         cached = any(t["name"].endswith("(cached)") for t in self._open().plan["tensors"]) if mib else False

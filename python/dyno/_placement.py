@@ -95,18 +95,24 @@ class Placement:
         )
 
     def for_session(
-        self, values: Mapping[str, Any], rates: Mapping[str, Mapping[str, float]]
+        self,
+        values: Mapping[str, Any],
+        rates: Mapping[str, Mapping[str, float]],
+        *,
+        choose_cache: bool = False,
     ) -> dict[str, Any]:
         """The `placement` of `_core.Session`, beside its load settings.
 
         Args:
             values: Load settings in force.
             rates: Of devices by name.
+            choose_cache: If the plan places weights by itself, it may also choose `expert_cache_mib`.
         """
         return {
             "virtual_devices": [one.to_dict() for one in self.virtual_devices],
             # Left to the plan, if neither the caller nor a profile places weights.
             "automatic": not self.settings and not is_placed(values),
+            "choose_cache": choose_cache,
             "rates": {name: dict(one) for name, one in rates.items()},
             "main_memory": self.vram,
             "host_memory": self.ram,
@@ -126,6 +132,13 @@ class Placement:
         if main.kind != "cpu":
             devices[main.name] = dict(main.info)
         return _rates.known(devices, threads, measure_missing=measure_missing)
+
+    def limit_of(self, device: str) -> int:
+        """Bytes that a virtual main device may hold; 0: no limit, or another device."""
+        kind, _, number = device.partition(":")
+        own = self.virtual_devices[int(number) - 1].memory_mib << 20 if kind == "cpu" and number else 0
+        limits = [limit for limit in (own, self.vram) if limit]
+        return min(limits, default=0) if number else 0
 
     def warn(self, device: str) -> None:
         """Say which argument does nothing with that main device."""

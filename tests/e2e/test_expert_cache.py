@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from dyno import Engine, _core, _expert_use, _progress, cli
+from dyno import Engine, _core, _expert_use, _progress, _rates, cli
 from dyno.errors import OutOfMemoryError, PlanError, ProfileError
 from dyno.testing import tiny_model
 from random_models import Shape, random_model
@@ -424,3 +424,42 @@ def test_an_unknown_use_is_a_warning(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with Engine(MOE, "cpu:1", virtual_devices=1, cpu_moe=True, profile=None, expert_cache_mib=1):
         assert "dyno experts" in caplog.text
+
+
+def test_a_cache_that_the_placement_chose_computes_the_same(tmp_path: Path) -> None:
+    path = random_model(tmp_path / "m.gguf", LARGE)
+    whole = opened(path, 0, plan_only=True, placement={"cpu_moe": False}).plan["devices"][0]
+    needs = sum(whole[name] for name in ("weights_bytes", "kv_bytes", "arena_bytes"))
+    rates = {"memory_gbps": 100, "gflops_one": 100, "gflops_many": 1000}
+    auto = {
+        "virtual_devices": [{"memory_mib": (needs - (4 << 20)) / (1 << 20)}], "cpu_moe": False,
+        "automatic": True, "choose_cache": True,
+        "rates": {"cpu": {name: rate / 100 for name, rate in rates.items()}, "cpu:1": rates},
+    }  # fmt: skip
+    uses = [[1000, 500, 250, *[1] * 13]] * 4
+    session = opened(path, 0, uses, placement=auto)
+    assert session.plan["settings"]["expert_cache_mib"] > 0
+    assert cached(session)
+    same(answers(session), answers(opened(path, 0)), "as without a cache")
+    assert session.experts["cached"] > 0
+
+
+@pytest.mark.parametrize(("given", "chooses"), [({}, True), ({"expert_cache_mib": 0}, False)])
+def test_an_engine_leaves_the_size_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, int], chooses: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = random_model(tmp_path / "m.gguf", LARGE)
+    fast = {"memory_gbps": 100.0, "gflops_one": 100.0, "gflops_many": 1000.0}
+    rates = {"cpu": {name: rate / 100 for name, rate in fast.items()}, "cpu:1": fast}
+    monkeypatch.setattr(_rates, "known", lambda devices, threads, measure_missing: rates)
+    file = _core.Gguf(str(path))
+    uses = np.array([[1000, 500, 250, *[1] * 13]] * 4)
+    use = tmp_path / "use.json"
+    _expert_use.ExpertUse(_expert_use.fingerprint(file), 100, uses).write(use)
+    size = sum(int(tensor["nbytes"]) for tensor in file.tensors()) / (1 << 20)
+    virtual: dict[str, dict[str, float]] = {"cpu:1": {"memory_mib": round(size * 0.7)}}
+    with Engine(
+        path, "cpu:1", profile=None, virtual_devices=virtual, expert_use=use, ctx=32, **given
+    ) as engine:
+        assert ("expert_cache_mib=" in engine.plan["placement"]["note"]) == chooses

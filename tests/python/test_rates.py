@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,6 +182,7 @@ def test_a_model_that_may_not_fit_is_reason_to_measure(
         _plan_only=plan_only,
         settings={"threads": 3},
     )
+    model._may_be_placed = functools.partial(_open_model.OpenModel._may_be_placed, model)
     found = _open_model.OpenModel._known_rates(model, _core.Gguf(str(MODEL)), {})  # type: ignore[arg-type]
     assert set(found) == {"cpu", "cuda:0"}
     assert asked == [(3, measures)]
