@@ -74,7 +74,7 @@ generator=()
 if command -v ninja >/dev/null; then generator=(-G Ninja); fi
 cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DGGML_CUDA=OFF -DDYNO_SANITIZE=address+undefined -DDYNO_BUILD_FUZZ=ON \
-  "${switches[@]}" >"$folder/configure.log" || {
+  -DCMAKE_UNITY_BUILD=ON "${switches[@]}" >"$folder/configure.log" || {
   cat "$folder/configure.log" >&2
   exit 1
 }
@@ -144,33 +144,40 @@ suite() {
   # interpreter keeps much memory until it ends, so that leaks are for the targets to find.
   runtime+=" $("$compiler" -print-file-name=libstdc++.so.6)"
   (cd "$root" && env LD_PRELOAD="$runtime" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-    UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH="$site" "$python" -m pytest -p no:cacheprovider -q -x -m "not gpu" \
+    UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH="$site" "$python" -m pytest -p no:cacheprovider -q -x -m "not gpu" -n auto \
     tests/gguf tests/plan tests/ops/test_small_families.py tests/e2e/test_golden.py \
     tests/python/test_shared_session.py tests/python/test_generation.py)
 }
 
+declare -A failed running
+fuzzing=()
 for part in "${parts[@]}"; do
-  status=0
-  case $part in
-    gguf)
-      "$python" "$root/tests/fuzz/make_corpus.py" "$folder/seeds"
-      fuzz gguf 65536 -dict="$root/tests/fuzz/gguf.dict" || status=1
-      count gguf "$status" || status=1
-      ;;
-    session)
-      check_overruns
-      "$python" "$root/tests/fuzz/make_corpus.py" "$folder/seeds"
-      # Twice as many inputs a second without libFuzzer's search for leaks after each and its statistics of rare
-      # features. Leaks are found at the end.
-      fuzz session 1048576 -detect_leaks=0 -entropic=0 || status=1
-      count session "$status" || status=1
-      ;;
-    suite)
-      check_overruns
-      suite || status=1
-      ;;
-  esac
-  if [[ $status -ne 0 ]]; then
+  failed[$part]=0
+  if [[ $part != gguf ]]; then check_overruns; fi
+  if [[ $part != suite ]]; then fuzzing+=("$part"); fi
+done
+if [[ ${#fuzzing[@]} -gt 0 ]]; then "$python" "$root/tests/fuzz/make_corpus.py" "$folder/seeds"; fi
+# A target has one thread: with two cores or more both run at once.
+for part in "${fuzzing[@]}"; do
+  if [[ $part == gguf ]]; then
+    fuzz gguf 65536 -dict="$root/tests/fuzz/gguf.dict" &
+  else
+    # Twice as many inputs a second without libFuzzer's search for leaks after each and its statistics of rare
+    # features. Leaks are found at the end.
+    fuzz session 1048576 -detect_leaks=0 -entropic=0 &
+  fi
+  running[$part]=$!
+  if [[ $(nproc) -eq 1 ]]; then wait "${running[$part]}" || failed[$part]=1; fi
+done
+for part in "${fuzzing[@]}"; do
+  if [[ $(nproc) -gt 1 ]]; then wait "${running[$part]}" || failed[$part]=1; fi
+  count "$part" "${failed[$part]}" || failed[$part]=1
+done
+for part in "${parts[@]}"; do
+  if [[ $part == suite ]]; then suite || failed[suite]=1; fi
+done
+for part in "${parts[@]}"; do
+  if [[ ${failed[$part]} -ne 0 ]]; then
     echo "FAILED: $part found something; inputs of fuzz targets: $folder/findings" >&2
     exit 1
   fi
