@@ -80,7 +80,10 @@ def test_rows_of_a_draft_are_drawn_as_if_alone(device: str, ubatch: int) -> None
     want = [_core.sample(row, *draw) for row, draw in zip(logits[kept], draws, strict=True)]
     tokens, rows = drawing.decode_and_draw(batch, draws, [0, 5, len(kept) - 1], first)
     assert tokens.tolist() == want
-    np.testing.assert_array_equal(rows, logits[kept][[0, 5, -1]])
+    # A GPU's products of another number of rows may round in another way.
+    np.testing.assert_allclose(rows, logits[kept][[0, 5, -1]], rtol=0, atol=0 if device == "cpu" else 1e-4)
+    again = [_core.sample(row, *draws[i]) for row, i in zip(rows, (0, 5, len(kept) - 1), strict=True)]
+    assert again == [want[0], want[5], want[-1]]
     assert [drawing.position(slot) for slot in range(4)] == lengths
 
 
