@@ -258,6 +258,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         fidelity="rounding",
         moves=("tg",),
         ranks_by="bandwidth",
+        engines=ALL_ENGINES,
     ),
     Setting(
         "spec_max",
@@ -271,6 +272,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         fidelity="rounding",
         moves=("tg",),
         ranks_by="bandwidth",
+        engines=ALL_ENGINES,
     ),
     Setting(
         "spec_min_p",

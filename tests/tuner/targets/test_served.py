@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from dyno import Engine
+import typer
+from dyno import Engine, Tokenizer
 from dyno.profiles import load_profile
 from dyno.testing import tiny_model
+from dyno_tuner.cli.arguments import text_of_load
 from dyno_tuner.core.errors import TargetFailure, TargetUnusable, TuneError
 from dyno_tuner.core.protocol import Configuration, OpContext, Workload
 from dyno_tuner.core.serve_load import ServedLoad
 from dyno_tuner.output.emit import workload_of
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options
+from dyno_tuner.run.verify import text_beside
 from dyno_tuner.targets import declared
 from dyno_tuner.targets.declaration import TargetRequest
+from dyno_tuner.targets.dyno.prompts import Prompts, served_prompts
 from dyno_tuner.targets.dyno.target import DynoTarget
 from dyno_tuner.targets.ggml.target import GgmlTarget
 from fake_engines import calls, fake
@@ -44,6 +48,10 @@ def test_a_load_is_read_and_written() -> None:
     assert limited.served is not None
     assert (limited.served.ttft, limited.served.itl) == (0.5, 0.05)
     assert Workload.parse(str(limited)) == limited
+    cut = Workload.parse(TEXT + ",text=my prompts.txt")
+    assert cut.served is not None
+    assert cut.served.text == "my prompts.txt"
+    assert Workload.parse(str(cut)) == cut == Workload.from_dict(cut.to_dict())
     assert WORK.metrics == ("tg6_served3",)
     assert WORK.tokens("tg6_served3") == 3 * 2 * 6
     assert WORK.longest == 26
@@ -59,6 +67,8 @@ def test_a_load_is_read_and_written() -> None:
         ("serve:pp=4,pp=5", "given twice"),
         ("serve:shared=2", "a share from 0 to 1"),
         ("serve:ttft=0", "seconds above 0"),
+        ("serve:text=", "give a file without a comma"),
+        ("serve:text=a,b.txt", "no 'b.txt'"),
     ],
 )
 def test_wrong_loads(text: str, words: str) -> None:
@@ -102,6 +112,120 @@ def test_knobs_of_a_load(file: Path) -> None:
     alone = declared("dyno").knobs(description, Workload(), approx=False, held={})
     assert "sequences" not in {knob.name for knob in alone}
     target.close()
+
+
+# ---- prompts from a text ----
+
+CUT = Workload.parse(TEXT + ",text=mine.txt")
+WORDS = "the quick brown fox jumps over the lazy dog and the quick brown cat sleeps. " * 40
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.txt"
+    path.write_text(WORDS, encoding="utf-8")
+    return path
+
+
+def test_prompts_are_passages_of_the_text(trained_model: Path, text: Path) -> None:
+    assert CUT.served is not None
+    source = Prompts(str(trained_model), 8192, str(text))
+    prompts = served_prompts(CUT.served, source, 0)
+    tokens = Tokenizer.from_gguf(trained_model).encode(WORDS)
+    held = {tuple(tokens[i : i + 10]) for i in range(len(tokens))}
+    assert len(prompts) == 6
+    assert {len(prompt) for prompt in prompts} == {20}
+    assert len({tuple(prompt[:10]) for prompt in prompts}) == 1  # half of each is shared
+    assert {tuple(p[i : i + 10]) for p in prompts for i in (0, 10)} <= held
+    assert served_prompts(CUT.served, source, 1) != prompts
+    with pytest.raises(TargetUnusable, match=r"cut from the text mine\.txt; name that file: --text FILE"):
+        served_prompts(CUT.served, Prompts(str(trained_model), 8192, None), 0)
+
+
+def test_speculation_is_searched_where_prompts_are_a_text(trained_model: Path, text: Path) -> None:
+    asked = TargetRequest(str(trained_model), longest=CUT.longest, served=True, text=str(text))
+    target = DynoTarget(**declared("dyno").worker_options(asked))
+    description = target.describe()
+    random = {k.name for k in declared("dyno").knobs(description, WORK, approx=False, held={})}
+    assert not random & {"spec", "spec_max"}
+    knobs = {k.name: k for k in declared("dyno").knobs(description, CUT, approx=False, held={})}
+    assert knobs["spec"].values == ("off", "ngram")
+    assert knobs["spec_max"].code is not None
+    assert knobs["spec_max"].code(4, {"spec": "off"}) == knobs["spec_max"].code(16, {}) == "unused"
+    assert knobs["spec_max"].code(4, {"spec": "ngram"}) != knobs["spec_max"].code(16, {"spec": "ngram"})
+    for settings in ({}, {"spec": "ngram", "spec_max": 4, "sequences": 2}):
+        target.apply(Configuration(settings), NOW)
+        assert target.measure(CUT, "tg6_served3", 0).tokens == 36
+    target.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("llama.cpp-0c1e570", ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-m", "16"]),
+        ("ik_llama.cpp-4840", ["--spec-type", "ngram-simple:n_max=16"]),
+    ],
+)
+def test_llama_server_gets_passages_and_drafts(
+    tmp_path: Path, trained_model: Path, text: Path, version: str, words: list[str]
+) -> None:
+    folder = fake(tmp_path / "b", version)
+    engine = version.rpartition("-")[0]
+    target = GgmlTarget(engine, str(trained_model), str(folder), served=True, text=str(text))
+    knobs = {k.name: k for k in declared(engine).knobs(target.describe(), CUT, approx=True, held={})}
+    assert set(knobs["spec"].values) == {"off", "ngram"}
+    assert 48 in knobs["spec_max"].values
+    assert "spec" not in {
+        k.name for k in declared(engine).knobs(target.describe(), WORK, approx=True, held={})
+    }
+    for spec in ("off", "ngram"):
+        target.apply(Configuration({"spec": spec, "spec_max": 16}), NOW)
+        assert target.measure(CUT, "tg6_served3", 0).tokens == 36
+    servers = [call["args"] for call in calls(folder, "llama-server") if "--port" in call["args"]]
+    off, on = (args[args.index("--spec-type") :] for args in servers)
+    assert off[:2] == ["--spec-type", "none"]
+    assert on[: len(words)] == words
+    quality = target.quality(Configuration({"spec": "ngram", "spec_max": 16}), NOW)
+    assert quality.status == "ok"
+    assert all("--spec-type" not in call["args"] for call in calls(folder, "llama-perplexity"))
+    target.close()
+    without = GgmlTarget(engine, str(trained_model), str(folder), served=True)
+    without.apply(Configuration({}), NOW)
+    with pytest.raises(TargetUnusable, match="name that file"):
+        without.measure(CUT, "tg6_served3", 0)
+    without.close()
+
+
+def test_a_load_names_its_text_by_name(tmp_path: Path, text: Path) -> None:
+    load = f"serve:pp=20,text={text}"
+    named, found = text_of_load(load, None, foreign=True)
+    assert found == text
+    assert named is not None
+    assert Workload.parse(named).served == ServedLoad(pp=20, text="mine.txt")
+    assert text_of_load(load, text, foreign=False) == (named, text)
+    assert text_of_load("serve:pp=20", text, foreign=False) == (named, text)
+    assert text_of_load("serve:pp=20", text, foreign=True) == ("serve:pp=20", text)  # of the answers
+    assert text_of_load("pp=20", text, foreign=False) == ("pp=20", text)
+    assert text_of_load(None, None, foreign=False) == (None, None)
+    with pytest.raises(typer.BadParameter, match="give one of them"):
+        text_of_load(load, tmp_path / "other.txt", foreign=False)
+    with pytest.raises(typer.BadParameter, match="there is no file"):
+        text_of_load(f"serve:text={tmp_path / 'none.txt'}", None, foreign=False)
+
+
+def test_a_profile_of_a_text_is_verified_with_it(
+    file: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / "p.yaml"
+    monkeypatch.chdir(file.parent)
+    assert text_beside(CUT, profile) == str(text)
+    assert text_beside(WORK, profile) is None
+    text.unlink()
+    with pytest.raises(TuneError, match=r"cut from mine\.txt, which is neither beside the profile"):
+        text_beside(CUT, profile)
+
+
+# ---- tunes ----
 
 
 def test_a_tune_of_a_load_writes_a_profile_that_a_server_takes(file: Path, tmp_path: Path) -> None:

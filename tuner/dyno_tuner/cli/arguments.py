@@ -3,10 +3,12 @@ typer.BadParameter for what is no value of an option."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -18,7 +20,6 @@ from ..targets import declared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from ..targets.declaration import Declaration
 
@@ -146,6 +147,22 @@ def declaration_of(engine: str) -> Declaration:
     if engine not in ENGINES:
         raise typer.BadParameter(f"no engine {engine!r}; choose from {', '.join(ENGINES)}")
     return declared(engine)
+
+
+def text_of_load(workload: str | None, text: Path | None, *, foreign: bool) -> tuple[str | None, Path | None]:
+    """The workload and the text, where the prompts of a served load are cut from one: the workload has its
+    name alone then. `--text FILE` says it too, but for other engines, where it is the text of the answers.
+    """
+    load = usage(Workload.parse, workload).served if workload is not None else None
+    if load is None or (load.text is None and (text is None or foreign)):
+        return workload, text
+    named = text if load.text is None or text is None else Path(load.text)
+    named = Path(load.text or "") if named is None else named
+    if text is not None and text.absolute() != named.absolute():
+        raise typer.BadParameter(f"--text is {text} and the load's text is {named}; give one of them")
+    if not named.is_file():
+        raise typer.BadParameter(f"--workload serve: there is no file {named}")
+    return str(Workload.of_served(dataclasses.replace(load, text=named.name))), named
 
 
 def engine_options(

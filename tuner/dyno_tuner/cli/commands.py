@@ -39,6 +39,7 @@ from .arguments import (
     held_settings,
     parse_duration,
     placement_of,
+    text_of_load,
     usage,
     usual_workload,
 )
@@ -174,6 +175,7 @@ def tune(
         raise typer.BadParameter(
             "--ray places workers of dyno and chooses their GPUs: leave out --engine, --gpu and cuda:N"
         )
+    workload, text = text_of_load(workload, text, foreign=target.foreign)
     of_engine = engine_options(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
     plan_only = (
         ("--vram", vram is not None), ("--ram", ram is not None), ("--pareto", pareto),

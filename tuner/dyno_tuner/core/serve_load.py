@@ -30,6 +30,7 @@ class ServedLoad:
         rounds: requests of each client.
         ttft: seconds that the time to the first token may take, at the 95th percentile; None: no limit.
         itl: seconds between two tokens of an answer, likewise.
+        text: file that prompts are cut from, by its name or path; None: random tokens.
 
     Raises:
         TuneError: a value is impossible.
@@ -42,6 +43,7 @@ class ServedLoad:
     rounds: int = 2
     ttft: float | None = None
     itl: float | None = None
+    text: str | None = None
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -54,15 +56,21 @@ class ServedLoad:
             limit = getattr(self, name)
             if limit is not None and not (math.isfinite(limit) and limit > 0):
                 raise TuneError(f"workload: serve with {name}={limit:g}; give seconds above 0")
+        if self.text is not None and (not self.text or "," in self.text):
+            raise TuneError(
+                f"workload: serve with text={self.text!r}; give a file without a comma in its path"
+            )
 
     @classmethod
     def parse(cls, text: str) -> ServedLoad:
-        """Reads `serve`, or `serve:concurrency=8,pp=1024,tg=256,shared=0.5,ttft=2,itl=0.05`.
+        """Reads `serve`, or `serve:concurrency=8,pp=1024,tg=256,shared=0.5,ttft=2,itl=0.05,text=FILE`.
 
         Raises:
             TuneError: it is neither; says what is wrong.
         """
-        known = {field.name: int if field.name in _MOST else float for field in fields(cls)}
+        known: dict[str, type] = {
+            field.name: int if field.name in _MOST else float for field in fields(cls)
+        } | {"text": str}
         values: dict[str, Any] = {}
         for piece in text.partition(":")[2].split(","):
             if not piece.strip():
@@ -81,7 +89,8 @@ class ServedLoad:
     def __str__(self) -> str:
         """As `parse` reads it."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return "serve:" + ",".join(f"{name}={value:g}" for name, value in values.items() if value is not None)
+        words = {n: v if isinstance(v, str) else f"{v:g}" for n, v in values.items() if v is not None}
+        return "serve:" + ",".join(f"{name}={word}" for name, word in words.items())
 
     def to_dict(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

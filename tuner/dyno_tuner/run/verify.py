@@ -444,9 +444,13 @@ def verify(
             where, engine = device or profile.match.device.kind, profile.match.engine.name
             target = declared(engine)
             held, own_options = _binaries(path, profile, where, binaries) if target.foreign else ({}, {})
+            text = text_beside(workload, path)
+            if target.foreign and text is not None:
+                own_options["text"] = text
             asked = TargetRequest(
                 os.path.abspath(file), where, workload.longest, settings=held, scratch=scratch,
                 options=own_options, served=workload.served is not None,
+                text=None if target.foreign else text,
             )  # fmt: skip
             executor = WorkerExecutor(engine.replace(".", "_"), target.worker_options(asked))
         try:
@@ -457,6 +461,24 @@ def verify(
         finally:
             if own:
                 executor.close()
+
+
+def text_beside(workload: Workload, profile: Path) -> str | None:
+    """The text that the prompts of a served load are cut from, beside the profile or in this folder.
+
+    Raises:
+        TuneError: it is at neither place.
+    """
+    if workload.served is None or workload.served.text is None:
+        return None
+    name = workload.served.text
+    for found in (profile.absolute().parent / name, Path(name)):
+        if found.is_file():
+            return os.path.abspath(found)
+    raise TuneError(
+        f"the prompts of this profile's load are cut from {name}, which is neither beside the profile nor in "
+        "this folder; put it there"
+    )
 
 
 def _binaries(

@@ -345,10 +345,24 @@ def _steps(f: Facts) -> Sequence[Value]:
     return [0, *(1 << p for p in range(5, 15) if 1 << p >= clients)]
 
 
+def _of_text(f: Facts) -> bool:
+    """Whether clients send passages of a text: what follows random tokens says nothing about drafts."""
+    return f.workload.served is not None and f.workload.served.text is not None
+
+
+def _draft_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    """Without effect where nothing is drafted."""
+    usual = f.defaults.get("spec", "off")
+    return lambda value, settings: int(value) if settings.get("spec", usual) != "off" else "unused"
+
+
 KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("sequences", _sequences, lambda f: f.workload.served is not None, "-np", "-np",
              code=lambda f: lambda value, settings: min(int(value), max(int(v) for v in _sequences(f)))),
     KnobSpec("step_tokens", _steps, lambda f: f.workload.served is not None, None, None, code=_step_code),
+    KnobSpec("spec", lambda f: ["off", "ngram"], _of_text, "--spec-type", "--spec-type", ordinal=False),
+    KnobSpec("spec_max", lambda f: [2, 4, 8, 16, 32], _of_text, "--spec-ngram-simple-size-m",
+             "--spec-type ngram-simple:n_max=N", code=_draft_code),
     KnobSpec("ubatch", _ubatches, lambda f: f.workload.pp > 1, "-ub", "-ub", code=_ubatch_code),
     KnobSpec("n_cpu_moe", _expert_layers, _by_experts, "-ncmoe", "-ncmoe", code=_layers_code),
     KnobSpec("expert_cache_mib", _cache_sizes, _caches_experts, None, None),

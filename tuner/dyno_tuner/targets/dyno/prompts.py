@@ -15,6 +15,8 @@ from ...core.intervals import keyed_rng
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ...core.serve_load import ServedLoad
+
 LEAST_TOKENS = 64  # of a text; less says nothing about how a router uses its experts
 _MOST_BYTES = 16 << 20
 RANDOM = "random tokens"
@@ -65,6 +67,27 @@ class Prompts:
             return rng.integers(self.vocabulary, size=count, dtype=np.int32)
         start = int(rng.integers(len(self._tokens)))
         return np.resize(np.roll(self._tokens, -start), count).astype(np.int32)
+
+
+def served_prompts(load: ServedLoad, source: Prompts, number: int) -> list[list[int]]:
+    """The prompts of a load of clients.
+
+    Args:
+        load: with their number, length, and the share that they begin with alike.
+        source: of their tokens.
+        number: another one takes other prompts.
+
+    Raises:
+        TargetUnusable: the load is cut from a text, and there is none.
+    """
+    if load.text is not None and not source.digest:
+        raise TargetUnusable(
+            f"the load's prompts are cut from the text {load.text}; name that file: --text FILE"
+        )
+    same = round(load.pp * load.shared)
+    beginning = source.take(same, "served", number).tolist() if same else []
+    ends = (source.take(load.pp - same, "served", number, i) for i in range(load.requests))
+    return [beginning + end.tolist() for end in ends]
 
 
 def use_of_experts(chosen: NDArray[np.int32], experts: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ from dyno.scheduler import Scheduler
 from ...core.protocol import Sample
 from ...measure.served_limits import check_limits
 from ...measure.served_load import Timing, drive, figures, other_clock
+from .prompts import served_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -74,12 +75,10 @@ def serve(
 
     Raises:
         TargetFailure: a latency exceeds its limit.
+        TargetUnusable: the load is cut from a text, and there is none.
         Exception: of `failure`.
     """
-    same = round(load.pp * load.shared)
-    beginning = source.take(same, "served", number).tolist() if same else []
-    ends = (source.take(load.pp - same, "served", number, i) for i in range(load.requests))
-    prompts = [beginning + end.tolist() for end in ends]
+    prompts = served_prompts(load, source, number)
     try:
         session.reset(None)
         engine = cast("Engine", _SessionEngine(session, settings))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dyno.settings import SETTINGS
 
 from ...space.knobs import Fidelity, Kind, Knob
+from .server import DRAFT
 from .spelling import MLA
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ def make_knobs(
         most = workload.served.concurrency
         values["sequences"] = sorted({1 << p for p in range(11) if 1 << p < most} | {most})
         values["batch"] = [256, 512, 1024, 2048, 4096]
+        # What follows random tokens says nothing about drafts.
+        drafted = workload.served.text is not None
+        values["spec"] = ["off", "ngram"] if drafted else ["off"]
+        values["spec_max"] = [4, 8, 16, 32, DRAFT] if drafted else [DRAFT]
     experts = max(1, int(model.get("experts") or 1))
     layers = int(model.get("layers") or 0)
     used = max(1, int(model.get("experts_used") or 1))
@@ -70,6 +75,7 @@ def make_knobs(
         # Weights are sent to the GPU from so many tokens on; ik_llama.cpp scales it for the experts.
         "offload_min_tokens": lambda v, s: (tokens(s) < int(v), tokens(s) * used < int(v) * experts),
         "n_cpu_moe": lambda v, s: min(int(v), layers),
+        "spec_max": lambda v, s: int(v) if s.get("spec", "off") != "off" else "unused",
     }
     knobs: list[Knob] = []
     for name, default in found.items():

@@ -24,12 +24,16 @@ if TYPE_CHECKING:
     from ...core.serve_load import ServedLoad
     from .help import Help
 
-__all__ = ["BATCH", "SEQUENCES", "served", "server_words"]
+__all__ = ["BATCH", "DRAFT", "ITS_OWN", "SEQUENCES", "served", "server_words"]
 
 SEQUENCES = 4
 """Slots that llama-server opens if nobody says a number."""
 BATCH = 2048
 """Its logical batch, the tokens of a step."""
+DRAFT = 48
+"""Tokens of a draft at most, where n-grams draft."""
+ITS_OWN = frozenset({"sequences", "batch", "spec", "spec_max"})
+"""Settings that a server alone has."""
 _LOOK = 0.05  # seconds between two looks at a server that starts
 
 
@@ -150,7 +154,7 @@ def served(
     found = []
     with _server(command, environment, deadline, folder) as (address, child):
         client = HttpClient(address)
-        client([token + 1 for token in prompts[0][0]], 2)
+        client(prompts[0][0][::-1], 2)
         for each in prompts:
             found.append(figures(drive(load, each, client)))
         return found, resident_peak(child.pid)

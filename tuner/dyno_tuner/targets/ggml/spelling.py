@@ -77,6 +77,9 @@ def spell(
         elif name in ("sequences", "batch"):
             if not bench:
                 out.args += [_need(help_, name, "-np" if name == "sequences" else "-b"), text]
+        elif name in ("spec", "spec_max"):
+            if name == "spec" and not bench:
+                out.args += _drafts(text, settings.get("spec_max"), help_, ik=ik)
         elif name in ("threads", "threads_batch"):
             if not bench:
                 out.args += ["-t" if name == "threads" else "-tb", text]
@@ -130,6 +133,19 @@ def from_buffers(text: str) -> str | None:
             return None
         rules.append(f"{pattern}={'cpu' if number is None else f'cuda:{int(number[1])}'}")
     return ",".join(rules)
+
+
+def _drafts(kind: str, most: Value | None, help_: Help, *, ik: bool) -> list[str]:
+    """Speculation by n-grams, and the length of a draft. It is a stage of its own in ik_llama.cpp."""
+    flag = _need(help_, "spec", "--spec-type")
+    if kind not in ("off", "ngram"):
+        raise ValueError(f"spec {kind} needs files and flags that a setting does not hold")
+    if kind == "off":
+        return [flag, "none"]
+    if ik:
+        return [flag, "ngram-simple" if most is None else f"ngram-simple:n_max={most}"]
+    length = [] if most is None else [_need(help_, "spec_max", "--spec-ngram-simple-size-m"), str(most)]
+    return [flag, "ngram-simple", *length]
 
 
 def _need(help_: Help, setting: str, *names: str) -> str:

@@ -31,6 +31,7 @@ from ...core.protocol import (
     Workload,
 )
 from ...measure.served_limits import check_limits
+from ..dyno.prompts import Prompts, served_prompts
 from . import applicability, rate_limits, server
 from .applicability import Here
 from .command_line import Command, parse_command, same_model
@@ -116,6 +117,9 @@ class GgmlTarget(Target):
             if self._install.tool("llama-server") is None:
                 raise TargetUnusable(f"{self._install.folder} has no llama-server, which a served load needs")
             self._defaults |= {"sequences": server.SEQUENCES, "batch": self._command.batch}
+            flags = self._install.help_of("llama-server")
+            if flags is not None and flags.has("--spec-type"):
+                self._defaults |= {"spec": "off", "spec_max": server.DRAFT}
         self._sweeps = any(n.startswith("op_offload.") for n in self._defaults)
         # The placement and cache of the command line stay, searched or not.
         self._fixed = {
@@ -448,7 +452,11 @@ class GgmlTarget(Target):
         names = _core.Gguf(self._path).get("tokenizer.ggml.tokens")
         if not isinstance(names, list):
             raise TargetUnusable(f"{self._path} has no vocabulary, so no prompt can be sent to a server")
-        prompts = [load.prompts(len(names), seed) for seed in range(_REPETITIONS)]
+        if load.text is None:
+            prompts = [load.prompts(len(names), seed) for seed in range(_REPETITIONS)]
+        else:
+            source = Prompts(self._path, len(names), self._text)
+            prompts = [served_prompts(load, source, seed) for seed in range(_REPETITIONS)]
         found, self.peak_mib = server.served(
             command, {**self._environment(), **variables}, load, prompts,
             deadline=self._deadline, folder=str(self._scratch),
@@ -530,8 +538,8 @@ class GgmlTarget(Target):
         help_ = self._install.help_of("llama-perplexity")
         if self._perplexity is None or help_ is None:
             raise TargetUnusable("no llama-perplexity")
-        # Slots and the tokens of a step are a server's; they change no answer of a single text.
-        settings = {n: v for n, v in settings.items() if n not in ("sequences", "batch")}
+        # Slots, the tokens of a step and drafts are a server's; they change no answer of a single text.
+        settings = {n: v for n, v in settings.items() if n not in server.ITS_OWN}
         try:
             spelled = spell(
                 settings, self._engine, help_, bench=False, batch=max(CONTEXT, self._command.batch),
