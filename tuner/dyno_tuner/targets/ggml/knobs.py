@@ -58,7 +58,7 @@ def make_knobs(
         most = workload.served.concurrency
         values["sequences"] = sorted({1 << p for p in range(11) if 1 << p < most} | {most})
         values["batch"] = [256, 512, 1024, 2048, 4096]
-        # What follows random tokens says nothing about drafts.
+        # Text behind random tokens says nothing about drafts.
         drafted = workload.served.text is not None
         values["spec"] = ["off", "ngram"] if drafted else ["off"]
         values["spec_max"] = [4, 8, 16, 32, DRAFT] if drafted else [DRAFT]
