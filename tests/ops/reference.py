@@ -94,10 +94,10 @@ def moe_sum(x: Array, weights: Array, residual: Array | None, scale: float) -> A
     return out if residual is None else out + residual
 
 
-def moe_split(ids: Array, places: Array, absent: int) -> tuple[Array, Array]:
-    """Of ids [m, used]: their place or `absent`, and the id where there is no place or -1."""
+def moe_split(ids: Array, places: Array) -> tuple[Array, Array]:
+    """Of ids [m, used]: their place or -1, and the id where there is no place or -1."""
     found = places[ids]
-    return np.where(found >= 0, found, absent), np.where(found >= 0, -1, ids)
+    return np.where(found >= 0, found, -1), np.where(found >= 0, -1, ids)
 
 
 def gated(gate: Array, up: Array, activation: str) -> Array:

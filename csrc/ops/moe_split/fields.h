@@ -17,12 +17,11 @@ constexpr void for_each_field(std::type_identity<MoeSplitDesc>, V&& v) {
 struct MoeSplitOperands {
   Reads ids;
   int32_t place_table = 0;  // an index into Plan::expert_places
-  int32_t absent = -1;
   Writes here, there;
 };
-DYNO_FIELDS(MoeSplitOperands, ids, place_table, absent, here, there)
+DYNO_FIELDS(MoeSplitOperands, ids, place_table, here, there)
 
-DYNO_FIELDS(MoeSplitArgs, ids, places, absent, here, there)
+DYNO_FIELDS(MoeSplitArgs, ids, places, here, there)
 // Given by the u-batch.
 constexpr FieldNames from_batch(std::type_identity<MoeSplitArgs>) { return {"places"}; }
 // No argument of its name.
@@ -33,7 +32,6 @@ template <typename Visitor>
 void arguments(const MoeSplitDesc& d, MoeSplitArgs& a, Visitor& v) {
   v.routing("ids", a.ids, d.m, d.used, d.experts);
   v.integers("places", a.places, d.experts, d.experts);
-  v.number("absent", a.absent, int32_t{-1});
   v.out("here", a.here, d.m * d.used);
   v.out("there", a.there, d.m * d.used);
 }

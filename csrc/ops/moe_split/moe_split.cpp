@@ -39,7 +39,7 @@ void launch(const Config& config, const MoeSplitDesc& desc, const MoeSplitArgs& 
                       DYNO_CHECK(PlanError, id >= 0 && id < desc.experts, "[moe] token ", i / desc.used,
                                  " is routed to expert ", id, " of ", desc.experts);
                       const int32_t place = args.places[id];
-                      args.here[i] = place >= 0 ? place : args.absent;
+                      args.here[i] = place >= 0 ? place : -1;
                       args.there[i] = place >= 0 ? -1 : id;
                     }
                   });

@@ -7,8 +7,8 @@
 
 namespace dyno::ops {
 
-// Of each of the ids [m, used]: `here` is the place of the expert on this device, or `absent` if it has none; `there`
-// is the expert if it has no place here, or -1.
+// Of each of the ids [m, used]: `here` is the place of the expert on this device, or -1 if it has none; `there` is the
+// expert if it has no place here, or -1.
 struct MoeSplitDesc {
   int64_t m = 1, experts = 0, used = 1;
   friend bool operator==(const MoeSplitDesc&, const MoeSplitDesc&) = default;
@@ -17,9 +17,8 @@ struct MoeSplitDesc {
 struct MoeSplitArgs {
   const int32_t* ids = nullptr;     // [m, used]
   const int32_t* places = nullptr;  // [experts]; -1: not here
-  int32_t absent = -1;
-  int32_t* here = nullptr;   // [m, used]
-  int32_t* there = nullptr;  // [m, used]
+  int32_t* here = nullptr;          // [m, used]
+  int32_t* there = nullptr;         // [m, used]
 };
 
 std::span<const VariantInfo> moe_split_variants();

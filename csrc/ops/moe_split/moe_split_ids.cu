@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(256) moe_split_ids(MoeSplitArgs args, int64_t 
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= count) return;
   const int32_t id = args.ids[i], place = args.places[id];
-  args.here[i] = place >= 0 ? place : args.absent;
+  args.here[i] = place >= 0 ? place : -1;
   args.there[i] = place >= 0 ? -1 : id;
 }
 
