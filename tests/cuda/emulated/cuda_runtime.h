@@ -184,6 +184,15 @@ inline int atomicAdd(int* at, int value) {
   *at += value;
   return before;
 }
+inline unsigned __ballot_sync(unsigned, bool value) {
+  unsigned found = 0;
+  for (unsigned lane = 0; lane < emulated::kWarp; ++lane) {
+    found |= static_cast<unsigned>(__shfl_sync(0, value ? 1 : 0, static_cast<int>(lane))) << lane;
+  }
+  return found;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   for (int bits = 16; bits > 0; bits /= 2) value = max(value, __shfl_xor_sync(0, value, bits));
   return value;

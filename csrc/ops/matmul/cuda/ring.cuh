@@ -109,8 +109,9 @@ __global__ void __launch_bounds__(kRingThreads, 2)
   const bool early = !experts || (summed && p.settled);  // what the weights are is known before earlier launches end
   const RingBarriers barriers{device::shared_address(shared + shape.memory.barriers), shape.memory.stages};
   RingFeed<kType, kOther> feed(p, shape, barriers, device::shared_address(shared), warp);
+  uint32_t present = 0;  // with experts
   const auto fill = [&] {
-    feed.open();
+    feed.open(present);
     for (int stage = 0; stage < shape.memory.stages; ++stage) feed.next();
   };
   if (lane == 0) {
@@ -126,6 +127,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
 
   auto* squares = reinterpret_cast<float*>(shared + shape.memory.squares);
   const float squares_of_warp = RingRows{p, shape, shared}.convert(warp, kRingWarps, lane, [&] {
+    if (p.grouping == Grouping::experts) present = ring_present(p, lane);
     if (!early && lane == 0) fill();
   });
   if (lane == 0) squares[warp] = squares_of_warp;
@@ -142,19 +144,24 @@ __global__ void __launch_bounds__(kRingThreads, 2)
   const int group = warp / shape.share, member = warp % shape.share;
   const auto* scales = reinterpret_cast<const float*>(shared + shape.memory.scales);
   const auto* sums_of_x = reinterpret_cast<const float*>(shared + shape.memory.sums);
-  int stage = 0, turns = 0;
+  if (p.grouping == Grouping::experts) {
+    for (uint32_t left = ~present; left != 0; left &= left - 1) {
+      const int row = __ffs(static_cast<int>(left)) - 1;
+      if (row >= p.rows) break;
+      for (int column = blockIdx.x * kRingThreads + threadIdx.x; column < p.n; column += gridDim.x * kRingThreads) {
+        p.y[row * p.y_stride + column] = 0;
+      }
+    }
+  }
+  const int tasks = ring_tasks(p, shape, present);
+  int stage = 0, turn = 0;
   uint32_t phase = 0;
-  for (int number = shape.first_task(blockIdx.x, gridDim.x, warp); number < shape.tasks;
-       number += shape.tasks_at_once(gridDim.x)) {
-    const RingTask task = ring_task<kType, kOther>(p, shape, number);
+  for (int number = shape.first_task(blockIdx.x, gridDim.x, warp); number < tasks;
+       number += shape.tasks_at_once(gridDim.x), ++turn) {
+    const RingTask task = ring_task<kType, kOther>(p, shape, present, number);
     const int row = task.stripe * kGpuRows + (lane >> 2) + 8 * (lane & 1);
     const bool stores = member == 0 && (lane & 3) < 2 && row < task.n;
     const int expert = p.grouping == Grouping::experts ? p.ids[task.row] : 0;
-    if (expert < 0) {  // the feed leaves this task out, too
-      if (stores) task.y[row] = 0;
-      continue;
-    }
-    const int turn = turns++;
     float base = 0, bias = 0;  // under way while the product is made
     if (stores && p.residual != nullptr) base = p.residual[task.row * p.y_stride + row];
     if (stores && task.bias != nullptr && !p.gated()) {

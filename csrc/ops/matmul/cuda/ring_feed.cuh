@@ -6,6 +6,29 @@
 
 namespace dyno::ops::cuda {
 
+// The rows of y with experts that have a matrix, as bits: at most kRingRows of them. Tasks are numbered without the
+// others.
+static_assert(kRingRows == 32);
+__device__ __forceinline__ uint32_t ring_present(const Problem& p, int lane) {
+  return __ballot_sync(0xffffffffu, lane < p.rows && device::load_l2(p.ids + min(lane, p.rows - 1)) >= 0);
+}
+__device__ __forceinline__ int ring_tasks(const Problem& p, const RingShape& shape, uint32_t present) {
+  return p.grouping == Grouping::experts ? shape.stripes * __popc(present) : shape.tasks;
+}
+// The place of set bit number `n`. No loop: the compiler knows that a warp's lanes come together again.
+__device__ __forceinline__ int place_of_bit(uint32_t bits, int n) {
+  int place = 0;
+#pragma unroll
+  for (int half = 16; half > 0; half /= 2) {
+    const int below = __popc(bits & ((1u << half) - 1u));
+    const bool above = n >= below;
+    n -= above ? below : 0;
+    bits >>= above ? half : 0;
+    place += above ? half : 0;
+  }
+  return place;
+}
+
 // The task with that number.
 struct RingTask {
   const uint8_t* w;  // stripe `stripe` of matrix 0
@@ -18,11 +41,12 @@ struct RingTask {
 };
 
 template <DType kType, DType kOther>
-__device__ __forceinline__ RingTask ring_task(const Problem& p, const RingShape& shape, int number) {
+__device__ __forceinline__ RingTask ring_task(const Problem& p, const RingShape& shape, uint32_t present, int number) {
   RingTask task{p.w, p.w_up, p.bias, p.y, p.n, number, 0, false};
   if (shape.tasks > shape.stripes) {
-    task.row = number / shape.stripes;
-    task.stripe = number - task.row * shape.stripes;
+    const int index = number / shape.stripes;
+    task.row = p.grouping == Grouping::experts ? place_of_bit(present, index) : index;
+    task.stripe = number - index * shape.stripes;
     task.y += task.row * p.y_stride;
   } else {
 #pragma unroll
@@ -70,6 +94,8 @@ struct RingFeed {
   RingTask task{};
   const uint8_t* w = nullptr;
   uint64_t policy = device::evict_first_policy();
+  uint32_t present = 0;
+  int tasks = 0;
 
   __device__ __forceinline__ RingFeed(const Problem& problem, const RingShape& s, const RingBarriers& barriers,
                                       uint32_t shared, int of_warp)
@@ -80,16 +106,18 @@ struct RingFeed {
         warp(of_warp),
         number(s.first_task(blockIdx.x, gridDim.x, of_warp)) {}
 
-  // Before the first next(); with experts once their ids can be read.
-  __device__ __forceinline__ void open() {
-    if (number >= shape.tasks) return;
-    task = ring_task<kType, kOther>(p, shape, number);
+  // Before the first next(); with experts once their ids can be read, of which these are present.
+  __device__ __forceinline__ void open(uint32_t rows) {
+    present = rows;
+    tasks = ring_tasks(p, shape, rows);
+    if (number >= tasks) return;
+    task = ring_task<kType, kOther>(p, shape, present, number);
     chunk = warp % shape.share;
     settle();
   }
   // The next chunk into the next stage, if there is one.
   __device__ __forceinline__ void next() {
-    if (number >= shape.tasks) return;
+    if (number >= tasks) return;
     int size = bytes;
     if constexpr (!(gpu_format(kType).super_block() && gpu_format(kOther).super_block())) {
       const int left = (p.k + kGpuTile - 1) / kGpuTile - chunk * kChunkTiles;
@@ -106,23 +134,19 @@ struct RingFeed {
   }
 
  private:
-  // From a chunk beyond its segment's last to where it is in a later segment or in a later task that has a matrix.
+  // From a chunk beyond its segment's last to where it is in a later segment or task.
   __device__ __forceinline__ void settle() {
-    int matrix = -1;
-    while (matrix < 0) {
-      while (chunk >= shape.chunks) {
-        chunk -= shape.chunks;
-        if (++segment < shape.segments) continue;
-        number += shape.tasks_at_once(gridDim.x);
-        if (number >= shape.tasks) return;
-        segment = 0, chunk = warp % shape.share;
-        task = ring_task<kType, kOther>(p, shape, number);
-      }
-      const int row = p.grouping == Grouping::summed ? task.row * p.used + segment : task.row;
-      matrix = p.grouping == Grouping::dense ? 0 : device::load_l2(p.ids + row);
-      if (matrix < 0) segment = shape.segments - 1, chunk = shape.chunks;  // on to the next task
+    while (chunk >= shape.chunks) {
+      chunk -= shape.chunks;
+      if (++segment < shape.segments) continue;
+      number += shape.tasks_at_once(gridDim.x);
+      if (number >= tasks) return;
+      segment = 0, chunk = warp % shape.share;
+      task = ring_task<kType, kOther>(p, shape, present, number);
     }
-    w = (p.gated() && segment == 1 ? task.w_up : task.w) + matrix * p.w_stride;
+    const int row = p.grouping == Grouping::summed ? task.row * p.used + segment : task.row;
+    w = p.gated() && segment == 1 ? task.w_up : task.w;
+    if (p.grouping != Grouping::dense) w += device::load_l2(p.ids + row) * p.w_stride;
     bytes = kType != kOther && task.other ? chunk_bytes(kOther) : chunk_bytes(kType);
     w += chunk * bytes;
   }
