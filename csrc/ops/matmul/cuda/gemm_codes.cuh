@@ -88,19 +88,28 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
                                                     int lane) {
   using Tile = CodeTile<kType>;
   constexpr int kChunkBytes = gemm_ring_chunk_bytes(kType);
+  // Products of so many steps start together: all warps of a warpgroup meet for each start.
+  constexpr int kGroup = kStripes == 1 && kTokens < 64 ? 4 : 1;  // more would not fit into registers
   CodeSums<kTokens, kStripes> block = {};
-  uint32_t a[2][kStripes][4];  // [step & 1]: one is read by products under way while the other is made
-  Tile w[2][kStripes];         // [tile & 1]
-  const auto multiply = [&](const Tile(&tile)[kStripes], uint64_t x) {
+  uint32_t a[2][kGroup][kStripes][4];  // one is read by products under way while the other is made
+  Tile w[2][kStripes];                 // [tile & 1]
+  const auto start = [&]<int kPlace, int kFirst>(uint64_t x) {
+    device::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kGroup; ++step) {
+#pragma unroll
+      for (int i = 0; i < kStripes; ++i) device::wgmma_f16(block[i], a[kPlace][step][i], x + 2 * (kFirst + step));
+    }
+    device::wgmma_commit();
+    // At most these are under way, so those that read the other place are over.
+    device::wgmma_wait<1>();
+  };
+  const auto multiply = [&]<int kTile>(const Tile(&tile)[kStripes], uint64_t x) {
     for_each_step([&]<int kStep>() {
-    // At most the products of one step are under way, so those that read a[kStep & 1] are over.
+      constexpr int kPlace = kGroup == 1 ? kStep & 1 : kTile, kAt = kGroup == 1 ? 0 : kStep;
 #pragma unroll
-      for (int i = 0; i < kStripes; ++i) tile[i].template code_fragment<kStep>(a[kStep & 1][i]);
-      device::wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < kStripes; ++i) device::wgmma_f16(block[i], a[kStep & 1][i], x + 2 * kStep);
-      device::wgmma_commit();
-      device::wgmma_wait<1>();
+      for (int i = 0; i < kStripes; ++i) tile[i].template code_fragment<kStep>(a[kPlace][kAt][i]);
+      if constexpr (kAt == kGroup - 1) start.template operator()<kPlace, kStep - kAt>(x);
     });
   };
   int stage = 0;
@@ -117,14 +126,14 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
     load(w[0], 0);
     if constexpr (Tile::kMin) {
 #pragma unroll
-      for (int i = 0; i < kStripes; ++i) code_minima<kType>(units + i * kChunkBytes, lane, a[1][i]);
+      for (int i = 0; i < kStripes; ++i) code_minima<kType>(units + i * kChunkBytes, lane, a[1][0][i]);
     }
     device::barrier_wait(ring.x_barrier(stage), phase);
     if constexpr (Tile::kMin) {
       const uint64_t x_sums = device::wgmma_descriptor_plain(x_at + kChunkTiles * kTokens * 128);
       device::wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < kStripes; ++i) device::wgmma_f16(sums[i], a[1][i], x_sums);
+      for (int i = 0; i < kStripes; ++i) device::wgmma_f16(sums[i], a[1][0][i], x_sums);
       device::wgmma_commit();
     }
     const uint64_t x = device::wgmma_descriptor(x_at);
@@ -132,9 +141,9 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
 #pragma unroll 1
     for (int tile = 0; tile < kChunkTiles; tile += 2) {
       load(w[1], tile + 1);
-      multiply(w[0], x + tile * kXTile);
+      multiply.template operator()<0>(w[0], x + tile * kXTile);
       if (tile == 0) load(w[0], tile + 2);
-      multiply(w[1], x + (tile + 1) * kXTile);
+      multiply.template operator()<1>(w[1], x + (tile + 1) * kXTile);
     }
     float unit[kStripes][2];
 #pragma unroll
@@ -199,9 +208,11 @@ __global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps 
   __syncthreads();  // sums take the place of the stages
   gemm_ring_put<kTokens, kStripes>(sums, shape, shared, 0, warp * kStripes, lane);
   device::wait_for_previous();  // the epilogue reads scales and residual, and writes y
+  const GemmRingEpilogue<kTokens, kSeveral> epilogue(p, product, format, shape, matrix, rank, ring.at, kWarps);
+  const GemmRingItem first_item = epilogue.load(threadIdx.x);
   device::cluster_arrive();
   device::cluster_wait();  // the sums of all blocks are written
-  gemm_ring_epilogue<kTokens, kSeveral>(p, product, format, shape, matrix, rank, ring.at, kWarps);
+  epilogue.finish(first_item);
   device::cluster_arrive();
   device::cluster_wait();  // no block reads this one's shared memory any more
 #endif

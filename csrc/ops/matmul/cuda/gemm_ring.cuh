@@ -173,61 +173,98 @@ __device__ __forceinline__ void gemm_ring_load(const float* from, int there, boo
   }
 }
 
-// This block's share of the tokens: `sums` of every block hold [planes][kTokens][sums_stride].
+// Four neighbours of y, of one token, and all that they need beside the sums.
+struct GemmRingItem {
+  int64_t to = 0;     // where they stand in y
+  uint32_t from = 0;  // where their sums stand in shared memory
+  int there = 0;      // so many exist
+  float scale = 0, bias[4] = {}, bias_up[4] = {}, rest[4] = {};
+};
+
+// This block's share of the tokens: `sums` of every block hold [planes][kTokens][sums_stride]. load() asks for what
+// comes from memory, which takes as long as the blocks take to meet: so it runs before, for the first item of each
+// thread.
 template <int kTokens, bool kSeveral>
-__device__ __forceinline__ void gemm_ring_epilogue(const Problem& p, const GemmRingProduct& product,
-                                                   const TiledRows& format, const GemmRingShape& shape, int matrix,
-                                                   int rank, uint32_t sums, int warps) {
-  const bool gated = p.gated();
-  const int quads = gated ? shape.rows / 8 : shape.rows / 4, share = kTokens / shape.parts;
-  const int first = blockIdx.x * kTokens, plane_bytes = kTokens * shape.sums_stride * 4;
-  const float* scales =
-      reinterpret_cast<const float*>(p.x + format.scales_at()) + (matrix * format.token_tiles() + blockIdx.x) * kTokens;
+struct GemmRingEpilogue {
+  const Problem& p;
+  const GemmRingProduct& product;
+  const GemmRingShape& shape;
+  const float* scales;
+  int matrix, rank, threads, quads, share;
+  uint32_t sums;
   // Whether four neighbours of y, and of the residual, can go at once: rows of w come in fours.
-  const bool quads_of_y = (reinterpret_cast<uint64_t>(product.y) | reinterpret_cast<uint64_t>(p.residual) |
-                           static_cast<uint64_t>((product.y_stride | p.y_batch_stride) * 4)) %
-                              16 ==
-                          0;
-  for (int item = threadIdx.x; item < share * quads; item += 32 * warps) {
-    const int column = rank * share + item / quads, quad = item % quads;
+  bool quads_of_y;
+
+  __device__ __forceinline__ GemmRingEpilogue(const Problem& problem, const GemmRingProduct& of,
+                                              const TiledRows& format, const GemmRingShape& s, int of_matrix,
+                                              int rank_of_block, uint32_t sums_at, int warps)
+      : p(problem), product(of), shape(s), matrix(of_matrix), rank(rank_of_block), threads(32 * warps), sums(sums_at) {
+    quads = p.gated() ? shape.rows / 8 : shape.rows / 4, share = kTokens / shape.parts;
+    scales = reinterpret_cast<const float*>(p.x + format.scales_at()) +
+             (matrix * format.token_tiles() + blockIdx.x) * kTokens;
+    quads_of_y = (reinterpret_cast<uint64_t>(product.y) | reinterpret_cast<uint64_t>(p.residual) |
+                  static_cast<uint64_t>((product.y_stride | p.y_batch_stride) * 4)) %
+                     16 ==
+                 0;
+  }
+  __device__ __forceinline__ int items() const { return share * quads; }
+
+  __device__ __forceinline__ GemmRingItem load(int number) const {
+    GemmRingItem item;
+    const bool gated = p.gated();
+    const int first = blockIdx.x * kTokens, column = rank * share + number / quads, quad = number % quads;
     const int row = (product.row_tile * quads + quad) * 4;
-    if (first + column >= p.rows || row >= product.n) continue;
+    if (number >= items() || first + column >= p.rows || row >= product.n) return item;
     // Of a gated pair each warp has 16 rows of the gate before 16 of the other.
-    const int from = gated ? quad / 4 * 32 + quad % 4 * 4 : quad * 4;
-    const uint32_t at = sums + (column * shape.sums_stride + from) * 4;
-    const int64_t to = matrix * p.y_batch_stride + (first + column) * product.y_stride + row;
-    const int there = min(product.n - row, 4);
-    // Everything is asked for before the sums of other blocks, and before anything is stored: a load may not pass a
-    // store.
-    const float scale = scales[column];
-    const float* up_bias = gated ? p.bias_up : nullptr;
-    const float* residual = kSeveral || gated || p.residual == nullptr ? nullptr : p.residual + to;
-    float bias[4] = {}, bias_up[4] = {}, rest[4] = {}, sum[4] = {}, up[4] = {};
-    if (product.bias != nullptr) gemm_ring_load(product.bias + row, there, false, bias);
-    if (up_bias != nullptr) gemm_ring_load(up_bias + row, there, false, bias_up);
-    if (residual != nullptr) gemm_ring_load(residual, there, quads_of_y, rest);
-    gemm_ring_add(at, shape, plane_bytes, sum);
-    if (gated) gemm_ring_add(at + kGpuRows * 4, shape, plane_bytes, up);
-    float y[4];
+    const int place = gated ? quad / 4 * 32 + quad % 4 * 4 : quad * 4;
+    item.from = sums + (column * shape.sums_stride + place) * 4;
+    item.to = matrix * p.y_batch_stride + (first + column) * product.y_stride + row;
+    item.there = min(product.n - row, 4);
+    item.scale = scales[column];
+    if (product.bias != nullptr) gemm_ring_load(product.bias + row, item.there, false, item.bias);
+    if (gated && p.bias_up != nullptr) gemm_ring_load(p.bias_up + row, item.there, false, item.bias_up);
+    if (!kSeveral && !gated && p.residual != nullptr) {
+      gemm_ring_load(p.residual + item.to, item.there, quads_of_y, item.rest);
+    }
+    return item;
+  }
+
+  __device__ __forceinline__ void store(const GemmRingItem& item) const {
+    if (item.there == 0) return;
+    const bool gated = p.gated();
+    const int plane_bytes = kTokens * shape.sums_stride * 4;
+    float sum[4] = {}, up[4] = {}, y[4];
+    gemm_ring_add(item.from, shape, plane_bytes, sum);
+    if (gated) gemm_ring_add(item.from + kGpuRows * 4, shape, plane_bytes, up);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (gated) {
-        y[i] = activate(p.activation, fmaf(sum[i], scale, bias[i]), fmaf(up[i], scale, bias_up[i]));
+        y[i] = activate(p.activation, fmaf(sum[i], item.scale, item.bias[i]), fmaf(up[i], item.scale, item.bias_up[i]));
       } else {
-        y[i] = fmaf(sum[i], scale, bias[i]);
-        if constexpr (!kSeveral) y[i] = fmaf(y[i], p.scale, rest[i]);
+        y[i] = fmaf(sum[i], item.scale, item.bias[i]);
+        if constexpr (!kSeveral) y[i] = fmaf(y[i], p.scale, item.rest[i]);
       }
     }
-    if (quads_of_y && there == 4) {
-      *reinterpret_cast<float4*>(product.y + to) = make_float4(y[0], y[1], y[2], y[3]);
+    if (quads_of_y && item.there == 4) {
+      *reinterpret_cast<float4*>(product.y + item.to) = make_float4(y[0], y[1], y[2], y[3]);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (i < there) product.y[to + i] = y[i];
+        if (i < item.there) product.y[item.to + i] = y[i];
       }
     }
   }
-}
+
+  // All blocks have written their sums. `item`: the first of this thread. A load may not pass a store, so that of the
+  // next item comes before the store of this one.
+  __device__ __forceinline__ void finish(GemmRingItem item) const {
+    for (int number = threadIdx.x; number < items(); number += threads) {
+      const GemmRingItem next = load(number + threads);
+      store(item);
+      item = next;
+    }
+  }
+};
 
 #endif  // DYNO_DEVICE_WGMMA
 
@@ -298,9 +335,11 @@ __global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
     device::named_sync(1, 32 * kGemmRingWarps);  // sums take the place of the stages
     gemm_ring_put<kTokens, 2>(sums, shape, shared, halves && warp >= 4 ? 1 : 0, stripe, lane);
     device::wait_for_previous();  // the epilogue reads scales and residual, and writes y
+    const GemmRingEpilogue<kTokens, kSeveral> epilogue(p, product, format, shape, matrix, rank, stages, kGemmRingWarps);
+    const GemmRingItem first_item = epilogue.load(threadIdx.x);
     device::cluster_arrive();
     device::cluster_wait();  // the sums of all blocks are written
-    gemm_ring_epilogue<kTokens, kSeveral>(p, product, format, shape, matrix, rank, stages, kGemmRingWarps);
+    epilogue.finish(first_item);
   }
   device::cluster_arrive();
   device::cluster_wait();  // no block reads this one's shared memory any more
