@@ -8,11 +8,22 @@
 namespace dyno::runtime {
 namespace {
 
-constexpr int64_t kRowsDrawnTogether = 16;
+constexpr int64_t kRowsSortedTogether = 16;
 
 }  // namespace
 
-int64_t rows_drawn_together(const plan::Plan& plan) { return std::min(plan.context.sequences, kRowsDrawnTogether); }
+bool sorts_rows(std::span<const RowDraw> draws, int64_t n_vocab) {
+  return std::any_of(draws.begin(), draws.end(),
+                     [&](const RowDraw& draw) { return ops::sorts_row(draw.settings, n_vocab); });
+}
+
+int64_t rows_drawn_together(const plan::Plan& plan, const plan::Selection& selection, bool sorts) {
+  const int64_t sorted = std::min(plan.context.sequences, kRowsSortedTogether);
+  if (sorts) return sorted;
+  const plan::Selection::Launch one = row_draw(plan, selection, 1);
+  const size_t each = ops::unsorted_scratch_bytes(std::get<ops::SampleDesc>(one.desc), one.config);
+  return std::clamp(static_cast<int64_t>(row_draw_scratch(plan, selection) / each), sorted, plan.context.sequences);
+}
 
 plan::Selection::Launch row_draw(const plan::Plan& plan, const plan::Selection& selection, int64_t rows) {
   return selection.launch(plan.draw.nodes.front().key, /*tokens=*/1, rows);
@@ -21,7 +32,7 @@ plan::Selection::Launch row_draw(const plan::Plan& plan, const plan::Selection& 
 size_t row_draw_scratch(const plan::Plan& plan, const plan::Selection& selection) {
   if (plan.draw.nodes.empty()) return 0;
   size_t most = 0;
-  for (int64_t rows = 1; rows <= rows_drawn_together(plan); ++rows) {
+  for (int64_t rows = 1; rows <= std::min(plan.context.sequences, kRowsSortedTogether); ++rows) {
     const plan::Selection::Launch launch = row_draw(plan, selection, rows);
     most = std::max(most, ops::scratch_bytes(launch.desc, launch.config));
   }

@@ -15,9 +15,12 @@
 
 namespace dyno::runtime {
 
-// Rows that a GPU draws in one launch: the context's sequences, but no more than 16, because each row has scratch
-// memory of its own, which is about 20 bytes a token of the vocabulary.
-int64_t rows_drawn_together(const plan::Plan& plan);
+// Whether some row has its chunks sorted (ops::sorts_row()).
+bool sorts_rows(std::span<const RowDraw> draws, int64_t n_vocab);
+// Rows that a GPU draws in one launch: the context's sequences, but if it sorts rows no more than 16, because such a
+// row has scratch memory of about 20 bytes a token of the vocabulary. Others share this memory with two hundred times
+// as many.
+int64_t rows_drawn_together(const plan::Plan& plan, const plan::Selection& selection, bool sorts);
 // The launch that draws from so many rows on the main device, a GPU.
 plan::Selection::Launch row_draw(const plan::Plan& plan, const plan::Selection& selection, int64_t rows);
 // Bytes of workspace that the largest of these launches needs.

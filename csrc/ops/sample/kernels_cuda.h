@@ -22,7 +22,8 @@ struct SampleScratch {
   int64_t chunks = 0, sums_offset = 0, maxima_offset = 0, keys_offset = 0, masses_offset = 0, weights_offset = 0,
           bytes = 0;
 };
-constexpr SampleScratch sample_scratch(int64_t n_vocab, int blocks) {
+// `sorts`: for a row of sorts_row() as well.
+constexpr SampleScratch sample_scratch(int64_t n_vocab, int blocks, bool sorts) {
   SampleScratch s;
   s.chunks = (n_vocab + kSampleChunk - 1) / kSampleChunk;
   s.sums_offset = blocks * static_cast<int64_t>(sizeof(uint64_t));
@@ -30,13 +31,13 @@ constexpr SampleScratch sample_scratch(int64_t n_vocab, int blocks) {
   s.keys_offset = (s.maxima_offset + s.chunks * static_cast<int64_t>(sizeof(uint32_t)) + 15) / 16 * 16;
   s.masses_offset = s.keys_offset + s.chunks * kSampleChunk * static_cast<int64_t>(sizeof(uint32_t));
   s.weights_offset = s.masses_offset + s.chunks * kSampleChunk * static_cast<int64_t>(sizeof(double));
-  s.bytes = s.weights_offset + s.chunks * kSampleChunk * static_cast<int64_t>(sizeof(double));
+  s.bytes = sorts ? s.weights_offset + s.chunks * kSampleChunk * static_cast<int64_t>(sizeof(double)) : s.keys_offset;
   return s;
 }
-inline size_t sample_blocks_scratch(const SampleDesc& desc, int blocks) {
-  return static_cast<size_t>(desc.m * sample_scratch(desc.n_vocab, blocks).bytes);
+inline size_t sample_blocks_scratch(const SampleDesc& desc, int blocks, bool sorts) {
+  return static_cast<size_t>(desc.m * sample_scratch(desc.n_vocab, blocks, sorts).bytes);
 }
 
-void sample_blocks_cuda(const SampleArgs& args, const SampleDesc& desc, int blocks, CudaStream& stream);
+void sample_blocks_cuda(const SampleArgs& args, const SampleDesc& desc, int blocks, bool sorts, CudaStream& stream);
 
 }  // namespace dyno::ops

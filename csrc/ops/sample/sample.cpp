@@ -159,8 +159,13 @@ Cost cost(const SampleDesc& desc) {
 }
 
 size_t scratch_bytes(const SampleDesc& desc, const Config& config) {
-  if (config.variant == k_blocks) return sample_blocks_scratch(desc, blocks_params::of(config).blocks);
+  if (config.variant == k_blocks) return sample_blocks_scratch(desc, blocks_params::of(config).blocks, true);
   return static_cast<size_t>(desc.n_vocab) * sizeof(Candidate);
+}
+
+size_t unsorted_scratch_bytes(const SampleDesc& desc, const Config& config) {
+  if (config.variant == k_blocks) return sample_blocks_scratch(desc, blocks_params::of(config).blocks, false);
+  return scratch_bytes(desc, config);
 }
 
 void check_settings(const SampleSettings& settings) {
@@ -194,7 +199,10 @@ void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CudaStream& stream) {
   if (args.row_settings == nullptr) check_settings(settings_of(args, 0));
-  sample_blocks_cuda(args, desc, blocks_params::of(config).blocks, stream);
+  sample_blocks_cuda(args, desc, blocks_params::of(config).blocks, true, stream);
+}
+void launch_unsorted(const Config& config, const SampleDesc& desc, const SampleArgs& args, CudaStream& stream) {
+  sample_blocks_cuda(args, desc, blocks_params::of(config).blocks, false, stream);
 }
 #endif
 

@@ -20,6 +20,9 @@ size_t scratch_bytes(const SampleDesc& desc, const Config& config);
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CpuContext& context);
 // `row_settings` lie in device memory: a captured launch draws by the values that are there when it is replayed.
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CudaStream& stream);
+// The same where no row of `row_settings` is one of sorts_row(), in a fraction of the memory.
+size_t unsorted_scratch_bytes(const SampleDesc& desc, const Config& config);
+void launch_unsorted(const Config& config, const SampleDesc& desc, const SampleArgs& args, CudaStream& stream);
 // Throws PlanError for a value that means nothing.
 void check_settings(const SampleSettings& settings);
 

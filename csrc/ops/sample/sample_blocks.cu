@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
                 .shared = &shared};
   const bool draws = settings.temperature > 0.0f;
   const bool by_count = settings.top_k > 0 && static_cast<uint32_t>(settings.top_k) < n;
-  const bool sorts = draws && !by_count && settings.top_p < 1.0f;
+  const bool sorts = sorts_row(settings, n);
   // Sums over whole chunks, where no filter stands before the draw.
   const bool weights = draws && !by_count && !sorts && !(settings.min_p > 0.0f);
   const double inverse = 1.0 / static_cast<double>(settings.temperature);
@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 }  // namespace sampling
 
-void sample_blocks_cuda(const SampleArgs& args, const SampleDesc& desc, int blocks, CudaStream& stream) {
-  const SampleScratch layout = sample_scratch(desc.n_vocab, blocks);
+void sample_blocks_cuda(const SampleArgs& args, const SampleDesc& desc, int blocks, bool sorts, CudaStream& stream) {
+  const SampleScratch layout = sample_scratch(desc.n_vocab, blocks, sorts);
   const auto used =
       static_cast<unsigned>(std::min<int64_t>(blocks, (layout.chunks + sampling::kWarps - 1) / sampling::kWarps));
   launch_dependent("sample", sampling::sample_blocks, dim3(used, static_cast<unsigned>(desc.m)), sampling::kThreads, 0,

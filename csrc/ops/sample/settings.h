@@ -17,4 +17,10 @@ constexpr SampleSettings settings_of(const SampleArgs& args, int64_t row) {
   return {args.temperature, args.top_k, args.top_p, args.min_p};
 }
 
+// Whether top-p looks at a whole row of `n` logits, so that a GPU sorts its chunks.
+constexpr bool sorts_row(const SampleSettings& settings, int64_t n) {
+  const bool by_count = settings.top_k > 0 && settings.top_k < n;
+  return settings.temperature > 0.0f && !by_count && settings.top_p < 1.0f;
+}
+
 }  // namespace dyno::ops

@@ -131,17 +131,22 @@ void CudaExecutor::draw_rows(const MicroBatch& batch, const plan::Selection& sel
   const auto* settings = reinterpret_cast<const ops::SampleSettings*>(d.device.data());
   const auto* uniforms = reinterpret_cast<const float*>(d.device.data() + uniforms_at);
   auto* tokens = reinterpret_cast<int32_t*>(d.device.data() + tokens_at);
-  const int64_t together = rows_drawn_together(plan_);
+  const bool sorts = sorts_rows(batch.row_draws, model_.n_vocab);
+  const int64_t together = rows_drawn_together(plan_, selection, sorts);
   ops::CudaStream stream = context();
   for (int64_t first = 0; first < rows; first += together) {
     const plan::Selection::Launch launch = row_draw(plan_, selection, std::min(together, rows - first));
-    ops::launch(launch.config, std::get<ops::SampleDesc>(launch.desc),
-                {.logits = logits + first * model_.n_vocab,
-                 .uniform = uniforms + first,
-                 .row_settings = settings + first,
-                 .finite_only = true,
-                 .out = tokens + first},
-                stream);
+    const auto& desc = std::get<ops::SampleDesc>(launch.desc);
+    const ops::SampleArgs args{.logits = logits + first * model_.n_vocab,
+                               .uniform = uniforms + first,
+                               .row_settings = settings + first,
+                               .finite_only = true,
+                               .out = tokens + first};
+    if (sorts) {
+      ops::launch(launch.config, desc, args, stream);
+    } else {
+      ops::launch_unsorted(launch.config, desc, args, stream);
+    }
   }
   DYNO_CUDA_CHECK(
       cudaMemcpyAsync(d.host.data() + tokens_at, tokens, bytes - tokens_at, cudaMemcpyDeviceToHost, stream_.get()));
