@@ -5,18 +5,8 @@
 
 namespace dyno::ops {
 
-// Cell of the cache (slot * slot_positions + position) of a token, or -1 for a token of no run.
-__device__ __forceinline__ int64_t cell_of(const SequenceRun* runs, int n_runs, int64_t slot_positions, int token) {
-  for (int r = 0; r < n_runs; ++r) {
-    const SequenceRun run = runs[r];
-    const int within = token - run.first_token;
-    if (within >= 0 && within < run.n_tokens) return run.slot * slot_positions + run.position + within;
-  }
-  return -1;
-}
-
-// The same by a whole warp, whose lanes look at a run each: one after the other, the runs of many sequences take longer
-// than the work on the token.
+// Cell of the cache (slot * slot_positions + position) of a token, or -1 for a token of no run. By a whole warp, whose
+// lanes look at a run each: one after the other, the runs of many sequences take longer than the work on the token.
 __device__ __forceinline__ int64_t cell_of_warp(const SequenceRun* runs, int n_runs, int64_t slot_positions, int token,
                                                 int lane) {
   constexpr unsigned kAll = 0xffffffffu;

@@ -184,6 +184,9 @@ def kv_store_cases() -> Iterator[Case]:
     yield make("q8_0", 32, [(0, 1, 5, 0)])
     yield make("q8_0", 160, [(0, 2, 0, 2), (2, 5, 3, 0)], gap=34, offset=68)
     yield make("f16", 512, [(0, 80, 1, 0)])
+    step = [(token, 1, token % 3, 69 - token) for token in range(70)]  # one token of each of many sequences
+    yield make("f16", 504, step)
+    yield make("q8_0", 96, step[:33], gap=4)
 
 
 @cases("moe_sum")

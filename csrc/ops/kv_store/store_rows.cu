@@ -20,7 +20,8 @@ __global__ void __launch_bounds__(256) store_rows(KvStoreArgs args, int width) {
   device::wait_for_previous();
   const int64_t token = blockIdx.x;
   const int64_t i = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
-  const int64_t cell = cell_of(args.runs, args.n_runs, args.slot_positions, static_cast<int>(token));
+  const int64_t cell = cell_of_warp(args.runs, args.n_runs, args.slot_positions, static_cast<int>(token),
+                                    static_cast<int>(threadIdx.x % 32));
   if (cell < 0 || i >= width) return;  // whole warps for q8_0: its width is a multiple of 32
   const float v = args.x[token * args.x_stride + i];
   uint8_t* row = reinterpret_cast<uint8_t*>(args.cache) + cell * args.row_bytes + args.byte_offset;
@@ -33,11 +34,14 @@ __global__ void __launch_bounds__(256) store_chunks(KvStoreArgs args, int width)
   device::wait_for_previous();
   const int64_t token = blockIdx.x;
   const int at = 8 * static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
-  if (at >= width) return;
-  const auto* x = reinterpret_cast<const float4*>(args.x + token * args.x_stride + at);
-  const float4 v[2] = {x[0], x[1]};
-  const int64_t cell = cell_of(args.runs, args.n_runs, args.slot_positions, static_cast<int>(token));
-  if (cell < 0) return;
+  float4 v[2] = {};
+  if (at < width) {
+    const auto* x = reinterpret_cast<const float4*>(args.x + token * args.x_stride + at);
+    v[0] = x[0], v[1] = x[1];
+  }
+  const int64_t cell = cell_of_warp(args.runs, args.n_runs, args.slot_positions, static_cast<int>(token),
+                                    static_cast<int>(threadIdx.x % 32));
+  if (cell < 0 || at >= width) return;
   uint8_t* row = reinterpret_cast<uint8_t*>(args.cache) + cell * args.row_bytes + args.byte_offset;
   if constexpr (kType == Scalar::f32) {
     *reinterpret_cast<float4*>(row + at * 4) = v[0];
