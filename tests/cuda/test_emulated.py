@@ -1,6 +1,7 @@
 """CUDA kernels run on the CPU thread by thread and held against float64 NumPy.
 
-These are the kernels with recurrent state and those of few tokens' products with experts.
+These are the kernels with recurrent state, those of few tokens' products with experts, and the one that draws
+tokens.
 
 `emulated/` gives their source CUDA's words. So a machine without a GPU checks their arithmetic and indices on
 the cases of the contract suite. Each runs with its first thread first and with its last one first: a missing
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from ops import rounding
+from ops import reference, rounding
 from ops.cases import all_cases
 from ops.harness import allowing
 
@@ -60,6 +61,11 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = built(tmp_path_factory.mktemp("emulated"), "products")
     library.multiply_by_experts.restype = ctypes.c_char_p
     return library
+
+
+@pytest.fixture(scope="session")
+def sampling(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return built(tmp_path_factory.mktemp("emulated"), "sample")
 
 
 def pointers(args: dict[str, Any], names: Sequence[str]) -> ctypes.Array[ctypes.c_void_p]:
@@ -243,3 +249,58 @@ def test_rows_are_grouped_by_expert_and_zeroed_without_one(
     assert (order[counts.sum() :] == -7).all()
     assert (y[ids < 0] == 0).all()
     assert (y[ids >= 0] == 77).all()
+
+
+class SampleSettings(ctypes.Structure):
+    """`ops::SampleSettings`."""
+
+    _fields_ = (
+        ("temperature", ctypes.c_float),
+        ("top_k", ctypes.c_int32),
+        ("top_p", ctypes.c_float),
+        ("min_p", ctypes.c_float),
+    )
+
+
+def drawn(
+    library: ctypes.CDLL, logits: NDArray[Any], uniform: float, settings: dict[str, float], blocks: int
+) -> int:
+    """The token that `blocks` blocks draw from one row."""
+    chosen = SampleSettings(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **settings})
+    token: int = library.draw(
+        address(logits),
+        ctypes.c_int64(logits.size),
+        ctypes.byref(chosen),
+        ctypes.c_float(uniform),
+        1,
+        blocks,
+        0,
+    )
+    return token
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"top_k": 1},
+        {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "temperature": 0.8},
+        {"top_k": 256, "top_p": 0.9999, "temperature": 1.5},
+        {"top_k": 7, "min_p": 0.3},
+        {"top_k": 60, "top_p": 1e-6},
+    ],
+    ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items()),
+)
+def test_few_kept_tokens_are_drawn_as_numpy_draws(sampling: ctypes.CDLL, settings: dict[str, float]) -> None:
+    """Of rows with ties, with holes, and with more equal logits than are sorted."""
+    rng = np.random.default_rng(3)
+    settings = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, **settings}
+    rows = [3 * rng.standard_normal(300), np.round(rng.standard_normal(261)), np.zeros(600)]
+    rows[1][rng.random(261) < 0.4] = -np.inf
+    rows.append(np.full(203, -np.inf))
+    rows[3][[5, 200]] = 1.0, 1.5
+    for at, row in enumerate(rows):
+        logits = row.astype(np.float32)
+        for backwards, uniform in ((0, 0.0), (1, float(np.float32(rng.random())))):
+            sampling.run_backwards(backwards)
+            want = reference.sample(logits.astype(np.float64), uniform=uniform, **settings)  # type: ignore[arg-type]
+            assert drawn(sampling, logits, uniform, settings, blocks=1 + 2 * at) == want

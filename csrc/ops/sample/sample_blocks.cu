@@ -2,16 +2,17 @@
 //
 // All blocks look at the row once: the best of it and of every chunk, and sums over chunks where the whole row is drawn
 // from. The block that is through last goes on alone: it finds the logit at which the filters cut and walks what is
-// kept. A chunk whose best lies below what is asked for is not read, so top-k reads a few dozen chunks. Top-p alone may
-// keep most of the row: for it all blocks sort their chunks and sum them up from the best on, so that the last one
-// looks into each chunk once for every logit that it tries. Every sum is made in one order, whatever the number of
-// blocks.
+// kept. A chunk whose best lies below what is asked for is not read, so top-k reads a few dozen chunks, once (few.cuh).
+// Top-p alone may keep most of the row: for it all blocks sort their chunks and sum them up from the best on, so that
+// the last one looks into each chunk once for every logit that it tries. Every sum is made in one order, whatever the
+// number of blocks.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "core/cuda/launch.h"
 #include "device/dependent.cuh"
+#include "ops/sample/few.cuh"
 #include "ops/sample/filters.cuh"
 #include "ops/sample/kernels_cuda.h"
 #include "ops/sample/row.cuh"
@@ -30,8 +31,8 @@ struct Scratch {
 };
 
 // By the block that is through last. In thread 0: the token.
-__device__ int32_t finish_row(const Row& row, const SampleSettings& settings, const Scratch& scratch, uint64_t rank,
-                              float uniform) {
+__device__ int32_t finish_row(const Row& row, const SampleSettings& settings, const Scratch& scratch, Few& few,
+                              uint64_t rank, float uniform) {
   const auto best = static_cast<uint32_t>(rank >> 32);
   const float top = value_of(best);
   const double inverse = 1.0 / static_cast<double>(settings.temperature);
@@ -56,6 +57,10 @@ __device__ int32_t finish_row(const Row& row, const SampleSettings& settings, co
         [&](uint32_t key, int32_t, float logit) { return key > kMinusInfinity ? weight(logit) : 0.0; });
   }
 
+  if (by_count && settings.top_k <= kFewKept) {
+    const int count = sort_few(row, few, settings.top_k, best);
+    if (count <= kFewCandidates) return threadIdx.x < 32 ? draw_few(few, count, settings, uniform, weight) : 0;
+  }
   const double ratio = by_ratio ? static_cast<double>(settings.min_p) : 0.0;
   const bool sorted = by_mass && !by_count;
   Cut cut{};
@@ -107,6 +112,7 @@ __global__ void __launch_bounds__(kThreads)
   device::let_next_start();
   device::wait_for_previous();
   __shared__ Shared shared;
+  __shared__ Few few;
   const SampleSettings settings = settings_of(args, blockIdx.y);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   std::byte* own = workspace + blockIdx.y * layout.bytes;
@@ -199,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
   if (best <= kMinusInfinity || best >= kInfinity) {
     if (args.finite_only) token = -1;
   } else if (draws) {
-    token = finish_row(row, settings, scratch, rank, args.uniform[blockIdx.y]);
+    token = finish_row(row, settings, scratch, few, rank, args.uniform[blockIdx.y]);
   }
   if (threadIdx.x == 0) {
     args.out[blockIdx.y] = token;

@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #define __device__
@@ -88,7 +90,7 @@ class Barrier {
 
 inline Barrier whole;
 inline std::vector<Barrier> warps;
-inline std::vector<double> lanes;
+inline std::vector<uint64_t> lanes;  // the bits of a value
 
 inline void enter() {
   kernel();
@@ -103,7 +105,7 @@ inline void run_block(unsigned count, std::function<void()> body) {
   threads = dim3(count);
   whole = {};
   warps.assign((count + kWarp - 1) / kWarp, {});
-  lanes.assign(count, 0.0);
+  lanes.assign(count, 0);
   if (fibers.size() < count) fibers.resize(count);
   for (unsigned i = 0; i < count; ++i) {
     Fiber& fiber = fibers[i];
@@ -142,9 +144,11 @@ template <typename T>
 T exchange(T value, unsigned from) {
   const unsigned thread = fibers[current].index.x, first = thread / kWarp * kWarp;
   const unsigned lanes_there = std::min(kWarp, threads.x - first);
-  lanes[thread] = static_cast<double>(value);
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  std::memcpy(&lanes[thread], &value, sizeof(T));
   warps[thread / kWarp].wait(lanes_there);
-  const T found = static_cast<T>(lanes[first + from]);
+  T found;
+  std::memcpy(&found, &lanes[first + from], sizeof(T));
   warps[thread / kWarp].wait(lanes_there);
   return found;
 }
@@ -184,6 +188,13 @@ inline int atomicAdd(int* at, int value) {
   *at += value;
   return before;
 }
+inline int atomicMin(int* at, int value) { return std::exchange(*at, min(*at, value)); }
+inline int atomicMax(int* at, int value) { return std::exchange(*at, max(*at, value)); }
+inline void __threadfence() {}
+template <typename T>
+T __ldcg(const T* at) {
+  return *at;
+}
 inline unsigned __ballot_sync(unsigned, bool value) {
   unsigned found = 0;
   for (unsigned lane = 0; lane < emulated::kWarp; ++lane) {
@@ -193,6 +204,7 @@ inline unsigned __ballot_sync(unsigned, bool value) {
 }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   for (int bits = 16; bits > 0; bits /= 2) value = max(value, __shfl_xor_sync(0, value, bits));
   return value;
