@@ -133,6 +133,10 @@ def attention_cases() -> Iterator[Case]:
     # A step of more sequences than a warp has lanes: a token of each, and one of them with several.
     many = [(i, 1, 37 * i % 150, 39 - i) for i in range(40)]
     yield make(8, 2, 128, 128, many, "f16 f16")
+    yield make(16, 2, 64, 64, many, "bf16 bf16", window=33, sinks=True)
+    yield make(8, 2, 128, 128, [(i, 1, 29 * i % 140, 70 - i) for i in range(71)], "f16 f16")
+    yield make(3, 3, 128, 128, [(i, 1, 127 + i, i) for i in range(5)], "f16 f16", gap=4)
+    yield make(6, 2, 64, 64, [(1, 1, 300, 0), (0, 1, 16, 1), (2, 1, 15, 2)], "f16 f16", gap=3)
     yield make(6, 2, 64, 64, [(0, 5, 60, 36), *((i + 5, 1, 41 * i % 170, i) for i in range(36))], "q8_0 q8_0")
     # Every pair of cache types.
     for k_type in ("f32", "f16", "bf16", "q8_0"):

@@ -433,6 +433,10 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CudaStream& stream) {
   check_scalars(desc, args);
+  // A key does not tell a prompt from a step of more sequences than `direct` is for. Tiles of a prompt would hold the
+  // rows of one token each.
+  const bool prompts = config.variant == k_flash || config.variant == k_flash_wgmma;
+  if (prompts && attention_steps_cuda(args, desc, stream)) return;
   if (config.variant == k_flash) {
     attention_flash_cuda(args, desc, static_cast<FlashShape>(flash_params::of(config).rows), 1, stream);
   } else if (config.variant == k_flash_wgmma) {

@@ -84,7 +84,17 @@ FreshRows make_fresh_rows(const RopeAttentionArgs& args, const RopeAttentionDesc
 
 void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
                            CudaStream& stream) {
+  if (splits == 1 && attention_steps_cuda(args, desc, stream)) return;
   start(task_of(args, desc, splits, stream), desc, false, rows, splits, stream);
+}
+
+bool attention_steps_cuda(const AttentionArgs& args, const AttentionDesc& desc, CudaStream& stream) {
+  const bool halves = desc.k_type == DType::f16 || desc.k_type == DType::bf16;
+  if (args.n_runs != desc.m || !halves || desc.v_in_k || desc.v_type != desc.k_type) return false;
+  const DirectTask task = task_of(args, desc, 1, stream);
+  if (!steps_attention_takes(task)) return false;
+  steps_attention(task, desc.k_type == DType::bf16, stream.handle);
+  return true;
 }
 
 DirectTask rope_direct_task(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits,

@@ -39,6 +39,10 @@ struct DirectTask {
 DirectTask rope_direct_task(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits,
                             CudaStream& stream);
 
+// steps.cuh, for launches that it takes: one token a run, f16 or bf16, one part of the keys.
+bool steps_attention_takes(const DirectTask& task);
+void steps_attention(const DirectTask& task, bool bf16, CUstream_st* stream);
+
 namespace direct {
 
 using device::Scalar;

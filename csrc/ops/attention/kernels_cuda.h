@@ -111,6 +111,10 @@ void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc,
 void rope_attention_direct_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int rows, int splits,
                                 CudaStream& stream);
 
+// Steps (steps.cuh): one token of each run, keys in one part. False: nothing was launched, because runs or shapes are
+// others.
+bool attention_steps_cuda(const AttentionArgs& args, const AttentionDesc& desc, CudaStream& stream);
+
 // ---- Token (token.cuh): one token with norm, rotation and store ---------------------------------------------------
 
 inline constexpr int kTokenRows = 8;  // query rows of a kv head at most

@@ -1,0 +1,33 @@
+// The launch of attention for one token of each of many sequences.
+#include "core/cuda/launch.h"
+#include "ops/attention/steps.cuh"
+
+namespace dyno::ops {
+namespace {
+
+template <int kHead, bool kBf16>
+void start(const DirectTask& task, CUstream_st* stream) {
+  constexpr size_t kBytes = sizeof(steps::Shared<kHead>);
+  static_assert(kBytes <= 48 * 1024, "what a block may have unasked");
+  const dim3 grid(static_cast<unsigned>(task.common.args.n_runs), static_cast<unsigned>(task.common.kv_heads));
+  launch_dependent("attention", steps::steps_kernel<kHead, kBf16>, grid, 32 * steps::kWarps, kBytes, stream, task);
+}
+
+}  // namespace
+
+bool steps_attention_takes(const DirectTask& task) {
+  const CudaAttention& t = task.common;
+  const auto aligned = [](const void* p, int64_t stride) {
+    return (reinterpret_cast<uintptr_t>(p) | static_cast<uintptr_t>(stride * 4)) % 16 == 0;
+  };
+  return t.args.n_runs == t.tokens && t.splits == 1 && t.group <= steps::kRows && t.dk == t.dv &&
+         (t.dk == 64 || t.dk == 128) && !t.softcap && !t.v_in_k && task.aligned && aligned(t.args.q, t.args.q_stride) &&
+         aligned(t.args.out, t.args.out_stride);
+}
+
+void steps_attention(const DirectTask& task, bool bf16, CUstream_st* stream) {
+  if (task.common.dk == 64) return bf16 ? start<64, true>(task, stream) : start<64, false>(task, stream);
+  return bf16 ? start<128, true>(task, stream) : start<128, false>(task, stream);
+}
+
+}  // namespace dyno::ops
