@@ -12,12 +12,13 @@
 namespace dyno::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kKept = 7;  // chunks of 8 elements that a thread keeps between looking for the largest and scaling
+constexpr int kFewThreads = 256, kMostThreads = 512;  // of a block
+constexpr int kFewKept = 2, kMostKept = 4;  // chunks of 8 elements of a thread, for rows of 4,096 and of 16,384
 
 struct Chunk {
   float v[8];
 
+  Chunk() = default;
   __device__ __forceinline__ Chunk(const float* row, int at, int k, bool quads) {
     if (quads) {
 #pragma unroll
@@ -40,13 +41,9 @@ struct Chunk {
     for (int i = 0; i < 8; ++i) sum = fmaf(v[i], v[i], sum);
     return sum;
   }
-  __device__ __forceinline__ void multiply(float factor) {
+  __device__ __forceinline__ void multiply(const Chunk& by) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] *= factor;
-  }
-  __device__ __forceinline__ void multiply(float factor, const Chunk& by) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = v[i] * factor * by.v[i];
+    for (int i = 0; i < 8; ++i) v[i] *= by.v[i];
   }
   __device__ __forceinline__ float largest(float so_far) const {
 #pragma unroll
@@ -87,15 +84,38 @@ __device__ __forceinline__ void put_sum(float sum, uint8_t* at, int r, int block
   to[64] = __float2half_rn(sum - __half2float(high));  // the other eight of k
 }
 
-// A block for each row; the scale is a power of two, so dividing by it is exact.
-template <bool kNorm>
+// The sum of `squares` and the largest of `most` over the block.
+template <int kThreads>
+__device__ __forceinline__ void reduce_both(float& squares, float& most, float2* shared) {
+  squares = device::warp_sum(squares), most = device::warp_max(most);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  if (lane == 0) shared[threadIdx.x / 32] = make_float2(squares, most);
+  __syncthreads();  // all warps' are written
+  const float2 of_warp = lane < kThreads / 32 ? shared[lane] : make_float2(0, 0);
+  squares = device::warp_sum(of_warp.x), most = device::warp_max(of_warp.y);
+}
+
+// A block for each row; the scale is a power of two, so dividing by it is exact. kKept: chunks of 8 elements that a
+// thread keeps between looking for the largest and scaling. If these are all, the weights of a norm come before the
+// launch before has ended.
+template <bool kNorm, int kKept, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     tile_rows_kernel(const TiledRows format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, bool quads,
                      const NormOfTiles norm, uint8_t* out) {
+  constexpr bool kWeights = kNorm && kKept == kFewKept;
   device::let_next_start();
-  device::wait_for_previous();
-  __shared__ float shared[32], shared_squares[32];
   const int k = static_cast<int>(format.k), weight_tiles = static_cast<int>(format.weight_tiles());
+  [[maybe_unused]] Chunk weights[kWeights ? kKept : 1];
+  if constexpr (kWeights) {
+    if (norm.weight != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        weights[i] = Chunk(norm.weight, 8 * static_cast<int>(threadIdx.x + i * kThreads), k, quads);
+      }
+    }
+  }
+  device::wait_for_previous();
+  __shared__ float2 shared[32];
   const float* row = reinterpret_cast<const float*>(x + blockIdx.y * x_batch_stride + blockIdx.x * x_stride);
   const unsigned height = static_cast<unsigned>(format.height);
   const int64_t tile_bytes = format.tile_bytes(), token_tile = blockIdx.y * format.token_tiles() + blockIdx.x / height;
@@ -103,48 +123,39 @@ __global__ void __launch_bounds__(kThreads)
   uint8_t* tiles = out + format.tile_at(token_tile * format.k_tiles()) + r * 128;
   uint8_t* rests = format.passes == 2 ? tiles + weight_tiles * tile_bytes : nullptr;
 
-  Chunk kept[kKept] = {{row, 8 * static_cast<int>(threadIdx.x), k, quads},
-                       {row, 8 * static_cast<int>(threadIdx.x + kThreads), k, quads},
-                       {row, 8 * static_cast<int>(threadIdx.x + 2 * kThreads), k, quads},
-                       {row, 8 * static_cast<int>(threadIdx.x + 3 * kThreads), k, quads},
-                       {row, 8 * static_cast<int>(threadIdx.x + 4 * kThreads), k, quads},
-                       {row, 8 * static_cast<int>(threadIdx.x + 5 * kThreads), k, quads},
-                       {row, 8 * static_cast<int>(threadIdx.x + 6 * kThreads), k, quads}};
-  float factor = 1;
-  if constexpr (kNorm) {
-    float squares = 0;
+  Chunk kept[kKept];
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) squares += kept[i].squares();
-    for (int c = threadIdx.x + kKept * kThreads; c < chunks; c += kThreads)
-      squares += Chunk(row, 8 * c, k, quads).squares();
-    factor = 1.0f / sqrtf(device::block_sum(squares, shared_squares) / static_cast<float>(k) + norm.eps);
+  for (int i = 0; i < kKept; ++i) kept[i] = Chunk(row, 8 * static_cast<int>(threadIdx.x + i * kThreads), k, quads);
+  const auto weigh = [&](Chunk& chunk, int at) {
+    if (norm.weight != nullptr) chunk.multiply(Chunk(norm.weight, at, k, quads));
+  };
+  float squares = 0, most = 0;
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) {
-      const int at = 8 * static_cast<int>(threadIdx.x + i * kThreads);
-      if (norm.weight != nullptr) {
-        kept[i].multiply(factor, Chunk(norm.weight, at, k, quads));
+  for (int i = 0; i < kKept; ++i) {
+    if constexpr (kNorm) {
+      squares += kept[i].squares();
+      if constexpr (kWeights) {
+        if (norm.weight != nullptr) kept[i].multiply(weights[i]);
       } else {
-        kept[i].multiply(factor);
+        weigh(kept[i], 8 * static_cast<int>(threadIdx.x + i * kThreads));
       }
     }
+    most = kept[i].largest(most);
   }
   // Of a row longer than what is kept.
   const auto again = [&](int c) {
     Chunk chunk(row, 8 * c, k, quads);
-    if constexpr (kNorm) {
-      if (norm.weight != nullptr) {
-        chunk.multiply(factor, Chunk(norm.weight, 8 * c, k, quads));
-      } else {
-        chunk.multiply(factor);
-      }
-    }
+    if constexpr (kNorm) weigh(chunk, 8 * c);
     return chunk;
   };
-  float most = 0;
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) most = kept[i].largest(most);
-  for (int c = threadIdx.x + kKept * kThreads; c < chunks; c += kThreads) most = again(c).largest(most);
-  const float scale = row_scale(device::block_max(most, shared)), inverse = 1.0f / scale;
+  for (int c = threadIdx.x + kKept * kThreads; c < chunks; c += kThreads) {
+    if constexpr (kNorm) squares += Chunk(row, 8 * c, k, quads).squares();
+    most = again(c).largest(most);
+  }
+  reduce_both<kThreads>(squares, most, shared);
+  const float factor = kNorm ? 1.0f / sqrtf(squares / static_cast<float>(k) + norm.eps) : 1.0f;
+  // Halves are of x·weight·factor / scale.
+  const float scale = row_scale(most * factor), inverse = factor / scale;
 
   const auto put = [&](const Chunk& chunk, int c) {
     const int64_t at = format.tile_at(c / 8) + ((c % 8 ^ (r & 7)) << 4);
@@ -172,8 +183,13 @@ void tile_rows(const TiledRows& format, const uint8_t* x, int64_t x_stride, int6
                       static_cast<uintptr_t>(x_batch_stride) | reinterpret_cast<uintptr_t>(norm.weight)) %
                          16 ==
                      0;
-  launch_dependent("matmul", norm.normed ? tile_rows_kernel<true> : tile_rows_kernel<false>, grid, kThreads, 0, stream,
-                   format, x, x_stride, x_batch_stride, quads, norm, out);
+  const bool few = format.weight_tiles() * 8 <= kFewKept * kFewThreads;
+  const auto kernel = norm.normed ? few ? tile_rows_kernel<true, kFewKept, kFewThreads>
+                                        : tile_rows_kernel<true, kMostKept, kMostThreads>
+                      : few ? tile_rows_kernel<false, kFewKept, kFewThreads>
+                                  : tile_rows_kernel<false, kMostKept, kMostThreads>;
+  launch_dependent("matmul", kernel, grid, few ? kFewThreads : kMostThreads, 0, stream, format, x, x_stride,
+                   x_batch_stride, quads, norm, out);
 }
 
 }  // namespace dyno::ops::cuda
