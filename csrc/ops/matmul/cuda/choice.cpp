@@ -330,7 +330,7 @@ namespace {
 // Defaults within a path. Measured on an H200 (benchmarks/results); other chips follow the same order of sizes.
 // A gated pair is two stripes, one of each matrix.
 Choice default_stream(const Shape& s, const DeviceInfo& device) {
-  if (s.rows == 1 || (s.experts && s.x_rows == 1)) {
+  if (s.rows == 1 || s.experts) {
     const int64_t stripes = (s.n + kGpuRows - 1) / kGpuRows;
     if (const auto ring = default_ring(s, stripes * (s.experts ? s.rows : 1), s.gated ? 2 : 1, device)) return *ring;
   }
