@@ -173,7 +173,7 @@ def main() -> int:
         }
         seconds = []
         for extra in ({}, records):
-            command = [sys.executable, *sys.argv, "--inside"]
+            command = [sys.executable, "-P", *sys.argv, "--inside"]
             done = subprocess.run(command, env={**os.environ, **extra}, stdout=subprocess.PIPE, check=True)
             seconds.append(json.loads(done.stdout))
         found = steps(read(trace))
