@@ -1,5 +1,5 @@
 // Attention of one token of each of many sequences, as direct.cuh with 8 query rows and one part of the keys, for the
-// shapes that most models have: 700 instead of 2,000 instructions a warp. They bound a step of some dozens of
+// shapes that most models have: about 1,000 instead of 2,000 instructions a warp. They bound a step of some dozens of
 // sequences, not the cache: keys and values of the first 128 positions are on their way before the launch before has
 // ended.
 //
