@@ -235,6 +235,35 @@ the other engines.
 {table(["model", "cell", "other load", "dyno", "llama.cpp", "ik_llama.cpp", "ratio"], loads)}"""
 
 
+def cpu_types() -> str:
+    data = load("cpu_both_engines.json")
+    rows = []
+    for row in data["rows"]:
+        cells = [row["model"].removesuffix(".gguf")]
+        for test in ("pp512", "tg64"):
+            of = row[test]
+            ik = max(of[e] for e in of if e.startswith("ik_llama.cpp"))
+            cells += [rate(of["dyno"]), rate(of["llama.cpp"]) if "llama.cpp" in of else "–", rate(ik)]
+            cells.append(f"{of['ratio']:.2f} ×")
+        rows.append(cells)
+    head = ["model", *(f"{t}, {e}" if e == "dyno" else e for t in ("pp512", "tg64")
+                       for e in ("dyno", "llama.cpp", "ik_llama.cpp", "ratio"))]  # fmt: skip
+    versions = data["rows"][0]["versions"]
+    commits = " and ".join(versions[e].split(" -")[0] for e in ("llama.cpp", "ik_llama.cpp -rtr 1 -fa 0"))
+    return f"""## Weight types on a CPU
+
+{data["machine"]["cpu"]}, {data["machine"]["isa"]}, {data["threads"]} threads, {data["date"]}
+(`cpu_both_engines.json`). The machine has {data["machine"]["cores"]} cores. Seven comparisons ran at a time,
+each on two cores of its own. So rates of two rows compare poorly; the engines of one row ran in turn. The
+other engines are {commits}, built there for its processor. ik_llama.cpp ran with repacked rows and with flash
+attention; the faster counts. llama.cpp does not read the types of ik_llama.cpp. The qwen3moe models have six
+layers. The ratio is to the faster of both, and a cell is the median of two processes. For the types of two to
+four bits the geometric mean of the ratios is {data["geometric_mean_low_bits"]:.2f}, and the smallest is
+{data["smallest_low_bits"]:.2f}.
+
+{table(head, rows)}"""
+
+
 def tunes() -> str:
     data = load("tune_h200.json")
     rows = []
@@ -446,7 +475,16 @@ This page shows the newest measurements of each kind, with device, date and comm
 `python benchmarks/report.py` writes it from the files in `benchmarks/results`. Prompts are `ppN` (N tokens
 are read), and generation is `tgN` (N tokens are generated, one at a time).
 """
-    sections = [gpu_models(chosen), vram_limits(), sequences(), cpu_models(), tunes(), method(), sources()]
+    sections = [
+        gpu_models(chosen),
+        vram_limits(),
+        sequences(),
+        cpu_models(),
+        cpu_types(),
+        tunes(),
+        method(),
+        sources(),
+    ]
     folder = ROOT / "benchmarks"
     return {
         folder / "REPORT.md": filled("\n\n".join(part.strip() for part in [about, *sections])),
