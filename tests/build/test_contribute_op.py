@@ -125,8 +125,12 @@ def program(overlay: Path, compiler: str) -> Path:
         "ops/op",
         "ops/op_key",
         "ops/registry",
+        "core/control_groups",
         "core/cpu_info",
         "core/dtype",
+        "core/numa_copies",
+        "core/numa_memory",
+        "core/numa_topology",
         "core/text",
         "core/thread_pool",
     )

@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [ROOT / "tests" / "build" / "stretches.cpp", ROOT / "csrc" / "core" / "thread_pool.cpp"]
+CORE = ("thread_pool", "numa_copies", "numa_memory", "numa_topology", "control_groups", "text")
+SOURCES = [ROOT / "tests/build/stretches.cpp", *(ROOT / "csrc/core" / f"{name}.cpp" for name in CORE)]
 
 
 def test_stretches_of_items(tmp_path: Path, compiler: str) -> None:

@@ -267,6 +267,8 @@ def drawn(
 ) -> int:
     """The token that `blocks` blocks draw from one row."""
     chosen = SampleSettings(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **settings})
+    # Top-p alone sorts the row, and needs memory for that. A top-k of all tokens leaves top-p alone.
+    sorts = chosen.temperature > 0 and chosen.top_p < 1 and not 0 < chosen.top_k < logits.size
     token: int = library.draw(
         address(logits),
         ctypes.c_int64(logits.size),
@@ -274,7 +276,7 @@ def drawn(
         ctypes.c_float(uniform),
         1,
         blocks,
-        0,
+        int(sorts),
     )
     return token
 

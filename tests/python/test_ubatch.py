@@ -148,10 +148,12 @@ def test_a_plan_alone_asks_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_open_model, "free_bytes", ask)
     with pytest.raises(AssertionError, match="cuda:0 was asked"):
         dyno.Engine(MODEL, "cuda:0", profile=None)
+    # An engine that will run asks, also for whether the weights fit.
+    with pytest.raises(AssertionError, match="cuda:0 was asked"):
+        dyno.Engine(MODEL, "cuda:0", profile=None, ubatch=64)
     # Planned as far as a build without CUDA goes.
-    for given in ({"plan_only": True}, {"ubatch": 64}):
-        with contextlib.suppress(dyno.DeviceError, dyno.UnsupportedError):
-            dyno.Engine(MODEL, "cuda:0", profile=None, **given).close()
+    with contextlib.suppress(dyno.DeviceError, dyno.UnsupportedError):
+        dyno.Engine(MODEL, "cuda:0", profile=None, plan_only=True).close()
 
 
 MEMORIES = [int((1 << 29) * 1.06**step) for step in range(80)]

@@ -364,7 +364,7 @@ def test_limits_are_read_from_the_highest() -> None:
 @pytest.mark.parametrize(
     "words",
     [["--vram", "4G"], ["--ram", "4G"], ["--text", "x.txt"], ["--storage", "sqlite:///x.db"],
-     ["--virtual-device", "4G"], ["--workload", "serve:chat"]],
+     ["--virtual-device", "4G"], ["--workload", "serve:pp=64"]],
 )  # fmt: skip
 def test_what_the_comparison_of_limits_would_ignore_is_refused(words: list[str], trained_model: Path) -> None:
     done = CliRunner().invoke(app, ["--model", str(trained_model), "--power-limits", "400,500", *words])

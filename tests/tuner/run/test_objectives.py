@@ -526,7 +526,7 @@ def test_the_proof_is_that_of_every_tune(tmp_path: Path) -> None:
             "counts the joules of dyno's own",
         ),
         (["--objective", "memory", "--engine", "llama.cpp", "--bin", "/tmp"], "goes by dyno's memory plan"),
-        (["--objective", "energy", "--workload", "serve:chat"], "not for serve"),
+        (["--objective", "energy", "--workload", "serve:pp=64"], "not for serve"),
         (["--objective", "energy", "--workload", "serve"], "not for serve"),
         (["--objective", "memory", "--layers", "2"], "--layers tunes dyno twice"),
     ],
