@@ -12,6 +12,10 @@ target_compile_options(dyno_flags INTERFACE -Wall -Wextra -fvisibility=hidden)
 if(DYNO_WERROR)
   target_compile_options(dyno_flags INTERFACE -Werror)
 endif()
+if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # gcc takes each source of a unit for a header, whose classes must hold nothing of an unnamed namespace.
+  target_compile_options(dyno_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+endif()
 
 if(NOT DYNO_SANITIZE STREQUAL "off")
   string(REPLACE "+" "," _sanitizers ${DYNO_SANITIZE})
