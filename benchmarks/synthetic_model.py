@@ -6,7 +6,7 @@
 The time of a mixture of experts depends on the experts that its router picks. So each tensor has mean zero
 and a gain that keeps the hidden states of different tokens apart. All experts of all layers are used. The
 busiest ones serve several times as many tokens as the mean, as in trained models. The text of such a model is
-noise, and it has no vocabulary.
+noise. It has no vocabulary; `--words` gives it one of bytes and made-up words, for servers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import gguf
 import numpy as np
+from dyno.testing import Array, byte_vocabulary
 from dyno.testing.blocks import random_blocks, random_type, row_bytes
 from rich.console import Console
 
@@ -84,11 +85,14 @@ class ModelFile:
             left, begin = left - len(parts[-1]), 0
         return parts
 
-    def write(self, path: Path, name: str) -> int:
-        """Writes the file and returns its bytes of tensors."""
+    def write(self, path: Path, name: str, *, words: bool = False) -> int:
+        """Writes the file, with a vocabulary if `words`, and returns its bytes of tensors."""
         writer = gguf.GGUFWriter(path, self.architecture)
         writer.add_name(name)
-        writer.add_tokenizer_model("none")
+        if words:
+            add_words(writer, self.keys["vocab_size"])
+        else:
+            writer.add_tokenizer_model("none")
         for key, value in self.keys.items():
             full = f"{self.architecture}.{key}"
             if isinstance(value, list):
@@ -118,6 +122,19 @@ class ModelFile:
             total += count
         writer.close()
         return total
+
+
+def add_words(writer: gguf.GGUFWriter, count: int) -> None:
+    """A vocabulary of `count` tokens that all have text: a server sends an event for each of them."""
+    for key, value in byte_vocabulary(count, words=True).items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, list(value.values if isinstance(value, Array) else value))
 
 
 def experts(f: ModelFile, layer: str, width: int, ff: int, count: int, *, merged: bool = False) -> None:
@@ -301,6 +318,7 @@ def main() -> int:
     parser.add_argument("type", help="weight type of the matrices, such as Q4_0")
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, help="the first N layers instead of all")
+    parser.add_argument("--words", action="store_true", help="with a vocabulary")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     try:
@@ -310,7 +328,7 @@ def main() -> int:
     if args.layers is not None and args.layers < 1:
         parser.error(f"--layers is {args.layers}; expected 1 or more")
     file = MODELS[args.model](args.type.lower(), args.layers, args.seed)
-    written = file.write(args.out, f"{args.model} {args.type.upper()}, random weights")
+    written = file.write(args.out, f"{args.model} {args.type.upper()}, random weights", words=args.words)
     Console().print(f"{args.out}: {written / 2**30:.2f} GiB, {file.layers} layers")
     return 0
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dyno.testing import tiny_model
 from dyno.testing.gguf_writer import Array
-from dyno.testing.models import _byte_vocabulary
+from dyno.testing.models import byte_vocabulary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def chat_model(
     vocabulary: dict[int, str] | None = None,
     **options: int,
 ) -> Path:
-    keys = _byte_vocabulary(N_VOCAB)
+    keys = byte_vocabulary(N_VOCAB)
     tokens, kinds = list(keys["tokenizer.ggml.tokens"]), [1] * 256 + [3] + [5] * (N_VOCAB - 257)  # type: ignore[call-overload]
     for i, name in enumerate(CONTROL, 257):
         tokens[i], kinds[i] = name, 3

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from dyno import _core
+from dyno.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -91,3 +92,14 @@ def test_two_tensors_of_one_shape_differ(synthetic: Any, tmp_path: Path) -> None
     file = _core.Gguf(path)
     a, b = file.dequantize("blk.0.attn_q.weight"), file.dequantize("blk.1.attn_q.weight")
     assert np.corrcoef(a.ravel(), b.ravel())[0, 1] < 0.02
+
+
+def test_a_vocabulary_of_words_gives_each_token_a_text(synthetic: Any, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    mixture(synthetic).write(path, "a test", words=True)
+    tokenizer = Tokenizer.from_gguf(path)
+    assert len(tokenizer) == VOCAB
+    ids = tokenizer.encode("hi  ")
+    assert len(ids) == 3
+    assert tokenizer.decode([300, *ids]) == "w300hi  "
+    assert all(tokenizer.piece(token) for token in range(VOCAB) if token != tokenizer.eos)

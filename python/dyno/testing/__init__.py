@@ -17,7 +17,7 @@ from dyno.testing.gguf_writer import (
     tiny_gguf,
     tiny_gguf_split,
 )
-from dyno.testing.models import tiny_model
+from dyno.testing.models import byte_vocabulary, tiny_model
 
 __all__ = [
     "BLOCK_GEOMETRY",
@@ -27,6 +27,7 @@ __all__ = [
     "TensorSpec",
     "Typed",
     "build_gguf",
+    "byte_vocabulary",
     "hand_written_gguf",
     "pack_tensor",
     "random_blocks",

@@ -23,16 +23,24 @@ _ARCHITECTURES: Final[dict[str, frozenset[str]]] = {
 }
 
 
-def _byte_vocabulary(n_vocab: int) -> dict[str, object]:
-    """A byte-level BPE vocabulary without merges: 256 bytes, one end token, then unused ones."""
+def byte_vocabulary(n_vocab: int, *, words: bool = False) -> dict[str, object]:
+    """Metadata of a byte-level BPE vocabulary without merges: 256 bytes, one end token, then unused ones.
+
+    Args:
+        n_vocab: Number of tokens, 258 or more.
+        words: Whether the tokens behind the end token are two blanks and made-up words. Then each token has
+            text, and a tokenizer can be made.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     stand_ins = iter(range(256, 512))
     letters = {b: chr(b) if b in printable else chr(next(stand_ins)) for b in range(256)}
     tokens = [letters[b] for b in range(256)] + ["<|endoftext|>"]
     kinds = [1] * 256 + [3]
     for i in range(len(tokens), n_vocab):
-        tokens.append(f"<|unused_{i}|>")
-        kinds.append(5)
+        tokens.append(f"w{i}" if words else f"<|unused_{i}|>")
+        kinds.append(1 if words else 5)
+    if words:
+        tokens[257] = letters[32] * 2  # the one merge
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
@@ -173,7 +181,7 @@ def tiny_model(
         keys[prefix + "expert_used_count"] = n_experts_used
         keys[prefix + "expert_feed_forward_length"] = n_ff_expert
     if vocabulary:
-        keys |= _byte_vocabulary(n_vocab)
+        keys |= byte_vocabulary(n_vocab)
     keys |= dict(metadata or {})
     known = all(
         isinstance(tensor.dtype, str) or tensor.dtype in TENSOR_TYPE_IDS.values() for tensor in tensors
