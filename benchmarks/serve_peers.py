@@ -4,10 +4,10 @@
         --server 'dyno=dyno serve {model} --device cpu --sequences 16 --ctx 600 -t {threads} --port {port}' \\
         --server 'llama.cpp=llama-server -m {model} -t {threads} -np 16 -c 9600 --port {port}'
 
-A lane has `--threads` cores for the servers and one for their clients. Only one of its servers has work at a
-time, by `serve.py`; lanes begin with different servers. Each level of clients is measured again and again
-until `--seconds` are over, and a cell holds all its runs. `--merge FOLDER` only puts the files of serve.py in
-that folder together.
+A lane has `--threads` cores for the servers and one for their clients; with `--clients-share` the clients
+run on the servers' cores. Only one of its servers has work at a time, by `serve.py`; lanes begin with
+different servers. Each level of clients is measured again and again until `--seconds` are over, and a cell
+holds all its runs. `--merge FOLDER` only puts the files of serve.py in that folder together.
 """
 
 from __future__ import annotations
@@ -66,12 +66,18 @@ def merged(files: Iterable[Path]) -> dict[str, dict[str, dict[str, Any]]]:
     }
 
 
-def split(threads: int, most: int) -> list[tuple[list[int], int]]:
-    """Lanes of so many cores, and the CPU of each lane's clients."""
+def split(threads: int, most: int, own: int) -> list[tuple[list[int], list[int]]]:
+    """Lanes of so many cores, each with the CPUs of its servers and of its clients.
+
+    Args:
+        threads: cores for the servers of a lane.
+        most: lanes at most.
+        own: cores for the clients of a lane; 0 shares those of the servers.
+    """
     firsts = [group[0] for group in cores(sorted(os.sched_getaffinity(0)))]
-    each = threads + 1
-    count = min(most, len(firsts) // each)
-    return [(firsts[each * n : each * n + threads], firsts[each * n + threads]) for n in range(count)]
+    each = threads + own
+    lanes = [firsts[each * n : each * (n + 1)] for n in range(min(most, len(firsts) // each))]
+    return [(lane[:threads], lane[threads:] or lane) for lane in lanes]
 
 
 def free_port() -> int:
@@ -117,7 +123,9 @@ def started(
             child.wait()
 
 
-def drive(number: int, ports: dict[str, int], cpu: int, given: argparse.Namespace, folder: Path) -> None:
+def drive(
+    number: int, ports: dict[str, int], cpus: Sequence[int], given: argparse.Namespace, folder: Path
+) -> None:
     """Measure one lane until the time is over. Raises RuntimeError if serve.py fails."""
     took: dict[int, float] = {}
     turn = 0
@@ -128,7 +136,13 @@ def drive(number: int, ports: dict[str, int], cpu: int, given: argparse.Namespac
                 return
             out = folder / f"{number}_{turn}_{level}.json"
             words = [
-                *("taskset", "-c", str(cpu), sys.executable, str(Path(__file__).with_name("serve.py"))),
+                *(
+                    "taskset",
+                    "-c",
+                    ",".join(map(str, cpus)),
+                    sys.executable,
+                    str(Path(__file__).with_name("serve.py")),
+                ),
                 *(f"{name}=http://127.0.0.1:{port}" for name, port in ports.items()),
                 *("--concurrency", str(level), "--pp", str(given.pp), "--tg", str(given.tg)),
                 *("--seed", str(1000 * number + turn), "--json", str(out)),
@@ -143,19 +157,20 @@ def drive(number: int, ports: dict[str, int], cpu: int, given: argparse.Namespac
 def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All lanes at the same time; what they were. Raises RuntimeError."""
     commands = named(given.server)
-    lanes = split(given.threads, given.lanes)
+    own = 0 if given.clients_share else 1
+    lanes = split(given.threads, given.lanes, own)
     if not lanes:
-        raise RuntimeError(f"a lane takes {given.threads + 1} cores; this process may use fewer")
+        raise RuntimeError(f"a lane takes {given.threads + own} cores; this process may use fewer")
     given.end = time.monotonic() + given.seconds
     errors: list[Exception] = []
 
-    def lane(number: int, cpus: list[int], own: int) -> None:
+    def lane(number: int, cpus: list[int], clients: list[int]) -> None:
         names = list(commands)
         order = {name: commands[name] for name in names[number % len(names) :] + names[: number % len(names)]}
         values = {"model": shlex.quote(str(given.model)), "threads": given.threads}
         try:
             with started(order, values, cpus) as ports:
-                drive(number, ports, own, given, folder)
+                drive(number, ports, clients, given, folder)
         except (OSError, RuntimeError) as error:
             errors.append(error)
 
@@ -166,7 +181,12 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         thread.join()
     if errors:
         raise RuntimeError(str(errors[0]))
-    return {"threads": given.threads, "lanes": len(lanes), "servers": commands}
+    return {
+        "threads": given.threads,
+        "lanes": len(lanes),
+        "clients_share": given.clients_share,
+        "servers": commands,
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -179,6 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--threads", type=int, default=4, help="cores of a server (default %(default)s)")
     parser.add_argument("--lanes", type=int, default=8, help="at most (default %(default)s)")
+    parser.add_argument("--clients-share", action="store_true", help="the clients have no core of their own")
     parser.add_argument("--seconds", type=float, default=300.0, help="(default %(default)s)")
     parser.add_argument("--pp", type=int, default=512, help="tokens of a prompt (default %(default)s)")
     parser.add_argument("--tg", type=int, default=64, help="tokens of an answer (default %(default)s)")

@@ -65,3 +65,21 @@ def test_two_servers_on_a_lane(tmp_path: Path) -> None:
     broken = run(*given, "--server", f"c={sys.executable} -c exit(3)", "--json", str(out))
     assert broken.returncode != 0
     assert "c is not ready" in broken.stderr
+
+
+def test_clients_may_share_the_cores_of_the_servers(tmp_path: Path) -> None:
+    model, out = chat_model(tmp_path / "m.gguf"), tmp_path / "o.json"
+    words = (
+        f"{sys.executable} -m dyno serve {{model}} --device cpu --no-profile --ctx 64 -t 1 --port {{port}}"
+    )
+    cores = len(os.sched_getaffinity(0))
+    given = [str(model), "--lanes", "1", "--seconds", "1", "--pp", "8", "--tg", "3", "--clients-share"]
+    given += ["--server", f"a={words}", "--json", str(out)]
+    done = run(*given, "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["clients_share"] is True
+    assert found["lanes"] == 1
+    done = run(*given, "--threads", str(cores + 1))
+    assert done.returncode == 1
+    assert f"a lane takes {cores + 1} cores" in done.stderr
