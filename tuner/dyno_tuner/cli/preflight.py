@@ -6,12 +6,11 @@ anything is measured, from the `--help` of the very binary.
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING
 
 from ..doctor.gone import find_gone
-from ..doctor.line import BENCH, COMMON, IK
+from ..doctor.line import BENCH, COMMON, IK, nearest
 from ..doctor.parse import program_of
 from ..targets.ggml.installation import Installation
 
@@ -44,10 +43,8 @@ def lost_flags(words: Sequence[str], help_: Help, engine: str, tool: str) -> dic
                 found[name] = f"this binary's --help says that it was removed: {flag.removed}"
             continue
         row = find_gone(name, engine, tool)
-        near = difflib.get_close_matches(name, list(help_.flags), n=1, cutoff=0.7)
-        hint = (
-            f": {row.text}" if row is not None else f"; the nearest that it has is {near[0]}" if near else ""
-        )
+        near = nearest(name, help_.flags, 0.7)
+        hint = f": {row.text}" if row is not None else f"; the nearest that it has is {near}" if near else ""
         found[name] = f"this binary's --help does not list it{hint}"
     return found
 

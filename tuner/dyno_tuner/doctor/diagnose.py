@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence  # noqa: TC003
 
 from ..core.errors import TuneError
 from .flags import FLAGS, IK_TOOLS, TOOLS, find_flag
 from .gone import find_gone
-from .line import BENCH, COMMON, ENGINES, IK, IK_SOURCE, MAIN, MAIN_SOURCE, Facts, Item, Line, Status, _is_int
+from .line import (
+    BENCH,
+    COMMON,
+    ENGINES,
+    IK,
+    IK_SOURCE,
+    MAIN,
+    Facts,
+    Item,
+    Line,
+    Status,
+    _is_int,
+    nearest,
+    nearest_hint,
+)  # fmt: skip
 from .op_ids import decode
 from .others import OTHERS
 from .parse import detect_engine, parse, split
@@ -48,13 +61,8 @@ def diagnose(
     return line
 
 
-def _nearest(name: str, names: Sequence[str]) -> str | None:
-    found = difflib.get_close_matches(name, list(dict.fromkeys(names)), n=1, cutoff=0.6)
-    return found[0] if found else None
-
-
 def _unknown(item: Item, names: Sequence[str], what: str) -> None:
-    item.nearest = _nearest(item.name, names)
+    item.nearest = nearest(item.name, names) or None
     hint = f"; nearest known: {item.nearest}" if item.nearest else ""
     item.say(Status.UNKNOWN, f"{what} is not in the tables{hint}")
 
@@ -95,10 +103,8 @@ def _env(item: Item, line: Line) -> None:
             item.say(Status.INVALID, f"value {item.value!r}: known are {known}", row.source)
     elif item.name in ENV_NAMES:
         text = ENV_ELSEWHERE.get((line.engine, item.name))
-        item.say(
-            Status.MISSING,
-            text or f"a variable of {_other(line.engine)}; the tables have no such name here",
-        )
+        other = f"a variable of {_other(line.engine)}; the tables have no such name here"
+        item.say(Status.MISSING, text or other)
     elif item.name in BUILD_NAMES:
         item.say(
             Status.INVALID, "a build switch, which nothing reads from the environment; give it to cmake as -D"
@@ -145,10 +151,8 @@ def _flag(item: Item, line: Line) -> None:
             item.say(Status.REMOVED if gone.removed else Status.MISSING, gone.text)
             return
         if gone.since is None:
-            item.say(
-                Status.UNKNOWN,
-                f"gone by the commit that the tables describe; the date is unknown: {gone.text}",
-            )
+            day = "gone by the commit that the tables describe; the date is unknown"
+            item.say(Status.UNKNOWN, f"{day}: {gone.text}")
             return
         item.say(Status.DOES, f"works in {line.version.text}; later {gone.text}")
         return
@@ -170,14 +174,11 @@ def _flag(item: Item, line: Line) -> None:
 def _foreign(item: Item, name: str, line: Line) -> None:
     kind = BENCH if line.bench else COMMON
     if name in OTHERS[line.engine, line.bench]:
-        source = IK_SOURCE if line.engine == IK else MAIN_SOURCE
         item.say(
-            Status.DOES,
-            "a flag of it; the tables hold no effect on speed, memory or answers",
-            source,
+            Status.DOES, "a flag of it; the tables hold no effect on speed, memory or answers", line.source
         )
         if item.value is None and OTHERS[line.engine, line.bench][name]:
-            item.say(Status.INVALID, "it needs a value after it", source)
+            item.say(Status.INVALID, "it needs a value after it", line.source)
         return
     here = [f for f in FLAGS if f.engine == line.engine and name in f.names]
     if here:
@@ -188,11 +189,8 @@ def _foreign(item: Item, name: str, line: Line) -> None:
     other = _other(line.engine)
     there = next((f for k in (kind, BENCH, COMMON) if (f := find_flag(name, other, k))), None)
     if there is not None:
-        item.say(
-            Status.MISSING,
-            f"a flag of {other} ({there.does}); the tables have no such name here",
-            there.source,
-        )
+        what = f"a flag of {other} ({there.does}); the tables have no such name here"
+        item.say(Status.MISSING, what, there.source)
         return
     known = [n for f in FLAGS if f.engine == line.engine for n in f.names]
     item.unlisted = True
@@ -222,13 +220,9 @@ def _value(item: Item, line: Line) -> None:
     parts = item.value.split(",") if line.bench and item.name != "-ot" else [item.value]
     for part in parts:
         if flag.values and part not in flag.values and not (flag.form == "int" and _is_int(part)):
-            near = _nearest(part, flag.values)
             known = ", ".join((*flag.values, *(["a number"] if flag.form == "int" else [])))
-            item.say(
-                Status.INVALID,
-                f"value {part!r}: known are {known}{f' (nearest: {near})' if near else ''}",
-                flag.source,
-            )
+            hint = nearest_hint(part, flag.values)
+            item.say(Status.INVALID, f"value {part!r}: known are {known}{hint}", flag.source)
         elif flag.form == "percent" and not (_is_int(part) and 0 <= int(part) <= 100):
             item.say(Status.INVALID, f"value {part!r}: give a number from 0 to 100", flag.source)
         elif flag.form == "int" and part not in flag.values and not _is_int(part):
@@ -260,20 +254,17 @@ def _cuda(item: Item, line: Line) -> None:
         line.items.insert(at, part)
         row = CUDA_KEYS.get(key)
         if row is None:
-            part.nearest = _nearest(key, list(CUDA_KEYS))
-            part.say(Status.INVALID, f"unknown parameter, ignored with a warning; known are "
-                f"{', '.join(CUDA_KEYS)}"
-                     + (f" (nearest: {part.nearest})" if part.nearest else ""), CUDA_SOURCE)  # fmt: skip
+            part.nearest = nearest(key, CUDA_KEYS) or None
+            known = f"{', '.join(CUDA_KEYS)}{nearest_hint(key, CUDA_KEYS)}"
+            what = f"unknown parameter, ignored with a warning; known are {known}"
+            part.say(Status.INVALID, what, CUDA_SOURCE)
             continue
         kind, default, does = row
         part.say(Status.DOES, f"{does}; default {default}", CUDA_SOURCE)
         if not equals or not _fits(kind, value):
             wanted = {"bool": "0 or 1", "int": "a whole number", "float": "a number from 0 to 3"}[kind]
-            part.say(
-                Status.INVALID,
-                f"value {value!r}: {wanted} is wanted; it is ignored with a warning",
-                CUDA_SOURCE,
-            )
+            what = f"value {value!r}: {wanted} is wanted; it is ignored with a warning"
+            part.say(Status.INVALID, what, CUDA_SOURCE)
 
 
 def _fits(kind: str, value: str) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 
-from .line import COMMON, IK, IK_SOURCE, MAIN, MAIN_SOURCE, Flag, Item, Line, Status
+from .line import COMMON, IK, MAIN, Flag, Item, Line, Status, nearest_hint
 
 _C = (COMMON,)
 _MODEL = "draft model for speculative decoding; its vocabulary has to fit that of the model"
@@ -71,7 +70,7 @@ _NAMES = frozenset(flag.name for flag in DRAFT_FLAGS)
 
 def draft_rules(line: Line) -> None:
     """Names flags of a draft on a line that drafts nothing, and limits that contradict each other."""
-    source = IK_SOURCE if line.engine == IK else MAIN_SOURCE
+    source = line.source
     found = [i for i in line.items if i.kind == "flag" and i.flag is not None and i.flag.name in _NAMES]
     for item in line.all("flag", "--spec-type"):
         if item.value is not None:
@@ -99,8 +98,7 @@ def _kinds(item: Item, line: Line, source: str) -> None:
         kinds = [kind]
     for kind in kinds:
         if kind not in known:
-            near = difflib.get_close_matches(kind, known, n=1, cutoff=0.5)
-            hint = f" (nearest: {near[0]})" if near else ""
+            hint = nearest_hint(kind, known, 0.5)
             item.say(Status.INVALID, f"value {kind!r}: known are {', '.join(known)}{hint}", source)
         elif kind == _PLAIN_DRAFT[line.engine] and not any(line.flag(f) for f in ("-md", "-hfrd")):
             item.say(Status.INVALID, f"{kind} drafts with a model, and the line names none; give -md", source)
@@ -112,8 +110,7 @@ def _kinds(item: Item, line: Line, source: str) -> None:
     ):
         key, equals, _ = limit.partition("=")
         if key.strip() not in KEYS or not equals:
-            near = difflib.get_close_matches(key.strip(), KEYS, n=1, cutoff=0.5)
-            hint = f" (nearest: {near[0]})" if near else ""
+            hint = nearest_hint(key.strip(), KEYS, 0.5)
             item.say(Status.INVALID, f"limit {limit!r}: known are {', '.join(KEYS)}{hint}", source)
 
 

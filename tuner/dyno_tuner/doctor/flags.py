@@ -10,390 +10,230 @@ from __future__ import annotations
 from .drafts import DRAFT_FLAGS
 from .line import BENCH, BOTH_TOOLS, COMMON, ENGINES, IK, MAIN, Flag
 
-_ROWS: list[Flag] = []
-
-
-def _row(names: str, does: str, engines: tuple[str, ...] = ENGINES, tools: tuple[str, ...] = BOTH_TOOLS, *,
-         takes: bool = True, values: str = "", form: str = "", optional: bool = False,
-             where: str = "") -> None:  # fmt: skip
-    words = tuple(values.split("|")) if values else ()
-    _ROWS.extend(
-        Flag(tuple(names.split()), does, e, tools, takes, words, form, optional, where) for e in engines
-    )
-
-
 _IK, _MAIN, _C, _B = (IK,), (MAIN,), (COMMON,), (BENCH,)
 _KV = "f32|f16|bf16|q8_0|q4_0|q4_1|iq4_nl|q5_0|q5_1"
-
-# Batch sizes, layers, placement
-_row("-m --model", "model file")
-_row("-f --file", "text file", tools=_C)
-_row("-c --ctx-size", "context length; -b is cut to it", tools=_C, form="int")
-_row(
-    "-b --batch-size",
-    "logical batch, default 2048; cut to the context",
-    form="int",
-    where="n_batch=min(n_ctx,b)",
-)
-_row(
-    "-ub --ubatch-size",
-    "physical batch, default 512; cut to -b. Buffers grow with it; the lever of prompt speed with "
-    "offloaded weights, because each expert upload is shared by that many tokens",
-    form="int",
-    where="n_ubatch=min(n_batch,ub)",
-)
-_row(
-    "-ngl --n-gpu-layers --gpu-layers",
-    "layers on the GPU; by default all where a GPU exists, without a check of memory unless --fit",
-    _IK,
-    _C,
-    form="int",
-    where="src/llama.cpp:7756",
-)
-_row("-ngl --n-gpu-layers", "layers on the GPU, default 999", _IK, _B, form="int")
-_row(
-    "-ngl --n-gpu-layers --gpu-layers",
-    "layers on the GPU: a number, auto or all; default auto",
-    _MAIN,
-    _C,
-    values="auto|all",
-    form="int",
-    where="arg.cpp:2789",
-)
-_row("-ngl --n-gpu-layers", "layers on the GPU, default -1 (automatic)", _MAIN, _B, form="int")
-_row(
-    "-ot --override-tensor",
-    "tensors that match a pattern go to a buffer (CPU, CUDA0, …); the first rule that matches wins",
-)
-_row("-cmoe --cpu-moe", "expert tensors of all layers stay in host memory", tools=_C, takes=False)
-_row("-ncmoe --n-cpu-moe", "expert tensors of the first N layers stay in host memory", tools=_C, form="int")
-_row("-ncmoe --n-cpu-moe", "expert tensors of the first N layers stay in host memory", _MAIN, _B, form="int")
-_row("--n-cpu-moe", "expert tensors of the first N layers stay in host memory", _IK, _B, form="int")
-_row(
-    "-ncffn --n-cpu-ffn",
-    "the first N layers' FFN tensors stay in host memory",
-    _MAIN,
-    _C,
-    form="int",
-    where="arg.cpp:2777",
-)
-_row(
-    "--fit",
-    "places experts by free memory; sets -ngl 999",
-    _IK,
-    _C,
-    takes=False,
-    where="src/llama.cpp:4281-4288",
-)
-_row("--fit", "places experts by free memory", _IK, _B, values="0|1")
-_row("--fit-margin", "MiB that --fit leaves free", _IK, form="int", where="common.cpp:2187")
-_row(
-    "-fit --fit",
-    "adjusts what the user left unset to free memory; on by default",
-    _MAIN,
-    _C,
-    values="on|off",
-    where="arg.cpp:2868-2921",
-)
-_row("-fitt --fit-target", "MiB that -fit leaves free per device, default 1024", _MAIN)
-_row("-fitc --fit-ctx", "least context that -fit may choose, default 4096", _MAIN, form="int")
-_row(
-    "-sm --split-mode",
-    "how several GPUs share the model; graph only for some architectures",
-    _IK,
-    _C,
-    values="none|layer|attn|graph",
-    where="common.cpp:2054, src/llama.cpp:3895-3926",
-)
-_row("-sm --split-mode", "how several GPUs share the model", _IK, _B, values="none|layer|graph")
-_row(
-    "-sm --split-mode",
-    "how several GPUs share the model; row is deprecated, tensor experimental (flash attention on, "
-    "KV cache unquantized, not for DEEPSEEK2)",
-    _MAIN,
-    values="none|layer|row|tensor",
-    where="arg.cpp:2807",
-)
-_row("-ts --tensor-split", "proportions of the GPUs")
-_row("-mg --main-gpu", "number of the main GPU", form="int")
-_row("--max-gpu", "GPUs per layer in a graph split", _IK, form="int")
-_row("-dev --device", "devices to use", tools=_C)
-_row("-dev --device", "devices to use", _MAIN, _B)
-_row("-smgs --split-mode-graph-scheduling", "scheduling of the graph split", _IK, _C, takes=False)
-_row("-sas --scheduler-async", "asynchronous scheduler of the graph split", _IK, _C, takes=False)
-_row(
-    "-sas --scheduler-async",
-    "asynchronous scheduler of the graph split",
-    _IK,
-    _B,
-    values="0|1",
-    optional=True,
-)
-_row(
-    "-grt --graph-reduce-type",
-    "type of the reduction in a graph split (gpt-oss: f32 in place of f16)",
-    _IK,
-    _C,
-    values="f16|bf16|f32|q8_0",
-    where="src/llama.cpp:8226-8233",
-)
-# Slots of a server
 _SLOTS = (
     "sequences that a server works on at a time. They share -c. More of them raise the tokens per second of "
     "all together and lower the rate of each one"
 )
-_row("-np --parallel", f"{_SLOTS}; default 1", _IK, _C, form="int")
-_row("-np --parallel", f"{_SLOTS}; default -1: the server chooses", _MAIN, _C, form="int")
-_row("-cb --cont-batching", "a text joins the others between two steps (default)", tools=_C, takes=False)
-_row(
-    "-nocb --no-cont-batching",
-    "a text waits until those that run have ended: fewer tokens per second with several slots",
-    tools=_C,
-    takes=False,
-)
-# Threads and host memory
-_row("-t --threads", "threads of generation (of everything in llama-bench, and where -tb is not given)")
-_row("-tb --threads-batch", "threads of prompts; default -t", tools=_C, form="int")
-_row("-tgb --threads-gen-batch", "pairs of threads for generation and prompts", _IK, _B)
-_row("-C --cpu-mask", "CPU mask", _MAIN)
-_row("-Cr --cpu-range", "CPU range", _MAIN, _C)
-_row("--cpu-strict", "threads stay on their CPU", _MAIN, values="0|1")
-_row("--prio", "priority of the threads", _MAIN, form="int")
-_row("--poll", "how long threads spin before they sleep, 0 to 100", _MAIN, form="percent")
-_row("--numa", "placement on NUMA nodes", values="distribute|isolate|numactl")
-_row("--no-mmap", "reads the file into memory instead of mapping it", _IK, _C, takes=False)
-_row("-mmp --mmap", "maps the file (1) or reads it (0)", _IK, _B, values="0|1")
-_row(
-    "-lm --load-mode",
-    "how the file is loaded; stands for --no-mmap, --mlock and -mmp",
-    _MAIN,
-    values="auto|none|mmap|mlock|mmap+mlock|dio",
-    where="arg.cpp:2691",
-)
-_row("-lzm --lazy-mode", "lazy loading", _MAIN)
-_row("-thp --transparent-huge-pages", "huge pages for weights in host memory", _IK, _C, takes=False)
-_row("--defer-experts", "experts are loaded late", _IK, _C, takes=False)
-_row("--prefetch-experts", "experts are prefetched", _IK, _C, takes=False)
-_row(
-    "-thp --transparent-huge-pages",
-    "huge pages for weights in host memory",
-    _IK,
-    _B,
-    values="0|1",
-    optional=True,
-)
-_row("--defer-experts", "experts are loaded late", _IK, _B, values="0|1", optional=True)
-_row("-mqkv --merge-qkv", "merges the Q, K and V weights", _IK, _C, takes=False)
-_row("-muge --merge-up-gate-experts", "merges up and gate weights of experts; no mmap", _IK, _C, takes=False)
-_row("-mqkv --merge-qkv", "merges the Q, K and V weights", _IK, _B, values="0|1", optional=True)
-_row(
-    "-muge --merge-up-gate-experts",
-    "merges up and gate weights of experts; no mmap",
-    _IK,
-    _B,
-    values="0|1",
-    optional=True,
-)
-_row("-gr --graph-reuse", "reuse of graphs, on by default", _IK, _C, takes=False)
-_row("-no-gr --no-graph-reuse", "no reuse of graphs", _IK, _C, takes=False)
-_row("-gr --graph-reuse", "reuse of graphs, on by default", _IK, _B, values="0|1", optional=True)
-_row("-mea --max-extra-alloc", "MiB of extra allocation, default 256", _IK, _C, form="int")
-_row("-dr --dry-run", "dry run", _IK, _C, takes=False, where="common.cpp:2494")
-_row(
-    "-wgt --worst-graph-tokens", "tokens of the largest graph that buffers are made for", _IK, _C, form="int"
-)
-_row("-nkvo --no-kv-offload", "KV cache in host memory", tools=_C, takes=False)
-_row("-nkvo --no-kv-offload", "KV cache in host memory", tools=_B, values="0|1")
-_row("-kvo --kv-offload", "KV cache on the GPU (default)", _MAIN, _C, takes=False)
-_row("-kvu --kv-unified", "one KV buffer for all sequences", _MAIN, _C, takes=False)
-_row("-no-kvu --no-kv-unified", "a KV buffer for each sequence", _MAIN, _C, takes=False)
-_row(
-    "--swa-full",
-    "full cache for sliding-window models: more memory, needed for context shifts",
-    _MAIN,
-    _C,
-    takes=False,
-)
-_row("--no-host", "bypasses pinned host buffers, so that extra buffer types apply", _MAIN, _C, takes=False)
-_row("--no-host", "bypasses pinned host buffers, so that extra buffer types apply", _MAIN, _B, values="0|1")
-_row("--repack", "repacks host weights at load (Q4_0 and others); on by default", _MAIN, _C, takes=False)
-_row("--repack", "repacks host weights at load", _MAIN, _B, values="0|1", optional=True)
-_row("-nr --no-repack", "no repacking of host weights", _MAIN, _C, takes=False)
-# Attention
-_row(
-    "-fa --flash-attn",
-    "flash attention; auto is the same as on",
-    _IK,
-    _C,
-    values="on|off|auto|0|1",
-    where="common.cpp:1927",
-)
-_row("-fa --flash-attn", "flash attention, default 1", _IK, _B, values="0|1")
-_row("-fa --flash-attn", "flash attention, default auto", _MAIN, values="on|off|auto", where="arg.cpp:1754")
-for _letter, _long in (("k", "K"), ("v", "V")):
-    _row(
-        f"-ct{_letter} --cache-type-{_letter}",
-        f"type of the {_long} cache; changes answers",
-        _IK,
-        values=f"{_KV}|q6_0|q8_KV",
-    )
-    _row(
-        f"-ct{_letter} --cache-type-{_letter}",
-        f"type of the {_long} cache; changes answers. Quantized caches are rotated "
-        "(off with LLAMA_ATTN_ROT_DISABLE)",
-        _MAIN,
-        values=_KV,
-        where="src/llama-kv-cache.cpp:315-345",
-    )
-    _row(
-        f"-{_letter}had --{_letter}-cache-hadamard",
-        f"Hadamard rotation of the {_long} cache",
-        _IK,
-        _C,
-        takes=False,
-        where="common.cpp:2246",
-    )
-for _letter in "kv":
-    for _end in ("first", "last"):
-        _row(
-            f"-ct{_letter}-{_end} --cache-type-{_letter}-{_end}",
-            f"type of the {_letter.upper()} cache in the {_end} layers, as TYPE,N; changes answers",
-            _IK,
-            _C,
-        )
-_row(
-    "-mla --mla-use",
-    "cache form of latent attention: 0 expanded, 1 latent, 2 latent with expanded prompts, 3 like 2 with "
-    "absorbed generation; default 3, forced 0 for other models and 3 on partial offload",
-    _IK,
-    values="0|1|2|3",
-    where="src/llama.cpp:8215-8225",
-)
-_row(
-    "-amb --attention-max-batch",
-    "MiB that temporaries of attention may take (default 256, in llama-bench 0; least 128, "
-    "0 is off): less memory, more launches",
-    _IK,
-    form="int",
-    where="common.cpp:1964",
-)
-# Offload of host weights
-_row(
-    "-op --offload-policy",
-    "which ops go to the GPU when their weights are in host memory, by op id",
-    _IK,
-    _C,
-    where="common.cpp:2541",
-)
-_row(
-    "-no-ooae --no-offload-only-active-experts",
-    "uploads all experts instead of the ones the router chose",
-    _IK,
-    _C,
-    takes=False,
-    where="common.cpp:2552",
-)
-_row(
-    "-no-ooae --no-offload-only-active-experts",
-    "uploads all experts instead of the ones the router chose",
-    _IK,
-    _B,
-    values="0|1",
-    optional=True,
-)
-_row("--no-op-offload", "no op goes to the GPU for weights in host memory", _MAIN, _C, takes=False)
-_row("--op-offload", "ops go to the GPU for weights in host memory (default)", _MAIN, _C, takes=False)
-_row("-nopo --no-op-offload", "1: no op goes to the GPU for weights in host memory", _MAIN, _B, values="0|1")
-_row(
-    "-cuda --cuda-params",
-    "parameters of the CUDA backend, key=value,…; the last -cuda wins",
-    _IK,
-    where="ggml-cuda.cu:5299-5388",
-)
-# Mixtures of experts, fusion
-_row(
-    "-no-fmoe --no-fused-moe",
-    "no fused up+gate of experts; also ends CUDA graphs in generation with experts",
-    _IK,
-    _C,
-    takes=False,
-    where="common.cpp:1973",
-)
-_row("-fmoe --fused-moe", "fused up+gate of experts, default 1", _IK, _B, values="0|1")
-_row("-rcache --rope-cache", "read and not used any more", _IK, _B, values="0|1", optional=True)
-_row("-no-fa --no-flash-attn", "no flash attention, as -fa off", _IK, _C, takes=False)
-_row("-no-fug --no-fused-up-gate", "no fused dense up+gate", _IK, _C, takes=False)
-_row("-no-fug --no-fused-up-gate", "no fused dense up+gate", _IK, _B, values="0|1", optional=True)
-_row("-no-mmad --no-fused-mul-multiadd", "no fused multiply and add of expert outputs", _IK, _C, takes=False)
-_row(
-    "-ger --grouped-expert-routing",
-    "grouped expert routing (bailingmoe2 and 3), off by default; changes answers",
-    _IK,
-    _C,
-    takes=False,
-)
-_row(
-    "-ger --grouped-expert-routing",
-    "grouped expert routing, default 0; changes answers",
-    _IK,
-    _B,
-    values="0|1",
-    optional=True,
-)
-_row("-ser --smart-expert-reduction", "fewer experts per token", _IK)
-_row(
-    "-rtr --run-time-repack",
-    "repacks weights in host memory to interleaved types; no mmap. What CUDA cannot run in "
-    "those types then stays on the CPU",
-    _IK,
-    _C,
-    takes=False,
-    where="common.cpp:2225, src/llama.cpp:4912",
-)
-_row("-rtr --run-time-repack", "repacks weights in host memory; no mmap", _IK, _B, values="0|1")
-# Benchmarks and quality
-_row("-p --n-prompt", "prompt tokens of a test", tools=_B)
-_row("-n --n-gen", "generated tokens of a test", tools=_B)
-_row("-n --predict --n-predict", "tokens to generate", tools=_C)
 _TEMPERATURE = (
     "temperature of sampling, 0: the most probable token every time; changes answers, costs no speed"
 )
-_row("--temp", _TEMPERATURE, _IK, _C)
-_row("--temp --temperature", _TEMPERATURE, _MAIN, _C)
-_row("-p --prompt", "prompt", tools=_C)
-_row("-pg", "prompt and generation in one test: pp,tg", tools=_B)
-_row("-gp", "generation after a prompt: stands for depth", _IK, _B)
-_row("-d --n-depth", "tokens in the cache before a test", _MAIN, _B)
-_row("-r --repetitions", "repetitions, default 5", tools=_B, form="int")
-_row("-o --output", "format of the output", _IK, _B, values="csv|json|md|sql")
-_row("-o --output", "format of the output", _MAIN, _B, values="csv|json|jsonl|md|sql")
-_row("-oe --output-err", "a second copy of the output on stderr", tools=_B)
-_row("-w --warmup", "warm-up run", _IK, _B, values="0|1")
-_row("-embd --embeddings", "embeddings", tools=_B, values="0|1", optional=True)
-_row("--print-overrides", "prints which tensors -ot moved", _IK, _B, values="0|1", optional=True)
-_row("--delay", "seconds between tests", _MAIN, _B, form="int")
-for _name, _does in (
-    ("--no-warmup", "no warm-up run"),
-    ("--progress", "shows progress"),
-    ("--list-devices", "lists devices"),
-):
-    _row(_name, _does, _MAIN, _B, takes=False)
-_row("--version", "prints the version", _MAIN, takes=False)
-_row("--version", "prints the version", _IK, _C, takes=False)
-_row("-nrep --n-repetitions", "repetitions of the first row (llama-sweep-bench)", _IK, _C, form="int")
-_row("-wb --warmup-batch", "warm-up batch (llama-sweep-bench)", _IK, _C, takes=False)
-_row("--sweep-stride", "step between rows (llama-sweep-bench)", _IK, _C)
-_row("--sweep-memory", "adds memory columns (llama-sweep-bench)", _IK, _C, takes=False)
-_row("--output-format", "format of the output (llama-sweep-bench)", _IK, _C)
-_row("--output-format", "format of the output (llama-batched-bench)", _MAIN, _C, values="md|jsonl")
-_row("-npp", "prompt tokens (llama-batched-bench)", tools=_C)
-_row("-ntg", "generated tokens (llama-batched-bench)", tools=_C)
-_row("-npl", "parallel sequences (llama-batched-bench)", tools=_C)
-_row("--chunks", "chunks of the text (llama-perplexity)", tools=_C, form="int")
-_row("--kl-divergence-base --save-all-logits", "file of the reference's logits (llama-perplexity)", tools=_C)
-_row("--kl-divergence", "compares with the reference's logits (llama-perplexity)", tools=_C, takes=False)
 
-FLAGS: tuple[Flag, ...] = (*_ROWS, *DRAFT_FLAGS)
+
+def _rows(names: str, does: str, engines: tuple[str, ...] = ENGINES, tools: tuple[str, ...] = BOTH_TOOLS, *,
+          takes: bool = True, values: str = "", form: str = "", optional: bool = False,
+          where: str = "") -> list[Flag]:  # fmt: skip
+    """A flag, in each engine the same."""
+    words = tuple(values.split("|")) if values else ()
+    return [Flag(tuple(names.split()), does, e, tools, takes, words, form, optional, where) for e in engines]
+
+
+def _switch(names: str, does: str, engines: tuple[str, ...] = ENGINES, *, where: str = "") -> list[Flag]:
+    """A flag of the common tools that takes no value."""
+    return _rows(names, does, engines, _C, takes=False, where=where)
+
+
+def _toggle(names: str, does: str, engines: tuple[str, ...], *, where: str = "") -> list[Flag]:
+    """A switch of the common tools, behind which llama-bench also takes 0 or 1."""
+    bench = _rows(names, does, engines, _B, values="0|1", optional=True)
+    return [*_switch(names, does, engines, where=where), *bench]
+
+
+def _cache_rows(letter: str) -> list[Flag]:
+    """The flags of the K cache or of the V cache."""
+    names, of = f"-ct{letter} --cache-type-{letter}", f"type of the {letter.upper()} cache"
+    rotated = "Quantized caches are rotated (off with LLAMA_ATTN_ROT_DISABLE)"
+    ends = [
+        _rows(f"-ct{letter}-{end} --cache-type-{letter}-{end}",
+              f"{of} in the {end} layers, as TYPE,N; changes answers", _IK, _C)
+        for end in ("first", "last")
+    ]  # fmt: skip
+    return [
+        *_rows(names, f"{of}; changes answers", _IK, values=f"{_KV}|q6_0|q8_KV"),
+        *_rows(names, f"{of}; changes answers. {rotated}", _MAIN, values=_KV,
+               where="src/llama-kv-cache.cpp:315-345"),
+        *_switch(f"-{letter}had --{letter}-cache-hadamard",
+                 f"Hadamard rotation of the {letter.upper()} cache", _IK, where="common.cpp:2246"),
+        *ends[0], *ends[1],
+    ]  # fmt: skip
+
+
+FLAGS: tuple[Flag, ...] = (
+    # Batch sizes, layers, placement
+    *_rows("-m --model", "model file"),
+    *_rows("-f --file", "text file", tools=_C),
+    *_rows("-c --ctx-size", "context length; -b is cut to it", tools=_C, form="int"),
+    *_rows("-b --batch-size", "logical batch, default 2048; cut to the context", form="int",
+        where="n_batch=min(n_ctx,b)"),
+    *_rows("-ub --ubatch-size", "physical batch, default 512; cut to -b. Buffers grow with it; the lever of "
+        "prompt speed with offloaded weights, because each expert upload is shared by that many tokens",
+        form="int", where="n_ubatch=min(n_batch,ub)"),
+    *_rows("-ngl --n-gpu-layers --gpu-layers",
+        "layers on the GPU; by default all where a GPU exists, without a check of memory unless --fit", _IK,
+        _C, form="int", where="src/llama.cpp:7756"),
+    *_rows("-ngl --n-gpu-layers", "layers on the GPU, default 999", _IK, _B, form="int"),
+    *_rows("-ngl --n-gpu-layers --gpu-layers", "layers on the GPU: a number, auto or all; default auto",
+        _MAIN, _C, values="auto|all", form="int", where="arg.cpp:2789"),
+    *_rows("-ngl --n-gpu-layers", "layers on the GPU, default -1 (automatic)", _MAIN, _B, form="int"),
+    *_rows("-ot --override-tensor",
+        "tensors that match a pattern go to a buffer (CPU, CUDA0, …); the first rule that matches wins"),
+    *_switch("-cmoe --cpu-moe", "expert tensors of all layers stay in host memory"),
+    *_rows("-ncmoe --n-cpu-moe", "expert tensors of the first N layers stay in host memory", tools=_C,
+        form="int"),
+    *_rows("-ncmoe --n-cpu-moe", "expert tensors of the first N layers stay in host memory", _MAIN, _B,
+        form="int"),
+    *_rows("--n-cpu-moe", "expert tensors of the first N layers stay in host memory", _IK, _B, form="int"),
+    *_rows("-ncffn --n-cpu-ffn", "the first N layers' FFN tensors stay in host memory", _MAIN, _C, form="int",
+        where="arg.cpp:2777"),
+    *_switch("--fit", "places experts by free memory; sets -ngl 999", _IK, where="src/llama.cpp:4281-4288"),
+    *_rows("--fit", "places experts by free memory", _IK, _B, values="0|1"),
+    *_rows("--fit-margin", "MiB that --fit leaves free", _IK, form="int", where="common.cpp:2187"),
+    *_rows("-fit --fit", "adjusts what the user left unset to free memory; on by default", _MAIN, _C,
+        values="on|off", where="arg.cpp:2868-2921"),
+    *_rows("-fitt --fit-target", "MiB that -fit leaves free per device, default 1024", _MAIN),
+    *_rows("-fitc --fit-ctx", "least context that -fit may choose, default 4096", _MAIN, form="int"),
+    *_rows("-sm --split-mode", "how several GPUs share the model; graph only for some architectures", _IK, _C,
+        values="none|layer|attn|graph", where="common.cpp:2054, src/llama.cpp:3895-3926"),
+    *_rows("-sm --split-mode", "how several GPUs share the model", _IK, _B, values="none|layer|graph"),
+    *_rows("-sm --split-mode", "how several GPUs share the model; row is deprecated, tensor experimental "
+        "(flash attention on, KV cache unquantized, not for DEEPSEEK2)", _MAIN,
+        values="none|layer|row|tensor", where="arg.cpp:2807"),
+    *_rows("-ts --tensor-split", "proportions of the GPUs"),
+    *_rows("-mg --main-gpu", "number of the main GPU", form="int"),
+    *_rows("--max-gpu", "GPUs per layer in a graph split", _IK, form="int"),
+    *_rows("-dev --device", "devices to use", tools=_C),
+    *_rows("-dev --device", "devices to use", _MAIN, _B),
+    *_switch("-smgs --split-mode-graph-scheduling", "scheduling of the graph split", _IK),
+    *_toggle("-sas --scheduler-async", "asynchronous scheduler of the graph split", _IK),
+    *_rows("-grt --graph-reduce-type",
+        "type of the reduction in a graph split (gpt-oss: f32 in place of f16)", _IK, _C,
+        values="f16|bf16|f32|q8_0", where="src/llama.cpp:8226-8233"),
+    *_rows("-np --parallel", f"{_SLOTS}; default 1", _IK, _C, form="int"),
+    *_rows("-np --parallel", f"{_SLOTS}; default -1: the server chooses", _MAIN, _C, form="int"),
+    *_switch("-cb --cont-batching", "a text joins the others between two steps (default)"),
+    *_switch("-nocb --no-cont-batching",
+        "a text waits until those that run have ended: fewer tokens per second with several slots"),
+    # Threads and host memory
+    *_rows("-t --threads",
+        "threads of generation (of everything in llama-bench, and where -tb is not given)"),
+    *_rows("-tb --threads-batch", "threads of prompts; default -t", tools=_C, form="int"),
+    *_rows("-tgb --threads-gen-batch", "pairs of threads for generation and prompts", _IK, _B),
+    *_rows("-C --cpu-mask", "CPU mask", _MAIN),
+    *_rows("-Cr --cpu-range", "CPU range", _MAIN, _C),
+    *_rows("--cpu-strict", "threads stay on their CPU", _MAIN, values="0|1"),
+    *_rows("--prio", "priority of the threads", _MAIN, form="int"),
+    *_rows("--poll", "how long threads spin before they sleep, 0 to 100", _MAIN, form="percent"),
+    *_rows("--numa", "placement on NUMA nodes", values="distribute|isolate|numactl"),
+    *_switch("--no-mmap", "reads the file into memory instead of mapping it", _IK),
+    *_rows("-mmp --mmap", "maps the file (1) or reads it (0)", _IK, _B, values="0|1"),
+    *_rows("-lm --load-mode", "how the file is loaded; stands for --no-mmap, --mlock and -mmp", _MAIN,
+        values="auto|none|mmap|mlock|mmap+mlock|dio", where="arg.cpp:2691"),
+    *_rows("-lzm --lazy-mode", "lazy loading", _MAIN),
+    *_toggle("-thp --transparent-huge-pages", "huge pages for weights in host memory", _IK),
+    *_toggle("--defer-experts", "experts are loaded late", _IK),
+    *_switch("--prefetch-experts", "experts are prefetched", _IK),
+    *_toggle("-mqkv --merge-qkv", "merges the Q, K and V weights", _IK),
+    *_toggle("-muge --merge-up-gate-experts", "merges up and gate weights of experts; no mmap", _IK),
+    *_toggle("-gr --graph-reuse", "reuse of graphs, on by default", _IK),
+    *_switch("-no-gr --no-graph-reuse", "no reuse of graphs", _IK),
+    *_rows("-mea --max-extra-alloc", "MiB of extra allocation, default 256", _IK, _C, form="int"),
+    *_switch("-dr --dry-run", "dry run", _IK, where="common.cpp:2494"),
+    *_rows("-wgt --worst-graph-tokens", "tokens of the largest graph that buffers are made for", _IK, _C,
+        form="int"),
+    *_switch("-nkvo --no-kv-offload", "KV cache in host memory"),
+    *_rows("-nkvo --no-kv-offload", "KV cache in host memory", tools=_B, values="0|1"),
+    *_switch("-kvo --kv-offload", "KV cache on the GPU (default)", _MAIN),
+    *_switch("-kvu --kv-unified", "one KV buffer for all sequences", _MAIN),
+    *_switch("-no-kvu --no-kv-unified", "a KV buffer for each sequence", _MAIN),
+    *_switch("--swa-full", "full cache for sliding-window models: more memory, needed for context shifts",
+        _MAIN),
+    *_switch("--no-host", "bypasses pinned host buffers, so that extra buffer types apply", _MAIN),
+    *_rows("--no-host", "bypasses pinned host buffers, so that extra buffer types apply", _MAIN, _B,
+        values="0|1"),
+    *_switch("--repack", "repacks host weights at load (Q4_0 and others); on by default", _MAIN),
+    *_rows("--repack", "repacks host weights at load", _MAIN, _B, values="0|1", optional=True),
+    *_switch("-nr --no-repack", "no repacking of host weights", _MAIN),
+    # Attention
+    *_rows("-fa --flash-attn", "flash attention; auto is the same as on", _IK, _C, values="on|off|auto|0|1",
+        where="common.cpp:1927"),
+    *_rows("-fa --flash-attn", "flash attention, default 1", _IK, _B, values="0|1"),
+    *_rows("-fa --flash-attn", "flash attention, default auto", _MAIN, values="on|off|auto",
+        where="arg.cpp:1754"),
+    *(flag for letter in "kv" for flag in _cache_rows(letter)),
+    *_rows("-mla --mla-use", "cache form of latent attention: 0 expanded, 1 latent, 2 latent with expanded "
+        "prompts, 3 like 2 with absorbed generation; default 3, forced 0 for other models and 3 on partial "
+        "offload", _IK, values="0|1|2|3", where="src/llama.cpp:8215-8225"),
+    *_rows("-amb --attention-max-batch", "MiB that temporaries of attention may take (default 256, in "
+        "llama-bench 0; least 128, 0 is off): less memory, more launches", _IK, form="int",
+        where="common.cpp:1964"),
+    # Offload of host weights
+    *_rows("-op --offload-policy", "which ops go to the GPU when their weights are in host memory, by op id",
+        _IK, _C, where="common.cpp:2541"),
+    *_toggle("-no-ooae --no-offload-only-active-experts",
+        "uploads all experts instead of the ones the router chose", _IK, where="common.cpp:2552"),
+    *_switch("--no-op-offload", "no op goes to the GPU for weights in host memory", _MAIN),
+    *_switch("--op-offload", "ops go to the GPU for weights in host memory (default)", _MAIN),
+    *_rows("-nopo --no-op-offload", "1: no op goes to the GPU for weights in host memory", _MAIN, _B,
+        values="0|1"),
+    *_rows("-cuda --cuda-params", "parameters of the CUDA backend, key=value,…; the last -cuda wins", _IK,
+        where="ggml-cuda.cu:5299-5388"),
+    # Mixtures of experts, fusion
+    *_switch("-no-fmoe --no-fused-moe",
+        "no fused up+gate of experts; also ends CUDA graphs in generation with experts", _IK,
+        where="common.cpp:1973"),
+    *_rows("-fmoe --fused-moe", "fused up+gate of experts, default 1", _IK, _B, values="0|1"),
+    *_rows("-rcache --rope-cache", "read and not used any more", _IK, _B, values="0|1", optional=True),
+    *_switch("-no-fa --no-flash-attn", "no flash attention, as -fa off", _IK),
+    *_toggle("-no-fug --no-fused-up-gate", "no fused dense up+gate", _IK),
+    *_switch("-no-mmad --no-fused-mul-multiadd", "no fused multiply and add of expert outputs", _IK),
+    *_switch("-ger --grouped-expert-routing",
+        "grouped expert routing (bailingmoe2 and 3), off by default; changes answers", _IK),
+    *_rows("-ger --grouped-expert-routing", "grouped expert routing, default 0; changes answers", _IK, _B,
+        values="0|1", optional=True),
+    *_rows("-ser --smart-expert-reduction", "fewer experts per token", _IK),
+    *_switch("-rtr --run-time-repack", "repacks weights in host memory to interleaved types; no mmap. What "
+        "CUDA cannot run in those types then stays on the CPU", _IK,
+        where="common.cpp:2225, src/llama.cpp:4912"),
+    *_rows("-rtr --run-time-repack", "repacks weights in host memory; no mmap", _IK, _B, values="0|1"),
+    # Benchmarks and quality
+    *_rows("-p --n-prompt", "prompt tokens of a test", tools=_B),
+    *_rows("-n --n-gen", "generated tokens of a test", tools=_B),
+    *_rows("-n --predict --n-predict", "tokens to generate", tools=_C),
+    *_rows("--temp", _TEMPERATURE, _IK, _C),
+    *_rows("--temp --temperature", _TEMPERATURE, _MAIN, _C),
+    *_rows("-p --prompt", "prompt", tools=_C),
+    *_rows("-pg", "prompt and generation in one test: pp,tg", tools=_B),
+    *_rows("-gp", "generation after a prompt: stands for depth", _IK, _B),
+    *_rows("-d --n-depth", "tokens in the cache before a test", _MAIN, _B),
+    *_rows("-r --repetitions", "repetitions, default 5", tools=_B, form="int"),
+    *_rows("-o --output", "format of the output", _IK, _B, values="csv|json|md|sql"),
+    *_rows("-o --output", "format of the output", _MAIN, _B, values="csv|json|jsonl|md|sql"),
+    *_rows("-oe --output-err", "a second copy of the output on stderr", tools=_B),
+    *_rows("-w --warmup", "warm-up run", _IK, _B, values="0|1"),
+    *_rows("-embd --embeddings", "embeddings", tools=_B, values="0|1", optional=True),
+    *_rows("--print-overrides", "prints which tensors -ot moved", _IK, _B, values="0|1", optional=True),
+    *_rows("--delay", "seconds between tests", _MAIN, _B, form="int"),
+    *_rows("--no-warmup", "no warm-up run", _MAIN, _B, takes=False),
+    *_rows("--progress", "shows progress", _MAIN, _B, takes=False),
+    *_rows("--list-devices", "lists devices", _MAIN, _B, takes=False),
+    *_rows("--version", "prints the version", _MAIN, takes=False),
+    *_switch("--version", "prints the version", _IK),
+    *_rows("-nrep --n-repetitions", "repetitions of the first row (llama-sweep-bench)", _IK, _C, form="int"),
+    *_switch("-wb --warmup-batch", "warm-up batch (llama-sweep-bench)", _IK),
+    *_rows("--sweep-stride", "step between rows (llama-sweep-bench)", _IK, _C),
+    *_switch("--sweep-memory", "adds memory columns (llama-sweep-bench)", _IK),
+    *_rows("--output-format", "format of the output (llama-sweep-bench)", _IK, _C),
+    *_rows("--output-format", "format of the output (llama-batched-bench)", _MAIN, _C, values="md|jsonl"),
+    *_rows("-npp", "prompt tokens (llama-batched-bench)", tools=_C),
+    *_rows("-ntg", "generated tokens (llama-batched-bench)", tools=_C),
+    *_rows("-npl", "parallel sequences (llama-batched-bench)", tools=_C),
+    *_rows("--chunks", "chunks of the text (llama-perplexity)", tools=_C, form="int"),
+    *_rows("--kl-divergence-base --save-all-logits", "file of the reference's logits (llama-perplexity)",
+        tools=_C),
+    *_switch("--kl-divergence", "compares with the reference's logits (llama-perplexity)"),
+    *DRAFT_FLAGS,
+)  # fmt: skip
 
 # Programs whose arguments the tables describe. llama-sweep-bench is ik_llama.cpp's alone.
 TOOLS = (

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 IK = "ik_llama.cpp"
 MAIN = "llama.cpp"
 ENGINES = (MAIN, IK)
+BENCH, COMMON = "bench", "common"  # llama-bench; every tool that shares the common argument parser
+BOTH_TOOLS = (BENCH, COMMON)
+IK_SOURCE = "ik_llama.cpp 8337e4cd3 (2026-08-15)"
+MAIN_SOURCE = "llama.cpp 0c1e57098"
+SOURCES = {IK: IK_SOURCE, MAIN: MAIN_SOURCE}
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """The name that is most like another one; "" if none is like it."""
+    return next(iter(difflib.get_close_matches(name, list(dict.fromkeys(names)), n=1, cutoff=cutoff)), "")
+
+
+def nearest_hint(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """The end of a message about a name that is not among others."""
+    near = nearest(name, names, cutoff)
+    return f" (nearest: {near})" if near else ""
 
 
 class Status(enum.StrEnum):
@@ -42,18 +62,6 @@ class Note:
         return self.status in WRONG
 
 
-BENCH, COMMON = "bench", "common"  # llama-bench; every tool that shares the common argument parser
-
-
-BOTH_TOOLS = (BENCH, COMMON)
-
-
-IK_SOURCE = "ik_llama.cpp 8337e4cd3 (2026-08-15)"
-
-
-MAIN_SOURCE = "llama.cpp 0c1e57098"
-
-
 @dataclass(frozen=True)
 class Flag:
     """One row. `values`: the words it takes; empty for anything. `form`: `int` (with `values`: or one of
@@ -75,7 +83,7 @@ class Flag:
 
     @property
     def source(self) -> str:
-        return f"{IK_SOURCE if self.engine == IK else MAIN_SOURCE}{', ' if self.where else ''}{self.where}"
+        return ", ".join(filter(None, (SOURCES[self.engine], self.where)))
 
 
 @dataclass
@@ -158,6 +166,11 @@ class Line:
     tool: str | None  # name of the program, None where the line has none
 
     @property
+    def source(self) -> str:
+        """The version that the tables describe."""
+        return SOURCES[self.engine]
+
+    @property
     def bench(self) -> bool:
         return self.tool == "llama-bench"
 
@@ -168,6 +181,9 @@ class Line:
     def last(self, kind: str, name: str) -> Item | None:
         found = self.all(kind, name)
         return found[-1] if found else None
+
+    def flags(self, *names: str) -> list[Item]:
+        return [item for name in names for item in self.all("flag", name)]
 
     def flag(self, name: str) -> Item | None:
         return self.last("flag", name)

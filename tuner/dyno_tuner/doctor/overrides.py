@@ -7,10 +7,9 @@ ik_llama.cpp leaves it out.
 
 from __future__ import annotations
 
-import difflib
 import re
 
-from .line import IK, IK_SOURCE, MAIN, MAIN_SOURCE, Line, Status
+from .line import IK, IK_SOURCE, MAIN, MAIN_SOURCE, Line, Status, nearest
 
 _BACKENDS = (
     "CUDA", "ROCm", "MUSA", "Vulkan", "SYCL", "CANN", "Metal", "MTL", "OpenCL", "GPUOpenCL", "WebGPU", "HTP",
@@ -29,7 +28,7 @@ def override_rules(line: Line) -> None:
     source = _SOURCES[line.engine]
     separators = "[,;]" if line.bench and line.engine == MAIN else ","
     _devices(line)
-    for item in (*line.all("flag", "-ot"), *line.all("flag", "-otd")):
+    for item in line.flags("-ot", "-otd"):
         if item.flag is None:
             continue
         for rule in re.split(separators, item.value or ""):
@@ -72,8 +71,8 @@ def unknown_place(name: str, gpus: int | None, what: str) -> str:
     unnumbered = (*_UNNUMBERED, _BLAS) if what == "device" else _UNNUMBERED
     if backend not in (_BACKENDS if number else unnumbered):
         known = ["CPU", *(f"{b}0" for b in _BACKENDS if b not in _UNNUMBERED), *unnumbered]
-        near = difflib.get_close_matches(name.upper(), [k.upper() for k in known], n=1, cutoff=0.6)
-        hint = next((f" (nearest: {k})" for k in known if near and k.upper() == near[0]), "")
+        near = nearest(name.upper(), (k.upper() for k in known))
+        hint = next((f" (nearest: {k})" for k in known if k.upper() == near), "")
         write = "none, CUDA0, CUDA1, …" if what == "device" else "CPU, CUDA0, CUDA1, …"
         return f"{what} {name!r} is none that a backend has; write {write}{hint}"
     if backend == "CUDA" and gpus is not None and int(number) >= gpus:
@@ -83,12 +82,11 @@ def unknown_place(name: str, gpus: int | None, what: str) -> str:
 
 
 def _devices(line: Line) -> None:
-    for flag in ("-dev", "-devd"):
-        for item in line.all("flag", flag):
-            names = (item.value or "").split(",")
-            for name in names:
-                if name and (why := _no_device(name, len(names) == 1, line)):
-                    item.say(Status.INVALID, why, IK_SOURCE if line.engine == IK else MAIN_SOURCE)
+    for item in line.flags("-dev", "-devd"):
+        names = (item.value or "").split(",")
+        for name in names:
+            if name and (why := _no_device(name, len(names) == 1, line)):
+                item.say(Status.INVALID, why, line.source)
 
 
 def _no_device(name: str, alone: bool, line: Line) -> str:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .line import MAIN, Status
+from .line import MAIN, Status, nearest
 
 if TYPE_CHECKING:
     from .line import Item, Line
@@ -139,11 +139,8 @@ def _judge(rule: _Rule, line: Line) -> None:
 
 
 def _example(pattern: str, names: list[str]) -> str:
-    import difflib
-
     words = re.sub(r"[^a-z0-9_.]+", " ", pattern.replace("\\", "").lower()).strip()
-    near = difflib.get_close_matches(words, names, n=1, cutoff=0.0)
-    return near[0] if near else names[0]
+    return nearest(words, names, 0.0) or names[0]
 
 
 def _layers(line: Line) -> None:

@@ -16,7 +16,7 @@ from .overrides import override_rules
 from .placement import placement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _OFF = frozenset({"0", "off", "false", "no", "n", "ignore", "notfound", ""})
 OFFLOAD_SOURCE = f"{IK_SOURCE}, ggml-cuda.cu:5180-5207"
@@ -24,6 +24,13 @@ OFFLOAD_SOURCE = f"{IK_SOURCE}, ggml-cuda.cu:5180-5207"
 
 def is_on(value: str | None) -> bool:
     return (value or "").strip().lower() not in _OFF
+
+
+def _inert(items: Iterable[Item], why: str, source: str = "") -> None:
+    """Says that each of these changes nothing, unless something else is wrong with it."""
+    for item in items:
+        if not item.wrong:
+            item.say(Status.INERT, why, source)
 
 
 @dataclass(frozen=True)
@@ -75,19 +82,17 @@ LIMITS: tuple[Limit, ...] = (
 
 def gpu_limits(line: Line) -> None:
     cc = line.facts.cc
-    for limit in LIMITS if cc is not None else ():
+    if cc is None:
+        return
+    for limit in LIMITS:
+        if limit.engine != line.engine or not limit.low <= cc < limit.high:
+            continue
+        if limit.engine == MAIN and limit.name == "GGML_CUDA_FORCE_MMQ" and _without_mma(line):
+            continue  # older code is chosen, for which the macro is looked at
         for item in line.all(limit.kind, limit.name):
             right = limit.value is None or (item.value or "").lower() == limit.value
-            if limit.engine == MAIN and limit.name == "GGML_CUDA_FORCE_MMQ" and _without_mma(line):
-                continue  # older code is chosen, for which the macro is looked at
-            if (
-                limit.engine == line.engine
-                and limit.low <= (cc or 0) < limit.high
-                and right
-                and (not limit.on or is_on(item.value))
-            ):
-                source = IK_SOURCE if line.engine == IK else MAIN_SOURCE
-                item.say(limit.status, f"at {cc:g}: {limit.text}", source)
+            if right and (not limit.on or is_on(item.value)):
+                item.say(limit.status, f"at {cc:g}: {limit.text}", line.source)
 
 
 def _compiled(line: Line) -> list[float] | None:
@@ -126,10 +131,8 @@ def architectures(line: Line) -> None:
                 f"{MAIN_SOURCE}, cuda/ggml-cuda.cu",
             )
     else:
-        item.say(
-            Status.WRONG_GPU,
-            f"at {cc:g} code for {max(usable):g} runs, without tensor-core kernels; add {cc * 10:g}",
-        )
+        why = f"at {cc:g} code for {max(usable):g} runs, without tensor-core kernels; add {cc * 10:g}"
+        item.say(Status.WRONG_GPU, why)
 
 
 _SEVERAL_GPUS = (
@@ -143,10 +146,8 @@ _SEVERAL_GPUS = (
 def single_gpu(line: Line) -> None:
     if line.facts.gpus != 1:
         return
-    for kind, name in _SEVERAL_GPUS:
-        for item in line.all(kind, name):
-            if not item.wrong and (name != "-mg" or item.value == "0"):
-                item.say(Status.INERT, "changes nothing with one GPU")
+    items = [item for kind, name in _SEVERAL_GPUS for item in line.all(kind, name)]
+    _inert((i for i in items if i.name != "-mg" or i.value == "0"), "changes nothing with one GPU")
 
 
 def defaults(line: Line) -> None:
@@ -185,7 +186,7 @@ def slots(line: Line) -> None:
             f"{ctx[0]} tokens in each give -c {ctx[0] * counts[0]}",
         )
     if counts[0] == 1:
-        for batching in (*line.all("flag", "-cb"), *line.all("flag", "-nocb")):
+        for batching in line.flags("-cb", "-nocb"):
             batching.say(Status.INERT, "there is nothing to batch with one slot")
 
 
@@ -218,17 +219,13 @@ def cache_types(line: Line) -> None:
     if _fa_off(line):
         for item in (v_item, line.flag("-ctv-first"), line.flag("-ctv-last")):
             if item is not None and (item.value or "").partition(",")[0] in QUANT_KV:
-                item.say(
-                    Status.INVALID, "a quantized V cache needs flash attention, which this line turns off"
-                )
+                why = "a quantized V cache needs flash attention, which this line turns off"
+                item.say(Status.INVALID, why)
         return
     for item in (k_item, v_item):
         if line.engine == MAIN and item is not None and item.value == "iq4_nl":
-            item.say(
-                Status.INVALID,
-                "CUDA flash attention does not take iq4_nl here",
-                f"{MAIN_SOURCE}, cuda/fattn.cu:525-539",
-            )
+            source = f"{MAIN_SOURCE}, cuda/fattn.cu:525-539"
+            item.say(Status.INVALID, "CUDA flash attention does not take iq4_nl here", source)
     pair = ((k_item.value if k_item else None) or "f16", (v_item.value if v_item else None) or "f16")
     if (k_item or v_item) and "," not in "".join(pair) and pair not in FA_PAIRS[line.engine]:
         status, text = _uncompiled(line.engine, pair)
@@ -295,11 +292,8 @@ def _partial_offload(line: Line, mla: Item) -> None:
     layers, on_gpu = line.facts.layers, line.numbers("-ngl")
     if not layers or not on_gpu or mla.value == "3" or not all(0 < n < layers for n in on_gpu):
         return
-    mla.say(
-        Status.INVALID,
-        f"forced to 3 where part of the layers are on the GPU: {max(on_gpu)} of {layers}",
-        f"{IK_SOURCE}, src/llama.cpp:8215-8225",
-    )
+    why = f"forced to 3 where part of the layers are on the GPU: {max(on_gpu)} of {layers}"
+    mla.say(Status.INVALID, why, f"{IK_SOURCE}, src/llama.cpp:8215-8225")
 
 
 def split_modes(line: Line) -> None:
@@ -308,15 +302,10 @@ def split_modes(line: Line) -> None:
     if split is None:
         return
     on = line.cuda("graphs")
-    if (
-        line.engine == IK
-        and split.value in ("graph", "attn")
-        and arch is not None
-        and arch not in GRAPH_SPLIT
-    ):
-        split.say(
-            Status.INVALID, f"not for {arch}: it becomes layer", f"{IK_SOURCE}, src/llama.cpp:3895-3926"
-        )
+    cannot = arch is not None and arch not in GRAPH_SPLIT
+    if line.engine == IK and split.value in ("graph", "attn") and cannot:
+        source = f"{IK_SOURCE}, src/llama.cpp:3895-3926"
+        split.say(Status.INVALID, f"not for {arch}: it becomes layer", source)
     if split.value == "graph" and _graph_split(line) and on is not None and on.value == "1":
         on.say(Status.INERT, "a graph split runs without CUDA graphs")
     if line.engine == MAIN and split.value == "row":
@@ -326,8 +315,7 @@ def split_modes(line: Line) -> None:
             split.say(Status.INVALID, f"split mode tensor is not for {arch}")
         if _fa_off(line):
             split.say(Status.INVALID, "split mode tensor needs flash attention, which this line turns off")
-        for name in ("-ctk", "-ctv"):
-            item = line.flag(name)
+        for item in (line.flag("-ctk"), line.flag("-ctv")):
             if item is not None and item.value in QUANT_KV:
                 item.say(Status.INVALID, "split mode tensor needs an unquantized KV cache")
 
@@ -336,15 +324,13 @@ def _graph_only(line: Line) -> None:
     """Rules of a graph split alone."""
     if line.engine != IK or line.facts.gpus == 1:
         return
-    for name in ("-smgs", "-sas", "-grt", "--max-gpu"):
-        for item in line.all("flag", name):
-            if not item.wrong and not _graph_split(line):
-                item.say(Status.INERT, "only for a graph split, which this line does not have")
+    if not _graph_split(line):
+        only = line.flags("-smgs", "-sas", "-grt", "--max-gpu")
+        _inert(only, "only for a graph split, which this line does not have")
     reduction = line.flag("-grt")
     if reduction is not None and reduction.value == "f16" and line.facts.architecture == "gpt-oss":
-        reduction.say(
-            Status.INVALID, "gpt-oss takes f32 in its place", f"{IK_SOURCE}, src/llama.cpp:8226-8233"
-        )
+        source = f"{IK_SOURCE}, src/llama.cpp:8226-8233"
+        reduction.say(Status.INVALID, "gpt-oss takes f32 in its place", source)
 
 
 def graphs(line: Line) -> None:
@@ -353,9 +339,8 @@ def graphs(line: Line) -> None:
         if opt.value != "1":
             opt.say(Status.INERT, "only the value 1 turns it on")
         elif line.facts.architecture in ("deepseek2", "bailingmoe2"):
-            opt.say(
-                Status.INERT, f"{line.facts.architecture} has no three products behind its attention norm"
-            )
+            norm = "has no three products behind its attention norm"
+            opt.say(Status.INERT, f"{line.facts.architecture} {norm}")
         elif off is not None:
             opt.say(Status.INERT, "it needs CUDA graphs, which GGML_CUDA_DISABLE_GRAPHS turns off")
         elif (built := line.last("cmake", "GGML_CUDA_GRAPHS")) is not None and not is_on(built.value):
@@ -373,15 +358,13 @@ def graphs(line: Line) -> None:
 
 
 def _host_flags(line: Line) -> list[Item]:
-    names = ("-ot", "-cmoe", "-ncmoe", "--n-cpu-moe", "-ncffn", "--fit", "-fit")
-    return [i for n in names for i in line.all("flag", n) if i.value not in ("0", "off")]
+    flags = line.flags("-ot", "-cmoe", "-ncmoe", "--n-cpu-moe", "-ncffn", "--fit", "-fit")
+    return [item for item in flags if item.value not in ("0", "off")]
 
 
 def all_on_gpu(line: Line) -> bool:
     """True where the line puts every weight on the GPU for certain."""
-    layers = line.facts.layers
-    number = line.numbers("-ngl")
-    item = line.flag("-ngl")
+    layers, number, item = line.facts.layers, line.numbers("-ngl"), line.flag("-ngl")
     everything = (item is not None and item.value == "all") or bool(
         number and (min(number) >= 999 or (layers is not None and min(number) > layers))
     )
@@ -406,21 +389,19 @@ def _all_off(line: Line) -> Item | None:
 
 
 def offload(line: Line) -> None:
-    switches = [i for n in ("-op", "-no-ooae", "-nopo", "--no-op-offload") for i in line.all("flag", n)]
+    switches = line.flags("-op", "-no-ooae", "-nopo", "--no-op-offload")
     sizes = [i for n in ("offload-batch-size", "offload-batch-size-per-byte") for i in line.all("cuda", n)]
     sizes += line.all("env", "GGML_OP_OFFLOAD_MIN_BATCH")
     if all_on_gpu(line):
-        for item in [*switches, *sizes, *line.all("flag", "-rtr")]:
-            if not item.wrong:
-                item.say(
-                    Status.INERT, "only for weights in host memory, and this line puts all of them on the GPU"
-                )
+        _inert(
+            [*switches, *sizes, *line.flags("-rtr")],
+            "only for weights in host memory, and this line puts all of them on the GPU",
+        )
         return
     off = _all_off(line)
-    for item in [*sizes, *line.all("flag", "-no-ooae")] if off is not None else []:
-        if off is not None and not item.wrong:
-            item.say(Status.INERT, f"{off.text} leaves nothing to upload")
-    policies = line.all("flag", "-op")
+    if off is not None:
+        _inert([*sizes, *line.flags("-no-ooae")], f"{off.text} leaves nothing to upload")
+    policies = line.flags("-op")
     if all(i.ops and not i.wrong and all(p["offload"] for p in i.ops) for i in policies):
         for item in policies:
             item.say(Status.INERT, "1 is the default of every op", OFFLOAD_SOURCE)
@@ -434,13 +415,10 @@ def _thresholds(line: Line, switches: list[Item], sizes: list[Item]) -> None:
         return
     least = int(sizes[-1].value or 0) if sizes else 32
     source = OFFLOAD_SOURCE if line.engine == IK else f"{MAIN_SOURCE}, cuda/ggml-cuda.cu:5637-5655"
-    for item, from_size in [*((i, least) for i in switches), *((i, min(least, 32)) for i in sizes)]:
-        if max(micro) < from_size and not item.wrong:
-            item.say(
-                Status.INERT,
-                f"weights are uploaded from {from_size} tokens on, and the u-batch is {max(micro)}",
-                source,
-            )
+    for items, from_size in ((switches, least), (sizes, min(least, 32))):
+        if max(micro) < from_size:
+            why = f"weights are uploaded from {from_size} tokens on, and the u-batch is {max(micro)}"
+            _inert(items, why, source)
     experts, used = line.facts.experts, line.facts.experts_used
     if line.engine != IK or not experts or not used or max(micro) < least:
         return
@@ -474,28 +452,23 @@ _OF_EXPERTS = (
 
 
 def expert_kernels(line: Line) -> None:
-    dense = line.facts.moe is False
-    for kind, name in _OF_EXPERTS:
-        for item in line.all(kind, name):
-            if dense and not item.wrong:
-                item.say(Status.INERT, "the model has no experts")
-    for item in line.all("flag", "-op") if dense else []:
-        _no_expert_ops(item, "the model has no experts")
+    if line.facts.moe is False:
+        _inert((i for kind, name in _OF_EXPERTS for i in line.all(kind, name)), "the model has no experts")
+        for item in line.flags("-op"):
+            _no_expert_ops(item, "the model has no experts")
+        return
     arch = line.facts.architecture
-    for item in line.all("flag", "-ger"):
-        if arch is not None and arch not in GROUPED and not dense and not item.wrong:
-            item.say(
-                Status.INERT, f"{arch} has no groups of experts here", f"{IK_SOURCE}, llama-build-context.cpp"
-            )
+    if arch is not None and arch not in GROUPED:
+        source = f"{IK_SOURCE}, llama-build-context.cpp"
+        _inert(line.flags("-ger"), f"{arch} has no groups of experts here", source)
     size = line.cuda("mmq-id-size")
     experts, micro = line.facts.experts, micro_batches(line)
-    if size is None or size.wrong or not experts or not micro or dense:
+    if size is None or size.wrong or not experts or not micro:
         return
     value = int(size.value or 0)
     if value * experts >= max(micro) and 32 * experts >= max(micro):
-        size.say(Status.INERT, f"the same path as the default: {value} and 32 times {experts} experts both "
-            f"reach u-batch "
-                 f"{max(micro)}", f"{IK_SOURCE}, ggml-cuda.cu:2906")  # fmt: skip
+        same = f"{value} and 32 times {experts} experts both reach u-batch {max(micro)}"
+        size.say(Status.INERT, f"the same path as the default: {same}", f"{IK_SOURCE}, ggml-cuda.cu:2906")
 
 
 def exclusive(line: Line) -> None:
@@ -504,9 +477,8 @@ def exclusive(line: Line) -> None:
         for name in ("-ot", "-ncmoe", "--n-cpu-moe", "-cmoe"):
             item = line.flag(name)
             if item is not None and (name == "-ot" or item.value != "0"):
-                item.say(
-                    Status.INVALID, f"{name} with --fit is an error", f"{IK_SOURCE}, src/llama.cpp:4281-4288"
-                )
+                source = f"{IK_SOURCE}, src/llama.cpp:4281-4288"
+                item.say(Status.INVALID, f"{name} with --fit is an error", source)
     for name in ("-rtr", "-muge"):
         repack, mapped = line.flag(name), line.flag("-mmp")
         if repack is not None and repack.value != "0" and mapped is not None and mapped.value == "1":
