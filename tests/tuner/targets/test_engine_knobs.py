@@ -14,7 +14,7 @@ from dyno_tuner.targets.ggml.command_line import parse_command
 from dyno_tuner.targets.ggml.help import Flag, Help, parse_help
 from dyno_tuner.targets.ggml.installation import Installation
 from dyno_tuner.targets.ggml.knobs import legal, make_knobs
-from dyno_tuner.targets.ggml.spelling import from_buffers, spell, to_buffers
+from dyno_tuner.targets.ggml.spelling import NoSpelling, from_buffers, spell, to_buffers
 from dyno_tuner.targets.ggml.sweep_bench import parse_rows, sweep
 from dyno_tuner.targets.ggml.target import GgmlTarget
 from fake_engines import DATA, fake
@@ -111,9 +111,9 @@ def test_policies_by_name_are_refused_without_ids(tmp_path: Path) -> None:
     gpu = help_of(IK, "common")
     ids = {"MUL_MAT": 27, "MUL_MAT_ID": 28, "MOE_FUSED_UP_GATE": 31}
     assert spell(off, "ik_llama.cpp", gpu, bench=False, op_ids=ids).all_args() == ["-op", "28,0,31,0"]
-    with pytest.raises(ValueError, match="MUL_MAT_ID in this binary is unknown"):
+    with pytest.raises(NoSpelling, match="MUL_MAT_ID in this binary is unknown"):
         spell(off, "ik_llama.cpp", gpu, bench=False, op_ids={"MUL_MAT": 27})
-    with pytest.raises(ValueError, match="has no -op"):
+    with pytest.raises(NoSpelling, match="has no -op"):
         spell(off, "ik_llama.cpp", help_of(IK, "bench"), bench=True, op_ids=ids)
 
 
@@ -288,7 +288,7 @@ def test_a_workload_in_steps() -> None:
     text = (DATA / f"{IK}.sweep.jsonl").read_text()
     rows = parse_rows(text)
     assert plan.seconds(text) == pytest.approx(sum(r["t_pp"] for r in rows[1:]))
-    with pytest.raises(ValueError, match="multiples of 64"):
+    with pytest.raises(NoSpelling, match="multiples of 64"):
         sweep("t", help_, "m", settings, Workload(pp=100, tg=0), "pp", batch=2048, op_ids={})
 
 
@@ -368,7 +368,7 @@ def test_every_flag_is_one_that_the_binary_lists(version: str) -> None:
         settings["cpu_repack"] = True  # its own way: it has a flag for the opposite alone
     if version == OLD_IK:  # of a time without -cuda
         for name in ("mmq_id_size", "cuda_graphs", "fusion", "offload_min_tokens"):
-            with pytest.raises(ValueError, match=rf"{name}.*-cuda"):
+            with pytest.raises(NoSpelling, match=rf"{name}.*-cuda"):
                 spell({name: 1}, engine, help_of(version, "bench"), bench=True)
             del settings[name]
     for tool, bench in (("bench", True), ("common", False)):

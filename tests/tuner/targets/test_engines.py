@@ -23,7 +23,7 @@ from dyno_tuner.targets.ggml.installation import Installation, parse_op_ids
 from dyno_tuner.targets.ggml.knobs import make_knobs
 from dyno_tuner.targets.ggml.process import Finished, bench_rows, execute, judge
 from dyno_tuner.targets.ggml.quality import parse_kld
-from dyno_tuner.targets.ggml.spelling import spell
+from dyno_tuner.targets.ggml.spelling import NoSpelling, spell
 from dyno_tuner.targets.ggml.target import GgmlTarget
 from fake_engines import DATA, TOOLS, calls, fake
 from typer.testing import CliRunner
@@ -87,9 +87,9 @@ def test_spelling_of_experts_and_cuda_parameters() -> None:
     assert spell({"fused_moe": False}, engine, new, bench=False).args == ["-no-fmoe"]
     both = spell({"mmq_id_size": 0, "cuda_graphs": False}, engine, new, bench=False)
     assert both.all_args() == ["-cuda", "mmq-id-size=0,graphs=0"]
-    with pytest.raises(ValueError, match=r"mmq_id_size.*-cuda"):
+    with pytest.raises(NoSpelling, match=r"mmq_id_size.*-cuda"):
         spell({"mmq_id_size": 0}, engine, old, bench=False)
-    with pytest.raises(ValueError, match="compute_type has no spelling"):
+    with pytest.raises(NoSpelling, match="compute_type has no spelling"):
         spell({"compute_type": "f16"}, engine, new, bench=False)
 
 

@@ -25,7 +25,7 @@ class TargetFailure(Exception):
     """A target could not do what was asked with these settings: costs one trial, never the run.
 
     Args:
-        status: the trial status it stands for, e.g. ``"invalid"`` or ``"oom"``.
+        status: the `TrialStatus` it stands for, or its value, such as ``"invalid"``.
         message: one line for people.
     """
 

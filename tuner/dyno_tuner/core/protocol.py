@@ -88,7 +88,7 @@ class OpContext:
     budget: float | None = None  # seconds of the run as it was begun; None: no limit, or not known
 
     def to_dict(self) -> dict[str, Any]:
-        return {"key": self.key, "process": self.process, "now": self.now, "budget": self.budget}
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> OpContext:
@@ -198,14 +198,7 @@ class GroupQuality:
     blocks: tuple[float, ...]  # mean KLD of neighbouring tokens, the same ones for every configuration
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "tokens": self.tokens,
-            "mean_kld": self.mean_kld,
-            "max_kld": self.max_kld,
-            "agree": self.agree,
-            "blocks": list(self.blocks),
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GroupQuality:
@@ -246,17 +239,7 @@ class Quality:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "status": str(self.status),
-            "mean_kld": self.mean_kld,
-            "max_kld": self.max_kld,
-            "top1": self.top1,
-            "tokens": self.tokens,
-            "digest": self.digest,
-            "message": self.message,
-            "seconds": self.seconds,
-            "groups": [g.to_dict() for g in self.groups],
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Quality:
@@ -279,15 +262,7 @@ class KernelOp:
     metric: str  # "pp" or "tg": what it moves
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "key": self.key,
-            "tokens": self.tokens,
-            "m": self.m,
-            "count": self.count,
-            "default": dict(self.default),
-            "candidates": [dict(c) for c in self.candidates],
-            "metric": self.metric,
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> KernelOp:
@@ -353,18 +328,7 @@ class Description:
         return {"target": self.target, "device": self.device, "model": self.model, "engine": self.engine}
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "target": self.target,
-            "label": self.label,
-            "device": self.device,
-            "model": self.model,
-            "engine": self.engine,
-            "bounds": self.bounds,
-            "virtual_time": self.virtual_time,
-            "rates": self.rates,
-            "capabilities": self.capabilities.to_dict(),
-            "limits": self.limits,
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Description:

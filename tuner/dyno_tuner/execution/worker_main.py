@@ -77,7 +77,7 @@ def _answer(target: Any, request: dict[str, Any]) -> dict[str, Any]:
     except TargetLost as error:
         return {"error": "lost", "message": str(error)}
     except MemoryError as error:
-        return {"error": "failure", "status": str(TrialStatus.OOM), "message": f"out of memory: {error}"}
+        return {"error": "failure", "status": TrialStatus.OOM, "message": f"out of memory: {error}"}
     except TuneError as error:
         return {"error": "unusable", "message": str(error)}
     except OSError as error:

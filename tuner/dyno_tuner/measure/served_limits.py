@@ -26,6 +26,6 @@ def check_limits(load: ServedLoad, found: Figures) -> None:
     ):
         if limit is not None and seconds > limit:
             raise TargetFailure(
-                str(TrialStatus.INVALID),
+                TrialStatus.INVALID,
                 f"{name}: {seconds:.3g} s at the 95th percentile, the limit is {limit:g} s",
             )

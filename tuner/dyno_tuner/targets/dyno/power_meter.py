@@ -67,6 +67,6 @@ class PowerMeter:
             self._failed = True
             if self._decides:
                 message = f"--objective energy: a counter of energy failed: {error}"
-                raise TargetFailure(str(TrialStatus.INVALID), message) from error
+                raise TargetFailure(TrialStatus.INVALID, message) from error
             return None
         return time.perf_counter(), joules

@@ -295,7 +295,7 @@ class DynoTarget(Target):
             raise _failure(error) from error
         if rejected:
             message = f"kernel {rejected[0]['key']} {rejected[0]['tokens']}: {rejected[0]['reason']}"
-            raise TargetFailure(str(TrialStatus.INVALID), message)
+            raise TargetFailure(TrialStatus.INVALID, message)
 
     def _drop_session(self) -> None:
         """After a failure nothing of the session is trusted."""
@@ -586,7 +586,7 @@ def _failure(error: Exception) -> TargetFailure | TargetLost:
     if isinstance(error, DeviceLostError):
         return TargetLost(str(error))
     oom = isinstance(error, OutOfMemoryError | MemoryError)
-    return TargetFailure(str(TrialStatus.OOM if oom else TrialStatus.INVALID), str(error))
+    return TargetFailure(TrialStatus.OOM if oom else TrialStatus.INVALID, str(error))
 
 
 def from_options(options: Mapping[str, Any]) -> DynoTarget:

@@ -26,7 +26,7 @@ from .applicability import named_policy
 from .command_line import Command, parse_command, same_model
 from .help import Help
 from .installation import Installation
-from .spelling import Spelled, rules_text, spell
+from .spelling import NoSpelling, Spelled, rules_text, spell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -201,7 +201,7 @@ def export(
     try:
         settings = {**own.base, **kept_values, **fixed, **chosen}
         spelled = spell(settings, engine, help_, bench=False, batch=own.batch, op_ids=ids, cuda=own.cuda)
-    except ValueError as error:
+    except NoSpelling as error:
         raise TuneError(f"{server}: {error}") from error
     spelled.args += _as_measured(profile, own, help_)
     visible = _visible(profile, install)

@@ -111,22 +111,17 @@ class Installation:
 
     @staticmethod
     def _unlisted(path: str, found: Help) -> dict[str, Flag]:
-        """Flags that a tool takes though its help is silent: it reads them before it answers `--version`."""
+        """Flags that a tool takes though its help is silent."""
         flags: dict[str, Flag] = {}
         for names, value in _UNLISTED.items():
             if found.has(names[0]):
                 continue
-            words = [names[0], value] if value else [names[0]]
-            try:
-                done = _ask([path, *words, "--version"])
-            except TargetFailure as failure:
-                raise TargetUnusable(f"{path} {' '.join(words)} --version: {failure.message}") from failure
-            if parse_version(done.stderr + "\n" + done.stdout) is not None:
+            if _takes(path, [names[0], value] if value else [names[0]]):
                 flags |= dict.fromkeys(names, Flag(names, value))
         return flags
 
     def takes(self, name: str, words: Sequence[str]) -> bool:
-        """Whether a tool accepts flags, listed or not: it reads them before it answers `--version`.
+        """Whether a tool accepts flags, listed or not.
 
         Args:
             name: of the tool, one with the common flags.
@@ -136,13 +131,7 @@ class Installation:
             TargetUnusable: The tool does not end.
         """
         path = self.tool(name)
-        if path is None:
-            return False
-        try:
-            done = _ask([path, *words, "--version"])
-        except TargetFailure as failure:
-            raise TargetUnusable(f"{path} {' '.join(words)} --version: {failure.message}") from failure
-        return parse_version(done.stderr + "\n" + done.stdout) is not None
+        return path is not None and _takes(path, words)
 
     def version(self, model: str) -> Version:
         """From `--version` of a common tool; llama-bench alone tells it only in its results."""
@@ -152,14 +141,14 @@ class Installation:
                 continue
             try:
                 done = _ask([path, "--version"])
-            except TargetFailure:
+            except TargetUnusable:
                 continue  # the next tool, or the results of llama-bench, say it as well
             found = parse_version(done.stderr + "\n" + done.stdout)
             if found is not None:
                 return found
         command = [self.bench, "-m", os.path.abspath(model), "-p", "1", "-n", "0", "-r", "1", "-o", "json"]
+        done = _ask(command, f"llama-bench does not run {model}", 600.0)
         try:
-            done = _ask(command, 600.0)
             judge(done)
             row = bench_rows(done.stdout)[0]
         except TargetFailure as failure:
@@ -196,28 +185,38 @@ class Installation:
             command = [path, "-m", os.path.abspath(model), "-c", "32", "-b", "32", "-ub", "32", "-n", "1"]
             command += ["-op", pairs]
             command += ["-dr"] if flags.has("-dr") else []
-            try:
-                done = _ask(command, 600.0)
-            except TargetFailure as failure:
-                raise TargetUnusable(f"{path}: ids of ops: {failure.message}") from failure
+            done = _ask(command, f"{path}: ids of ops", 600.0)
             return parse_op_ids(done.stdout + "\n" + done.stderr, path)
         raise TargetUnusable(
             f"{self.folder}: no tool that takes -op, so the ids of ops cannot be found by name"
         )
 
 
-def _ask(command: list[str], deadline: float = _HELP_DEADLINE) -> Finished:
-    """Runs a tool in a folder of its own: those of ik_llama.cpp leave a log file where they run."""
+def _ask(command: list[str], what: str = "", deadline: float = _HELP_DEADLINE) -> Finished:
+    """Runs a tool in a folder of its own: those of ik_llama.cpp leave a log file where they run.
+
+    Args:
+        what: begins the message of a failure; default: the command.
+
+    Raises:
+        TargetUnusable: The tool does not end.
+    """
     with tempfile.TemporaryDirectory(prefix="dyno-ask-") as folder:
-        return execute(command, deadline=deadline, folder=folder)
+        try:
+            return execute(command, deadline=deadline, folder=folder)
+        except TargetFailure as failure:
+            raise TargetUnusable(f"{what or ' '.join(command)}: {failure.message}") from failure
+
+
+def _takes(path: str, words: Sequence[str]) -> bool:
+    """Whether a tool accepts flags: it reads them before it answers `--version`."""
+    done = _ask([path, *words, "--version"])
+    return parse_version(done.stderr + "\n" + done.stdout) is not None
 
 
 def read_help(path: str) -> Help:
     """The flags of a binary. Raises TargetUnusable where it lists none."""
-    try:
-        done = _ask([path, "--help"])
-    except TargetFailure as failure:
-        raise TargetUnusable(f"{path} --help: {failure.message}") from failure
+    done = _ask([path, "--help"])
     parsed = parse_help(done.stdout + "\n" + done.stderr)
     if not parsed.flags:
         raise TargetUnusable(f"{path} --help lists no flags (exit code {done.code}): {done.last_line()}")

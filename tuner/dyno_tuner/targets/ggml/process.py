@@ -100,7 +100,7 @@ def execute(
         if ended is None:
             name = os.path.basename(command[0])
             raise TargetFailure(
-                str(TrialStatus.TIMEOUT), f"{name} did not end within {deadline:.0f} s and was killed"
+                TrialStatus.TIMEOUT, f"{name} did not end within {deadline:.0f} s and was killed"
             )
         code, peak_mib = ended
         return Finished(_text(out), _text(err), seconds, code, peak_mib)
@@ -191,21 +191,21 @@ def judge(done: Finished) -> None:
     if done.code == 0 and ignored is None:
         return
     if done.code == 0 and ignored is not None:
-        raise TargetFailure(str(TrialStatus.INVALID), f"this binary does not know {ignored[0][:200]}")
+        raise TargetFailure(TrialStatus.INVALID, f"this binary does not know {ignored[0][:200]}")
     text = done.stderr + "\n" + done.stdout
     found = _OOM.search(text)
     if found or done.code == -signal.SIGKILL:
         said = _line_of(text, found) if found else "it was killed from outside (SIGKILL)"
-        raise TargetFailure(str(TrialStatus.OOM), f"out of memory: {said}")
+        raise TargetFailure(TrialStatus.OOM, f"out of memory: {said}")
     found = _ASSERT.search(text)
     if found or done.code < 0:
         name = f"signal {-done.code}" if done.code < 0 else f"exit code {done.code}"
         said = _line_of(text, found) if found else done.last_line()
-        raise TargetFailure(str(TrialStatus.CRASH), f"{name}: {said}")
+        raise TargetFailure(TrialStatus.CRASH, f"{name}: {said}")
     found = _REFUSED.search(text)
     status = TrialStatus.INVALID if found else TrialStatus.CRASH
     said = _line_of(text, found) if found else done.last_line()
-    raise TargetFailure(str(status), f"exit code {done.code}: {said}")
+    raise TargetFailure(status, f"exit code {done.code}: {said}")
 
 
 def _line_of(text: str, found: re.Match[str]) -> str:
@@ -239,7 +239,7 @@ def bench_rows(stdout: str) -> list[dict[str, Any]]:
                 continue
         if rows and all(isinstance(r, dict) and "samples_ns" in r for r in rows):
             return [_checked(r) for r in rows]
-    raise TargetFailure(str(TrialStatus.CRASH), "llama-bench printed no JSON with the key samples_ns")
+    raise TargetFailure(TrialStatus.CRASH, "llama-bench printed no JSON with the key samples_ns")
 
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def _checked(row: dict[str, Any]) -> dict[str, Any]:
     good = isinstance(samples, list) and samples and all(_is_positive(x) for x in samples)
     if not good or not all(isinstance(row.get(k), int) for k in ("n_prompt", "n_gen")):
         raise TargetFailure(
-            str(TrialStatus.CRASH), "llama-bench: a test without n_prompt, n_gen and positive samples_ns"
+            TrialStatus.CRASH, "llama-bench: a test without n_prompt, n_gen and positive samples_ns"
         )
     return row
 

@@ -55,7 +55,7 @@ def parse_kld(text: str, seconds: float) -> Quality:
     for name, pattern in _LINES.items():
         match = re.search(pattern, text, re.MULTILINE | re.IGNORECASE)
         if match is None:
-            raise TargetFailure(str(TrialStatus.CRASH), f"llama-perplexity printed no line for {name}")
+            raise TargetFailure(TrialStatus.CRASH, f"llama-perplexity printed no line for {name}")
         found[name] = float(match[1])
     # Printed figures, not bits: they have six digits, and that is how equal "equal" is.
     printed = "\n".join(" ".join(line.split()) for line in _STATISTIC.findall(text))

@@ -46,7 +46,7 @@ def server_words(
     Its context is shared by the slots, so each slot gets what one request takes.
 
     Raises:
-        ValueError: as of `spell`.
+        NoSpelling: as of `spell`.
     """
     rest = dict(settings)
     sequences = int(rest.pop("sequences", SEQUENCES))
@@ -92,10 +92,10 @@ def _server(
             while not _is_ready(port):
                 if child.poll() is not None:
                     judge(_finished(out, time.monotonic() - begun, child.returncode))
-                    raise TargetFailure(str(TrialStatus.CRASH), "llama-server ended before it was ready")
+                    raise TargetFailure(TrialStatus.CRASH, "llama-server ended before it was ready")
                 if time.monotonic() - begun > deadline:
                     raise TargetFailure(
-                        str(TrialStatus.TIMEOUT), f"llama-server was not ready within {deadline:.0f} s"
+                        TrialStatus.TIMEOUT, f"llama-server was not ready within {deadline:.0f} s"
                     )
                 time.sleep(_LOOK)
             try:
@@ -103,7 +103,7 @@ def _server(
             except LoadError as error:
                 if child.poll() is not None:
                     judge(_finished(out, time.monotonic() - begun, child.returncode))
-                raise TargetFailure(str(TrialStatus.CRASH), f"llama-server: {error}") from error
+                raise TargetFailure(TrialStatus.CRASH, f"llama-server: {error}") from error
         finally:
             child.kill()
             child.wait()

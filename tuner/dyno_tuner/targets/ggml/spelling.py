@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ...core.errors import TargetFailure
+from ...core.protocol import TrialStatus
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -31,6 +34,13 @@ OP_NAMES = {
     "moe_up_gate": "MOE_FUSED_UP_GATE",
 }  # fmt: skip
 _TYPES = {"q8_kv": "q8_KV"}  # where the engine writes capitals
+
+
+class NoSpelling(TargetFailure):
+    """A setting or workload that a tool has no way to be told; the message names it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(TrialStatus.INVALID, message)
 
 
 @dataclass
@@ -64,7 +74,7 @@ def spell(
         cuda: further pairs of `-cuda`, of which only one counts.
 
     Raises:
-        ValueError: a setting that this tool has no way to be told; the message names it.
+        NoSpelling: this tool has no way to be told a setting.
     """
     out = Spelled(cuda=dict(cuda or {}))
     ik = engine == "ik_llama.cpp"
@@ -108,7 +118,7 @@ def spell(
             variable, on, off = VARIABLES[name]
             out.env[variable] = text if name == "offload_min_tokens" else on if value else off
         else:
-            raise ValueError(f"{name} has no spelling in {engine}")
+            raise NoSpelling(f"{name} has no spelling in {engine}")
     return out
 
 
@@ -139,7 +149,7 @@ def _drafts(kind: str, most: Value | None, help_: Help, *, ik: bool) -> list[str
     """Speculation by n-grams, and the length of a draft. It is a stage of its own in ik_llama.cpp."""
     flag = _need(help_, "spec", "--spec-type")
     if kind not in ("off", "ngram"):
-        raise ValueError(f"spec {kind} needs files and flags that a setting does not hold")
+        raise NoSpelling(f"spec {kind} needs files and flags that a setting does not hold")
     if kind == "off":
         return [flag, "none"]
     if ik:
@@ -151,7 +161,7 @@ def _drafts(kind: str, most: Value | None, help_: Help, *, ik: bool) -> list[str
 def _need(help_: Help, setting: str, *names: str) -> str:
     flag = help_.get(*names)
     if flag is None:
-        raise ValueError(f"{setting}: this binary has no {' or '.join(names)}")
+        raise NoSpelling(f"{setting}: this binary has no {' or '.join(names)}")
     return next(n for n in names if n in flag.names)
 
 
@@ -207,5 +217,5 @@ def _policy(out: Spelled, name: str, on: bool, help_: Help, ids: Mapping[str, in
     _need(help_, name, "-op")
     op = OP_NAMES[name.removeprefix("op_offload.")]
     if ids is None or op not in ids:
-        raise ValueError(f"{name}: the id of {op} in this binary is unknown, and dyno does not guess")
+        raise NoSpelling(f"{name}: the id of {op} in this binary is unknown, and dyno does not guess")
     out.policy[ids[op]] = 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import TargetFailure
 from ...core.protocol import TrialStatus
-from .spelling import spell
+from .spelling import NoSpelling, spell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,21 +44,17 @@ class Sweep:
         wanted = [self.first + n * self.size for n in range(self.steps)]
         missing = [n for n in wanted if n not in found]
         if missing:
-            raise TargetFailure(
-                str(TrialStatus.CRASH), f"llama-sweep-bench printed no row for N_KV {missing[0]}"
-            )
+            raise TargetFailure(TrialStatus.CRASH, f"llama-sweep-bench printed no row for N_KV {missing[0]}")
         expected = self.size if self.metric == "pp" else self.tokens
         ran = {int(found[n][self.metric]) for n in wanted}
         if ran != {expected}:
             raise TargetFailure(
-                str(TrialStatus.INVALID),
+                TrialStatus.INVALID,
                 f"{self.metric}: asked for steps of {expected}, llama-sweep-bench ran {sorted(ran)}",
             )
         total = sum(found[n][f"t_{self.metric}"] for n in wanted)
         if total <= 0:
-            raise TargetFailure(
-                str(TrialStatus.IMPLAUSIBLE), f"{self.metric}: {total} s for {self.tokens} tokens"
-            )
+            raise TargetFailure(TrialStatus.IMPLAUSIBLE, f"{self.metric}: {total} s for {self.tokens} tokens")
         return total
 
 
@@ -68,10 +64,10 @@ def sweep(
 ) -> Sweep:  # fmt: skip
     """The command line of llama-sweep-bench for a workload, and how its rows are read.
 
-    Args: `help_`: of that tool. Raises ValueError for a setting or workload that it can't be given."""
+    Args: `help_`: of that tool. Raises NoSpelling for a setting or workload that it can't be given."""
     size = min(int(settings["ubatch"]), workload.pp or int(settings["ubatch"]))
     if workload.depth % size or (metric == "pp" and workload.pp % size):
-        raise ValueError(
+        raise NoSpelling(
             f"llama-sweep-bench goes in steps of a u-batch: pp={workload.pp} and depth={workload.depth} "
             f"must be multiples of {size}"
         )

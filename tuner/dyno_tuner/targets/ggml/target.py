@@ -41,7 +41,7 @@ from .installation import Installation
 from .process import Finished, bench_rows, execute, judge
 from .process_log import RunLog
 from .quality import CHUNKS, CONTEXT, complete, parse_kld, write_text
-from .spelling import spell
+from .spelling import NoSpelling, spell
 from .sweep_bench import sweep
 from .wall_clock import CLOCK_SKEW, Claim, Walls
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from dyno._energy import Counters
 
     from ...core.serve_load import ServedLoad
+    from .help import Help
 
 # llama-perplexity of llama.cpp prints from a thread that its end may cut off: on a busy machine a
 # third of its runs lost their statistics, though they ended well.
@@ -151,7 +152,7 @@ class GgmlTarget(Target):
         llama-bench can't be given it."""
         try:
             spell({name: value}, self._engine, self._install.bench_help, bench=True, metric="tg")
-        except ValueError as error:
+        except NoSpelling as error:
             why = self._refused.get(name, str(error))
             raise TargetUnusable(f"the command line's {name} cannot be measured here: {why}") from error
         return value
@@ -248,6 +249,13 @@ class GgmlTarget(Target):
 
     # ---- processes
 
+    def _placed(self, help_: Help) -> list[str]:
+        """The words of the command line for a tool of this help, and the layers on the GPU if it says nothing
+        of them. llama.cpp moves none by itself then."""
+        layers = [] if "-ngl" in self._command.carried else ["-ngl", "999" if self._gpus else "0"]
+        fit = ["-fit", "off"] if help_.has("-fit") and self._engine == "llama.cpp" else []
+        return [*self._command.common, *layers, *fit]
+
     def _environment(self) -> dict[str, str | None]:
         visible = ",".join(map(str, self._gpus))
         given: dict[str, str | None] = dict(self._command.env)
@@ -269,7 +277,7 @@ class GgmlTarget(Target):
         self._queue.clear()
         cache = str(self._settings.get("kv_type_v", "f16"))
         if cache not in ("f16", "bf16", "f32") and not self._settings.get("flash_attention", True):
-            raise TargetFailure(str(TrialStatus.INVALID), f"a V cache in {cache} needs flash_attention")
+            raise TargetFailure(TrialStatus.INVALID, f"a V cache in {cache} needs flash_attention")
 
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
         """The next repetition of this measurement's process; pp: one prompt, tg: token by token."""
@@ -311,13 +319,10 @@ class GgmlTarget(Target):
         threads = (self._settings.get("threads"), self._settings.get("threads_batch"))
         if other and threads[0] == threads[1]:
             metrics = [m for m in workload.metrics if m in (metric, *other)]
-        try:
-            spelled = spell(
-                self._settings, self._engine, self._install.bench_help, bench=True,
-                batch=self._command.batch, metric=part.kind, cuda=self._command.cuda,
-            )  # fmt: skip
-        except ValueError as error:
-            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
+        spelled = spell(
+            self._settings, self._engine, self._install.bench_help, bench=True,
+            batch=self._command.batch, metric=part.kind, cuda=self._command.cuda,
+        )  # fmt: skip
         counts = {workload.part(m).kind: workload.tokens(m) for m in metrics}
         tests = ["-p", str(counts.get("pp", 0)), "-n", str(counts.get("tg", 0))]
         if part.depth:
@@ -388,7 +393,7 @@ class GgmlTarget(Target):
                 self._walls.believe(workload, claim)
                 break
         if why:
-            raise TargetFailure(str(TrialStatus.IMPLAUSIBLE), why)
+            raise TargetFailure(TrialStatus.IMPLAUSIBLE, why)
 
     def _measured(
         self, command: list[str], environment: Mapping[str, str | None], readings: Readings | None = None
@@ -420,16 +425,11 @@ class GgmlTarget(Target):
         part = workload.part(metric)
         alone = (part.tokens, 0) if part.kind == "pp" else (0, part.tokens)
         single = Workload(*alone, part.depth) if workload.parts else workload
-        try:
-            plan = sweep(
-                tool, help_, self._path, self._settings, single, part.kind, batch=self._command.batch,
-                op_ids=self._op_ids, cuda=self._command.cuda,
-            )  # fmt: skip
-        except ValueError as error:
-            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
-        layers = [] if "-ngl" in self._command.carried else ["-ngl", "999" if self._gpus else "0"]
-        placed = [*self._command.common, *layers]
-        done = self._start([*plan.command, *placed], plan.env)
+        plan = sweep(
+            tool, help_, self._path, self._settings, single, part.kind, batch=self._command.batch,
+            op_ids=self._op_ids, cuda=self._command.cuda,
+        )  # fmt: skip
+        done = self._start([*plan.command, *self._placed(help_)], plan.env)
         seconds = plan.seconds(done.stdout + "\n" + done.stderr)
         if seconds > (1 + CLOCK_SKEW) * done.seconds:
             raise _too_long("llama-sweep-bench", seconds, done.seconds)
@@ -440,15 +440,10 @@ class GgmlTarget(Target):
         tool, help_ = self._install.tool("llama-server"), self._install.help_of("llama-server")
         if tool is None or help_ is None:
             raise TargetUnusable(f"{self._install.folder} has no llama-server any more")
-        try:
-            words, variables = server.server_words(
-                self._settings, load, self._engine, help_, self._op_ids, self._command.cuda
-            )
-        except ValueError as error:
-            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
-        layers = [] if "-ngl" in self._command.carried else ["-ngl", "999" if self._gpus else "0"]
-        fit = ["-fit", "off"] if help_.has("-fit") and self._engine == "llama.cpp" else []
-        command = [tool, "-m", self._path, *self._command.common, *layers, *fit, *words]
+        words, variables = server.server_words(
+            self._settings, load, self._engine, help_, self._op_ids, self._command.cuda
+        )
+        command = [tool, "-m", self._path, *self._placed(help_), *words]
         names = _core.Gguf(self._path).get("tokenizer.ggml.tokens")
         if not isinstance(names, list):
             raise TargetUnusable(f"{self._path} has no vocabulary, so no prompt can be sent to a server")
@@ -476,7 +471,7 @@ class GgmlTarget(Target):
                 continue  # -1: auto
             if not same:
                 raise TargetFailure(
-                    str(TrialStatus.INVALID), f"{name}: asked for {asked}, llama-bench ran {key}={ran}"
+                    TrialStatus.INVALID, f"{name}: asked for {asked}, llama-bench ran {key}={ran}"
                 )
 
     # ---- answers
@@ -515,14 +510,9 @@ class GgmlTarget(Target):
                 raise TargetUnusable(f"--text {self._text}: {error}") from error
         write_text(text, own)
         exact: dict[str, Value] = {
-            "flash_attention": False,
-            "cuda_graphs": False,
-            "fusion": False,
-            "mmq_id_size": 0,
-        }
-        exact |= {"fused_moe": False, "ubatch": 64}
-        # The value of the command line.
-        exact |= {"kv_type_k": "f16", "kv_type_v": "f16"}
+            "flash_attention": False, "cuda_graphs": False, "fusion": False, "mmq_id_size": 0,
+            "fused_moe": False, "ubatch": 64, "kv_type_k": "f16", "kv_type_v": "f16",
+        }  # fmt: skip
         settings = {n: exact.get(n, v) for n, v in {**self._defaults, **self._fixed}.items()}
         partial = base.with_name(f"base-{os.getpid()}.partial")
         try:
@@ -540,18 +530,12 @@ class GgmlTarget(Target):
             raise TargetUnusable("no llama-perplexity")
         # Slots, the tokens of a step and drafts are a server's; they change no answer of a single text.
         settings = {n: v for n, v in settings.items() if n not in server.ITS_OWN}
-        try:
-            spelled = spell(
-                settings, self._engine, help_, bench=False, batch=max(CONTEXT, self._command.batch),
-                op_ids=self._op_ids, cuda=self._command.cuda,
-            )  # fmt: skip
-        except ValueError as error:
-            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
-        placed = self._command.common
-        ngl = [] if "-ngl" in self._command.carried else ["-ngl", "999" if self._gpus else "0"]
-        fit = ["-fit", "off"] if help_.has("-fit") and self._engine == "llama.cpp" else []
+        spelled = spell(
+            settings, self._engine, help_, bench=False, batch=max(CONTEXT, self._command.batch),
+            op_ids=self._op_ids, cuda=self._command.cuda,
+        )  # fmt: skip
         command = [self._perplexity, "-m", self._path, "-c", str(CONTEXT), "--chunks", str(CHUNKS), *extra]
-        return self._start([*command, *placed, *ngl, *fit, *spelled.all_args()], spelled.env)
+        return self._start([*command, *self._placed(help_), *spelled.all_args()], spelled.env)
 
     def clock(self) -> float:
         return time.perf_counter()
@@ -563,8 +547,7 @@ class GgmlTarget(Target):
 
 def _too_long(tool: str, claimed: float, passed: float) -> TargetFailure:
     return TargetFailure(
-        str(TrialStatus.IMPLAUSIBLE),
-        f"{tool} claims {claimed:.2f} s of samples, but ran for {passed:.2f} s",
+        TrialStatus.IMPLAUSIBLE, f"{tool} claims {claimed:.2f} s of samples, but ran for {passed:.2f} s"
     )
 
 
@@ -574,7 +557,7 @@ def _row_of(rows: Sequence[Mapping[str, Any]], workload: Workload, metric: str) 
     for row in rows:
         if (row["n_prompt"], row["n_gen"]) == wanted and int(row.get("n_depth", 0)) == part.depth:
             return row
-    raise TargetFailure(str(TrialStatus.CRASH), f"llama-bench printed no test with {metric} of {workload}")
+    raise TargetFailure(TrialStatus.CRASH, f"llama-bench printed no test with {metric} of {workload}")
 
 
 def from_options(engine: str, options: Mapping[str, Any]) -> GgmlTarget:

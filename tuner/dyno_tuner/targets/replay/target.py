@@ -263,14 +263,14 @@ class ReplayTarget(Target):
     def apply(self, configuration: Configuration, context: OpContext) -> None:
         settings = self._full(configuration.settings)
         if self._key(settings) not in self._recorded:
-            raise TargetFailure(str(TrialStatus.INVALID), f"{settings} was not recorded")
+            raise TargetFailure(TrialStatus.INVALID, f"{settings} was not recorded")
         kind = self._space.code_class(self._space.point(settings))
         self.visited[kind] = None
         records = [r for r in self._by_class[kind] if r.samples]
         if not records:
             failure = self._by_class[kind][0].failure
             status = TrialStatus.OOM if "memory" in failure.lower() else TrialStatus.CRASH
-            raise TargetFailure(str(status), failure)
+            raise TargetFailure(status, failure)
         order = keyed_rng("record", self.seed, str(kind)).permutation(len(records))
         record = records[int(order[context.process % len(records)])]
         rng = keyed_rng("samples", self.seed, context.key)

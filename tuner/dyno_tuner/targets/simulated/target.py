@@ -192,7 +192,7 @@ class SimulatedTarget(Target):
             while fault is TrialStatus.TIMEOUT:
                 time.sleep(60)
         self._advance(5.0)
-        raise TargetFailure(str(fault), f"simulated {fault}")
+        raise TargetFailure(fault, f"simulated {fault}")
 
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
         if self._configuration is None:
