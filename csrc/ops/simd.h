@@ -133,6 +133,34 @@ DYNO_INLINE vf tanh(vf x) {
   return z < broadcast(0.390625f) ? near : far;
 }
 
+// ---- 8-bit integers ------------------------------------------------------------------------------------------------
+// By intrinsics: gcc 12 takes vectors of these apart, element by element.
+
+DYNO_INLINE vf widen_i8(vb x) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vf>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(x))));
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_cvtsi64_si128(reinterpret_cast<int64_t>(x));
+  return reinterpret_cast<vf>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+#else
+  return __builtin_convertvector(__builtin_convertvector(x, vi), vf);
+#endif
+}
+
+// The low eight bits of each.
+DYNO_INLINE vb narrow_i8(vi x) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vb>(_mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(x)));
+#elif defined(__AVX2__)
+  const __m256i order = _mm256_broadcastsi128_si256(_mm_cvtsi32_si128(0x0c080400));
+  const __m256i bytes = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(x), order);
+  const __m256i joined = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0));
+  return reinterpret_cast<vb>(_mm_cvtsi128_si64(_mm256_castsi256_si128(joined)));
+#else
+  return __builtin_convertvector(x, vb);
+#endif
+}
+
 // ---- 16-bit floats -------------------------------------------------------------------------------------------------
 
 DYNO_INLINE vf widen_f16(vh h) {
@@ -179,6 +207,17 @@ DYNO_INLINE vh narrow_bf16(vf x) {
   const vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const vu quiet = (bits >> 16) | 0x40u;
   return __builtin_convertvector((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded, vh);
+}
+
+// One half in every lane.
+DYNO_INLINE vf broadcast_f16(uint16_t h) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vf>(_mm512_cvtph_ps(_mm256_set1_epi16(static_cast<int16_t>(h))));
+#elif defined(__F16C__)
+  return reinterpret_cast<vf>(_mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(h))));
+#else
+  return broadcast(widen_f16(vh{h})[0]);
+#endif
 }
 
 DYNO_INLINE float f16_to_f32(uint16_t h) { return widen_f16(vh{h})[0]; }

@@ -123,6 +123,10 @@ def attention_cases() -> Iterator[Case]:
     for types in ("f16 f16", "bf16 bf16", "q8_0 q8_0"):
         yield make(6, 1, 96, 64, [(0, 2, 300, 1), (2, 1, 5, 0)], types, window=170)
     yield make(5, 1, 72, 40, [(0, 3, 600, 0)], "f16 f16", gap=3)
+    # Groups of one to seven heads, keys that fill no tile of them.
+    for heads, kv_heads, depth in ((3, 3, 200), (8, 4, 139), (3, 1, 77), (4, 1, 67), (14, 2, 90)):
+        for types in ("f16 f16", "q8_0 q8_0"):
+            yield make(heads, kv_heads, 160, 96, [(0, 1, depth, 0)], types)
     yield make(2, 1, 256, 192, [(0, 1, 700, 0)], "f16 f16", softcap=20.0)
     # Prompts, from an empty cache and behind one.
     yield make(4, 4, 64, 64, [(0, 70, 0, 0)])

@@ -22,7 +22,28 @@ DYNO_INLINE vf load_cache(const std::byte* row, int64_t d) {
     uint16_t half;
     __builtin_memcpy(&half, block, 2);
     const vb q = *reinterpret_cast<const vb_unaligned*>(block + 2 + d % 32);
-    return __builtin_convertvector(__builtin_convertvector(q, vi), vf) * broadcast(f16_to_f32(half));
+    return widen_i8(q) * broadcast_f16(half);
+  }
+}
+
+// load_cache_step<T>(row, d, out): as many vectors from element d on as share a scale, or one; d is a multiple of them.
+template <CacheType T>
+constexpr int kCacheStep = T == CacheType::q8_0 ? 32 / kLanes : 1;
+
+template <CacheType T, int N>
+DYNO_INLINE void load_cache_step(const std::byte* row, int64_t d, vf (&out)[N]) {
+  static_assert(kCacheStep<T> % N == 0);
+  if constexpr (T == CacheType::q8_0) {
+    const std::byte* block = row + d / 32 * 34;
+    uint16_t half;
+    __builtin_memcpy(&half, block, 2);
+    const vf scale = broadcast_f16(half);
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) {
+      out[i] = widen_i8(*reinterpret_cast<const vb_unaligned*>(block + 2 + d % 32 + i * kLanes)) * scale;
+    }
+  } else {
+    out[0] = load_cache<T>(row, d);
   }
 }
 

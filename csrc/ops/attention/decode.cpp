@@ -1,30 +1,46 @@
 // Attention of a few query rows over a part of the keys, read from the cache as they lie: dot products of a key with
 // all rows while it is in registers, then the online softmax, then the weighted values.
 #include "ops/attention/cache_load.h"
+#include "ops/attention/row_sums.h"
 
 namespace DYNO_KERNEL_NAMESPACE {
 namespace {
 
-// Keys whose dot products are under way together.
-constexpr int kKeys = kLanes == 16 ? 4 : 2;
-constexpr int kValueVectors = 4;
 constexpr float kMasked = -__builtin_inff();
+
+// Rows of the cache that are wanted soon. Heads lie apart from each other by all heads of a position, too far for the
+// processor's own prefetchers, so each half of a block asks for the rows of the next half.
+struct Ahead {
+  const std::byte* row = nullptr;  // nullptr: nothing to ask for
+  int64_t stride = 0;
+  int64_t bytes = 0;
+  int64_t count = 0;
+
+  DYNO_INLINE void fetch(int64_t j) const {
+    if (row == nullptr || j >= count) return;
+    const std::byte* const begin = row + j * stride;
+    const std::byte* line = begin - reinterpret_cast<uintptr_t>(begin) % 64;
+    for (; line < begin + bytes; line += 64) __builtin_prefetch(line, 0, 3);
+  }
+};
 
 // scores[i][j] for R rows and K keys from `key` on.
 template <CacheType T, int R, int K>
 DYNO_INLINE void dot_tile(const float* queries, int64_t query_stride, const std::byte* key, int64_t key_stride,
                           int64_t dk, float* scores) {
+  constexpr int N = kCacheStep<T>;
   vf acc[R][K] = {};
   int64_t d = 0;
-  for (; d + kLanes <= dk; d += kLanes) {
-    vf k[K];
+  for (; d + N * kLanes <= dk; d += N * kLanes) {
+#pragma GCC unroll 16
+    for (int j = 0; j < K; ++j) {
+      vf k[N];
+      load_cache_step<T>(key + j * key_stride, d, k);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 4
-    for (int j = 0; j < K; ++j) k[j] = load_cache<T>(key + j * key_stride, d);
-#pragma GCC unroll 4
-    for (int i = 0; i < R; ++i) {
-      const vf q = load(queries + i * query_stride + d);
-#pragma GCC unroll 4
-      for (int j = 0; j < K; ++j) acc[i][j] += q * k[j];
+        for (int i = 0; i < R; ++i) acc[i][j] += load(queries + i * query_stride + d + n * kLanes) * k[n];
+      }
     }
   }
   if (d < dk) {
@@ -33,38 +49,57 @@ DYNO_INLINE void dot_tile(const float* queries, int64_t query_stride, const std:
       for (int i = 0; i < R; ++i) acc[i][j] += load(queries + i * query_stride + d) * k;
     }
   }
-  for (int i = 0; i < R; ++i) {
-    for (int j = 0; j < K; ++j) scores[i * kDecodeKeys + j] = horizontal_sum(acc[i][j]);
+  if constexpr (R * K == kSums) {
+    vf sums[kSums];
+#pragma GCC unroll 16
+    for (int n = 0; n < kSums; ++n) sums[sum_slot(n)] = acc[n / K][n % K];
+    float out[kSums];
+    horizontal_sums(sums, out);
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i) __builtin_memcpy(scores + i * kDecodeKeys, out + i * K, K * sizeof(float));
+  } else {
+    for (int i = 0; i < R; ++i) {
+      for (int j = 0; j < K; ++j) scores[i * kDecodeKeys + j] = horizontal_sum(acc[i][j]);
+    }
   }
 }
 
 template <CacheType T, int R>
 void dot_rows(const float* queries, int64_t query_stride, const std::byte* key, int64_t key_stride, int64_t dk,
-              int64_t count, float* scores) {
+              int64_t count, const Ahead& ahead, float* scores) {
+  constexpr int K = kSums / R;
   int64_t j = 0;
-  for (; j + kKeys <= count; j += kKeys) {
-    dot_tile<T, R, kKeys>(queries, query_stride, key + j * key_stride, key_stride, dk, scores + j);
+  for (; j + K <= count; j += K) {
+    for (int i = 0; i < K; ++i) ahead.fetch(j + i);
+    dot_tile<T, R, K>(queries, query_stride, key + j * key_stride, key_stride, dk, scores + j);
   }
-  for (; j < count; ++j) dot_tile<T, R, 1>(queries, query_stride, key + j * key_stride, key_stride, dk, scores + j);
+  for (; j < count; ++j) {
+    ahead.fetch(j);
+    dot_tile<T, R, 1>(queries, query_stride, key + j * key_stride, key_stride, dk, scores + j);
+  }
 }
 
 // sums[i][0, V vectors) += sum over j of weights[i][j] * value[j], for R rows from dimension d on.
 template <CacheType T, int R, int V>
 DYNO_INLINE void value_tile(const float* weights, const std::byte* value, int64_t value_stride, int64_t d,
-                            int64_t count, float* sums, int64_t sum_stride) {
+                            int64_t count, const Ahead& ahead, float* sums, int64_t sum_stride) {
+  constexpr int N = kCacheStep<T> < V ? kCacheStep<T> : V;
   vf acc[R][V];
   for (int i = 0; i < R; ++i) {
     for (int v = 0; v < V; ++v) acc[i][v] = load(sums + i * sum_stride + d + v * kLanes);
   }
   for (int64_t j = 0; j < count; ++j) {
-    vf x[V];
+    ahead.fetch(j);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v += N) {
+      vf x[N];
+      load_cache_step<T>(value + j * value_stride, d + v * kLanes, x);
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) x[v] = load_cache<T>(value + j * value_stride, d + v * kLanes);
-#pragma GCC unroll 4
-    for (int i = 0; i < R; ++i) {
-      const vf w = broadcast(weights[i * kDecodeKeys + j]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) acc[i][v] += w * x[v];
+      for (int i = 0; i < R; ++i) {
+        const vf w = broadcast(weights[i * kDecodeKeys + j]);
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) acc[i][v + n] += w * x[n];
+      }
     }
   }
   for (int i = 0; i < R; ++i) {
@@ -74,12 +109,18 @@ DYNO_INLINE void value_tile(const float* weights, const std::byte* value, int64_
 
 template <CacheType T, int R>
 void value_rows(const float* weights, const std::byte* value, int64_t value_stride, int64_t dv, int64_t count,
-                float* sums, int64_t sum_stride) {
+                const Ahead& ahead, float* sums, int64_t sum_stride) {
+  constexpr int kWide = kSums / R < 8 ? kSums / R : 8;
+  constexpr Ahead kNothing;
   int64_t d = 0;
-  for (; d + kValueVectors * kLanes <= dv; d += kValueVectors * kLanes) {
-    value_tile<T, R, kValueVectors>(weights, value, value_stride, d, count, sums, sum_stride);
-  }
-  for (; d + kLanes <= dv; d += kLanes) value_tile<T, R, 1>(weights, value, value_stride, d, count, sums, sum_stride);
+  const auto step = [&]<int V>() {
+    for (; d + V * kLanes <= dv; d += V * kLanes) {
+      value_tile<T, R, V>(weights, value, value_stride, d, count, d == 0 ? ahead : kNothing, sums, sum_stride);
+    }
+  };
+  step.template operator()<kWide>();
+  step.template operator()<2>();
+  step.template operator()<1>();
   if (d == dv) return;
   for (int64_t j = 0; j < count; ++j) {
     const vf x = load_cache_tail<T>(value + j * value_stride, d, dv - d);
@@ -92,11 +133,13 @@ void value_rows(const float* weights, const std::byte* value, int64_t value_stri
 
 template <CacheType T>
 void dot_block(const float* queries, int64_t query_stride, const std::byte* key, int64_t key_stride, int64_t dk,
-               int64_t count, int64_t rows, float* scores) {
+               int64_t count, int64_t rows, Ahead ahead, float* scores) {
   int64_t i = 0;
   const auto step = [&]<int R>() {
     for (; i + R <= rows; i += R) {
-      dot_rows<T, R>(queries + i * query_stride, query_stride, key, key_stride, dk, count, scores + i * kDecodeKeys);
+      dot_rows<T, R>(queries + i * query_stride, query_stride, key, key_stride, dk, count, ahead,
+                     scores + i * kDecodeKeys);
+      ahead = {};
     }
   };
   step.template operator()<4>();
@@ -106,11 +149,13 @@ void dot_block(const float* queries, int64_t query_stride, const std::byte* key,
 
 template <CacheType T>
 void value_block(const float* weights, const std::byte* value, int64_t value_stride, int64_t dv, int64_t count,
-                 int64_t rows, float* sums, int64_t sum_stride) {
+                 int64_t rows, Ahead ahead, float* sums, int64_t sum_stride) {
   int64_t i = 0;
   const auto step = [&]<int R>() {
     for (; i + R <= rows; i += R) {
-      value_rows<T, R>(weights + i * kDecodeKeys, value, value_stride, dv, count, sums + i * sum_stride, sum_stride);
+      value_rows<T, R>(weights + i * kDecodeKeys, value, value_stride, dv, count, ahead, sums + i * sum_stride,
+                       sum_stride);
+      ahead = {};
     }
   };
   step.template operator()<4>();
@@ -184,15 +229,18 @@ void attention_decode(const AttentionTask& task, float* scratch, float* partial,
   const int64_t value_stride = task.v_in_k ? key_stride : task.args->v_row_bytes;
   for (int64_t key = task.key_begin; key < task.key_end; key += kDecodeKeys) {
     const int64_t count = task.key_end - key < kDecodeKeys ? task.key_end - key : kDecodeKeys;
+    const int64_t next = key + kDecodeKeys, left = task.key_end - next;
+    const Ahead keys = left <= 0 ? Ahead{} : Ahead{key_row(task, next), key_stride, task.k_head_bytes, left};
+    const Ahead values = task.v_in_k ? Ahead{} : Ahead{value_row(task, key), value_stride, task.v_head_bytes, count};
     with_type(task.k_type, [&]<CacheType T>() {
-      dot_block<T>(queries, dk_pad, key_row(task, key), key_stride, task.dk, count, rows, scores);
+      dot_block<T>(queries, dk_pad, key_row(task, key), key_stride, task.dk, count, rows, values, scores);
     });
     for (int64_t i = 0; i < rows; ++i) {
       softmax_row(task, row_position(task, task.row_begin + i), key, count, scores + i * kDecodeKeys,
                   partial + i * row_stride);
     }
     with_type(task.v_in_k ? task.k_type : task.v_type, [&]<CacheType T>() {
-      value_block<T>(scores, value_row(task, key), value_stride, task.dv, count, rows, partial + kPartialHead,
+      value_block<T>(scores, value_row(task, key), value_stride, task.dv, count, rows, keys, partial + kPartialHead,
                      row_stride);
     });
   }

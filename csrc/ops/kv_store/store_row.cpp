@@ -52,7 +52,7 @@ void store_row_q8_0(const float* x, std::byte* out, int64_t width) {
       const vf product = finite ? load(x + i) * broadcast(inverse) : vf{};
       const vf shifted = product + magic;
       const vi rounded = reinterpret_cast<vi>(shifted) - reinterpret_cast<vi>(magic);
-      *reinterpret_cast<vb_unaligned*>(q + i) = __builtin_convertvector(rounded, vb);
+      *reinterpret_cast<vb_unaligned*>(q + i) = narrow_i8(rounded);
     }
   }
 }
