@@ -28,24 +28,44 @@ from dyno._cli import (
     serve,
     state,
 )
+from dyno._cli.help import CONTEXT, Command, Group
 from dyno._shell import escaped
+
+
+class _Commands(Group):
+    """The commands of `dyno`, the usual ones first."""
+
+    first = ("run", "chat", "serve", "bench", "tune", "profiles", "info")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The words, of which the first one is a command and not a model."""
+        if args and (args[0] in ("-m", "--model") or args[0].endswith(".gguf")):
+            raise typer.BadParameter(
+                "name a command first: dyno run MODEL -p TEXT, dyno chat MODEL, dyno serve MODEL",
+                param_hint=args[0],
+            )
+        return super().parse_args(ctx, args)
+
 
 app = typer.Typer(
     name="dyno",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=_Commands,
+    context_settings=CONTEXT,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Run GGUF models with settings that were measured and proven.",
+    epilog="\b\nExamples:\n  dyno run model.gguf -p 'def main'\n  dyno chat model.gguf\n"
+    "  dyno serve model.gguf --port 8080\n  dyno tune model.gguf",
 )
 app.command(cls=foreign_flags.Command)(run.run)
 app.command(cls=foreign_flags.Command)(chat.chat)
 app.command(cls=foreign_flags.Command)(serve.serve)
 app.command(cls=foreign_flags.Command)(bench.bench)
 app.command(cls=foreign_flags.Command)(perplexity.perplexity)
-app.command()(explain.explain)
-app.command()(experts.experts)
-app.command()(info.info)
+app.command(cls=explain.Command)(explain.explain)
+app.command(cls=Command)(experts.experts)
+app.command(cls=Command)(info.info)
 app.add_typer(profiles.app, name="profiles")
 
 
@@ -81,7 +101,7 @@ class _Tune(typer.core.TyperCommand):
 @app.command(
     cls=_Tune,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    help="Measure this machine with a model and write a profile (the same as the command `tune`).",
+    help="Find the fastest settings for a model on this machine, and write a profile. The same as `tune`.",
 )
 def tune(context: typer.Context) -> None:
     """Hand everything to the tuner."""

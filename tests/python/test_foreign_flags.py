@@ -81,6 +81,44 @@ def test_a_bare_model(command: list[str]) -> None:
     assert (code, "--model FILE, or FILE alone" in said) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "words", [["m.gguf"], ["m.gguf", "-p", "x"], ["-m", "m.gguf"], ["--model", "m.gguf"]]
+)
+def test_a_model_without_a_command(words: list[str]) -> None:
+    code, said = dyno(*words)
+    assert (code, "name a command first" in said, "dyno chat MODEL" in said) == (2, True, True), said
+
+
+def test_a_prompt_without_its_option() -> None:
+    code, said = dyno("run", MISSING, "def main")
+    assert (code, "after -p" in said) == (2, True), said
+    code, said = dyno("run", MISSING)
+    assert (code, "-p TEXT" in said, "dyno chat" in said) == (2, True, True), said
+    code, said = dyno("run", MISSING, "-p", "x", "-f", "y")
+    assert (code, "two prompts" in said) == (2, True), said
+    assert "-p" not in dyno("bench", MISSING, "more")[1].partition("unexpected")[2]
+
+
+def test_an_empty_prompt_is_named() -> None:
+    model = Path(__file__).parents[2] / "models/pycode-moe-20m-Q4_K_M.gguf"
+    code, said = dyno("run", str(model), "--device", "cpu", "-p", "")
+    assert (code, "the prompt is empty" in said) == (2, True), said
+
+
+def test_the_long_names_of_llama_cpp_are_options() -> None:
+    names = (
+        "--ctx-size",
+        "--ubatch-size",
+        "--threads-batch",
+        "--n-gpu-layers",
+        "--cache-type-k",
+        "--n-predict",
+    )
+    for name in names:
+        code, said = dyno("run", MISSING, "-p", "x", name, "f16" if "type" in name else "8")
+        assert (code, "[gguf]" in said) == (1, True), (name, said)
+
+
 def test_tokens_below_minus_one_are_an_error() -> None:
     code, said = dyno("run", MISSING, "-p", "x", "-n", "-5")
     assert (code, "-5 is not a number of tokens" in said) == (2, True)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -463,6 +464,8 @@ def test_the_command(model: Path, device: str, tmp_path: Path) -> None:
     assert told.splitlines()[0] == f"listening on {address}"
     assert "Traceback" not in said
     assert "no key is set" not in said
+    assert "profile: " in said
+    assert "serving m: 2 texts at a time, 128 tokens each" in said
 
 
 def test_a_file_without_a_vocabulary_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -482,6 +485,19 @@ def test_a_file_without_a_vocabulary_is_refused_at_the_start(tmp_path: Path) -> 
     assert done.returncode == 1
     assert "bare.gguf has no vocabulary" in " ".join(done.stderr.split())
     assert "listening" not in done.stdout
+
+
+def test_a_port_in_use_is_named_before_the_model_is_read(tmp_path: Path) -> None:
+    broken = tmp_path / "m.gguf"
+    broken.write_bytes(b"no model")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        command = [sys.executable, "-m", "dyno", "serve", str(broken), "--port", port, "--device", "cpu"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert f"--port {port}: another program listens there" in done.stderr
+    assert "Errno" not in done.stderr
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,11 @@ import typer
 
 from dyno._cli.groups import Group
 
+# Titles of sections of --help.
+DRAWS = "How tokens are drawn"
+RULES = "JSON and grammars"
+CHAT = "Chat"
+
 TopK = Annotated[int, typer.Option(help="Draw among the k most probable tokens; 0: among all.")]
 TopP = Annotated[
     float, typer.Option(help="Draw among the most probable tokens that together reach this probability.")
@@ -65,40 +70,64 @@ LogitBias = Annotated[
 JsonSchema = Annotated[
     str | None,
     typer.Option(
-        "--json-schema", "-j", metavar="JSON", help="The text is JSON by this schema; {}: any JSON."
+        "--json-schema",
+        "-j",
+        metavar="JSON",
+        rich_help_panel=RULES,
+        help="The text is JSON by this schema; {}: any JSON.",
     ),
 ]
 JsonSchemaFile = Annotated[
-    Path | None, typer.Option("--json-schema-file", "-jf", help="Read the JSON schema from a file.")
+    Path | None,
+    typer.Option(
+        "--json-schema-file", "-jf", rich_help_panel=RULES, help="Read the JSON schema from a file."
+    ),
 ]
 GrammarText = Annotated[
-    str | None, typer.Option("--grammar", help="The text follows this grammar (GBNF or Lark).")
+    str | None,
+    typer.Option("--grammar", rich_help_panel=RULES, help="The text follows this grammar (GBNF or Lark)."),
 ]
-GrammarFile = Annotated[Path | None, typer.Option(help="Read the grammar from a file.")]
+GrammarFile = Annotated[
+    Path | None, typer.Option(rich_help_panel=RULES, help="Read the grammar from a file.")
+]
 ChatTemplateName = Annotated[
     str | None,
-    typer.Option("--chat-template", metavar="FILE|NAME", help="Another chat template than the model's."),
+    typer.Option(
+        "--chat-template",
+        metavar="FILE|NAME",
+        rich_help_panel=CHAT,
+        help="Another chat template than the model's.",
+    ),
 ]
 TemplateVariables = Annotated[
     str | None,
     typer.Option(
         "--chat-template-kwargs",
         metavar="JSON",
+        rich_help_panel=CHAT,
         help='Variables of the chat template, such as {"enable_thinking": false}.',
     ),
 ]
 Tools = Annotated[
     Path | None,
-    typer.Option(help="JSON list of functions that the model may call; a call is printed as a line of JSON."),
+    typer.Option(
+        rich_help_panel=CHAT,
+        help="JSON list of functions that the model may call; a call is printed as a line of JSON.",
+    ),
 ]
 System = Annotated[
-    str | None, typer.Option("--system", "--system-prompt", "-sys", help="The system message of a chat.")
+    str | None,
+    typer.Option(
+        "--system", "--system-prompt", "-sys", rich_help_panel=CHAT, help="The system message of a chat."
+    ),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawingOptions(Group):
     """The options of how tokens are drawn; each command has a default temperature of its own."""
+
+    section = DRAWS
 
     top_k: TopK = 40
     top_p: TopP = 0.95

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from pathlib import Path  # noqa: TC003 - typer reads annotations at run time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from dyno._cli import groups, options, state
+from dyno._cli import groups, help, options, state
 from dyno._shell import escaped
 
 
@@ -22,24 +21,52 @@ class Stage(StrEnum):
     ops = "ops"
 
 
+_MEANING = {
+    Stage.gguf: "the file and its tensors",
+    Stage.model: "the layers",
+    Stage.plan: "memory, places of weights, and settings in force",
+    Stage.ops: "the kernel of each op, and why it runs",
+}
+
+
+class Command(help.Command):
+    """`dyno explain`, which says what its first word has to be."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and not args[0].startswith("-") and args[0] not in set(Stage):
+            stages = ", ".join(f"{stage} ({meaning})" for stage, meaning in _MEANING.items())
+            raise typer.BadParameter(
+                f"{args[0]!r} is not a stage; write for instance `dyno explain plan FILE`. Stages: {stages}",
+                param_hint="STAGE",
+            )
+        return super().parse_args(ctx, args)
+
+
 @groups.grouped
 def explain(
-    stage: Annotated[Stage, typer.Argument(help="The stage to print.")],
-    file: Annotated[Path, typer.Argument(help="GGUF file.")],
+    stage: Annotated[
+        Stage,
+        typer.Argument(metavar="STAGE", help="; ".join(f"{name}: {text}" for name, text in _MEANING.items())),
+    ],
+    model_file: options.ModelFile = None,
+    model: options.Model = None,
     tokens: Annotated[int | None, typer.Option(help="For `ops`: tokens of the u-batch.")] = None,
     nodes: Annotated[
         bool, typer.Option("--nodes", help="For `plan`: print every launch with its operands too.")
     ] = False,
     json_: options.Json = False,
+    ctx: options.Ctx = None,
     *,
+    session: groups.SessionOptions,
     opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Print a stage: the file, the model in it, the plan of its memory, or the kernel of each op and why."""
+    """Print a stage: the file, the model in it, the plan of its memory, or the kernel of each op."""
     state.verbosity(verbose)
     from dyno import explain as stages
 
-    arguments = opening.arguments()
+    file = options.model_argument(model_file, model)
+    arguments = opening.arguments(ctx=ctx, **session.given())
     if stage is Stage.gguf:
         result, text = stages.gguf(str(file))
     elif stage is Stage.model:

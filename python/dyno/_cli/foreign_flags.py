@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Any
 
 import typer
-import typer.core
+
+from dyno._cli import help
 
 _log = logging.getLogger("dyno.cli")
 
@@ -82,13 +83,19 @@ FLAGS: tuple[Foreign, ...] = tuple(
             "-fa --flash-attn",
             _SWITCH,
             _NOT_NEEDED,
-            "attention needs no switch; on a GPU --set flash_attention=off turns its blocks off",
+            "flash attention is on by itself; --set flash_attention=off turns it off on a GPU",
         ),
         ("-fmoe --fused-moe", _SWITCH, _NOT_NEEDED, "experts are fused by themselves"),
         ("-rtr --run-time-repack --repack", _SWITCH, _NOT_NEEDED, "weights are repacked by themselves"),
         ("-nr --no-repack", _NO, _HERE, "--set cpu_repack=off"),
         ("-mla --mla-use", _VALUE, _HERE, "--set mla_mode=NAME"),
-        ("-cb --cont-batching", _NO, _NOT_NEEDED, "one prompt has nothing to batch with"),
+        (
+            "-cb --cont-batching",
+            _NO,
+            _NOT_NEEDED,
+            "dyno serve always batches, and other commands have one text",
+        ),
+        ("-nocb --no-cont-batching", _NO, _HERE, "--set sequences=1"),
         (
             "-np --parallel",
             _VALUE,
@@ -103,6 +110,10 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("-Cr --cpu-range", _VALUE, _MISSING, "taskset does it from outside"),
         ("--prio", _VALUE, _MISSING, "nice does it from outside"),
         ("--poll", _VALUE, _NOT_NEEDED, "threads wait in their own way"),
+        ("-kvu --kv-unified", _NO, _HERE, "--set cache_tokens=N, which all texts share"),
+        ("-nopo --no-op-offload", _SWITCH, _HERE, "--set offload_min_tokens=N with a large N"),
+        ("-lm --load-mode", _VALUE, _HERE, "--set mmap=on or off"),
+        ("--rpc -rpc", _VALUE, _MISSING, "models run on one machine"),
         ("--no-perf --perf", _NO, _NOT_NEEDED, "-v prints the timing"),
         ("--no-warmup", _NO, _NOT_NEEDED, "the command does not warm up"),
         # chat
@@ -113,6 +124,14 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("-if --interactive-first", _NO, _HERE, "dyno chat"),
         ("-st --single-turn", _NO, _HERE, "--chat"),
         ("--jinja", _NO, _NOT_NEEDED, "chat templates are always rendered as Jinja2"),
+        ("--no-jinja", _NO, _MISSING, "chat templates are always rendered as Jinja2"),
+        (
+            "--reasoning-budget",
+            _VALUE,
+            _MISSING,
+            "many templates end reasoning by --chat-template-kwargs '{\"enable_thinking\": false}'",
+        ),
+        ("--reasoning-format", _VALUE, _NOT_NEEDED, "reasoning is kept apart from the answer"),
         ("--chat-template-file", _VALUE, _HERE, "--chat-template FILE"),
         ("--in-prefix", _VALUE, _MISSING, _CHAT),
         ("--in-suffix", _VALUE, _MISSING, _CHAT),
@@ -132,11 +151,26 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("-hf --hf-repo", _VALUE, _MISSING, "dyno loads nothing from the network; download the file first"),
         ("-mu --model-url", _VALUE, _MISSING, "dyno loads nothing from the network; download the file first"),
         ("-md --model-draft", _VALUE, _MISSING, "only dyno serve drafts tokens"),
+        ("--override-kv", _VALUE, _MISSING, "the file alone describes the model"),
+        ("--no-mmproj", _NO, _NOT_NEEDED, "models take text alone"),
         ("--lora", _VALUE, _MISSING, "there are no adapters; merge them into the file"),
         ("-mm --mmproj", _VALUE, _MISSING, "models take text alone"),
         ("--rope-scaling", _VALUE, _MISSING, "the file alone says how positions are scaled"),
         ("--rope-freq-base", _VALUE, _MISSING, "the file alone says how positions are scaled"),
         ("--rope-freq-scale", _VALUE, _MISSING, "the file alone says how positions are scaled"),
+        # the server
+        ("--host", _VALUE, _HERE, "dyno serve"),
+        ("--port", _VALUE, _HERE, "dyno serve"),
+        ("--api-key", _VALUE, _HERE, "dyno serve"),
+        ("--embedding --embeddings", _NO, _NOT_NEEDED, "dyno serve always answers /v1/embeddings"),
+        ("--metrics", _NO, _NOT_NEEDED, "dyno serve always answers /metrics"),
+        ("--slots", _NO, _NOT_NEEDED, "/metrics of dyno serve counts running and waiting texts"),
+        ("--no-slots", _NO, _NOT_NEEDED, "the server tells nothing about single texts"),
+        ("--props", _NO, _NOT_NEEDED, "the settings of a server are fixed at the start; /props shows them"),
+        ("--cache-reuse", _VALUE, _NOT_NEEDED, "a prompt reuses the longest beginning that another text has"),
+        ("--cache-prompt", _NO, _NOT_NEEDED, "prompts reuse beginnings by themselves"),
+        ("--threads-http", _VALUE, _NOT_NEEDED, "requests need no threads of their own"),
+        ("--no-webui --no-ui", _NO, _MISSING, "the page at / cannot be switched off"),
         # the terminal
         ("-co --color", _NO, _NOT_NEEDED, "the text has no colours"),
         ("--simple-io", _NO, _NOT_NEEDED, "the text is written plainly"),
@@ -146,14 +180,21 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("--kl-divergence", _NO, _HERE, "--reference FILE"),
     )
 )
+# Typer has a click of its own, or uses the installed one; the class is in both.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 _BY_NAME = {name: flag for flag in FLAGS for name in flag.names}
 
 
-class Command(typer.core.TyperCommand):
+class Command(help.Command):
     """A command that answers flags of llama.cpp by name, and takes its first bare word for the model."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _without_foreign(self.params, args))
+        try:
+            return super().parse_args(ctx, _without_foreign(self.params, args))
+        except _UsageError as error:
+            if "unexpected extra argument" in error.message and any(p.name == "prompt" for p in self.params):
+                error.message += "; the text of a prompt stands after -p, as one word in quotes"
+            raise
 
 
 def _without_foreign(params: list[Any], args: list[str]) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
 from dyno._cli import options
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 class Group:
     """The base of all groups; `grouped` finds them by it."""
+
+    section: ClassVar[str]
+    """The title of the group in --help. An option that names a section of its own stands there."""
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -27,7 +31,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             annotations = get_type_hints(groups[name], include_extras=True)
-            found |= {field.name: (annotations[field.name], field.default) for field in fields(groups[name])}
+            found |= {
+                field.name: (_in_section(annotations[field.name], groups[name].section), field.default)
+                for field in fields(groups[name])
+            }
         else:
             found[name] = (hints[name], parameter.default)
 
@@ -47,9 +54,19 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return spread
 
 
+def _in_section(annotation: Any, section: str) -> Any:
+    """The annotation of an option that stands under the title `section` in --help."""
+    kind, option = get_args(annotation)[:2]
+    option = copy.copy(option)
+    option.rich_help_panel = option.rich_help_panel or section
+    return Annotated[kind, option]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SessionOptions(Group):
     """The settings of a session that have an option of their own."""
+
+    section = options.SPEED
 
     ubatch: options.Ubatch = None
     threads: options.Threads = None
@@ -65,6 +82,8 @@ class SessionOptions(Group):
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(Group):
     """The options by which a command opens its engine: device, placement, profile, and settings by name."""
+
+    section = options.DEVICES
 
     device: options.Device = "auto"
     gpu: options.Gpu = None

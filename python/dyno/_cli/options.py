@@ -10,13 +10,18 @@ import typer
 
 from dyno._settings_table import KV_TYPES
 
+# Titles of sections of --help.
+SPEED = "Context and speed"
+DEVICES = "Devices and memory"
+PROFILES = "Profile and settings"
+
 Model = Annotated[
     Path | None, typer.Option("--model", "-m", help="GGUF file; the first part of a split one.")
 ]
 ModelFile = Annotated[Path | None, typer.Argument(metavar="MODEL", help="The same as --model.")]
 Device = Annotated[
     str,
-    typer.Option(help="cpu, cuda:N, or auto: the first usable GPU, else the CPU. A line names the choice."),
+    typer.Option(help="cpu, cuda:N, or auto: the first usable GPU, else the CPU."),
 ]
 OverrideTensor = Annotated[
     list[str] | None,
@@ -92,22 +97,39 @@ Gpu = Annotated[
     int | None, typer.Option(help="Number of the GPU; the same as --device cuda:N.", min=0, max=9999)
 ]
 ProfileFile = Annotated[
-    Path | None, typer.Option("--profile", help="Take this profile, not the best one that is found.")
+    Path | None,
+    typer.Option(
+        "--profile", rich_help_panel=PROFILES, help="Take this profile, not the best one that is found."
+    ),
 ]
-NoProfile = Annotated[bool, typer.Option("--no-profile", help="Run with the engine's defaults.")]
+NoProfile = Annotated[
+    bool, typer.Option("--no-profile", rich_help_panel=PROFILES, help="Run with the engine's defaults.")
+]
 RequireProfile = Annotated[
-    bool, typer.Option("--require-profile", help="Fail if no profile matches exactly.")
+    bool,
+    typer.Option("--require-profile", rich_help_panel=PROFILES, help="Fail if no profile matches exactly."),
 ]
 ForceProfile = Annotated[
-    bool, typer.Option("--force-profile", help="Take --profile FILE although it belongs to another model.")
+    bool,
+    typer.Option(
+        "--force-profile",
+        rich_help_panel=PROFILES,
+        help="Take --profile FILE although it belongs to another model.",
+    ),
 ]
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="Set any setting by its name; may be given several times."
+        "--set",
+        metavar="NAME=VALUE",
+        rich_help_panel=PROFILES,
+        help="Set any setting by its name; may be given several times.",
     ),
 ]
-Ctx = Annotated[int | None, typer.Option("--ctx", "-c", help="Length of the context in tokens.")]
+Ctx = Annotated[
+    int | None,
+    typer.Option("--ctx", "--ctx-size", "-c", rich_help_panel=SPEED, help="Length of the context in tokens."),
+]
 Ubatch = Annotated[
     int | None, typer.Option("--ubatch", "--ubatch-size", "-ub", help="Tokens in one pass over the layers.")
 ]

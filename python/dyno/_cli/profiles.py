@@ -8,16 +8,26 @@ from typing import Annotated
 
 import typer
 
-from dyno._cli import fleet, options, plugins, state
+from dyno._cli import fleet, help, options, plugins, state
+
+
+class _Profiles(help.Group):
+    """The commands of `dyno profiles`, the usual ones first."""
+
+    first = ("list", "show", "check")
+
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="List, check, show, match and export profiles."
+    cls=_Profiles,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, check, show, match and export profiles.",
 )
-app.command()(fleet.match)
-app.command()(fleet.drift)
+app.command(cls=help.Command)(fleet.match)
+app.command(cls=help.Command)(fleet.drift)
 
 
-@app.command("list")
+@app.command("list", cls=help.Command)
 def list_(json_: options.Json = False, verbose: state.Verbose = 0) -> None:
     """Every profile that would be searched: shipped, site and user."""
     state.verbosity(verbose)
@@ -42,7 +52,7 @@ def list_(json_: options.Json = False, verbose: state.Verbose = 0) -> None:
         print(f"{item.layer:8} {item.path}: {item.problem if item.profile is None else item.profile.label}")
 
 
-@app.command()
+@app.command(cls=help.Command)
 def check(
     files: Annotated[list[Path], typer.Argument(help="Profile files.")],
     json_: options.Json = False,
@@ -69,7 +79,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=help.Command)
 def show(
     file: Annotated[Path, typer.Argument(help="Profile file.")],
     json_: options.Json = False,
@@ -87,7 +97,7 @@ def show(
         print("\n".join(profiles.describe(profile)))
 
 
-@app.command()
+@app.command(cls=help.Command)
 def export(
     file: Annotated[Path, typer.Argument(help="Profile of llama.cpp or ik_llama.cpp.")],
     command: Annotated[

@@ -47,7 +47,12 @@ def run(
     grammar: drawing.GrammarText = None,
     grammar_file: drawing.GrammarFile = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="The prompt is a message; print the model's answer to it.")
+        bool,
+        typer.Option(
+            "--chat",
+            rich_help_panel=drawing.CHAT,
+            help="The prompt is a message; print the model's answer to it.",
+        ),
     ] = False,
     system: drawing.System = None,
     chat_template: drawing.ChatTemplateName = None,
@@ -75,7 +80,13 @@ def run(
             param_hint="-n",
         )
     if (prompt is None) == (file is None):
-        raise typer.BadParameter("give either --prompt or --file", param_hint="--prompt")
+        twice = "--prompt and --file are two prompts; give one of them"
+        raise typer.BadParameter(
+            twice
+            if prompt is not None
+            else "give the text: -p TEXT, or -f FILE; `dyno chat` holds a conversation",
+            param_hint="--prompt",
+        )
     arguments = opening.arguments(ctx=ctx, **session.given())
     of_chat = {
         "-sys/--system": system,
@@ -119,6 +130,10 @@ def run(
                     file=sys.stderr,
                 )
             tokens = engine.tokenizer.encode(text, parse_special=special)
+            if len(tokens) == 0:
+                raise typer.BadParameter(
+                    "the prompt is empty", param_hint="--prompt" if file is None else "--file"
+                )
             # Slot 0: its position is read below.
             pieces = engine.generate(tokens, limit, stop=draws.stop or (), slot=0, **sampling)
             if echo:

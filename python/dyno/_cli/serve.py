@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import ipaddress
 import os
 import signal
@@ -74,6 +75,7 @@ def serve(
         typer.Option(
             "--model-draft",
             "-md",
+            rich_help_panel="Speculation",
             help="GGUF file of a smaller model with the same vocabulary, which drafts.",
         ),
     ] = None,
@@ -81,6 +83,7 @@ def serve(
         str | None,
         typer.Option(
             "--spec",
+            rich_help_panel="Speculation",
             help="Speculation. ngram: drafts from the text itself; draft: from --model-draft; mtp: from the "
             "model's own head; off. "
             "Default: draft if --model-draft is given, else the profile's, or off.",
@@ -91,6 +94,7 @@ def serve(
         typer.Option(
             "--spec-max",
             "--draft-max",
+            rich_help_panel="Speculation",
             help="Longest draft in tokens. Default: the profile's number, or 8.",
             min=1,
             max=64,
@@ -101,6 +105,7 @@ def serve(
         typer.Option(
             "--spec-min-p",
             "--draft-p-min",
+            rich_help_panel="Speculation",
             help="Probability below which a draft ends. Default: the profile's, or 0.5.",
             min=0,
             max=1,
@@ -125,7 +130,7 @@ def serve(
     opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Serve a model over HTTP for many clients: chat completions, completions, and Anthropic's messages.
+    """Serve a model over HTTP, for OpenAI's and Anthropic's clients and a chat page in the browser.
 
     After SIGTERM or Ctrl-C, running texts are finished first.
     """
@@ -178,7 +183,8 @@ def serve(
     if ray is not None:
         _serve_replicas(recipe, ray, host, port, port_file)
         return
-    with opened(recipe) as (engine, app):
+    # The address first, since loading a model can take a minute.
+    with _bound(host, port) as listening, opened(recipe) as (engine, app):
         config = uvicorn.Config(
             app,
             host=host,
@@ -188,11 +194,18 @@ def serve(
             lifespan="off",
             timeout_keep_alive=KEEP_ALIVE_S,
         )
-        with config.bind_socket() as socket_:
-            socket_.listen(config.backlog)  # whoever reads the line or the file below can connect at once
-            print(f"{engine.device_headline}\nserving {path.name}", file=sys.stderr)
-            _tell(host, int(socket_.getsockname()[1]), port_file)
-            uvicorn.Server(config).run(sockets=[socket_])
+        try:
+            listening.listen(config.backlog)  # whoever reads the line or the file below can connect at once
+        except OSError as error:
+            raise _unusable(host, port, error) from error
+        state.print_choices(engine)
+        print(
+            f"serving {recipe.options.model}: {engine.settings['sequences']} texts at a time, "
+            f"{engine.settings['ctx']} tokens each",
+            file=sys.stderr,
+        )
+        _tell(host, int(listening.getsockname()[1]), port_file)
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def _serve_replicas(recipe: Recipe, count: int, host: str, port: int, port_file: Path | None) -> None:
@@ -214,6 +227,30 @@ def _serve_replicas(recipe: Recipe, count: int, host: str, port: int, port_file:
         print(f"serving {Path(recipe.model).name} with {count} replicas", file=sys.stderr)
         _tell(host, port, port_file)
         ends.wait()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket with the address, on which nothing listens yet.
+
+    Raises:
+        OSError: The port is in use, or the address is not one of this machine.
+    """
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise _unusable(host, port, error) from error
+    return bound
+
+
+def _unusable(host: str, port: int, error: OSError) -> OSError:
+    if error.errno == errno.EADDRINUSE:
+        return OSError(
+            f"--port {port}: another program listens there; give another port, or 0 for a free one"
+        )
+    return OSError(f"--host {host} --port {port}: {error.strerror or error}")
 
 
 def _tell(host: str, port: int, port_file: Path | None) -> None:

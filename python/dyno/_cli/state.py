@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from dyno.engine import Engine
 
 Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="More messages; the trace of an error.")
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, show_default=False, help="More messages; the trace of an error."
+    ),
 ]
 
 _verbosity = 0

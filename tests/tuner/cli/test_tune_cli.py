@@ -54,6 +54,11 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "threads" in _tune("--model", str(file), "--set", "thread=3")[1]
     assert "integer" in _tune("--model", str(file), "--set", "threads=many")[1]
     assert _tune()[0] == 2
+    code, said = _tune(str(file), "-ngl", "99")
+    assert (code, "--set n_gpu_layers=VALUE" in said) == (2, True), said
+    code, said = _tune(str(file), "-c", "4096")
+    assert (code, "--ctx N" in said) == (2, True), said
+    assert _tune("doctor", "--", "llama-server", "-ngl", "99")[0] == 0  # a line of another program
 
 
 def test_a_folder_in_place_of_the_model_names_its_files(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ def parse_duration(text: str) -> float:
         raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 3m or 1.5h")
     seconds = float(found[1]) * {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}[found[2] or "s"]
     if not 5 <= seconds <= 7 * 86400:
-        raise typer.BadParameter(f"{text!r} is out of range; give 5 s to 168 h")
+        unit = "" if found[2] else " (no unit: seconds)"
+        raise typer.BadParameter(f"{text!r} is {seconds:g} s{unit}; expected 5 s to 168 h, such as 90s or 3m")
     return seconds
 
 

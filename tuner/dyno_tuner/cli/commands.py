@@ -16,7 +16,7 @@ from types import FrameType  # noqa: TC003
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import typer.core
+from dyno._cli import help
 from dyno._shell import escaped
 from dyno.errors import DynoError
 from rich.console import Console
@@ -28,7 +28,7 @@ from ..core.options import ENERGY, MEMORY, OBJECTIVES, SPEED
 from ..core.protocol import Workload
 from ..search.proposers import SAMPLERS
 from ..space.memory_limits import parse_bytes
-from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
+from . import options as o
 from .ab_command import ab
 from .arguments import (
     command_line,
@@ -58,9 +58,23 @@ if TYPE_CHECKING:
     from ..run.session import Request, Result
 
 
-class _Commands(typer.core.TyperGroup):
+class _Commands(help.Group):
     """A group of commands that keeps what follows `--` from being read as a subcommand where an engine's
     command line is given, or looks like one though `--engine` was forgotten, which is said then."""
+
+    first = (
+        "verify",
+        "history",
+        "diff",
+        "report",
+        "ab",
+        "doctor",
+        "build",
+        "share",
+        "import",
+        "probe",
+        "replay",
+    )
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         before = args[: args.index("--")] if "--" in args else []
@@ -70,6 +84,8 @@ class _Commands(typer.core.TyperGroup):
         if (named or forgotten) and not any(a in self.commands for a in before):
             ctx.meta["command_line"] = behind
             args = before
+        if not any(a in self.commands for a in args):
+            _refuse_flags_of_run(args)
         if args and args[0].endswith(".gguf"):  # a bare model; no subcommand has such a name
             args = ["--model", *args]
         return super().parse_args(ctx, args)
@@ -83,24 +99,51 @@ class _Commands(typer.core.TyperGroup):
             raise typer.Exit(130) from None
 
 
+_SETTING_OF = {
+    "-ngl": "n_gpu_layers", "--n-gpu-layers": "n_gpu_layers", "-ncmoe": "n_cpu_moe",
+    "--n-cpu-moe": "n_cpu_moe", "-ub": "ubatch", "--ubatch-size": "ubatch", "-t": "threads",
+    "--threads": "threads", "-tb": "threads_batch", "-ctk": "kv_type_k", "-ctv": "kv_type_v",
+    "-ot": "placement", "--override-tensor": "placement", "-fa": "flash_attention", "-np": "sequences",
+}  # fmt: skip
+
+
+def _refuse_flags_of_run(args: list[str]) -> None:
+    """Name the way to hold a setting that `dyno run` has an option for.
+
+    Raises:
+        typer.BadParameter: There is such an option.
+    """
+    for word in args:
+        if word in ("-c", "--ctx-size"):
+            raise typer.BadParameter("the option of a tune is --ctx N", param_hint=word)
+        if (name := _SETTING_OF.get(word)) is not None:
+            raise typer.BadParameter(
+                f"a tune searches settings by itself; --set {name}=VALUE holds this one. "
+                "Flags of llama.cpp or ik_llama.cpp stand after -- (with --engine)",
+                param_hint=word,
+            )
+
+
 app = typer.Typer(
     name="tune",
     cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=help.CONTEXT,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Find, prove and write down the fastest settings for a model on this machine.",
+    help="Find the fastest settings for a model on this machine, prove them, and write them into a profile.",
+    epilog="\b\nExamples:\n  tune model.gguf\n  tune model.gguf --gpu 0 --budget 10m\n"
+    "  tune verify profile.yaml --model model.gguf",
 )
 _state = {"verbose": False, "measuring": False}
 _LATER = "tune: interrupted; the same command with --resume continues after the last measurement"
 
 
-app.command(name="ab")(ab)
-app.command(name="build")(build)
-app.command(name="verify")(verify)
-app.command(name="probe")(probe)
-app.command(name="share")(share)
-app.command(name="import")(import_)
+app.command(name="ab", cls=help.Command)(ab)
+app.command(name="build", cls=help.Command)(build)
+app.command(name="verify", cls=help.Command)(verify)
+app.command(name="probe", cls=help.Command)(probe)
+app.command(name="share", cls=help.Command)(share)
+app.command(name="import", cls=help.Command)(import_)
 
 
 def _version(wanted: bool) -> None:
@@ -118,32 +161,39 @@ def tune(
     out: o.Out = None,
     budget: o.Budget = "3m",
     workload: o.WhatWorkload = None,
-    seed: o.Seed = 0,
+    text: o.Text = None,
+    ctx: o.Ctx = None,
     resume: o.Resume = False,
     force: o.Force = False,
     allow_approx: o.AllowApprox = None,
-    sampler: o.Sampler = "guided",
-    storage: o.Storage = None,
-    study: o.StudyName = None,
-    ray: o.Ray = None,
-    workers: o.Workers = None,
-    ctx: o.Ctx = None,
+    hold: o.Held = None,
+    seed: o.Seed = 0,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
     vram: o.Vram = None,
     ram: o.Ram = None,
     virtual_device: o.VirtualDevices = None,
     layers: o.Layers = None,
-    pareto: o.Pareto = False,
     objective: o.Objective = "speed",
+    pareto: o.Pareto = False,
     power_limits: o.PowerLimits = None,
-    hold: o.Held = None,
     engine: o.Engine = "dyno",
-    binaries: o.Binaries = None,
-    text: o.Text = None,
+    binaries: Annotated[
+        Path | None,
+        typer.Option(
+            "--bin", rich_help_panel=o.OTHERS, help="Folder with the binaries of llama.cpp or ik_llama.cpp."
+        ),
+    ] = None,
+    storage: o.Storage = None,
+    study: o.StudyName = None,
+    ray: o.Ray = None,
+    workers: o.Workers = None,
+    sampler: o.Sampler = "guided",
     kernels: o.Kernels = True,
-    as_json: o.Json = False,
-    quiet: o.Quiet = False,
     verbose: o.Verbose = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Tune a model: measure, prove, write a profile that the runtime finds by itself."""
     _state["verbose"] = verbose
@@ -366,7 +416,7 @@ def _print_result(result: Result, request: Request, as_json: bool) -> None:
         print(f"pareto:  {result.pareto}")
 
 
-@app.command()
+@app.command(cls=help.Command)
 def replay(
     data: Annotated[
         Path, typer.Argument(help="Recorded sweep: llama-bench's jsonl, json or csv; also as .gz, .xz, .bz2.")
@@ -433,7 +483,7 @@ def _words(settings: dict[str, Any]) -> str:
     return " ".join(f"{k}={v}" for k, v in settings.items())
 
 
-@app.command()
+@app.command(cls=help.Command)
 def diff(
     first: Annotated[Path, typer.Argument(help="Profile.")],
     second: Annotated[Path, typer.Argument(help="Profile.")],
@@ -461,7 +511,7 @@ def diff(
         raise typer.Exit(1)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(cls=help.Command, context_settings={"allow_interspersed_args": False})
 def doctor(
     words: Annotated[
         list[str] | None,
@@ -521,7 +571,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=help.Command)
 def report(
     journal: Annotated[
         Path, typer.Argument(help="Journal of a tune: PROFILE.journal.jsonl, or packed: .gz.")
@@ -536,7 +586,7 @@ def report(
     print(f"report: {write_report(journal, out)}")
 
 
-@app.command()
+@app.command(cls=help.Command)
 def history(
     folder: Annotated[
         list[Path] | None, typer.Argument(help="Folders with journals. Default: the user's profiles.")

@@ -9,6 +9,13 @@ import typer
 
 from ..search.proposers import SAMPLERS
 
+# Titles of sections of --help.
+GOAL = "The goal, if it is not speed"
+LARGE = "Models larger than the device"
+OTHERS = "llama.cpp and ik_llama.cpp"
+MACHINES = "Several GPUs and machines"
+SEARCH = "The search"
+
 # ---- of both
 
 Device = Annotated[
@@ -62,28 +69,37 @@ AllowApprox = Annotated[
         help="Also search settings that change answers, up to this mean KLD (nats per token).", min=0
     ),
 ]
-Sampler = Annotated[str, typer.Option(help=f"Sampler of the search: {', '.join(SAMPLERS)}.")]
+Sampler = Annotated[
+    str, typer.Option(rich_help_panel=SEARCH, help=f"Sampler of the search: {', '.join(SAMPLERS)}.")
+]
 Storage = Annotated[
     str | None,
     typer.Option(
+        rich_help_panel=MACHINES,
         help="URL of an Optuna storage, such as sqlite:///tune.db or postgresql://user@host/db. Machines of "
-        "one kind that name the same storage search together."
+        "one kind that name the same storage search together.",
     ),
 ]
 StudyName = Annotated[
     str | None,
-    typer.Option("--study", help="Name of the study in --storage. Default: the model and the workload."),
+    typer.Option(
+        "--study",
+        rich_help_panel=MACHINES,
+        help="Name of the study in --storage. Default: the model and the workload.",
+    ),
 ]
 Ray = Annotated[
     str | None,
     typer.Option(
         "--ray",
+        rich_help_panel=MACHINES,
         help="Let Ray place the workers: local, auto, HOST:PORT or ray://HOST:PORT; needs gguf-dyno[ray].",
     ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
+        rich_help_panel=MACHINES,
         help="Number of workers with --ray. Default: one for each GPU, or one for each node without GPUs.",
         min=1,
         max=999,
@@ -99,13 +115,18 @@ Ctx = Annotated[
 Vram = Annotated[
     str | None,
     typer.Option(
-        help="Use this much memory of the device, such as 16GiB; with --device cpu, of the main memory."
+        rich_help_panel=LARGE,
+        help="Use this much memory of the device, such as 16GiB; with --device cpu, of the main memory.",
     ),
 ]
-Ram = Annotated[str | None, typer.Option(help="Use this much main memory beside a device, such as 32GiB.")]
+Ram = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=LARGE, help="Use this much main memory beside a device, such as 32GiB."),
+]
 Layers = Annotated[
     int | None,
     typer.Option(
+        rich_help_panel=LARGE,
         help="Tune on this many first layers, with scaled memory limits, and confirm on the whole model. "
         "Kernels are not chosen.",
         min=1,
@@ -116,18 +137,23 @@ VirtualDevices = Annotated[
     typer.Option(
         "--virtual-device",
         metavar="cpu:N,NAME=VALUE,...",
+        rich_help_panel=LARGE,
         help="Add a virtual device behind a link, to tune for it without a GPU: "
         "cpu:1,link_gbps=8,latency_us=10,memory_mib=4096,streams=1. May be given several times.",
     ),
 ]
 Pareto = Annotated[
-    bool, typer.Option("--pareto", help="Also write profiles that need less memory, and a plot.")
+    bool,
+    typer.Option(
+        "--pareto", rich_help_panel=GOAL, help="Also write profiles that need less memory, and a plot."
+    ),
 ]
 PowerLimits = Annotated[
     str | None,
     typer.Option(
         "--power-limits",
         metavar="W,W,...",
+        rich_help_panel=GOAL,
         help="Set the GPU's power limit to each of these, tune there, compare them, and set it back; takes "
         "root.",
     ),
@@ -135,14 +161,16 @@ PowerLimits = Annotated[
 Objective = Annotated[
     str,
     typer.Option(
+        rich_help_panel=GOAL,
         help="speed; energy: tokens per joule, by the counters of GPU and CPU; memory: the least planned "
-        "memory that costs no speed."
+        "memory that costs no speed.",
     ),
 ]
 Engine = Annotated[
     str,
     typer.Option(
-        help="Engine: dyno, llama.cpp or ik_llama.cpp. Your own command line for it may follow after --."
+        rich_help_panel=OTHERS,
+        help="Engine: dyno, llama.cpp or ik_llama.cpp. Your own command line for it may follow after --.",
     ),
 ]
 Text = Annotated[
@@ -152,7 +180,7 @@ Text = Annotated[
         "With --bin: the text on which answers are compared."
     ),
 ]
-Kernels = Annotated[bool, typer.Option(help="Also choose kernels of single ops.")]
+Kernels = Annotated[bool, typer.Option(rich_help_panel=SEARCH, help="Also choose kernels of single ops.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show traces of errors.")]
 
 # ---- of tune ab

@@ -1,0 +1,88 @@
+"""The texts of --help: options in sections, short names of values, and whole sentences about commands."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import typer.core
+
+WIDTH = 110
+"""Columns at most; a narrower terminal wraps earlier."""
+
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
+"""The context settings of both programs."""
+
+LAST = "Other"
+"""The section of options that every command has; it stands at the end."""
+
+_VALUES = {"int": "N", "integer": "N", "float": "X", "str": "TEXT", "text": "TEXT", "path": "FILE"}
+_VALUE = re.compile(r" <?(int|integer|float|str|text|path)(?: range)?>?(?=$| / )", re.IGNORECASE)
+_NOTES = re.compile(r"  \[([^\[\]]*)\]$")
+_RANGE = re.compile(r"(?:^|[<>=])x(?:[<>=]|$)")
+
+
+class Sections:
+    """The part of a command that prints its options: one section for each `rich_help_panel`."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Print arguments first, then the sections in the order of their first options."""
+        command: Any = self
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in command.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            section = getattr(parameter, "rich_help_panel", None) or usual
+            if parameter.param_type_name == "argument":
+                record = (parameter.get_usage_pieces(ctx)[0].strip("[]{}."), record[1])
+            sections.setdefault(LAST if _of_every_command(parameter) else section, []).append(_plain(*record))
+        if rest := sections.pop(LAST, None):
+            sections[LAST] = rest
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+class Command(Sections, typer.core.TyperCommand):
+    """A command with sections."""
+
+
+class Group(Sections, typer.core.TyperGroup):
+    """A group of commands, each with a whole sentence; names in `first` come first."""
+
+    first: tuple[str, ...] = ()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names in the order of the help."""
+        names = super().list_commands(ctx)
+        return [*(n for n in self.first if n in names), *(n for n in names if n not in self.first)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Print the commands before the options: people look for a command first."""
+        self.format_commands(ctx, formatter)
+        Sections.format_options(self, ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Print each command with its first sentence, which is not cut."""
+        found: list[tuple[str, Any]] = [
+            (name, self.get_command(ctx, name)) for name in self.list_commands(ctx)
+        ]
+        rows = [(name, c.get_short_help_str(1000)) for name, c in found if c is not None and not c.hidden]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+def _of_every_command(parameter: Any) -> bool:
+    return parameter.name in ("help", "verbose", "version", "install_completion", "show_completion")
+
+
+def _plain(name: str, text: str) -> tuple[str, str]:
+    """A row with N, X, TEXT or FILE for a value, and without the range of a number, which its error names."""
+    name = _VALUE.sub(lambda found: f" {_VALUES[found[1].lower()]}", name)
+    if notes := _NOTES.search(text):
+        kept = [note for note in notes[1].split("; ") if not _RANGE.search(note)]
+        text = text[: notes.start()] + (f"  [{'; '.join(kept)}]" if kept else "")
+    return name, text

@@ -1,0 +1,83 @@
+"""The texts of --help: sections, short names of values, whole sentences, and lines that fit a terminal."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import typer.main
+from dyno._cli.help import LAST, WIDTH
+from dyno.cli import app as dyno_app
+from dyno_tuner.cli.commands import app as tune_app
+from typer.testing import CliRunner
+
+APPS = {"dyno": dyno_app, "tune": tune_app}
+
+
+def commands(program: str) -> list[tuple[str, ...]]:
+    """Every command by its words, groups too."""
+
+    def below(command: Any, words: tuple[str, ...]) -> list[tuple[str, ...]]:
+        inner = getattr(command, "commands", {})
+        return [words, *(found for name, c in inner.items() for found in below(c, (*words, name)))]
+
+    found = below(typer.main.get_command(APPS[program]), (program,))
+    return [words for words in found if words != ("dyno", "tune")]  # hands everything on to `tune`
+
+
+ALL = [words for program in APPS for words in commands(program)]
+
+
+def shown(words: tuple[str, ...], columns: int = WIDTH) -> str:
+    done = CliRunner().invoke(APPS[words[0]], [*words[1:], "-h"], terminal_width=columns)
+    assert done.exit_code == 0, done.output
+    return str(done.output)
+
+
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_a_help_is_for_people(words: tuple[str, ...]) -> None:
+    text = shown(words)
+    for jargon in ("<int", "<str", "<path", "<float", " range>", "INTEGER", "[x>", "x<=", "[default: 0]\n\n"):
+        assert jargon not in text, text
+    assert f"\n{LAST}:\n" in text
+    assert "-h, --help" in text.partition(f"\n{LAST}:\n")[2]
+
+
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_a_narrow_terminal_gets_narrow_lines(words: tuple[str, ...]) -> None:
+    text = re.sub(r"\S{45,}", "", shown(words, columns=80))
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_wide_terminal_does_not_get_wide_lines() -> None:
+    for app in APPS.values():
+        assert app.info.context_settings["max_content_width"] == WIDTH
+
+
+@pytest.mark.parametrize("words", [("dyno",), ("dyno", "profiles"), ("tune",)], ids=" ".join)
+def test_the_sentences_about_commands_are_whole(words: tuple[str, ...]) -> None:
+    text = shown(words)
+    listed = text.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert listed
+    assert "..." not in listed
+    names = re.findall(r"^  (\w+) ", listed, re.MULTILINE)
+    command: Any = typer.main.get_command(APPS[words[0]])
+    for name in words[1:]:
+        command = command.commands[name]
+    assert set(names) == set(command.commands)
+    assert set(command.first) <= set(names)
+
+
+def test_the_options_of_run_stand_in_sections() -> None:
+    text = shown(("dyno", "run"))
+    titles = re.findall(r"^(\S.*):$", text, re.MULTILINE)
+    assert titles[:2] == ["Arguments", "Options"]
+    assert titles[-1] == LAST
+    section = dict(zip(titles, re.split(r"(?m)^\S.*:$", text)[1:], strict=True))
+    assert "--prompt" in section["Options"]
+    assert "--top-k" in section["How tokens are drawn"]
+    assert "--n-cpu-moe" in section["Devices and memory"]
+    assert "--require-profile" in section["Profile and settings"]
+    assert "--ctx" in section["Context and speed"]
+    assert len(section["Options"].splitlines()) < 15
