@@ -123,14 +123,7 @@ class DynoSide:
                 energy=str(_energy.__file__), bus=gpu_bus(self._gpu), powercap=_energy.POWERCAP,
             )  # fmt: skip
         rates = {m: tuple(float(x) for x in answer["rates"][m]) for m in workload.metrics}
-        energy = {
-            metric: {
-                source: Energy(joules / tokens, joules / seconds)
-                for source, (tokens, seconds, joules) in by.items()
-                if tokens > 0 and seconds > 0
-            }
-            for metric, by in answer.get("energy", {}).items()
-        }
+        energy = Energy.by_source(answer.get("energy", {}))
         return Run(rates, done.peak_mib, None if memory is None else memory.mib, energy)
 
     def load(self) -> tuple[float, float, float | None]:

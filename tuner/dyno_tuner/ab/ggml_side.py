@@ -75,13 +75,7 @@ class GgmlSide:
                     peak += [self._target.peak_mib] if self._target.peak_mib is not None else []
             except TargetFailure as failure:
                 raise TuneError(f"side {self._name} ({failure.status}): {failure.message}") from failure
-        energy = {
-            metric: {
-                s: Energy(joules / tokens, joules / seconds) for s, (tokens, seconds, joules) in by.items()
-            }
-            for metric, by in self._target.energy.items()
-            if by
-        }
+        energy = Energy.by_source(self._target.energy)
         return Run(rates, max(peak, default=None), None if memory is None else memory.mib, energy)
 
     def answers(self, reference: Path, *, first: bool) -> Answers | None:

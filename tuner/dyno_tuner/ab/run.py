@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -19,6 +19,17 @@ class Energy:
 
     joules_per_token: float
     watts: float
+
+    @classmethod
+    def by_source(
+        cls, counted: Mapping[str, Mapping[str, tuple[int, float, float]]]
+    ) -> dict[str, dict[str, Energy]]:
+        """By metric and source, from tokens, seconds and joules; what counted nothing is left out."""
+        return {
+            metric: {s: cls(joules / tokens, joules / seconds)
+                     for s, (tokens, seconds, joules) in by.items() if tokens > 0 and seconds > 0}
+            for metric, by in counted.items() if by
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,9 +52,7 @@ class Answers:
     tokens: int
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "mean_kld": self.mean_kld, "max_kld": self.max_kld, "top1": self.top1, "tokens": self.tokens,
-        }  # fmt: skip
+        return asdict(self)
 
 
 class Side(Protocol):

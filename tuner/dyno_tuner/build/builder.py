@@ -197,17 +197,10 @@ class Builder:
             whole["CMAKE_EXPORT_COMPILE_COMMANDS"] = "ON"
             given = [word for n, v in whole.items() for word in ("-C", f"cmake.define.{n}={v}")]
             command = [
-                sys.executable,
-                "-P",
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--no-deps",
-                "--no-cache-dir",
-                *("--no-input", "--disable-pip-version-check", "--target", str(package), *_isolation()),
-                *(str(self.source), "-C", f"build-dir={tree}", *given),
-            ]
+                sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-deps", "--no-cache-dir",
+                "--no-input", "--disable-pip-version-check", "--target", str(package), *_isolation(),
+                str(self.source), "-C", f"build-dir={tree}", *given,
+            ]  # fmt: skip
             return self._step(command, deadline, "pip install", environment)
         peak = self._step(self._cmake(tree, whole), deadline, "configure", environment)
         targets = [word for tool in TOOLS for word in ("--target", tool)]

@@ -15,7 +15,7 @@ from ..ab.run import watched
 from ..core.errors import TuneError
 from ..core.intervals import Estimate
 from ..decide.ablation import LeftOut, Part
-from ..decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
+from ..decide.answer_check import rounding_limit
 from ..measure.machine_monitor import Careful, Machine, patience_of
 
 if TYPE_CHECKING:
@@ -217,8 +217,7 @@ class RealBench:
             sides["B"] = _Variant(lambda: self._side("B", b, b_settings, profile))
             told, changed = None, ""
             if answers:
-                limit = lambda kld: ROUNDING_FACTOR * kld + ROUNDING_FLOOR  # noqa: E731
-                told, changed = compare_answers(sides, limit, self.say)
+                told, changed = compare_answers(sides, rounding_limit, self.say)
             kld = (told[0].mean_kld, told[1].mean_kld) if told else None
             options = Options(self.workload, self.rounds, budget, self.least, self.seed)
             # The engine's defaults, or the settings of both sides, may keep weights on the host.

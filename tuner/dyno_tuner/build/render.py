@@ -80,14 +80,11 @@ def _measured(found: Measured) -> dict[str, Any]:
 
 
 def _cost(built: Built | None, loading: Loading | None) -> dict[str, Any]:
+    names = (
+        "seconds", "bytes", "device_bytes", "link_seconds", "link_mib", "process_mib", "compiler_cache",
+    )  # fmt: skip
     return {
-        "seconds": None if built is None else built.seconds,
-        "bytes": None if built is None else built.bytes,
-        "device_bytes": None if built is None else built.device_bytes,
-        "link_seconds": None if built is None else built.link_seconds,
-        "link_mib": None if built is None else built.link_mib,
-        "process_mib": None if built is None else built.process_mib,
-        "compiler_cache": None if built is None else built.compiler_cache,
+        **{name: getattr(built, name, None) for name in names},
         "load_seconds": None if loading is None else round(loading.seconds, 3),
         "host_mib": None if loading is None else round(loading.host_mib, 1),
         "gpu_mib": None if loading is None or loading.gpu_mib is None else round(loading.gpu_mib, 1),

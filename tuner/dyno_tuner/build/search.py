@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.errors import DisturbedError, Interrupted, TuneError
@@ -374,9 +374,7 @@ class _Run:
     def _loading(self, build: Built, profile: str = "") -> Loading | None:
         def make() -> dict[str, Any] | None:
             found = self.bench.loading(build, profile)
-            return None if found is None else {
-                "seconds": found.seconds, "host_mib": found.host_mib, "gpu_mib": found.gpu_mib,
-            }  # fmt: skip
+            return None if found is None else asdict(found)
 
         told = self.record.once(f"loading {build.key}", make)
         return None if told is None else Loading(**told)

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from dyno import _core, _nvml
-from dyno.devices import built_for_cuda, resolve_device
+from dyno import _core
 
 from ..ab.answers import compare_answers
 from ..ab.compare import SLOWER, Compared, Options, TooEarly, compare
+from ..ab.dyno_side import gpu_bus
 from ..ab.render import markdown, to_dict
 from ..ab.run import watched
 from ..ab.sides import DYNO, FOREIGN, Given, Kind, kind_of, make_side
 from ..core.errors import DisturbedError, TuneError
 from ..core.model_file import check_model
 from ..core.protocol import Workload
-from ..decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
+from ..decide.answer_check import rounding_limit
 from ..measure.machine_monitor import Careful, Machine
 from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
 from .arguments import (
@@ -33,12 +33,13 @@ from .arguments import (
     gpu_number,
     held_settings,
     parse_duration,
+    teller,
     usage,
-    usual_workload,
+    workload_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from ..ab.run import Side
 
@@ -80,10 +81,7 @@ def ab(
     Exit codes: 0 B is slower in nothing and answers as A does; 1 an error; 2 wrong usage; 3 B is slower;
     4 B's answers are not as near (whatever its speed); 130 interrupted."""
 
-    def say(line: str) -> None:
-        if not quiet:
-            print(line, file=sys.stderr, flush=True)
-
+    say = teller(quiet=quiet)
     seconds, held = parse_duration(budget) if budget else None, held_settings(hold or [], "dyno")
     if workload is not None:
         usage(Workload.parse, workload)
@@ -104,8 +102,7 @@ def ab(
     if out is not None:
         check_writable("--out", out)
     number = gpu_number(device, gpu, foreign=FOREIGN.issuperset(kinds))
-    usual = usual_workload("cpu" if number is None else f"cuda:{number}")
-    parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
+    parsed = workload_of(workload, "cpu" if number is None else f"cuda:{number}")
     options = Options(parsed, rounds, seconds, least, seed)
     with contextlib.ExitStack() as stack:
         said = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-ab-"))) / "stderr.log"
@@ -119,14 +116,13 @@ def ab(
             sides[name] = make_side(name, word, given, own, say, profile)
             stack.callback(sides[name].close)
         answers, changed = (
-            compare_answers(sides, lambda kld: max(ROUNDING_FACTOR * kld + ROUNDING_FLOOR, allow), say)
-            if check
-            else (None, "")
+            compare_answers(sides, lambda kld: max(rounding_limit(kld), allow), say) if check else (None, "")
         )
         # A side may keep weights on the host on purpose: by its flags, its profile or its engine's defaults.
-        bus = gpu_bus(number) if number is not None else None
-        watch = stack.enter_context(Machine(bus, host_weights=True))
-        careful = Careful(watch, lambda kind, **data: say(str(data["message"])), _nothing, time.sleep)
+        watch = stack.enter_context(Machine(gpu_bus(number), host_weights=True))
+        careful = Careful(
+            watch, lambda kind, **data: say(str(data["message"])), lambda seen: None, time.sleep
+        )
         try:
             result = compare(lambda name: watched("ab", sides[name], parsed, careful), options, say)
         except DisturbedError as error:
@@ -144,8 +140,7 @@ def ab(
     print(json.dumps(to_dict(result, answers, facts)) if as_json else table, flush=True)
     if out is not None:
         out.write_text(table + "\n", encoding="utf-8")
-    code = exit_code(result, changed)
-    if code:
+    if code := exit_code(result, changed):
         raise typer.Exit(code)
 
 
@@ -155,18 +150,6 @@ def _check_taken(option: str, takers: Collection[Kind], sides: Sequence[Kind]) -
         goes = " or ".join(sorted(kind.value for kind in takers))
         found = " and ".join(dict.fromkeys(side.value for side in sides))
         raise typer.BadParameter(f"{option} needs {goes}; the sides are {found}")
-
-
-def gpu_bus(number: int) -> str | None:
-    """Where NVML finds this GPU; None where it cannot be told. This build counts as CUDA does; other engines
-    are told to count as nvidia-smi does."""
-    if built_for_cuda():
-        return str(resolve_device(f"cuda:{number}").info["pci_bus_id"])
-    return _nvml.bus_id(number)
-
-
-def _nothing(seen: Mapping[str, Any]) -> None:
-    """No live view here."""
 
 
 def exit_code(result: Compared, changed: str) -> int:

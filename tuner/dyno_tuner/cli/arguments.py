@@ -19,7 +19,7 @@ from ..core.redaction import redact_words
 from ..targets import declared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ..targets.declaration import Declaration
 
@@ -32,6 +32,12 @@ def usage(parse: Callable[..., T], *words: Any) -> T:
         return parse(*words)
     except TuneError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def check_choice(what: str, word: str, choices: Collection[str]) -> None:
+    """Raises typer.BadParameter for a word that is not among the choices."""
+    if word not in choices:
+        raise typer.BadParameter(f"no {what} {word!r}; choose from {', '.join(choices)}")
 
 
 def parse_duration(text: str) -> float:
@@ -141,12 +147,29 @@ def usual_workload(device: str, budget: float | None = None, model: str | None =
     return Workload(pp=128, tg=16) if short else Workload(pp=512, tg=64)
 
 
+def workload_of(
+    text: str | None, device: str, budget: float | None = None, model: str | None = None
+) -> Workload:
+    """The workload of `--workload`, or the usual one; the other arguments are those of `usual_workload`."""
+    usual = usual_workload(device, budget, model)
+    return usual if text is None else usage(Workload.parse, text, usual)
+
+
+def teller(*, quiet: bool) -> Callable[[str], None]:
+    """The function that takes a line of progress for people."""
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    return say
+
+
 def declaration_of(engine: str) -> Declaration:
     """The declaration of the engine that `--engine` names."""
     from dyno.settings import ENGINES
 
-    if engine not in ENGINES:
-        raise typer.BadParameter(f"no engine {engine!r}; choose from {', '.join(ENGINES)}")
+    check_choice("engine", engine, ENGINES)
     return declared(engine)
 
 

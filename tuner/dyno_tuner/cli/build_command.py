@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from dyno import _core, _nvml, profiles
+from dyno import _core, profiles
 from dyno.devices import built_for_cuda, resolve_device
 
+from ..ab.dyno_side import gpu_bus
 from ..ab.revision import cache_folder
 from ..build.builder import Builder
 from ..build.content import snapshot
@@ -24,7 +24,6 @@ from ..build.search import Clock, search
 from ..build.switches import Place, catalogue, named
 from ..core.errors import TuneError
 from ..core.model_file import check_model
-from ..core.protocol import Workload
 from ..output.html_report import check_plotly
 from ..space.memory_limits import parse_bytes
 from ..targets.ggml.device import cuda_device
@@ -37,14 +36,16 @@ from .arguments import (
     gpu_number,
     held_settings,
     parse_duration,
+    teller,
     usage,
-    usual_workload,
+    workload_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..build.switches import Switch
+    from ..core.protocol import Workload
 
 UBATCHES = (128, 256, 512, 1024, 2048, 4096)
 
@@ -116,10 +117,7 @@ def build(
     verdict, also if the budget or a busy machine left switches untried; 1 an error, such as a default build
     that fails; 2 wrong usage; 130 interrupted (the same command continues)."""
 
-    def say(line: str) -> None:
-        if not quiet:
-            print(line, file=sys.stderr, flush=True)
-
+    say = teller(quiet=quiet)
     seconds = parse_duration(budget) if budget else None
     limit = usage(parse_bytes, memory) if memory is not None else None
     foreign = declaration_of(engine).foreign
@@ -135,8 +133,7 @@ def build(
         raise typer.BadParameter(f"--engine {engine} needs --source DIR, its source tree")
     check_model(model)
     number = gpu_number(device, gpu, foreign=foreign)
-    usual = usual_workload("cpu" if number is None else f"cuda:{number}")
-    parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
+    parsed = workload_of(workload, "cpu" if number is None else f"cuda:{number}")
     place = _place(number, model, foreign=foreign)
     chosen = usage(lambda: named(switches, engine, place)) if switches else catalogue(engine, place)
     _check_distinct(chosen, given)
@@ -158,7 +155,7 @@ def build(
         log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-build-"))) / "stderr.log"
         bench = RealBench(
             engine, os.path.abspath(model), parsed, number, held, rounds, least, deadline, seed, log,
-            _bus(number), say, force,
+            gpu_bus(number), say, force,
         )  # fmt: skip
         knobs = {"ubatch": _ubatches(parsed)} if retune and "ubatch" not in held else {}
         result = search(builder, bench, chosen, Clock(seconds), record, say, knob_values=knobs)
@@ -197,14 +194,6 @@ def _check_distinct(switches: Sequence[Switch], given: Mapping[str, str]) -> Non
         )
 
 
-def _bus(number: int | None) -> str | None:
-    if number is None:
-        return None
-    if built_for_cuda():
-        return str(resolve_device(f"cuda:{number}").info["pci_bus_id"])
-    return _nvml.bus_id(number)
-
-
 def _place(number: int | None, model: str, *, foreign: bool) -> Place:
     """The device, and for a GPU the profile of this model on it.
 
@@ -218,11 +207,10 @@ def _place(number: int | None, model: str, *, foreign: bool) -> Place:
         return Place("cuda", str(told["compute_capability"]), name)
     info = resolve_device(f"cuda:{number}").info
     capability = int(info["compute_capability"])
-    title = f"{info['name']}"
     identity = profiles.model_from_description(_core.describe_model(model))
     engine = profiles.engine_from_build(_core.build_info())
     match = profiles.find_profile(profiles.device_from_info(info), identity, engine, warn=lambda _: None)
-    return Place("cuda", f"{capability // 10}.{capability % 10}", title, match.path)
+    return Place("cuda", f"{capability // 10}.{capability % 10}", str(info["name"]), match.path)
 
 
 def _fixed(engine: str, place: Place) -> dict[str, str]:
@@ -232,12 +220,8 @@ def _fixed(engine: str, place: Place) -> dict[str, str]:
     """
     if place.kind == "cpu":
         return {"GGML_CUDA": "OFF"}
-    arch = (
-        f"{place.number}a-real"
-        if not declaration_of(engine).foreign and place.number >= 90
-        else f"{place.number}-real"
-    )
-    return {"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": arch}
+    own = "a" if place.number >= 90 and not declaration_of(engine).foreign else ""
+    return {"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": f"{place.number}{own}-real"}
 
 
 def _own_source() -> Path:
@@ -250,11 +234,7 @@ def _own_source() -> Path:
 
     root = Path(str(dyno.__file__)).resolve().parents[2]
     for place in (root, Path.cwd()):
-        if (
-            (place / "CMakeLists.txt").is_file()
-            and (place / "csrc").is_dir()
-            and (place / "python" / "dyno").is_dir()
-        ):
+        if all((place / part).exists() for part in ("CMakeLists.txt", "csrc", "python/dyno")):
             return place
     raise TuneError("this dyno has no source tree beside it; give --source DIR, a checkout of dyno")
 
@@ -266,7 +246,6 @@ def _identity(model: str) -> list[Any]:
 
 def _ubatches(workload: Workload) -> tuple[int, ...]:
     """Values to try: around the usual ones, at most the longest prompt."""
-    longest = max(
-        (workload.part(m).tokens for m in workload.metrics if workload.part(m).kind == "pp"), default=0
-    )
+    parts = [workload.part(metric) for metric in workload.metrics]
+    longest = max((part.tokens for part in parts if part.kind == "pp"), default=0)
     return tuple(n for n in UBATCHES if n <= longest)[-3:]

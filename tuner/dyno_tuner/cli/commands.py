@@ -31,6 +31,7 @@ from ..space.memory_limits import parse_bytes
 from . import options as o
 from .ab_command import ab
 from .arguments import (
+    check_choice,
     command_line,
     declaration_of,
     device_names,
@@ -39,9 +40,10 @@ from .arguments import (
     held_settings,
     parse_duration,
     placement_of,
+    teller,
     text_of_load,
     usage,
-    usual_workload,
+    workload_of,
 )
 from .build_command import build
 from .messages import EARLY
@@ -212,10 +214,8 @@ def tune(
     from ..run.session import run
     from ..run.slice import run_on_slice
 
-    if sampler not in SAMPLERS:
-        raise typer.BadParameter(f"no sampler {sampler!r}; choose from {', '.join(SAMPLERS)}")
-    if objective not in OBJECTIVES:
-        raise typer.BadParameter(f"no objective {objective!r}; choose from {', '.join(OBJECTIVES)}")
+    check_choice("sampler", sampler, SAMPLERS)
+    check_choice("objective", objective, OBJECTIVES)
     if study is not None and storage is None:
         raise typer.BadParameter("--study names a study in --storage; give both")
     if workers is not None and ray is None:
@@ -328,10 +328,7 @@ def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
     limit = PowerLimit(bus)
     limit.check(watts)
 
-    def say(line: str) -> None:
-        if not request.quiet:
-            print(line, file=sys.stderr, flush=True)
-
+    say = teller(quiet=request.quiet)
     settings = request.held if request.ctx is None else {**request.held, "ctx": request.ctx}
     patience = None if request.force else patience_of(request.options.budget)
     # A profile may keep weights on the host by its plan.
@@ -385,11 +382,10 @@ def _request(
     from ..run.session import Request
     from ..run.tune import Options
 
-    usual = usual_workload(devices[0], options.get("budget"), model)
+    parsed = workload_of(workload, devices[0], options.get("budget"), model)
     # Commands that start another engine's binaries later (`export`, `verify`) may run anywhere.
     target = declaration_of(engine)
     paths = ("--bin", "--model", "-m") if target.foreign else ()
-    parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
     return Request(
         model, Options(parsed, **options), devices[0], tuple(devices[1:]),
         ctx=ctx, command=command_line(paths),
@@ -448,8 +444,7 @@ def replay(
     from ..run.replay import replay_many
     from ..targets.replay.target import load_sweep
 
-    if sampler not in SAMPLERS:
-        raise typer.BadParameter(f"no sampler {sampler!r}; choose from {', '.join(SAMPLERS)}")
+    check_choice("sampler", sampler, SAMPLERS)
     wanted = re.fullmatch(r"(pp|tg)([0-9]*)(?:@d([0-9]+))?", metric) if metric is not None else None
     if metric is not None and wanted is None:
         raise typer.BadParameter(f"--metric {metric!r}: give pp, tg, pp4096, tg128, …")

@@ -31,6 +31,11 @@ FALSE_ALARM = 1e-3  # of a check of sound answers, all its batch sizes together
 MIN_BLOCKS = 6  # fewer say nothing about a batch size
 
 
+def rounding_limit(kld: float) -> float:
+    """The mean KLD (nats per token) that rounding may bring answers to, if the default's have this one."""
+    return ROUNDING_FACTOR * kld + ROUNDING_FLOOR
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     ok: bool
@@ -52,7 +57,7 @@ def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit
         return Verdict(
             False, "answers differ from the default's, though only settings that change no bit differ"
         )
-    limit = ROUNDING_FACTOR * default.mean_kld + ROUNDING_FLOOR
+    limit = rounding_limit(default.mean_kld)
     if fidelity is Fidelity.APPROX:
         limit = max(limit, approx_limit or 0.0)
     # Written so that a KLD which is not a number fails.
@@ -65,7 +70,7 @@ def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit
         pairs = [(g, defaults[g.name]) for g in candidate.groups if g.name in defaults]
         for ours, theirs in pairs:
             if beyond_chance(ours, theirs, default.mean_kld, FALSE_ALARM / len(pairs)):
-                allowed = ROUNDING_FACTOR * max(theirs.mean_kld, default.mean_kld) + ROUNDING_FLOOR
+                allowed = rounding_limit(max(theirs.mean_kld, default.mean_kld))
                 return Verdict(
                     False,
                     f"mean KLD {ours.mean_kld:.3g} against the exact path in {ours.name} tokens, above the "
@@ -87,7 +92,7 @@ def beyond_chance(ours: GroupQuality, theirs: GroupQuality, typical: float, fals
     if len(ours.blocks) != len(theirs.blocks) or len(ours.blocks) < MIN_BLOCKS:
         return False  # too few to tell; the mean over everything has to do
     lift = max(0.0, typical - theirs.mean_kld)
-    allowed = [ROUNDING_FACTOR * (kld + lift) + ROUNDING_FLOOR for kld in theirs.blocks]
+    allowed = [rounding_limit(kld + lift) for kld in theirs.blocks]
     if not all(map(math.isfinite, (*ours.blocks, *allowed))):
         return True
     if sum(ours.blocks) <= sum(allowed):

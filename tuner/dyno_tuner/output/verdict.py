@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.options import ENERGY, MEMORY
 from ..core.workload import kind_of
-from ..decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
+from ..decide.answer_check import rounding_limit
 from ..measure.paired_rounds import WIDEST_MARGIN
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _answers(outcome: Outcome) -> str:
         return ""
     if tuned.digest and tuned.digest == default.digest:
         return "; answers identical"
-    same = tuned.mean_kld <= ROUNDING_FACTOR * default.mean_kld + ROUNDING_FLOOR
+    same = tuned.mean_kld <= rounding_limit(default.mean_kld)
     change = "unchanged" if same else "changed as allowed"
     return f"; answers {change} (KLD {tuned.mean_kld:.1g} against {default.mean_kld:.1g})"
 

@@ -17,7 +17,7 @@ import numpy as np
 from ...core.intervals import Estimate, estimate
 from ...core.options import MEMORY, SPEED
 from ...core.protocol import TrialStatus, kind_of
-from ...decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
+from ...decide.answer_check import rounding_limit
 from ...measure.measurement import baseline_moved, score, void_over
 from ...measure.paired_rounds import Way, beside, both_ways, joined
 from ...space.knobs import KNOBS
@@ -433,7 +433,7 @@ def kld_limit(run: Run) -> tuple[float | None, float | None]:
          and not q.configuration.kernels and q.quality.status is TrialStatus.OK),
         None,
     )  # fmt: skip
-    limit = None if default is None else ROUNDING_FACTOR * default.mean_kld + ROUNDING_FLOOR
+    limit = None if default is None else rounding_limit(default.mean_kld)
     return limit, number(run.head.get("approx_limit"))
 
 
