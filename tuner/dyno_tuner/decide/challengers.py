@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..measure.paired_rounds import measurements_in_round
 from ..search.surrogate import predicted
+from ..space.search_space import with_index
 from .ablation import DEFAULT, FULL, left_out
 from .acceptance import Choice
 from .elimination import Elimination
@@ -152,7 +153,7 @@ class Challengers:
             without = space.without(winner, n)
             line: list[Point] = []
             for i in range(len(knob.values)):
-                point = (*without[:m], i, *without[m + 1 :])
+                point = with_index(without, m, i)
                 if i != space.default[m] and space.legal(point) and space.code_class(point) not in known:
                     known.add(space.code_class(point))
                     line.append(point)

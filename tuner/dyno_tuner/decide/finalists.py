@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..measure.paired_rounds import WIDEST_MARGIN, measurements_in_round
 from ..search.surrogate import predicted
+from ..space.search_space import with_index
 from .ablation import DEFAULT, FULL
 from .acceptance import LEAST_ROUNDS
 from .challengers import Challengers
@@ -392,7 +393,7 @@ class Chooser:
         kinds = {space.code_class(point)}
         found: list[Point] = []
         for i in range(value + step, target, step):
-            p = (*point[:n], i, *point[n + 1 :])
+            p = with_index(point, n, i)
             if len(found) < 4 and space.legal(p) and space.code_class(p) not in kinds:
                 kinds.add(space.code_class(p))
                 if judge.admit(p) is None:

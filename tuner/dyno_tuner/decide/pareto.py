@@ -19,6 +19,7 @@ from ..measure.paired_rounds import measurements_in_round
 from ..search.surrogate import predicted
 from ..space.knobs import Fidelity
 from ..space.memory_limits import gib
+from ..space.search_space import with_index
 from .ablation import LeftOut, left_out
 from .acceptance import LEAST_ROUNDS, Choice, Evidence, Judge, accept
 
@@ -193,7 +194,7 @@ class Sizes:
         changes answers stays only if it saves memory. One without effect does not stay."""
         space = self._space
         for n, value in enumerate(winner):
-            other = (*point[:n], value, *point[n + 1 :])
+            other = with_index(point, n, value)
             own, size = self.of(point), self.of(other)
             if value == point[n] or own is None or size is None or size > own or not space.legal(other):
                 continue
@@ -293,7 +294,7 @@ def _joined(tune: FinishedTune, sizes: Sizes) -> Point:
     point, slack = space.default, _slack(tune)
     fine = [t.point for t in tune.trials if t.log_ratio is not None and t.log_ratio >= -slack]
     for n in range(len(space.knobs)):
-        with_it = {p[n]: (*point[:n], p[n], *point[n + 1 :]) for p in fine}
+        with_it = {p[n]: with_index(point, n, p[n]) for p in fine}
         fitting = [q for q in with_it.values() if space.legal(q) and sizes.of(q) is not None]
         point = min([point, *fitting], key=lambda q: sizes.of(q) or 0)
     return point

@@ -30,8 +30,8 @@ class Switch:
         return ", ".join(filter(None, (SOURCES[self.engine], self.where)))
 
 
-def _both(name: str, does: str, default: str | None = None, where: str = "") -> list[Switch]:
-    return [Switch(name, e, does, default, where=where) for e in ENGINES]
+def _both(name: str, does: str, default: str | None = None) -> list[Switch]:
+    return [Switch(name, e, does, default) for e in ENGINES]
 
 
 def _ik(name: str, does: str, default: str | None = None, *, dead: str | None = None, main: str | None = None,

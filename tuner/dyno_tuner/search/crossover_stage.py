@@ -19,6 +19,7 @@ from ..core.crossing import Solved, Verdict
 from ..core.intervals import paired_log_ratios
 from ..core.protocol import Configuration, TrialStatus
 from ..measure.baseline_block import rested_alike
+from ..space.search_space import with_index
 from .crossover import solve, solve_by_curves
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class ThresholdStage:
         seen: set[Hashable] = set()
         base = self.space.default
         for index in range(len(self.space.knobs[units[0]].values)) if units else [None]:
-            at = base if index is None else (*base[: units[0]], index, *base[units[0] + 1 :])
+            at = base if index is None else with_index(base, units[0], index)
             by_code = self._by_code(at, number)
             if len(by_code) < 2:
                 continue
@@ -128,7 +129,7 @@ class ThresholdStage:
         assert knob.code is not None
         found: dict[Hashable, Point] = {}
         for j in range(len(knob.values)):
-            point = (*at[:number], j, *at[number + 1 :])
+            point = with_index(at, number, j)
             if not self.space.legal(point):
                 continue
             code = knob.code(knob.values[j], self.space.settings(point))
@@ -225,7 +226,7 @@ class ThresholdStage:
         ]
 
         def fit(j: int) -> tuple[int, float]:
-            points = [(*p[:number], j, *p[number + 1 :]) for p in sizes.first]
+            points = [with_index(p, number, j) for p in sizes.first]
             right = sum(self.space.code_class(p) == w for p, w in zip(points, wanted, strict=True))
             return -right, knob.distance(knob.values[j])
 
@@ -269,7 +270,7 @@ class ThresholdStage:
         if not self._best:
             return
         _, point = max(self._best.values(), key=lambda entry: entry[0])
-        solution = (*point[:number], value, *point[number + 1 :])
+        solution = with_index(point, number, value)
         if self.space.code_class(solution) == self.space.code_class(point) and self.space.legal(solution):
             self.seeds.append({**self.space.settings(solution), knob.name: knob.values[value]})
 

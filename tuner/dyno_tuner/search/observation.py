@@ -30,3 +30,8 @@ class Trial:
     log_ratio: float | None  # combined, to the baseline
     score: Score | None = None
     message: str = ""
+
+    @classmethod
+    def failed(cls, number: int, point: Point, status: TrialStatus, message: str) -> Trial:
+        """A trial without a score."""
+        return cls(number, point, status, None, None, message)

@@ -104,7 +104,7 @@ class ParallelScreen(Screen):
                 if refused is None:
                     chosen.append((number, point))
                 else:
-                    self._add(Trial(number, point, refused[0], None, None, refused[1]))
+                    self._add(Trial.failed(number, point, *refused))
             room = options.max_trials - len(self.trials)
         members = len(self._pool)
         return [chosen[first::members] for first in range(members)]

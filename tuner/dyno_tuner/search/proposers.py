@@ -17,6 +17,7 @@ import numpy as np
 import optuna
 
 from ..core.intervals import keyed_rng
+from ..space.search_space import with_index
 from .starting_points import Doubts
 from .surrogate import Surrogate
 
@@ -98,7 +99,7 @@ class CoordinateProposer:
             scores[space.code_class(o.point)] = -math.inf if o.score is None else o.score
         current = space.default
         for n, knob in enumerate(space.knobs):
-            line = [(*current[:n], i, *current[n + 1 :]) for i in range(len(knob.values))]
+            line = [with_index(current, n, i) for i in range(len(knob.values))]
             line = [p for p in line if space.legal(p)]
             for point in line:
                 if space.code_class(point) not in scores:
@@ -111,10 +112,10 @@ class TpeProposer:
     """Optuna's TPE, multivariate. The study is rebuilt from the history, so that nothing but the history
     counts."""
 
-    def __init__(self, space: Space, startup: int | None = None) -> None:
+    def __init__(self, space: Space) -> None:
         self._pool = _Pool(space)
         self._distributions = distributions(space)
-        self._startup = startup if startup is not None else max(4, min(10, len(space.knobs) + 2))
+        self._startup = max(4, min(10, len(space.knobs) + 2))
         self._trials: list[optuna.trial.FrozenTrial] = []
         self._seen: list[Observation] = []
 
@@ -187,6 +188,8 @@ def _normal_pdf_cdf(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return pdf, np.asarray(ndtr(z))
 
 
+LISTED = 1500
+"""Untried classes up to which all are looked at; beyond, TPE, neighbours and random points propose."""
 STEP_LOSS = 0.1  # of the log ratio, that a step towards what should be slower is expected to cost
 
 
@@ -194,19 +197,14 @@ class GuidedProposer:
     """A proposer that first covers the space and then follows a surrogate of the trials.
 
     Args:
-    listed: up to how many untried classes are all looked at; beyond, TPE, neighbours and random points
-    propose.
     use_tpe: False leaves TPE out of it.
     whole: the first points cover all of the space, what physics expects to be slow too.
     """
 
-    def __init__(
-        self, space: Space, *, listed: int = 1500, use_tpe: bool = True, whole: bool = False
-    ) -> None:
+    def __init__(self, space: Space, *, use_tpe: bool = True, whole: bool = False) -> None:
         self._space = space
         self._pool = _Pool(space)
         self._tpe = TpeProposer(space) if use_tpe else None
-        self._listed = listed
         self._groups = space.feature_groups()
         self._startup = 4  # trials that cover before any are chosen; main effects need no more
         self._doubts = None if whole else Doubts(space)
@@ -306,7 +304,7 @@ class GuidedProposer:
         tried: set[Hashable],
     ) -> list[Point]:
         left = self._pool.left(tried)
-        if left is not None and len(left) <= self._listed:
+        if left is not None and len(left) <= LISTED:
             return left
         rng = keyed_rng("pool", *key)
         pool: dict[Hashable, Point] = {}

@@ -156,17 +156,14 @@ class Screen:
                     continue
                 refused = self._context.gate.admit(point)
                 if refused is not None:
-                    self._add(Trial(first, point, refused[0], None, None, refused[1]))
+                    self._add(Trial.failed(first, point, *refused))
                 else:
                     trial = self._measure(device, block, first, point)
                     if trial.status is not TrialStatus.OK:
                         self._add(trial)
                 first += 1
             if block.taken:
-                try:
-                    before, finals = self._settle(device, block)
-                finally:
-                    self.voided += block.voided
+                before, finals = self._close(block)
                 for trial in finals:
                     self._add(trial)
             self._empty += len(self.trials) == known
@@ -205,7 +202,7 @@ class Screen:
             trial_number = len(self.trials)
             refused = self._context.gate.admit(point)
             if refused is not None:
-                self._add(Trial(trial_number, point, refused[0], None, None, refused[1]))
+                self._add(Trial.failed(trial_number, point, *refused))
                 continue
             trial = self._measure(device, block, trial_number, point)
             if trial.status is TrialStatus.OK:
@@ -214,10 +211,7 @@ class Screen:
                 self._add(trial)
         if not block.taken:
             return before
-        try:
-            after, finals = self._settle(device, block)
-        finally:
-            self.voided += block.voided
+        after, finals = self._close(block)
         for final in finals:
             self.trials[final.number] = final
             self._report(final)
@@ -235,10 +229,8 @@ class Screen:
     def _measure(self, device: Device, block: ScreenBlock, number: int, point: Point) -> Trial:
         """A trial of the block, scored against the baseline before it."""
         measurement = device.measure(f"screen/t{number}", point, self._metrics(point))
-        if measurement.status is not TrialStatus.OK:
-            trial = Trial(number, point, measurement.status, None, None, measurement.message)
-        else:
-            trial = self._scored(number, point, measurement, [block.before], device.now)
+        trial = self._trial(number, point, measurement, [block.before], device.now)
+        if trial.status is TrialStatus.OK:
             block.taken.append(Taken(trial, device.now, measurement))
         block.trials.append(trial)
         return trial
@@ -263,13 +255,16 @@ class Screen:
         block.close(how)
         assert block.after is not None
         return block.after, [
-            self._scored(t.candidate.number, t.candidate.point, t.measurement, block.baselines(), t.when)
-            if t.measurement.status is TrialStatus.OK
-            else Trial(
-                t.candidate.number, t.candidate.point, t.measurement.status, None, None, t.measurement.message
-            )
+            self._trial(t.candidate.number, t.candidate.point, t.measurement, block.baselines(), t.when)
             for t in block.taken
         ]
+
+    def _close(self, block: ScreenBlock) -> tuple[Baseline, list[Trial]]:
+        """As `_settle`, of a block on the device of the run."""
+        try:
+            return self._settle(self._device, block)
+        finally:
+            self.voided += block.voided
 
     def _metrics(self, point: Point) -> list[str]:
         """The metrics that the point can move; others are not worth the time here. The confirming rounds
@@ -277,9 +272,11 @@ class Screen:
         moved = self._space.moved(point, self._space.default)
         return [m for m in self._weights if m in moved] or list(self._weights)
 
-    def _scored(
+    def _trial(
         self, number: int, point: Point, measurement: Measurement, baselines: list[Baseline], when: float
     ) -> Trial:
+        if measurement.status is not TrialStatus.OK:
+            return Trial.failed(number, point, measurement.status, measurement.message)
         scored = score(measurement, baselines, when, list(self._weights))
         return Trial(number, point, TrialStatus.OK, scored.combined(self._weights), scored)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ..space.search_space import with_index
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from typing import Any
@@ -29,7 +31,7 @@ def leads(space: Space, known: Collection[Point]) -> list[Point]:
         return []
     base = space.default
     sizes = range(len(space.knobs[number].values) - 1, base[number], -1)
-    larger = ((*base[:number], i, *base[number + 1 :]) for i in sizes)
+    larger = (with_index(base, number, i) for i in sizes)
     classes = {space.code_class(p) for p in (base, *known)}
     return [p for p in larger if space.legal(p) and space.code_class(p) not in classes][:1]
 

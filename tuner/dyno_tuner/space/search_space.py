@@ -22,6 +22,11 @@ Point = tuple[int, ...]
 _ENUMERABLE = 50_000
 
 
+def with_index(point: Point, n: int, index: int) -> Point:
+    """`point` with another value of knob `n`, by the number of the value."""
+    return (*point[:n], index, *point[n + 1 :])
+
+
 class Space:
     """Knobs with an optional rule of legality over whole settings.
 
@@ -105,13 +110,12 @@ class Space:
     def identity(self, configuration: Configuration) -> Hashable:
         """The class of a whole configuration, kernels included. Raises ValueError for a value that is neither
         in the space nor could be computed for it."""
-        kernels = tuple((k.key, k.tokens, tuple(sorted(k.config.items()))) for k in configuration.kernels)
         given = configuration.settings
         values = {k.name: given.get(k.name, k.default) for k in self.knobs}
         for knob in self.knobs:
             if knob.value_at is None or not isinstance(values[knob.name], int):
                 knob.values.index(values[knob.name])
-        return self._code_of({**self.fixed, **values}), kernels
+        return self._code_of({**self.fixed, **values}), configuration.kernels_key()
 
     def entries(self, point: Point) -> list[int]:
         """Numbers of the knobs that a profile has to name to get `point`."""
@@ -119,7 +123,7 @@ class Space:
 
     def without(self, point: Point, n: int) -> Point:
         """`point` with knob `n` at its default."""
-        return (*point[:n], self.default[n], *point[n + 1 :])
+        return with_index(point, n, self.default[n])
 
     def distance(self, point: Point) -> tuple[int, float]:
         """How far a point is from the default: entries that differ, then steps."""
@@ -184,7 +188,7 @@ class Space:
             steps = [point[n] - 1, point[n] + 1] if knob.ordinal else range(len(knob.values))
             for i in steps:
                 if 0 <= i < len(knob.values) and i != point[n]:
-                    other = (*point[:n], i, *point[n + 1 :])
+                    other = with_index(point, n, i)
                     if self.legal(other):
                         found.append(other)
         return found
