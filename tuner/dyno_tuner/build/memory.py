@@ -14,9 +14,10 @@ ROOM = 1.15
 """A link is predicted with this room above the last one."""
 
 
-def available_mib(meminfo: Path = Path("/proc/meminfo")) -> int:
+def available_mib() -> int:
     """Memory in MiB that new processes could take without swapping, within the limit of the container."""
-    found = re.search(r"^MemAvailable:\s*([0-9]+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
+    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+    found = re.search(r"^MemAvailable:\s*([0-9]+) kB", meminfo, re.MULTILINE)
     free = int(found[1]) // 1024 if found else 0
     limits = _core.cpu_limits()
     limit = int(limits["memory_bytes"]) >> 20

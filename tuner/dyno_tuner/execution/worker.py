@@ -375,35 +375,32 @@ class WorkerExecutor:
     def expected(self, settings: Mapping[str, Value], workload: Workload) -> dict[str, float] | None:
         """Seconds by metric that the cost model expects. Raises TuneError if the engine does not answer."""
         asked = {"settings": dict(settings), "workload": workload.to_dict()}
-        try:
-            reply = self._get(self._number).call("expected", asked, START_DEADLINE)
-        except WorkerDied as died:
-            raise TuneError(f"the engine gave no expected times ({died.status}): {died.message}") from died
-        if reply.error:
-            raise TuneError(f"the engine gave no expected times: {reply.message}")
-        return None if reply.value is None else {str(k): float(v) for k, v in reply.value.items()}
+        told = self._told("expected", asked, "expected times")
+        return None if told is None else {str(k): float(v) for k, v in told.items()}
 
     def memory(self, settings: Mapping[str, Value], where: str = "device") -> int | None:
         """Bytes that the engine's plan adds up to; None where it refuses the settings. Raises TargetUnusable
         where the target has no plan."""
-        try:
-            asked = {"settings": dict(settings), "where": where}
-            reply = self._get(self._number).call("memory", asked, START_DEADLINE)
-        except WorkerDied as died:
-            raise TuneError(f"the engine gave no memory plan ({died.status}): {died.message}") from died
-        if reply.error:
-            raise TargetUnusable(f"the engine gave no memory plan: {reply.message}")
-        return None if reply.value is None else int(reply.value)
+        asked = {"settings": dict(settings), "where": where}
+        told = self._told("memory", asked, "memory plan", TargetUnusable)
+        return None if told is None else int(told)
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
         arguments = {"configuration": configuration.to_dict(), "workload": workload.to_dict()}
+        return [KernelOp.from_dict(op) for op in self._told("kernel_ops", arguments, "list of ops")]
+
+    def _told(
+        self, method: str, arguments: Mapping[str, Any], what: str, refused: type[TuneError] = TuneError
+    ) -> Any:
+        """The answer of the running worker to a question that is no trial. Raises TuneError if it does not
+        survive that, and `refused` if it has no answer."""
         try:
-            reply = self._get(self._number).call("kernel_ops", arguments, START_DEADLINE)
+            reply = self._get(self._number).call(method, arguments, START_DEADLINE)
         except WorkerDied as died:
-            raise TuneError(f"the engine gave no list of ops ({died.status}): {died.message}") from died
+            raise TuneError(f"the engine gave no {what} ({died.status}): {died.message}") from died
         if reply.error:
-            raise TuneError(f"the engine gave no list of ops: {reply.message}")
-        return [KernelOp.from_dict(op) for op in reply.value]
+            raise refused(f"the engine gave no {what}: {reply.message}")
+        return reply.value
 
     def time_ops(self, request: Mapping[str, Any], context: OpContext, deadline: float) -> list[list[float]]:
         empty: list[list[float]] = [[] for _ in request["configs"]]

@@ -141,7 +141,7 @@ class KernelStage:
         self.in_situ = self._begin_in_situ(choice)
         self.in_situ.look(self._contests(generation), self.won, self.more)
         keep = self._keep
-        if not self._sure(choice) or not self.time_to_keep():
+        if not self._sure() or not self.time_to_keep():
             return 0.0
         shared = self.context.budget.left - LOOK_VISITS * self.recorder.expected_measurement
         return min(keep, shared) if shared >= self._confirming(1) else keep
@@ -161,7 +161,7 @@ class KernelStage:
         share = sum(w for m, w in self.weights.items() if kind_of(m) == "tg") / total
         return share * math.log(self.in_situ.sure) if self.in_situ is not None else 0.0
 
-    def _sure(self, choice: Choice) -> bool:
+    def _sure(self) -> bool:
         """Whether generation gains in situ more than the margin beyond doubt."""
         metrics = [m for m in self.weights if kind_of(m) == "tg"]
         return self.in_situ is not None and self.in_situ.sure >= 1 + self.bar(self.count()).of(metrics)
@@ -217,7 +217,7 @@ class KernelStage:
             """As long as there is nothing to confirm, there is no need for all of its rounds."""
             found = self.chosen or (self.in_situ is not None and self.in_situ.chosen)
             until = end if found else last
-            return self.recorder.now + seconds <= (sure if self._sure(choice) else until)
+            return self.recorder.now + seconds <= (sure if self._sure() else until)
 
         if self.in_situ is None:
             self.in_situ = self._begin_in_situ(choice)

@@ -125,6 +125,9 @@ def look_around(model: str, description: Description) -> Surroundings:
     return Surroundings([w for w in warnings if w], state, measured, gpu_state(bus))
 
 
+BUSY = 0.2  # of a core; a process that uses less disturbs nothing
+
+
 class Busy(NamedTuple):
     """A process of somebody else's that computes."""
 
@@ -133,8 +136,8 @@ class Busy(NamedTuple):
     cores: float  # that it keeps busy
 
 
-def busy_processes(seconds: float = 0.3, least: float = 0.2) -> list[Busy]:
-    """Processes that keep more than `least` of a core busy, the busiest first, seen over `seconds`; without
+def busy_processes(seconds: float = 0.3) -> list[Busy]:
+    """Processes that keep more than BUSY of a core busy, the busiest first, seen over `seconds`; without
     those of this run. Empty where the kernel has no /proc."""
     before, begun = _cpu_times(), time.monotonic()
     if not before:
@@ -144,7 +147,7 @@ def busy_processes(seconds: float = 0.3, least: float = 0.2) -> list[Busy]:
     found = [
         Busy(pid, name, round((ticks - before[pid, name]) / passed, 2))
         for (pid, name), ticks in _cpu_times().items()
-        if (pid, name) in before and ticks - before[pid, name] > least * passed
+        if (pid, name) in before and ticks - before[pid, name] > BUSY * passed
     ]
     return sorted((b for b in found if not is_ours(b.pid)), key=lambda b: -b.cores)
 

@@ -215,15 +215,11 @@ class GpuWatch:
 
     Args:
     pci_bus_id: of the GPU.
-    read: gives one reading; by default NVML's.
     period: seconds between readings.
     """
 
-    def __init__(
-        self, pci_bus_id: str, read: Callable[[str], Mapping[str, Any]] | None = None, period: float = PERIOD
-    ) -> None:
+    def __init__(self, pci_bus_id: str, period: float = PERIOD) -> None:
         self._bus = pci_bus_id
-        self._read = read or _nvml.state
         self._period = period
         self._held = contextlib.ExitStack()
 
@@ -240,12 +236,12 @@ class GpuWatch:
     def window(self) -> Iterator[Window]:
         """Readings before, all through and after what runs inside; complete when the context has ended."""
         seen = Window()
-        seen.add(self._read(self._bus))
+        seen.add(_nvml.state(self._bus))
         done = threading.Event()
 
         def go_on() -> None:
             while not done.wait(self._period):
-                seen.add(self._read(self._bus))
+                seen.add(_nvml.state(self._bus))
 
         # Without NVML nothing is ever told, so nothing has to be asked.
         reader = threading.Thread(target=go_on, daemon=True) if seen.readings else None
@@ -257,7 +253,7 @@ class GpuWatch:
             done.set()
             if reader is not None:
                 reader.join()
-                seen.add(self._read(self._bus))
+                seen.add(_nvml.state(self._bus))
 
 
 class Machine:

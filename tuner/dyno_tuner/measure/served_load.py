@@ -140,6 +140,10 @@ def other_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+SILENCE = 600.0
+"""Seconds without a byte after which a request has failed."""
+
+
 class HttpClient:
     """A client that sends prompts to the completions of the public API, as dyno, llama-server and vLLM serve
     them.
@@ -148,18 +152,15 @@ class HttpClient:
         address: `http://host:port`, with `/v1` or without.
         model: name of the model in requests.
         key: of the server; None: it has none.
-        timeout_s: seconds without a byte after which a request has failed.
     """
 
-    def __init__(
-        self, address: str, model: str = "any", key: str | None = None, timeout_s: float = 600.0
-    ) -> None:
+    def __init__(self, address: str, model: str = "any", key: str | None = None) -> None:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise LoadError(f"{address!r} is not an address of a server; write http://host:port")
         self._https, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
-        self._model, self._timeout = model, timeout_s
+        self._model = model
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -175,7 +176,7 @@ class HttpClient:
             "stream_options": {"include_usage": True},
         }
         kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=self._timeout)
+        connection = kind(self._host, self._port, timeout=SILENCE)
         try:
             begun, clock_begun = time.perf_counter(), other_clock()
             connection.request("POST", self._path, json.dumps(body), self._headers)
@@ -211,11 +212,8 @@ class HttpClient:
                 first, events = first or now, events + 1
         tokens = int(usage.get("completion_tokens") or events)
         if not events:
-            held = (
-                f"no event for {tokens} tokens, so nothing tells when the first one came"
-                if tokens
-                else "no token"
-            )
+            silent = f"no event for {tokens} tokens, so nothing tells when the first one came"
+            held = silent if tokens else "no token"
             raise LoadError(f"the server's stream holds {held}")
         details = usage.get("prompt_tokens_details") or {}
         return Timing(

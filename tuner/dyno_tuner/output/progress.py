@@ -32,6 +32,13 @@ STAGES = {
 }
 
 
+_MESSAGES = frozenset({
+    "too_short", "few_visits", "clock", "throttled", "power_limited", "spill", "company", "storage",
+    "disturbed",
+})  # fmt: skip
+"""Notes that are a message for people and nothing else."""
+
+
 class Progress:
     """The live view, which takes the notes of the recorder; see `Recorder.on_note`.
 
@@ -122,17 +129,7 @@ class Progress:
             self.say(f"  {data['name']}: {data['ratio']:.3f} × in {gib(data['size'])}")
         elif kind == "gpu":
             self._gpu = _gpu(data)
-        elif kind in (
-            "too_short",
-            "few_visits",
-            "clock",
-            "throttled",
-            "power_limited",
-            "spill",
-            "company",
-            "storage",
-            "disturbed",
-        ):
+        elif kind in _MESSAGES:
             self.say(f"  {data['message']}")
         elif kind == "kernels_cut" and plain:
             self.say(f"  time for {data['done']} of {data['of']} ops, each alone")

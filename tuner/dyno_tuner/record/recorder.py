@@ -242,7 +242,7 @@ class Recorder:
             if known is not None and not baseline:
                 return Measurement(known.status, message=_again(known.message)).to_dict()
 
-            usual = self._deadline(configuration, rests * REST_SECONDS)
+            usual = self._deadline(rests * REST_SECONDS)
             deadline = self._within_budget(usual, not baseline or self.expected_measurement == 0)
 
             def measure() -> dict[str, Any]:
@@ -318,13 +318,12 @@ class Recorder:
             known = self._killed.get(self._identity(configuration))
             if known is not None:
                 return Quality(known.status, message=_again(known.message)).to_dict()
-            usual = 4 * self._deadline(configuration)
+            usual = 4 * self._deadline()
             deadline = self._within_budget(usual, self._compared)
             cut = deadline < usual
             if not self._compared and not self._virtual:
                 deadline = max(deadline, FIRST_ANSWERS)
-            if self._limit is not None:
-                deadline = min(deadline, max(1.0, self._limit - self.now))
+            deadline = self._within_limit(deadline)
             return _marked(self._executor.quality(configuration, context, deadline).to_dict(), cut)
 
         begun = self.now
@@ -360,10 +359,10 @@ class Recorder:
         return self._later_checks or self._first_check
 
     def routing(self, key: str, configuration: Configuration, *, process: int) -> dict[str, Any]:
-        def perform(context: OpContext) -> dict[str, Any]:
-            return self._executor.routing(configuration, self._workload, context)
-
-        return self._do("routing", key, configuration.to_dict(), {}, process, perform)
+        return self._do(
+            "routing", key, configuration.to_dict(), {}, process,
+            lambda context: self._executor.routing(configuration, self._workload, context),
+        )  # fmt: skip
 
     def kernel_ops(self, key: str, configuration: Configuration, *, process: int) -> list[KernelOp]:
         def perform(context: OpContext) -> dict[str, Any]:
@@ -414,27 +413,26 @@ class Recorder:
 
     # ---- the one door
 
-    def _deadline(self, configuration: Configuration, rest: float = 0.0) -> float:
+    def _deadline(self, rest: float = 0.0) -> float:
         """A configuration that takes five times as long as the default is not worth waiting for; the floor
         leaves room for loading and for a machine that is busy."""
         if self._virtual:
             return self._deadline_floor
-        usual = (
-            600.0
-            if self.expected_measurement == 0
-            else max(self._deadline_floor, 5 * self.expected_measurement)
-        )
-        usual += rest
-        return usual if self._limit is None else min(usual, max(1.0, self._limit - self.now))
+        known = self.expected_measurement
+        usual = 600.0 if known == 0 else max(self._deadline_floor, 5 * known)
+        return self._within_limit(usual + rest)
+
+    def _within_limit(self, seconds: float) -> float:
+        return seconds if self._limit is None else min(seconds, max(1.0, self._limit - self.now))
 
     def _budget_left(self) -> float:
         return math.inf if self._budget is None else max(0.0, OVERRUN * self._budget - self.now)
 
     def _within_budget(self, deadline: float, bounded: bool) -> float:
         """Nobody waits for what hangs for longer than the budget lasts, give or take a twentieth."""
-        if not bounded or self._budget is None or self._virtual:
+        if not bounded or self._virtual:
             return deadline
-        return min(deadline, max(1.0, OVERRUN * self._budget - self.now))
+        return min(deadline, max(1.0, self._budget_left()))
 
     def _in_time(self, status: TrialStatus) -> None:
         """A configuration that the limit has cut short is no slow one. Raises TuneError."""

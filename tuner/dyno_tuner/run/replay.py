@@ -14,8 +14,6 @@ from ..targets.replay.target import ReplayTarget, Sweep
 from .tune import Options, Tune
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..core.protocol import Value
 
 WITHIN = 0.98
@@ -75,14 +73,9 @@ def replay_many(
     sampler: str = "guided",
     seeds: int = 100,
     limit: int = 12,
-    progress: Callable[[int, ReplayRun], None] | None = None,
 ) -> dict[str, Any]:
     """The result as plain data; see `tune replay --json`."""
-    runs: list[ReplayRun] = []
-    for seed in range(seeds):
-        runs.append(replay_once(sweep, metric, tokens, sampler, seed, limit, depth))
-        if progress is not None:
-            progress(seed, runs[-1])
+    runs = [replay_once(sweep, metric, tokens, sampler, seed, limit, depth) for seed in range(seeds)]
     target = ReplayTarget(sweep, metric, tokens, depth=depth)
     best_settings, best_rate = target.best()
     best_code = target.best_code()

@@ -26,7 +26,7 @@ from .context import RunContext
 from .noise import NoiseStage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..core.crossing import Solved
     from ..decide.acceptance import Evidence
@@ -44,7 +44,6 @@ class Tune:
         incumbents: settings that race first: the nearest profile, the user's own command line.
         pool: several devices of one kind that screen together; the first of them is the recorder's.
         shared: a study that other tunes work on, too; it has been joined.
-        on_stage: is called with the name of each stage.
 
     Raises:
         TuneError: there is no such sampler.
@@ -59,7 +58,6 @@ class Tune:
         incumbents: Sequence[Mapping[str, Any]] = (),
         shared: Study | None = None,
         pool: DevicePool | None = None,
-        on_stage: Callable[[str], None] | None = None,
     ) -> None:
         if options.sampler not in SAMPLERS:
             raise TuneError(f"no sampler {options.sampler!r}; choose from {', '.join(SAMPLERS)}")
@@ -68,7 +66,6 @@ class Tune:
         self._incumbents = [p for p in (self._known(s) for s in incumbents) if p is not None]
         self._shared = shared
         self._pool = pool
-        self._on_stage = on_stage or (lambda stage: None)
         self._screen: Screen | None = None
         self._kernels: KernelStage | None = None
         self._left_open = False
@@ -102,7 +99,6 @@ class Tune:
         except (KeyboardInterrupt, DisturbedError) as error:
             self.status = "interrupted"
             self.disturbance = str(error)
-            self._on_stage("interrupted")
         return self.outcome()
 
     def _run(self) -> None:
@@ -168,7 +164,6 @@ class Tune:
 
     def stage(self, name: str) -> None:
         self.context.note("stage", name=name, t=round(self.context.recorder.now, 3))
-        self._on_stage(name)
 
     # ---- stages
 

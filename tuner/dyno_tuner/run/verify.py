@@ -201,16 +201,22 @@ class Verification(Tune):
 
     def _forget_savings_that_went(self, units: Sequence[Unit]) -> None:
         """An entry that is proven by the saving of the whole stays so only if the proven entries save."""
-        if not self._by_the_whole or self._needs is None:
-            return
-        usual, size = (
-            self._needs(self._configuration(which).settings) for which in ([], self._proven(units))
-        )
-        if usual is not None and size is not None and size < usual:
-            return
-        self.verdicts = [
-            replace(v, proven=False) if v.entry in self._by_the_whole else v for v in self.verdicts
-        ]
+        if self._by_the_whole and not self._saves(self._sizes(self._proven(units))):
+            self.verdicts = [
+                replace(v, proven=False) if v.entry in self._by_the_whole else v for v in self.verdicts
+            ]
+
+    def _sizes(self, units: Sequence[Unit]) -> tuple[int, int] | None:
+        """Bytes of the default and of these units by the engine's plan; None where speed alone counts, or the
+        engine refuses one of them."""
+        if self._needs is None:
+            return None
+        usual, size = (self._needs(self._configuration(which).settings) for which in ([], units))
+        return None if usual is None or size is None else (usual, size)
+
+    @staticmethod
+    def _saves(sizes: tuple[int, int] | None) -> bool:
+        return sizes is not None and sizes[1] < sizes[0]
 
     def _proven(self, units: Sequence[Unit]) -> list[Unit]:
         entries = {v.entry for v in self.verdicts if v.proven}
@@ -218,23 +224,16 @@ class Verification(Tune):
 
     def _note_memory(self, units: Sequence[Unit]) -> None:
         """Gives every proven verdict the memory of what is proven."""
-        if self._needs is None:
-            return
-        kept = self._proven(units)
-        usual, size = (self._needs(self._configuration(which).settings) for which in ([], kept))
-        if any(v.proven for v in self.verdicts) and usual is not None and size is not None:
-            self.verdicts = [replace(v, memory=(usual, size)) if v.proven else v for v in self.verdicts]
+        sizes = self._sizes(self._proven(units))
+        self.verdicts = [replace(v, memory=sizes) if v.proven else v for v in self.verdicts]
 
     def _whole_saves(self, result: Comparison, units: Sequence[Unit], bar: Bar) -> bool:
         """Whether the profile needs less memory than the default, and rounds show that no metric pays for
         it; False where speed alone counts."""
-        if self._needs is None:
-            return False
-        usual, size = (self._needs(self._configuration(which).settings) for which in ([], units))
-        less = usual is not None and size is not None and size < usual
         # In noise over the widest margin nothing shows.
         shows = bar.proves(tuple(self.context.weights))
-        return less and shows and not any(self._may_be_slower(result, m, bar) for m in self.context.weights)
+        slower = any(self._may_be_slower(result, m, bar) for m in self.context.weights)
+        return self._saves(self._sizes(units)) and shows and not slower
 
     def _saved(self, unit: Unit, units: Sequence[Unit]) -> int:
         """Bytes that a unit saves in the whole profile; 0 where speed alone counts."""
@@ -250,11 +249,8 @@ class Verification(Tune):
         whole = self._try("runs/full", self._configuration(units))
         if whole.status is TrialStatus.OK:
             return list(units)
-        good = [
-            left
-            for number, unit in enumerate(units)
-            if (left := self._taken(f"runs/{number}", unit)) is not None
-        ]
+        taken = [self._taken(f"runs/{number}", unit) for number, unit in enumerate(units)]
+        good = [unit for unit in taken if unit is not None]
         if good == list(units):
             for unit in units:
                 self._say(unit, HARMFUL, f"with the others it fails ({whole.status}): {whole.message}")
@@ -324,9 +320,7 @@ class Verification(Tune):
             noise, most = 100 * bar.of(unit.moves), 100 * WIDEST_MARGIN
             why = f"today's noise is {noise:.0f} %, and a noise over {most:.0f} % proves nothing"
             self._say(unit, UNCLEAR, f"{why}; end other programs and verify again", gain)
-        elif any(
-            bar.harms(result.ratio(FULL, [m], self.context.weights, over), m) for m in self.context.weights
-        ):
+        elif any(bar.harms(result.ratio(FULL, [m], weights, over), m) for m in weights):
             self._say(unit, HARMFUL, "the profile is faster without it", gain)
         elif saved := self._saved(unit, units):
             saves = f"saves {saved / 2**20:,.1f} MiB"
@@ -342,8 +336,8 @@ class Verification(Tune):
             else:
                 self._say(unit, KEEP, f"{saves} and costs no speed", gain, not together)
         elif self._disturbed and (found.missed or gain.ratio > 1):
-            why = _DISTURBED
-            self._say(unit, UNCLEAR, f"{why}; it gains today: tune again and keep that profile", gain)
+            why = f"{_DISTURBED}; it gains today: tune again and keep that profile"
+            self._say(unit, UNCLEAR, why, gain)
         elif found.missed:
             self._say(unit, KEEP, "still gains", gain, proven)
         elif unit.recorded is not None and gain.ratio > 1 and gain.low <= unit.recorded <= gain.high:

@@ -219,7 +219,7 @@ class DynoTarget(Target):
         return self._rates
 
     def _bounds(self) -> dict[str, float]:
-        active = self._active_parameters()
+        active = bounds.active_parameters(self._model)
         if active <= 0:
             return {}
         if self._kind != "cuda":
@@ -228,9 +228,6 @@ class DynoTarget(Target):
         return bounds.of_gpu(
             self._device, self._measured_rates(), active, share * os.path.getsize(self._path)
         )
-
-    def _active_parameters(self) -> float:
-        return bounds.active_parameters(self._model)
 
     # ---- sessions
 
@@ -261,11 +258,12 @@ class DynoTarget(Target):
         return _expert_use.for_session(_core.Gguf(self._path), int(load.get("expert_cache_mib", 0)))
 
     def _close_session(self) -> None:
-        if self._session is not None:
-            self._session.close()
-        self._session = None
+        """Forgets the session before it is closed: after a failure nothing of it is trusted."""
+        session, self._session = self._session, None
         self._loaded = {}
         self._depth = None
+        if session is not None:
+            session.close()
 
     def apply(self, configuration: Configuration, context: OpContext) -> None:
         self._switch(configuration)
@@ -291,22 +289,11 @@ class DynoTarget(Target):
         except (GgufError, ModelError, DeviceError) as error:
             raise TargetUnusable(str(error)) from error
         except (DynoError, MemoryError) as error:
-            self._drop_session()
+            self._close_session()
             raise _failure(error) from error
         if rejected:
             message = f"kernel {rejected[0]['key']} {rejected[0]['tokens']}: {rejected[0]['reason']}"
             raise TargetFailure(TrialStatus.INVALID, message)
-
-    def _drop_session(self) -> None:
-        """After a failure nothing of the session is trusted."""
-        session, self._session = self._session, None
-        self._loaded = {}
-        self._depth = None
-        if session is not None:
-            session.close()
-
-    def _tokens(self, count: int, *key: object) -> np.ndarray:
-        return self._prompts.take(count, *key)
 
     # ---- routing
 
@@ -424,13 +411,13 @@ class DynoTarget(Target):
             self._depth = None
             if start:
                 # The same for all prompts: only what comes behind it is timed.
-                session.decode([(0, self._tokens(start, "depth", 0))], rows="none")
+                session.decode([(0, self._prompts.take(start, "depth", 0))], rows="none")
                 # Recurrent state goes back only to a checkpoint that somebody holds.
                 self._filled = session.checkpoint(0)
                 if part.kind == "tg" and self._kind == "cuda":
                     self._settle(start, count)
             self._depth = start or None
-        tokens = self._tokens(count, part.kind, prompt)
+        tokens = self._prompts.take(count, part.kind, prompt)
         on_device = part.kind == "tg" and session.draws_on_device
         pieces = [tokens] if part.kind == "pp" else [tokens[i : i + 1] for i in range(count)]
         # The other clock runs inside: if this process is put aside between two readings, the sample
@@ -451,7 +438,7 @@ class DynoTarget(Target):
         """Generates untimed behind a context that was just read: how fast it was read must not tell."""
         begun = time.perf_counter()
         while time.perf_counter() - begun < SETTLE_SECONDS:
-            for token in self._tokens(count, "tg", 0):
+            for token in self._prompts.take(count, "tg", 0):
                 self._session.decode([(0, token.reshape(1))], rows="last")
             self._session.rewind(depth)
 
@@ -463,7 +450,9 @@ class DynoTarget(Target):
             # The work of ten seconds at two billion operations a second and core (1.7e12 on an H200), or of
             # the share of a short budget: the same on every run.
             rate = 2e9 * usable_cores() if self._kind == "cpu" else 1e12
-            affordable = answers.affordable(rate / (2 * self._active_parameters() + 1), self._budget)
+            affordable = answers.affordable(
+                rate / (2 * bounds.active_parameters(self._model) + 1), self._budget
+            )
             self._groups = answers.groups(
                 self._path, total=max(answers.FEWEST, min(answers.MOST, affordable)), ctx=self._ctx,
                 largest=CHECK_BATCH, vocabulary=int(self._model["n_vocab"]), seed=self._check_seed,

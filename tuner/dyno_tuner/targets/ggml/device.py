@@ -24,7 +24,7 @@ def cpu_device() -> dict[str, Any]:
     return device.model_dump(mode="json", exclude_none=True)
 
 
-def cuda_device(number: int, library: str = "libcuda.so.1") -> tuple[dict[str, Any], str]:
+def cuda_device(number: int) -> tuple[dict[str, Any], str]:
     """Properties and name of a GPU, numbered as nvidia-smi does, from the driver; no context is made.
 
     Raises:
@@ -32,7 +32,7 @@ def cuda_device(number: int, library: str = "libcuda.so.1") -> tuple[dict[str, A
     """
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     try:
-        driver = ctypes.CDLL(library)
+        driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise TargetUnusable(f"--gpu {number}: the CUDA driver cannot be loaded: {error}") from error
 

@@ -215,7 +215,7 @@ def export(
     if own.model is not None and not same_model(own.model, model):
         tell(f"-m {own.model} of the command line is replaced by {model}, the tuned or given model")
     if form == "env":
-        return _environment_file(spelled, profile, help_.flags)
+        return _environment_file(spelled, help_.flags)
     plain = _without_model(own.kept)
     kept = redact_words(plain)
     if kept != plain:
@@ -270,7 +270,7 @@ def _unit(words: Sequence[str], spelled: Spelled, profile: profiles.Profile) -> 
     return "\n".join([*lines, "[Install]", "WantedBy=multi-user.target", ""])
 
 
-def _environment_file(spelled: Spelled, profile: profiles.Profile, flags: Mapping[str, object]) -> str:
+def _environment_file(spelled: Spelled, flags: Mapping[str, object]) -> str:
     """Only where this server lists a variable for every flag."""
     lines: dict[str, str] = {}
     args = spelled.all_args()

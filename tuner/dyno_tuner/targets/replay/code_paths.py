@@ -48,13 +48,13 @@ INERT = math.inf  # a factor with which every bound but 0 is above every u-batch
 _SPREAD = 0.01  # log units: how far processes that run the same code are apart, as a standard deviation
 
 
-def partition_cost(groups: Mapping[Hashable, Sequence[float]], spread: float = _SPREAD) -> float:
+def partition_cost(groups: Mapping[Hashable, Sequence[float]]) -> float:
     """How badly a partition explains log rates: squared residuals within groups in units of the spread
     between processes, and a price for every group (the Bayesian information criterion with known
     variance)."""
     count = sum(len(g) for g in groups.values())
     residual = sum((x - statistics.fmean(g)) ** 2 for g in groups.values() for x in g)
-    return residual / spread**2 + len(groups) * math.log(max(2, count))
+    return residual / _SPREAD**2 + len(groups) * math.log(max(2, count))
 
 
 def infer_factor(
