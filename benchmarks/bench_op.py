@@ -6,8 +6,9 @@
         --cold --variants wgmma --best 5
 
 Each row is one configuration: the median of its launches, the middle half of them, the rates that follow from
-the op's cost (for attention with --depth, from the keys that are really there) and how it compares with the
-default. On a GPU the launches replay from a graph, one behind the other, as in a model.
+the op's cost (for attention with --depth, from the keys that are really there), on the CPU the share of the
+rate at which as many threads copy memory, and how it compares with the default. On a GPU the launches replay
+from a graph, one behind the other, as in a model.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dyno import _core
+from dyno import _core, _rates
 
 # Enough to leave every cache of today's CPUs cold.
 COLD_MIB = 512
@@ -137,8 +138,11 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def print_table(rows: list[dict[str, Any]], default: dict[str, Any], best: int | None) -> None:
-    """Rows of one op, compared with its default configuration; with `best` the fastest of them."""
+def print_table(
+    rows: list[dict[str, Any]], default: dict[str, Any], best: int | None, copy: float | None
+) -> None:
+    """Rows of one op, compared with its default configuration and with a copy of `copy` GB/s; with `best` the
+    fastest of them."""
     base = next(row["median_us"] for row in rows if row["config"] == default)
     if best is not None:
         fastest = sorted(rows, key=lambda row: float(row["median_us"]))[:best]
@@ -150,6 +154,7 @@ def print_table(rows: list[dict[str, Any]], default: dict[str, Any], best: int |
         cells = [
             f"  {name:<28}{row['median_us']:>11.1f} us  [{low:.1f}, {high:.1f}]",
             f"{row['gflops_per_s']:>9.1f} GFLOP/s{row['gbytes_per_s']:>8.1f} GB/s",
+            f"{100 * row['gbytes_per_s'] / copy:>6.0f} % of a copy" if copy else "",
             f"{base / row['median_us']:>7.2f} x default",
             "  <- default" if row["config"] == default else "",
         ]
@@ -160,6 +165,9 @@ def main() -> None:
     """Prints one table for each key, number of tokens and number of threads."""
     args = parse_args()
     rows: list[dict[str, Any]] = []
+    copies = {n: _rates.cpu_memory(n) for n in args.threads} if args.device == "cpu" else {}
+    for threads, rate in copies.items():
+        print(f"{threads} threads copy {rate:.1f} GB/s, read and written")
     for key in args.keys:
         for tokens in args.tokens:
             family, desc = _core.ops.parse_key(key, tokens)
@@ -168,10 +176,16 @@ def main() -> None:
                 where = f"{threads} threads, {args.isa}" if args.device == "cpu" else args.device
                 print(f"\n{key}: {tokens} tokens, depth {args.depth}, {where}", flush=True)
                 table = measure(family, desc, configs, threads, args)
-                print_table(table, configs[0], args.best)
+                print_table(table, configs[0], args.best, copies.get(threads))
                 rows += table
     if args.json is not None:
-        report = {"command": sys.argv[1:], "cpu": _core.cpu_info(), "build": _core.build_info(), "rows": rows}
+        report = {
+            "command": sys.argv[1:],
+            "cpu": _core.cpu_info(),
+            "build": _core.build_info(),
+            "copy_gbytes_per_s": copies,
+            "rows": rows,
+        }
         args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

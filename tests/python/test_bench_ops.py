@@ -122,3 +122,15 @@ def test_the_command_prints_a_table_or_json() -> None:
     assert json.loads(done.stdout)["tests"][0]["test"] == "tg2"
     wrong = subprocess.run([*base, "-pg", "16,2", "--per-op"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
+
+
+def test_ops_of_the_cpu_are_compared_with_a_copy() -> None:
+    peaks = bench_ops.peaks_of("cpu", threads=1)
+    assert set(peaks) == {"memory_gbps"}
+    assert peaks["memory_gbps"] > 0
+    tiny = TINY / "qwen3moe-tiny.gguf"
+    with dyno.Engine(tiny, "cpu", profile=None, ctx=64, threads=1) as engine:
+        found = bench_ops.measure(engine, bench.BenchCase(0, 2, 8), {"memory_gbps": 4.0}, repetitions=1)
+    for op in found.ops:
+        assert op.percent_of_peak == (pytest.approx(100 * op.gbps / 4.0) if op.bytes else None)
+    assert "memory 4 GB/s (a copy, read and written)" in bench_ops.table(found)

@@ -138,7 +138,7 @@ def _per_op(
     found = []
     with Engine(path, **opened) as engine, progress("bench", len(grid)) as advance:
         state.print_choices(engine)
-        peaks = bench_ops.peaks_of(engine.device)
+        peaks = bench_ops.peaks_of(engine.device, int(engine.settings["threads"]))
         for case in grid:
             changed = dict(case.settings)
             contexts = {k: v for k, v in changed.items() if k.startswith("kv_type")}
