@@ -45,7 +45,7 @@ def tuned(
     folder: Path, objective: str, target: SimulatedTarget | None = None, **options: Any
 ) -> tuple[Result, profiles.Profile]:
     target = target or SimulatedTarget("hungry", 4)
-    given = Options(WORKLOAD, seed=4, objective=objective, max_trials=40, **options)
+    given = Options(WORKLOAD, seed=4, objective=objective, **{"max_trials": 40, **options})
     path = folder / f"{objective}.yaml"
     request = Request("simulated", given, out=path, quiet=True, deadline_floor=0.7)
     result = run(request, InlineExecutor(target), target.surface.space())
@@ -451,6 +451,22 @@ def _wasteful() -> Surface:
 class _Wasteful(SimulatedTarget):
     def memory(self, settings: Any) -> int:
         return int(settings["ubatch"]) * MIB
+
+
+@pytest.mark.parametrize("objective", ["energy", "memory"])
+def test_a_profile_without_entries_tells_the_joules_of_the_default(tmp_path: Path, objective: str) -> None:
+    """Nothing could be tried, or nothing was proven: the default has been measured all the same."""
+    knobs = (Knob("ubatch", (64, 128), 64, fidelity=Fidelity.ROUNDING),)
+    flat = Surface("flat", knobs, lambda s: {"pp": 600.0, "tg": 30.0}, watts=lambda s: 60.0)
+    for trials in (0, 40):
+        folder = tmp_path / str(trials)
+        folder.mkdir()
+        result, profile = tuned(folder, objective, _Wasteful(flat, 3), max_trials=trials)
+        assert not result.outcome.entries
+        assert profile.evidence is not None
+        told = profile.evidence.joules_per_token
+        assert told["pp64"].default == told["pp64"].tuned == pytest.approx(60 / 600, rel=0.06)
+        assert told["tg8"].default == told["tg8"].tuned == pytest.approx(60 / 30, rel=0.06)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DisturbedError("somebody computes")])

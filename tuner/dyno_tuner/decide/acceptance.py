@@ -140,8 +140,10 @@ class Choice:
         return False
 
     def empty(self, default: Point) -> Choice:
-        """A choice of which nothing is proven, with this one's rates of the default."""
-        return Choice(default, baseline=self.baseline, tuned=dict(self.baseline))
+        """A choice of which nothing is proven, with this one's rates and energy of the default."""
+        return Choice(
+            default, baseline=self.baseline, tuned=dict(self.baseline), joules=of_default(self.joules)
+        )
 
     def count(self, other: Choice) -> None:
         """Adds the voids and failures of another choice."""
@@ -152,6 +154,11 @@ class Choice:
         """Weighted mean of the log gains of all metrics; 0 if nothing is proven."""
         total = sum(weights.values())
         return sum(w / total * math.log(self.gain[m].ratio) for m, w in weights.items() if m in self.gain)
+
+
+def of_default(joules: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Joules per token of a profile that is the default, by metric, from the pairs of another profile."""
+    return {m: (default, default) for m, (default, _) in joules.items()}
 
 
 def joules_of(result: Comparison, name: str, metrics: Iterable[str]) -> dict[str, tuple[float, float]]:

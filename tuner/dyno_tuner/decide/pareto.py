@@ -21,7 +21,7 @@ from ..space.knobs import Fidelity
 from ..space.memory_limits import gib
 from ..space.search_space import with_index
 from .ablation import LeftOut, left_out
-from .acceptance import LEAST_ROUNDS, Choice, Evidence, Judge, accept
+from .acceptance import LEAST_ROUNDS, Choice, Evidence, Judge, accept, of_default
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -533,7 +533,7 @@ def nothing_saved(outcome: Outcome) -> Outcome:
     settings that the tune has proven may need more memory than that."""
     return replace(
         outcome, settings=dict(outcome.defaults), entries=[], kernels=[], gain={},
-        tuned=dict(outcome.baseline), joules={}, quality=outcome.default_quality,
+        tuned=dict(outcome.baseline), joules=of_default(outcome.joules), quality=outcome.default_quality,
     )  # fmt: skip
 
 

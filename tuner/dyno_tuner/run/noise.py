@@ -27,9 +27,10 @@ class NoiseStage:
         self._fresh: list[float] = []
         self._warm: list[float] = []
         self._speeds: dict[str, list[float]] = {}  # tokens per second by metric
+        self._joules: dict[str, list[float]] = {}  # joules per token by metric, where energy was counted
 
     def run(self) -> bool:
-        """Fills in the noise and the rates of the default. False: the budget has no time for it."""
+        """Fills in the noise, the rates and the energy of the default. False: the budget has no time."""
         context = self._context
         if not self._plan():
             return False
@@ -45,6 +46,8 @@ class NoiseStage:
         )
         context.choice.baseline = {m: sorted(r)[len(r) // 2] for m, r in self._speeds.items()}
         context.choice.tuned = dict(context.choice.baseline)
+        medians = {m: sorted(j)[len(j) // 2] for m, j in self._joules.items() if j}
+        context.choice.joules = {m: (joules, joules) for m, joules in medians.items()}
         context.resting = context.recorder.resting  # then the costs were learned with rests
         return True
 
@@ -100,11 +103,12 @@ class NoiseStage:
                 measurements.append({m: measurement.rates(m) for m in context.weights})
                 for m in context.weights:
                     self._speeds.setdefault(m, []).extend(measurement.speeds(m).values())
+                    self._joules.setdefault(m, []).extend(measurement.joules(m).values())
                 (self._warm if v else self._fresh).append(recorder.useful - begun)
                 budget.learn_from(self._fresh, self._warm)
             if recorder.resting != rested:  # those before are of a GPU that did not rest
                 rested = True
-                for kept in (self._processes, self._fresh, self._warm, self._speeds):
+                for kept in (self._processes, self._fresh, self._warm, self._speeds, self._joules):
                     kept.clear()
                 continue
             self._processes.append(measurements)
