@@ -154,7 +154,11 @@ def test_sanitizers(configure: Configure, sanitizers: str) -> None:
     for command in built.commands.values():
         assert f"-fsanitize={sanitizers.replace('+', ',')}" in command
         assert "-fno-sanitize-recover=all" in command
-    # Only kernels are spared what their compiler cannot finish.
+    # Only kernels are spared what their compiler cannot finish. The last option about a check holds.
+    if "undefined" in sanitizers:
+        for command in built.of("dyno_kernels_portable.dir"):
+            given = [word for word in command if re.match(r"-f(no-)?sanitize=", word)]
+            assert given[-1].startswith("-fno-sanitize=null,object-size,pointer-overflow"), given
     for command in built.of("dyno_host.dir"):
         assert not any(word.startswith("-fno-sanitize=") for word in command)
 
