@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from dyno._requests import NOTHING_YET, Handling
 from dyno._writing import drawn_tokens
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dyno._sampling import Sampling, TokenLogprobs
     from dyno.engine import Engine
 
-__all__ = ["Completion", "TextRun", "completed"]
+__all__ = ["Completion", "PieceRun", "TextRun", "completed"]
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,21 @@ class Completion:
     """Of each token, if they were asked for."""
 
 
-class TextRun:
-    """A text that is being written: an iterator of its pieces.
+Piece = TypeVar("Piece")
+
+
+class PieceRun(Generic[Piece]):
+    """A text that is being written: an iterator of its pieces. A subclass makes them of the tokens.
 
     Args:
         engine: Draws the tokens.
         prompt: Token ids.
         sampling: How tokens are drawn.
-        stop: Ends the text at a stop string.
         max_tokens: Tokens drawn at most.
         slot: The sequence to write into; None takes a free one.
         handling: Of the prompt and the end, for an engine with a scheduler.
+        held: Tokens that `slot` holds from before, if nothing else has used it since; the part of the prompt
+        that agrees with them is not computed again.
     """
 
     def __init__(
@@ -51,22 +56,21 @@ class TextRun:
         engine: Engine,
         prompt: Sequence[int],
         sampling: Sampling,
-        stop: StopFilter,
         max_tokens: int,
         slot: int | None = None,
         handling: Handling | None = None,
+        held: Sequence[int] = (),
     ) -> None:
-        self._engine, self._stop = engine, stop
-        self._ends = engine.tokenizer.end_of_generation
-        if handling is not None and handling.ignore_end:
-            self._ends = frozenset()
+        self._engine, self._sampling, self._limit, self._slot = engine, sampling, max_tokens, slot
+        self._handling, self._held = handling, held
+        ignores = handling is not None and handling.ignore_end
+        self._ends = frozenset() if ignores else engine.tokenizer.end_of_generation
         self._cancelled = threading.Event()
         self._listens = False
-        self._sampling, self._limit, self._slot, self._handling = sampling, max_tokens, slot, handling
         self.prompt = list(prompt)
         """Token ids."""
         self.tokens: list[int] = []
-        """Drawn so far, also the one that ends the text."""
+        """Drawn so far, also those that are no text, such as the one that ends it."""
         self.logprobs: list[TokenLogprobs] = []
         """Of each token, if they were asked for."""
         self.cached_tokens = 0
@@ -74,13 +78,42 @@ class TextRun:
         self.prompt_logprobs: list[TokenLogprobs] = []
         """Of the prompt's tokens from the second one on, if `handling` asks for them."""
         self.finish_reason: str | None = None
-        """As in `Completion`; None before the end."""
+        """Why the text ended: as in `Completion`, or `tool_calls`; None before the end."""
         self._pieces = self._written()
 
-    def __iter__(self) -> Iterator[str]:
+    def _written(self) -> Generator[Piece | None, None, None]:
+        """The pieces; None where nothing has come yet."""
+        raise NotImplementedError
+
+    def _drawn(self) -> Generator[int | None, None, None]:
+        """The tokens, which are kept in `tokens`; None where nothing has come yet."""
+        drawn = drawn_tokens(
+            self._engine,
+            self.prompt,
+            self._sampling,
+            self._limit,
+            self._slot,
+            held=self._held,
+            cancelled=self._cancelled,
+            handling=self._handling,
+        )
+        with contextlib.closing(drawn):
+            for each in drawn:
+                if each is NOTHING_YET:
+                    yield None
+                    continue
+                if not self.tokens:
+                    self.cached_tokens = each.cached
+                    self.prompt_logprobs = each.prompt_logprobs or []
+                self.tokens.append(each.token)
+                if each.logprobs is not None:
+                    self.logprobs.append(each.logprobs)
+                yield each.token
+
+    def __iter__(self) -> Iterator[Piece]:
         return self
 
-    def __next__(self) -> str:
+    def __next__(self) -> Piece:
         piece = next(self._pieces)
         assert piece is not None  # only one who listens gets that
         return piece
@@ -90,15 +123,14 @@ class TextRun:
         """Whether the text follows rules, which are compiled before its first token."""
         return self._sampling.has_rules
 
-    def listen(self, wake: Callable[[], None]) -> Iterator[str | None]:
+    def listen(self, wake: Callable[[], None]) -> Iterator[Piece | None]:
         """The pieces, without waiting for them; for an engine with a scheduler, in place of iterating.
 
         Args:
             wake: Called in a thread of the scheduler when there is more to take.
 
         Returns:
-            An iterator that gives None where nothing has come yet, and an empty text for a first token that
-            has none.
+            An iterator that gives None where nothing has come yet.
         """
         self._listens = True
         self._handling = dataclasses.replace(self._handling or Handling(), wake=wake)
@@ -112,42 +144,48 @@ class TextRun:
         """End the text here and free its slot."""
         self._pieces.close()
 
+
+class TextRun(PieceRun[str]):
+    """A text that is being written, in pieces of text. Who listens gets an empty text for a first token that
+    has none.
+
+    Args:
+        engine, prompt, sampling, max_tokens, slot, handling: As of `PieceRun`.
+        stop: Ends the text at a stop string.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        stop: StopFilter,
+        max_tokens: int,
+        slot: int | None = None,
+        handling: Handling | None = None,
+    ) -> None:
+        self._stop = stop
+        super().__init__(engine, prompt, sampling, max_tokens, slot, handling)
+
     def _written(self) -> Generator[str | None, None, None]:
         stream = self._engine.tokenizer.stream()
         reason = "length"
-        drawn = drawn_tokens(
-            self._engine,
-            self.prompt,
-            self._sampling,
-            self._limit,
-            self._slot,
-            cancelled=self._cancelled,
-            handling=self._handling,
-        )
-        try:
-            for each in drawn:
-                if each is NOTHING_YET:
+        with contextlib.closing(self._drawn()) as drawn:
+            for token in drawn:
+                if token is None:
                     yield None
                     continue
-                if not self.tokens:
-                    self.cached_tokens = each.cached
-                    self.prompt_logprobs = each.prompt_logprobs or []
-                self.tokens.append(each.token)
-                if each.logprobs is not None:
-                    self.logprobs.append(each.logprobs)
-                if each.token in self._ends:
+                if token in self._ends:
                     reason = "stop"
                     break
                 if self._cancelled.is_set():
                     break
-                shown = self._stop.push(stream.push(each.token))
+                shown = self._stop.push(stream.push(token))
                 # Who listens hears of the first token, also if it has no text so far.
                 if shown or (len(self.tokens) == 1 and self._listens):
                     yield shown
                 if self._stop.stopped:
                     break
-        finally:
-            drawn.close()
         if not self._stop.stopped:
             rest = self._stop.push(stream.finish())
             if not self._stop.stopped:

@@ -43,7 +43,7 @@ def says(engine: dyno.Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
         def drawn(engine: Any, prompt: Any, sampling: Any, limit: int, *rest: Any, **more: Any) -> Any:
             yield from [Drawn(token) for token in tokens][:limit]
 
-        monkeypatch.setattr("dyno.chat.reply.drawn_tokens", drawn)
+        monkeypatch.setattr("dyno._completion.drawn_tokens", drawn)
 
     return script
 

@@ -181,7 +181,7 @@ def says(engine: dyno.Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
             if interrupt:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr("dyno.chat.reply.drawn_tokens", drawn)
+        monkeypatch.setattr("dyno._completion.drawn_tokens", drawn)
 
     return script
 

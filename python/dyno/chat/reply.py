@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-import threading
 from typing import TYPE_CHECKING, Any
 
+from dyno._completion import PieceRun
 from dyno._generate import StopFilter, count_of
-from dyno._requests import NOTHING_YET, Handling
 from dyno._slots import larger_ctx
 from dyno._vocabulary import TokenType
-from dyno._writing import drawn_tokens
 from dyno.chat.answer import Answer, Part, parser_for
 from dyno.chat.template import encode
 from dyno.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
-    from dyno._sampling import Sampling, TokenLogprobs
+    from dyno._requests import Handling
+    from dyno._sampling import Sampling
     from dyno.chat.template import ChatTemplate
     from dyno.engine import Engine
 
@@ -28,7 +28,7 @@ __all__ = ["Reply"]
 _log = logging.getLogger("dyno.chat")
 
 
-class Reply:
+class Reply(PieceRun[Part]):
     """An answer that is being written: an iterator of its parts; see `Engine.chat`.
 
     Args:
@@ -41,9 +41,7 @@ class Reply:
         max_tokens: Tokens drawn at most; None goes on to the end of the context.
         stop: Strings that end the answer.
         slot: The sequence to write into; None takes the highest free one.
-        held: Tokens that `slot` holds from before, if nothing else has used it since; the part of the prompt
-        that agrees with them is not computed again.
-        handling: Of the prompt and the end, for an engine with a scheduler.
+        held, handling: As of `PieceRun`.
 
     Raises:
         ChatError: The template refuses the messages.
@@ -64,70 +62,31 @@ class Reply:
         held: Sequence[int] = (),
         handling: Handling | None = None,
     ) -> None:
-        self._engine, self._sampling, self._slot, self._held = engine, sampling, slot, held
-        self._handling = handling
         self._stop = StopFilter([stop] if isinstance(stop, str) else stop)
         if slot is not None:
             engine._slots.check_exists(slot, int(engine.settings["sequences"]))
         rendered = template.render(messages, tools=tools, **variables)
-        self.prompt: list[int]
-        """Tokens of the prompt."""
-        self.prompt, as_text = encode(engine.tokenizer, rendered)
+        prompt, as_text = encode(engine.tokenizer, rendered)
         _warn_of_lost_tokens(as_text, messages, tools, template.name)
         ctx = int(engine.settings["ctx"])
-        if not self.prompt:
+        if not prompt:
             raise PlanError(f"[chat] the template {template.name} gives an empty prompt")
-        if len(self.prompt) > ctx:
-            advice = larger_ctx(len(self.prompt), engine._n_ctx_train)
-            raise PlanError(f"[chat] the conversation has {len(self.prompt)} tokens, ctx is {ctx}; {advice}")
-        most = ctx - len(self.prompt) + 1
-        self._limit = most if max_tokens is None else min(most, count_of("max_tokens", max_tokens))
+        if len(prompt) > ctx:
+            advice = larger_ctx(len(prompt), engine._n_ctx_train)
+            raise PlanError(f"[chat] the conversation has {len(prompt)} tokens, ctx is {ctx}; {advice}")
+        most = ctx - len(prompt) + 1
+        limit = most if max_tokens is None else min(most, count_of("max_tokens", max_tokens))
         self._parser = parser_for(template.text, rendered.text, tools)
         if sampling.has_rules:  # they hold for the content, not for reasoning before it
-            self._sampling = dataclasses.replace(sampling, rules_after=self._parser.content_after)
+            sampling = dataclasses.replace(sampling, rules_after=self._parser.content_after)
         self.answer = Answer()
         """What has been written so far."""
-        self.tokens: list[int] = []
-        """Drawn so far, also those that are no text."""
-        self.logprobs: list[TokenLogprobs] = []
-        """Of each token, if they were asked for."""
-        self.cached_tokens = 0
-        """Tokens of the prompt that the engine held from before; known with the first part."""
-        self.finish_reason: str | None = None
-        """Why the answer ended: `stop`, `length` (max_tokens or context), `tool_calls`; None before that."""
-        self._cancelled = threading.Event()
-        self._parts = self._written()
+        super().__init__(engine, prompt, sampling, limit, slot, handling, held)
 
     @property
     def stop_string(self) -> str | None:
         """The string of `stop` that ended the answer."""
         return self._stop.matched
-
-    @property
-    def has_rules(self) -> bool:
-        """Whether the answer follows rules, which are compiled before its first token."""
-        return self._sampling.has_rules
-
-    def __iter__(self) -> Iterator[Part]:
-        return self
-
-    def __next__(self) -> Part:
-        part = next(self._parts)
-        assert part is not None  # only one who listens gets that
-        return part
-
-    def listen(self, wake: Callable[[], None]) -> Iterator[Part | None]:
-        """The parts, without waiting for them; see `TextRun.listen`."""
-        self._handling = dataclasses.replace(self._handling or Handling(), wake=wake)
-        return self._parts
-
-    def close(self) -> None:
-        """End the answer here and free its slot."""
-        self._parts.close()
-
-    def cancel(self) -> None:
-        """End the answer after its next token, from any thread."""
-        self._cancelled.set()
 
     def message(self) -> dict[str, Any]:
         """Read to the end; the whole message, ready to be appended to the conversation.
@@ -157,41 +116,24 @@ class Reply:
         """The raw text, marks of the parser included, up to a stop string or the end; None: nothing yet."""
         tokenizer = self._engine.tokenizer
         vocabulary, stream = tokenizer.vocabulary, tokenizer.stream()
-        ignores = self._handling is not None and self._handling.ignore_end
-        ends = frozenset() if ignores else tokenizer.end_of_generation
         # After a control token, the first word of such a vocabulary begins with a blank that nobody wrote.
         begins = vocabulary.add_space_prefix
-        drawn = drawn_tokens(
-            self._engine,
-            self.prompt,
-            self._sampling,
-            self._limit,
-            self._slot,
-            held=self._held,
-            cancelled=self._cancelled,
-            handling=self._handling,
-        )
         reason = "length"
-        try:
-            for each in drawn:
-                if each is NOTHING_YET:
+        with contextlib.closing(self._drawn()) as drawn:
+            for token in drawn:
+                if token is None:
                     yield None
                     continue
-                if not self.tokens:
-                    self.cached_tokens = each.cached
-                self.tokens.append(each.token)
-                if each.logprobs is not None:
-                    self.logprobs.append(each.logprobs)
-                if each.token in ends:
+                if token in self._ends:
                     reason = "stop"
                     break
                 if self._cancelled.is_set():
                     break
-                if vocabulary.types[each.token] in (TokenType.CONTROL, TokenType.UNKNOWN):
-                    name = vocabulary.tokens[each.token]
+                if vocabulary.types[token] in (TokenType.CONTROL, TokenType.UNKNOWN):
+                    name = vocabulary.tokens[token]
                     text = stream.finish() + (name if self._parser.wants(name) else "")
                 else:
-                    text = stream.push(each.token)
+                    text = stream.push(token)
                 if begins and text:
                     text, begins = text.removeprefix(" "), False
                 yield self._stop.push(text)
@@ -200,8 +142,6 @@ class Reply:
                     break
             else:
                 yield self._stop.push(stream.finish())
-        finally:
-            drawn.close()
         if not self._stop.stopped:
             yield self._stop.finish()
         self.finish_reason = reason
