@@ -18,7 +18,7 @@ from dyno.errors import DeviceError, DynoError, PlanError
 from dyno.settings import has_latent_cache, is_dense_quantised
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -138,16 +138,7 @@ class OpenModel:
             PlanError: An unknown name, an impossible value, or a setting that needs the engine to be opened
             again.
         """
-        checked = _effective.check_arguments(settings, self._device.kind, kinds=("session",))
-        before, self._arguments = self._arguments, {**self._arguments, **checked}
-        wanted = self._resolve()
-        try:
-            with self._lock:
-                self._open().set(wanted.of_kind(self._device.kind, "session"))
-        except DynoError:
-            self._arguments = before
-            raise
-        self.settings = wanted
+        self._change("session", settings, lambda session, values: session.set(values))
 
     def set_context(self, **settings: Any) -> None:
         """Change context settings: the cache is made again and is empty, the weights stay.
@@ -156,14 +147,26 @@ class OpenModel:
             PlanError: An unknown name, an impossible value, a setting of another kind, it does not fit, or a
             generation owns a slot.
         """
-        checked = _effective.check_arguments(settings, self._device.kind, kinds=("context",))
+
+        def change(session: _core.Session, values: dict[str, Any]) -> None:
+            self._slots.check_free(None, int(self.settings["sequences"]))
+            session.set_context(values)
+
+        self._change("context", settings, change)
+
+    def _change(
+        self,
+        kind: str,
+        settings: Mapping[str, Any],
+        change: Callable[[_core.Session, dict[str, Any]], None],
+    ) -> None:
+        """Change settings of one kind; after an error of the session everything stays as it was."""
+        checked = _effective.check_arguments(settings, self._device.kind, kinds=(kind,))
         before, self._arguments = self._arguments, {**self._arguments, **checked}
         wanted = self._resolve()
         try:
             with self._lock:
-                session = self._open()
-                self._slots.check_free(None, int(self.settings["sequences"]))
-                session.set_context(wanted.of_kind(self._device.kind, "context"))
+                change(self._open(), wanted.of_kind(self._device.kind, kind))
         except DynoError:
             self._arguments = before
             raise

@@ -10,7 +10,7 @@ import dyno
 import numpy as np
 import pytest
 from dyno import _core, profiles
-from dyno._cli.options import placement_arguments
+from dyno._cli.groups import EngineOptions
 from dyno.cli import app
 from dyno.devices import Device, limited
 from dyno.errors import OutOfMemoryError, PlanError, UnsupportedError
@@ -204,7 +204,7 @@ def test_layers_over_described_gpus() -> None:
 
 
 def test_options_of_the_command_line() -> None:
-    assert placement_arguments(None, None, None, None, None, None, None, None, "3,1") == {
+    assert EngineOptions(tensor_split="3,1").placement() == {
         "split": "layer",
         "tensor_split": [3.0, 1.0],
     }
@@ -214,7 +214,7 @@ def test_options_of_the_command_line() -> None:
         ({"tensor_split": "3;1"}, "is not N,N"),
     ):
         with pytest.raises(BadParameter, match=message):
-            placement_arguments(None, None, None, None, None, **words)
+            EngineOptions(**words).placement()
     given = ["explain", "plan", str(TINY / "qwen3moe-tiny.gguf"), "--no-profile", "--device", "cpu:1"]
     done = CliRunner().invoke(app, [*given, "--virtual-devices", "2", "-sm", "layer", "-ts", "1,1"])
     assert done.exit_code == 0, done.output

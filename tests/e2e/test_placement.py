@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import dyno
 import numpy as np
 import pytest
-from dyno._cli.options import placement_arguments
+from dyno._cli.groups import EngineOptions
 from dyno.cli import app
 from dyno.errors import DeviceError, PlanError
 from random_models import Shape, random_model
@@ -183,7 +183,7 @@ def test_options_of_the_command_line() -> None:
 
 def test_rules_between_commas() -> None:
     def rules(*texts: str) -> list[str]:
-        return list(placement_arguments(list(texts), None, False, 0, None)["placement"])
+        return list(EngineOptions(override_tensor=list(texts)).placement()["placement"])
 
     assert rules("a=CPU,b=cpu:1", "c=cuda:0") == ["a=CPU", "b=cpu:1", "c=cuda:0"]
     assert rules(r"blk\.\d{1,2}\.ffn=CPU,x=CUDA0") == [r"blk\.\d{1,2}\.ffn=CPU", "x=CUDA0"]

@@ -11,7 +11,7 @@ import dyno
 import numpy as np
 import pytest
 import typer
-from dyno._cli.options import placement_arguments
+from dyno._cli.groups import EngineOptions
 from dyno.cli import app
 from dyno.errors import DeviceLostError, OutOfMemoryError, PlanError
 from random_models import Shape, random_model
@@ -143,7 +143,7 @@ def test_options_of_the_command_line(tmp_path: Path) -> None:
     assert (code, "is not NAME=NUMBER" in text) == (2, True)
 
     def devices(*texts: str) -> Any:
-        return placement_arguments(None, None, False, 0, list(texts))["virtual_devices"]
+        return EngineOptions(virtual_devices=list(texts)).placement()["virtual_devices"]
 
     assert devices("2") == 2
     assert devices("cpu:2,link_gbps=0.5", "cpu:1") == {"cpu:2": {"link_gbps": 0.5}, "cpu:1": {}}
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_placed_by_itself(tmp_path: Path) -> None:
         assert engine.plan["placement"]["note"] == ""
         assert {t["device"] for t in engine.plan["tensors"]} == {"cpu:1"}
     # All layers is what -ngl all asks for, so nothing is moved.
-    chosen = placement_arguments(None, "all", False, 0, None)
+    chosen = EngineOptions(n_gpu_layers="all", cpu_moe=False, n_cpu_moe=0).placement()
     chosen["virtual_devices"] = {"cpu:1": limits}
     with pytest.raises(OutOfMemoryError):
         dyno.Engine(path, **{**OPENED, **chosen, "device": "cpu:1"})

@@ -10,7 +10,8 @@ import dyno
 import numpy as np
 import pytest
 from dyno import _core, profiles
-from dyno._cli.options import once, placement_arguments, settings
+from dyno._cli.groups import EngineOptions
+from dyno._cli.options import once, settings
 from dyno.cli import app
 from dyno.errors import PlanError, ProfileError
 from typer import BadParameter
@@ -138,9 +139,9 @@ def test_settings_of_the_command_line() -> None:
     code, text = explained("--set", r"placement=blk\.1\..*_exps=cpu,attn_q=cpu:1")
     assert (code, "segments of one device" in text) == (0, True)
     with pytest.raises(BadParameter, match="n_cpu_moe is given twice"):
-        once(placement_arguments(None, None, None, 1, None), settings(["n_cpu_moe=2"]))
-    assert placement_arguments(None, "all", None, None, None) == {"n_gpu_layers": -1}
-    assert placement_arguments(None, None, None, None, None) == {}
+        once(EngineOptions(n_cpu_moe=1).placement(), settings(["n_cpu_moe=2"]))
+    assert EngineOptions(n_gpu_layers="all").placement() == {"n_gpu_layers": -1}
+    assert EngineOptions().placement() == {}
     with pytest.raises(BadParameter, match="must be from -1 to"):
         settings(["n_gpu_layers=-2"])
 

@@ -10,8 +10,6 @@ import typer
 
 from dyno._cli import groups, options, state
 
-Numbers = Annotated[str | None, typer.Option()]
-
 
 @groups.grouped
 def bench(

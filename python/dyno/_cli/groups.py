@@ -8,6 +8,8 @@ import inspect
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
+import typer
+
 from dyno._cli import options
 
 if TYPE_CHECKING:
@@ -120,17 +122,50 @@ class EngineOptions(Group):
         chosen = options.profile_argument(
             self.profile, self.no_profile, self.require_profile, self.force_profile
         )
-        chosen |= options.placement_arguments(
-            self.override_tensor,
-            self.n_gpu_layers,
-            self.cpu_moe,
-            self.n_cpu_moe,
-            self.virtual_devices,
-            self.vram,
-            self.ram,
-            self.split_mode,
-            self.tensor_split,
-        )
+        chosen |= self.placement()
         return options.once(
             chosen, options.settings(self.set_, numa=options.numa_argument(self.numa), **named)
         )
+
+    def placement(self) -> dict[str, Any]:
+        """The placement options as arguments of `Engine`; what was not given is left out.
+
+        Raises:
+            typer.BadParameter: `-ngl` is neither a number nor `all`, or a virtual device, an amount of memory
+            or a share cannot be read.
+        """
+        from dyno._memory_size import parse_bytes
+        from dyno._virtual_devices import parse_virtual_devices
+
+        layers, shares_text = self.n_gpu_layers, self.tensor_split
+        if layers not in (None, "all") and not (layers or "").isdecimal():
+            raise typer.BadParameter(f"{layers!r} is neither a number of layers nor all", param_hint="-ngl")
+        try:
+            devices = parse_virtual_devices(self.virtual_devices) if self.virtual_devices else 0
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--virtual-devices") from error
+        for option, size in (("--vram", self.vram), ("--ram", self.ram)):
+            try:
+                _ = size is None or parse_bytes(size)
+            except ValueError as error:
+                raise typer.BadParameter(str(error), param_hint=option) from error
+        if self.split_mode not in (None, "none", "layer"):
+            raise typer.BadParameter(f"{self.split_mode!r}; dyno has none and layer", param_hint="-sm")
+        try:
+            shares = [float(share) for share in (shares_text or "").split(",") if share]
+        except ValueError as error:
+            raise typer.BadParameter(f"{shares_text!r} is not N,N,…", param_hint="-ts") from error
+        rules = [rule for text in self.override_tensor or [] for rule in options.split_rules(text)]
+        given = {
+            "placement": rules or None,
+            "n_gpu_layers": None if layers is None else -1 if layers == "all" else int(layers),
+            "cpu_moe": self.cpu_moe,
+            "n_cpu_moe": self.n_cpu_moe,
+            "virtual_devices": devices or None,
+            "vram": self.vram,
+            "ram": self.ram,
+            # Shares mean a split, as with llama.cpp, whose mode is `layer` by itself.
+            "split": self.split_mode or ("layer" if shares else None),
+            "tensor_split": shares or None,
+        }
+        return {name: value for name, value in given.items() if value is not None}

@@ -189,59 +189,6 @@ def device_argument(device: str, gpu: int | None) -> str:
     return f"cuda:{gpu}"
 
 
-def placement_arguments(
-    rules: list[str] | None,
-    gpu_layers: str | None,
-    cpu_moe: bool | None,
-    n_cpu_moe: int | None,
-    virtual_devices: list[str] | None,
-    vram: str | None = None,
-    ram: str | None = None,
-    split_mode: str | None = None,
-    tensor_split: str | None = None,
-) -> dict[str, Any]:
-    """The placement options as arguments of `Engine`; what was not given is left out.
-
-    Raises:
-        typer.BadParameter: `-ngl` is neither a number nor `all`, or a virtual device, an amount of memory
-        or a share cannot be read.
-    """
-    from dyno._memory_size import parse_bytes
-    from dyno._virtual_devices import parse_virtual_devices
-
-    if gpu_layers not in (None, "all") and not (gpu_layers or "").isdecimal():
-        raise typer.BadParameter(f"{gpu_layers!r} is neither a number of layers nor all", param_hint="-ngl")
-    try:
-        devices = parse_virtual_devices(virtual_devices) if virtual_devices else 0
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--virtual-devices") from error
-    for option, size in (("--vram", vram), ("--ram", ram)):
-        try:
-            _ = size is None or parse_bytes(size)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint=option) from error
-    if split_mode not in (None, "none", "layer"):
-        raise typer.BadParameter(f"{split_mode!r}; dyno has none and layer", param_hint="-sm")
-    try:
-        shares = [float(share) for share in (tensor_split or "").split(",") if share]
-    except ValueError as error:
-        raise typer.BadParameter(f"{tensor_split!r} is not N,N,…", param_hint="-ts") from error
-    placed = [rule for text in rules or [] for rule in _rules(text)]
-    given = {
-        "placement": placed or None,
-        "n_gpu_layers": None if gpu_layers is None else -1 if gpu_layers == "all" else int(gpu_layers),
-        "cpu_moe": cpu_moe,
-        "n_cpu_moe": n_cpu_moe,
-        "virtual_devices": devices or None,
-        "vram": vram,
-        "ram": ram,
-        # Shares mean a split, as with llama.cpp, whose mode is `layer` by itself.
-        "split": split_mode or ("layer" if shares else None),
-        "tensor_split": shares or None,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def once(options: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `Engine` from options of their own and from `--set`.
 
@@ -278,7 +225,7 @@ def numa_argument(value: str | None) -> str | None:
     return value
 
 
-def _rules(text: str) -> list[str]:
+def split_rules(text: str) -> list[str]:
     """Rules between commas; one that stands within a regular expression, as in {1,2}, is part of it."""
     rules: list[str] = []
     pending = ""

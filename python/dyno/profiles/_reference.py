@@ -10,20 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from dyno.profiles import identity
-from dyno.profiles.evidence import (
-    Crossing,
-    Energy,
-    Environment,
-    Evidence,
-    Gain,
-    Noise,
-    Provenance,
-    Quality,
-    Routing,
-    Samples,
-    Workload,
-)
+from dyno.profiles import evidence, identity
 from dyno.profiles.match import MEMORY_TOLERANCE, MIN_SCORE, TYPE_SHARE_TOLERANCE
 from dyno.profiles.schema import KernelEntry, Match, Profile, SettingEntry
 from dyno.settings import SETTINGS
@@ -147,17 +134,17 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`match.engine`", identity.EngineIdentity),
     ("`settings.<name>`", SettingEntry),
     ("`kernels.<op key>.<tokens>`", KernelEntry),
-    ("`evidence`", Evidence),
-    ("`evidence.workload`", Workload),
-    ("`evidence.gain.<measure>`", Gain),
-    ("`evidence.joules_per_token.<measure>`", Energy),
-    ("`evidence.quality`", Quality),
-    ("`evidence.noise`", Noise),
-    ("`evidence.samples.<measure>`", Samples),
-    ("`evidence.routing`", Routing),
-    ("`evidence.crossings` by setting", Crossing),
-    ("`evidence.environment`", Environment),
-    ("`provenance`", Provenance),
+    ("`evidence`", evidence.Evidence),
+    ("`evidence.workload`", evidence.Workload),
+    ("`evidence.gain.<measure>`", evidence.Gain),
+    ("`evidence.joules_per_token.<measure>`", evidence.Energy),
+    ("`evidence.quality`", evidence.Quality),
+    ("`evidence.noise`", evidence.Noise),
+    ("`evidence.samples.<measure>`", evidence.Samples),
+    ("`evidence.routing`", evidence.Routing),
+    ("`evidence.crossings` by setting", evidence.Crossing),
+    ("`evidence.environment`", evidence.Environment),
+    ("`provenance`", evidence.Provenance),
 )
 
 
