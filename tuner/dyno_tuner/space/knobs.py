@@ -1,12 +1,9 @@
 """The table of what can be turned, and the plain `Knob` that the search sees.
 
-A row says which values of a setting are worth trying on this device with this model, when it matters at
-all, and how llama.cpp and ik_llama.cpp spell it. The facts of a setting (type, default, kind, what it moves,
-fidelity) stands in `dyno.settings`, once. `resolve()` turns the rows that apply into `Knob`s. A target may
-bring knobs that are not in the table (a recorded sweep has its own); the search sees only `Knob`s.
-
-Facts about other engines: `--help` of llama.cpp (ggml 0.25) and ik_llama.cpp of autumn 2026; None means
-that the engine has no such switch.
+A row says which values of a setting are worth trying on this device with this model, and when it matters at
+all. The facts of a setting (type, default, kind, what it moves, fidelity) stand in `dyno.settings`, once.
+`resolve()` turns the rows that apply into `Knob`s. A target may bring knobs that are not in the table (a
+recorded sweep has its own); the search sees only `Knob`s.
 """
 
 from __future__ import annotations
@@ -97,8 +94,6 @@ class KnobSpec:
     name: str  # of the setting in dyno.settings
     values: Callable[[Facts], Sequence[Value]]
     applies: Callable[[Facts], bool]
-    llama_cpp: str | None = None  # its flag or environment variable there
-    ik_llama_cpp: str | None = None
     ordinal: bool = True
     code: Callable[[Facts], Callable[[Value, Settings], Hashable]] | None = None
     threshold_of: str | None = None
@@ -357,57 +352,49 @@ def _draft_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
 
 
 KNOBS: tuple[KnobSpec, ...] = (
-    KnobSpec("sequences", _sequences, lambda f: f.workload.served is not None, "-np", "-np",
+    KnobSpec("sequences", _sequences, lambda f: f.workload.served is not None,
              code=lambda f: lambda value, settings: min(int(value), max(int(v) for v in _sequences(f)))),
-    KnobSpec("step_tokens", _steps, lambda f: f.workload.served is not None, None, None, code=_step_code),
-    KnobSpec("spec", lambda f: ["off", "ngram"], _of_text, "--spec-type", "--spec-type", ordinal=False),
-    KnobSpec("spec_max", lambda f: [2, 4, 8, 16, 32], _of_text, "--spec-ngram-simple-size-m",
-             "--spec-type ngram-simple:n_max=N", code=_draft_code),
-    KnobSpec("ubatch", _ubatches, lambda f: f.workload.pp > 1, "-ub", "-ub", code=_ubatch_code),
-    KnobSpec("n_cpu_moe", _expert_layers, _by_experts, "-ncmoe", "-ncmoe", code=_layers_code),
-    KnobSpec("expert_cache_mib", _cache_sizes, _caches_experts, None, None),
-    KnobSpec("n_gpu_layers", _gpu_layers, _by_layers, "-ngl", "-ngl", code=_gpu_layers_code, ordinal=False),
-    KnobSpec("threads", _thread_counts, lambda f: _on_cpu(f) and f.workload.tg > 0, "-t", "-t"),
-    KnobSpec("threads_batch", _thread_counts, lambda f: _on_cpu(f) and f.workload.pp > 1, "-tb", "-tb"),
-    KnobSpec("cpu_repack", _switch, _is_cpu, "--repack, -nr", "-rtr", ordinal=False),
-    KnobSpec("numa", lambda f: SETTINGS["numa"].choices, lambda f: _nodes(f) > 1, None, None,
-             ordinal=False),
-    KnobSpec("kv_type_k", _cache_types, lambda f: True, "-ctk", "-ctk", ordinal=False),
-    KnobSpec("kv_type_v", _cache_types, lambda f: True, "-ctv", "-ctv", ordinal=False),
-    KnobSpec("flash_attention", _switch, _is_cuda, "-fa on|off|auto", "-fa on|off", ordinal=False),
-    KnobSpec("cuda_graphs", _switch, lambda f: _is_cuda(f) and f.workload.tg > 0, "GGML_CUDA_DISABLE_GRAPHS",
-             "-cuda graphs=0|1", ordinal=False),
-    KnobSpec("graph_concurrency", _switch, lambda f: _is_cuda(f) and f.workload.tg > 0,
-             "GGML_CUDA_GRAPH_OPT=1", None, ordinal=False, code=_concurrency_code),
-    KnobSpec("fusion", _switch, _is_cuda, "GGML_CUDA_DISABLE_FUSION=1", "-cuda fusion=0|1", ordinal=False),
-    KnobSpec("matvec_max_tokens", _few_tokens, _short_prompts, None, None, code=_path_code,
+    KnobSpec("step_tokens", _steps, lambda f: f.workload.served is not None, code=_step_code),
+    KnobSpec("spec", lambda f: ["off", "ngram"], _of_text, ordinal=False),
+    KnobSpec("spec_max", lambda f: [2, 4, 8, 16, 32], _of_text, code=_draft_code),
+    KnobSpec("ubatch", _ubatches, lambda f: f.workload.pp > 1, code=_ubatch_code),
+    KnobSpec("n_cpu_moe", _expert_layers, _by_experts, code=_layers_code),
+    KnobSpec("expert_cache_mib", _cache_sizes, _caches_experts),
+    KnobSpec("n_gpu_layers", _gpu_layers, _by_layers, code=_gpu_layers_code, ordinal=False),
+    KnobSpec("threads", _thread_counts, lambda f: _on_cpu(f) and f.workload.tg > 0),
+    KnobSpec("threads_batch", _thread_counts, lambda f: _on_cpu(f) and f.workload.pp > 1),
+    KnobSpec("cpu_repack", _switch, _is_cpu, ordinal=False),
+    KnobSpec("numa", lambda f: SETTINGS["numa"].choices, lambda f: _nodes(f) > 1, ordinal=False),
+    KnobSpec("kv_type_k", _cache_types, lambda f: True, ordinal=False),
+    KnobSpec("kv_type_v", _cache_types, lambda f: True, ordinal=False),
+    KnobSpec("flash_attention", _switch, _is_cuda, ordinal=False),
+    KnobSpec("cuda_graphs", _switch, lambda f: _is_cuda(f) and f.workload.tg > 0, ordinal=False),
+    KnobSpec("graph_concurrency", _switch, lambda f: _is_cuda(f) and f.workload.tg > 0, ordinal=False,
+             code=_concurrency_code),
+    KnobSpec("fusion", _switch, _is_cuda, ordinal=False),
+    KnobSpec("matvec_max_tokens", _few_tokens, _short_prompts, code=_path_code, threshold_of="ubatch"),
+    KnobSpec("matvec_id_max_tokens", _few_tokens, lambda f: _short_prompts(f) and _is_moe(f), code=_path_code,
              threshold_of="ubatch"),
-    KnobSpec("matvec_id_max_tokens", _few_tokens, lambda f: _short_prompts(f) and _is_moe(f), None, None,
-             code=_path_code, threshold_of="ubatch"),
-    KnobSpec("mmq_id_max_tokens", _thresholds, lambda f: _is_cuda(f) and _is_moe(f), None,
-             "-cuda mmq-id-size=N (times the number of experts)", code=_path_code, threshold_of="ubatch"),
-    KnobSpec("mmq_max_tokens", _thresholds, _is_cuda, None, None, code=_path_code, threshold_of="ubatch"),
+    KnobSpec("mmq_id_max_tokens", _thresholds, lambda f: _is_cuda(f) and _is_moe(f), code=_path_code,
+             threshold_of="ubatch"),
+    KnobSpec("mmq_max_tokens", _thresholds, _is_cuda, code=_path_code, threshold_of="ubatch"),
     KnobSpec("offload_min_tokens", _offload_thresholds, lambda f: f.streams and f.workload.pp > 1,
-             "GGML_OP_OFFLOAD_MIN_BATCH", "-cuda offload-batch-size", code=_offload_path,
-             threshold_of="ubatch", value_at=_offload_at),
+             code=_offload_path, threshold_of="ubatch", value_at=_offload_at),
     KnobSpec("cpu_share", lambda f: [-1, 0, 5, 10, 15, 20, 30, 40, 50],
-             lambda f: f.streams and _is_moe(f) and f.workload.pp > 1, None, None, ordinal=False,
-             code=_share_code),
+             lambda f: f.streams and _is_moe(f) and f.workload.pp > 1, ordinal=False, code=_share_code),
     *(
         KnobSpec(f"op_offload.{op}", _switch, lambda f: f.streams and _is_moe(f) and f.workload.pp > 1,
-                 None, f"-op (the number of {op})", ordinal=False, code=_offload_switch)
+                 ordinal=False, code=_offload_switch)
         for op in ("matmul_id", "moe_up_gate")
     ),
     *(
         KnobSpec(f"op_offload.{op}", _switch, lambda f: f.streams and _by_layers(f) and f.workload.pp > 1,
-                 None, f"-op (the number of {op})", ordinal=False, code=_offload_switch)
+                 ordinal=False, code=_offload_switch)
         for op in ("matmul", "up_gate")
     ),
-    KnobSpec("compute_type", lambda f: ["f16", "bf16", "f32"], _is_cuda, "GGML_CUDA_CUBLAS_COMPUTE_TYPE",
-             "GGML_CUDA_IQK_FORCE_BF16 (build)", ordinal=False, code=_compute_code),
+    KnobSpec("compute_type", lambda f: ["f16", "bf16", "f32"], _is_cuda, ordinal=False, code=_compute_code),
     KnobSpec("mla_mode", lambda f: ["auto", "expanded", "absorbed"],
-             lambda f: _is_cuda(f) and bool(f.model.get("latent_cache")), None, "-mla 1|2|3",
-             ordinal=False),
+             lambda f: _is_cuda(f) and bool(f.model.get("latent_cache")), ordinal=False),
 )  # fmt: skip
 
 
