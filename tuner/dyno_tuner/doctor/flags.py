@@ -34,10 +34,10 @@ def _switch(names: str, does: str, engines: tuple[str, ...] = ENGINES, *, where:
     return _rows(names, does, engines, _C, takes=False, where=where)
 
 
-def _toggle(names: str, does: str, engines: tuple[str, ...], *, where: str = "") -> list[Flag]:
-    """A switch of the common tools, behind which llama-bench also takes 0 or 1."""
-    bench = _rows(names, does, engines, _B, values="0|1", optional=True)
-    return [*_switch(names, does, engines, where=where), *bench]
+def _toggle(names: str, does: str, *, where: str = "") -> list[Flag]:
+    """A switch of ik_llama.cpp's common tools, behind which its llama-bench also takes 0 or 1."""
+    bench = _rows(names, does, _IK, _B, values="0|1", optional=True)
+    return [*_switch(names, does, _IK, where=where), *bench]
 
 
 def _cache_rows(letter: str) -> list[Flag]:
@@ -105,7 +105,7 @@ FLAGS: tuple[Flag, ...] = (
     *_rows("-dev --device", "devices to use", tools=_C),
     *_rows("-dev --device", "devices to use", _MAIN, _B),
     *_switch("-smgs --split-mode-graph-scheduling", "scheduling of the graph split", _IK),
-    *_toggle("-sas --scheduler-async", "asynchronous scheduler of the graph split", _IK),
+    *_toggle("-sas --scheduler-async", "asynchronous scheduler of the graph split"),
     *_rows("-grt --graph-reduce-type",
         "type of the reduction in a graph split (gpt-oss: f32 in place of f16)", _IK, _C,
         values="f16|bf16|f32|q8_0", where="src/llama.cpp:8226-8233"),
@@ -130,12 +130,12 @@ FLAGS: tuple[Flag, ...] = (
     *_rows("-lm --load-mode", "how the file is loaded; stands for --no-mmap, --mlock and -mmp", _MAIN,
         values="auto|none|mmap|mlock|mmap+mlock|dio", where="arg.cpp:2691"),
     *_rows("-lzm --lazy-mode", "lazy loading", _MAIN),
-    *_toggle("-thp --transparent-huge-pages", "huge pages for weights in host memory", _IK),
-    *_toggle("--defer-experts", "experts are loaded late", _IK),
+    *_toggle("-thp --transparent-huge-pages", "huge pages for weights in host memory"),
+    *_toggle("--defer-experts", "experts are loaded late"),
     *_switch("--prefetch-experts", "experts are prefetched", _IK),
-    *_toggle("-mqkv --merge-qkv", "merges the Q, K and V weights", _IK),
-    *_toggle("-muge --merge-up-gate-experts", "merges up and gate weights of experts; no mmap", _IK),
-    *_toggle("-gr --graph-reuse", "reuse of graphs, on by default", _IK),
+    *_toggle("-mqkv --merge-qkv", "merges the Q, K and V weights"),
+    *_toggle("-muge --merge-up-gate-experts", "merges up and gate weights of experts; no mmap"),
+    *_toggle("-gr --graph-reuse", "reuse of graphs, on by default"),
     *_switch("-no-gr --no-graph-reuse", "no reuse of graphs", _IK),
     *_rows("-mea --max-extra-alloc", "MiB of extra allocation, default 256", _IK, _C, form="int"),
     *_switch("-dr --dry-run", "dry run", _IK, where="common.cpp:2494"),
@@ -171,7 +171,7 @@ FLAGS: tuple[Flag, ...] = (
     *_rows("-op --offload-policy", "which ops go to the GPU when their weights are in host memory, by op id",
         _IK, _C, where="common.cpp:2541"),
     *_toggle("-no-ooae --no-offload-only-active-experts",
-        "uploads all experts instead of the ones the router chose", _IK, where="common.cpp:2552"),
+        "uploads all experts instead of the ones the router chose", where="common.cpp:2552"),
     *_switch("--no-op-offload", "no op goes to the GPU for weights in host memory", _MAIN),
     *_switch("--op-offload", "ops go to the GPU for weights in host memory (default)", _MAIN),
     *_rows("-nopo --no-op-offload", "1: no op goes to the GPU for weights in host memory", _MAIN, _B,
@@ -185,7 +185,7 @@ FLAGS: tuple[Flag, ...] = (
     *_rows("-fmoe --fused-moe", "fused up+gate of experts, default 1", _IK, _B, values="0|1"),
     *_rows("-rcache --rope-cache", "read and not used any more", _IK, _B, values="0|1", optional=True),
     *_switch("-no-fa --no-flash-attn", "no flash attention, as -fa off", _IK),
-    *_toggle("-no-fug --no-fused-up-gate", "no fused dense up+gate", _IK),
+    *_toggle("-no-fug --no-fused-up-gate", "no fused dense up+gate"),
     *_switch("-no-mmad --no-fused-mul-multiadd", "no fused multiply and add of expert outputs", _IK),
     *_switch("-ger --grouped-expert-routing",
         "grouped expert routing (bailingmoe2 and 3), off by default; changes answers", _IK),

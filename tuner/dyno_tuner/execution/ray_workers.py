@@ -164,16 +164,16 @@ class RayExecutor:
         if actor is not None:
             self._ray.kill(actor)
 
-    def _must(self, method: str, seconds: float, *arguments: Any) -> Any:
+    def _must(self, method: str, *arguments: Any) -> Any:
         try:
-            return self._answer(method, seconds, *arguments)
+            return self._answer(method, START_SECONDS, *arguments)
         except _Gone as gone:
             raise TargetUnusable(f"{self.name}: {gone}; see `ray status`") from gone
 
     # ---- an Executor
 
     def describe(self) -> Description:
-        found: Description = self._must("describe", START_SECONDS)
+        found: Description = self._must("describe")
         self._first = self._first or found
         return found
 
@@ -201,18 +201,18 @@ class RayExecutor:
         return found
 
     def routing(self, configuration: Configuration, workload: Workload, context: OpContext) -> dict[str, Any]:
-        return dict(self._must("routing", START_SECONDS, configuration, workload, context))
+        return dict(self._must("routing", configuration, workload, context))
 
     def memory(self, settings: Mapping[str, Value], where: str = "device") -> int | None:
-        found: int | None = self._must("memory", START_SECONDS, dict(settings), where)
+        found: int | None = self._must("memory", dict(settings), where)
         return found
 
     def expected(self, settings: Mapping[str, Value], workload: Workload) -> dict[str, float] | None:
-        found: dict[str, float] | None = self._must("expected", START_SECONDS, dict(settings), workload)
+        found: dict[str, float] | None = self._must("expected", dict(settings), workload)
         return found
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
-        return list(self._must("kernel_ops", START_SECONDS, configuration, workload))
+        return list(self._must("kernel_ops", configuration, workload))
 
     def time_ops(self, request: Mapping[str, Any], context: OpContext, deadline: float) -> list[list[float]]:
         try:
@@ -247,7 +247,7 @@ class RayExecutor:
 
     def look_around(self, model: str, description: Description) -> Surroundings:
         """As `environment.look_around`, on the node."""
-        found: Surroundings = self._must("look_around", START_SECONDS, model, description)
+        found: Surroundings = self._must("look_around", model, description)
         return found
 
     def abort(self) -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...core.protocol import Value
-    from .help import Help
     from .installation import Installation
 
 _FITS = 0.8  # share of the GPUs' memory that a file may take to be sure that cache and buffers fit beside it
@@ -127,19 +126,19 @@ def _policy(here: Here, op: str) -> str:
     return "" if known else f"this binary has no op {OP_NAMES[op]}"
 
 
-def _only_ik(here: Here, rule: str) -> str:
-    return "" if here.ik else f"llama.cpp does not have {rule}"
+def _only_ik(here: Here) -> str:
+    return "" if here.ik else "llama.cpp does not have it"
 
 
 def _experts(here: Here, flag: str) -> str:
-    missing = _only_ik(here, "it")
+    missing = _only_ik(here)
     if missing or not here.experts:
         return missing or "the model has no experts"
     return _cuda_key(here) if flag == "-cuda" else _flag(here, flag)
 
 
 def _latent(here: Here, flag: str) -> str:
-    missing = _only_ik(here, "it")
+    missing = _only_ik(here)
     if missing or not here.model.get("latent_cache"):
         return missing or "the model has no latent attention"
     if flag in here.carried:
@@ -236,10 +235,10 @@ def named_policy(policy: Mapping[int, bool], ids: Mapping[str, int]) -> dict[str
 def defaults(here: Here, cores: int) -> dict[str, Value]:
     """The settings without a search: those of the engine itself, by the help of this binary where that
     says it; of placement and cache, what the command line says."""
-    common = here.install.common
+    common, ubatch = here.install.common, here.install.bench_help.get("-ub")
     fmoe = common is None or not common[1].has("-fmoe") or common[1].has("-no-fmoe")
     values: dict[str, Value] = {
-        "ubatch": _int_default(here.install.bench_help, "-ub", 512),
+        "ubatch": int(ubatch.default) if ubatch is not None and ubatch.default.isdigit() else 512,
         "threads": cores, "threads_batch": cores,
         "flash_attention": _fa_default(here), "kv_type_k": "f16", "kv_type_v": "f16",
         "cuda_graphs": True, "graph_concurrency": False,
@@ -249,11 +248,6 @@ def defaults(here: Here, cores: int) -> dict[str, Value]:
         **{f"op_offload.{op}": True for op in OP_NAMES},
     }  # fmt: skip
     return {n: here.base.get(n, v) for n, v in values.items() if not refusal(n, here)}
-
-
-def _int_default(help_: Help, name: str, otherwise: int) -> int:
-    flag = help_.get(name)
-    return int(flag.default) if flag is not None and flag.default.isdigit() else otherwise
 
 
 def _fa_default(here: Here) -> bool:
