@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..core.protocol import settings_text
 from .compare import SAME, Compared
 
 if TYPE_CHECKING:
@@ -118,5 +119,5 @@ def _side(facts: Mapping[str, Any]) -> str:
     if facts.get("fallbacks"):
         words.append(f"**not taken from the profile: {'; '.join(facts['fallbacks'])}**")
     if facts.get("settings"):
-        words.append(" ".join(f"{k}={v}" for k, v in facts["settings"].items()))
+        words.append(settings_text(facts["settings"]))
     return ", ".join(words)

@@ -264,5 +264,5 @@ def summary(measured: Measured) -> str:
         if measured.verdicts[name] == SAME:
             parts.append(f"{name} no difference (margin {100 * measured.margins[name]:.1f} %)")
         else:
-            parts.append(f"{name} {e.ratio:.3f} × [{e.low:.3f}, {e.high:.3f}]")
+            parts.append(f"{name} {e}")
     return ", ".join([*parts, *([measured.changed] if measured.changed else [])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from ..core.protocol import settings_text
 from ..output.html_report.elements import Page, section, table, text
 from ..output.html_report.figures import forest
 from ..output.html_report.page import document
@@ -136,16 +137,14 @@ def notes(result: Search, facts: Mapping[str, Any]) -> list[str]:
         found.append("Nothing that was tried gained: the default build stays.")
     else:
         named = " ".join(s.define for s in result.chosen)
-        gains = ", ".join(
-            f"{n} {e.ratio:.3f} × [{e.low:.3f}, {e.high:.3f}]" for n, e in result.confirmed.ratios.items()
-        )
+        gains = ", ".join(f"{n} {e}" for n, e in result.confirmed.ratios.items())
         head = f"{named} against the default build" if named else "Fresh rounds did not confirm a gain"
         found.append(f"{head}, in {result.confirmed.rounds} rounds: {gains}.")
     late = [row.switch.define for row in result.outcomes if not row.tried]
     if late:
         found.append(f"Not tried: {', '.join(late)} (the table has the reasons).")
     if result.knobs:
-        told = " ".join(f"{k}={v}" for k, v in result.knobs.items())
+        told = settings_text(result.knobs)
         found.append(f"With that build also set {told}.")
     builds = [result.base, *(row.built for row in result.outcomes if row.built is not None)]
     if any(b.compiler_cache for b in builds):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..core.protocol import settings_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -32,7 +34,7 @@ class Tuned:
         """Both settings in words: `ubatch=1024 in both builds`."""
 
         def told(settings: Mapping[str, Any]) -> str:
-            return " ".join(f"{k}={v}" for k, v in settings.items()) or "defaults"
+            return settings_text(settings) or "defaults"
 
         if self.base == self.variant:
             return f"{told(self.base)} in both builds"

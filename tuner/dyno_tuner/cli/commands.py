@@ -25,7 +25,7 @@ from .. import __version__
 from ..core.errors import Interrupted, TuneError
 from ..core.model_file import check_model
 from ..core.options import ENERGY, MEMORY, OBJECTIVES, SPEED
-from ..core.protocol import Workload
+from ..core.protocol import Workload, settings_text
 from ..search.proposers import SAMPLERS
 from ..space.memory_limits import parse_bytes
 from . import options as o
@@ -461,21 +461,16 @@ def replay(
         print(json.dumps(result))
         return
     print(f"{result['workload']}: {result['points']} recorded points, {result['distinct']} of distinct code")
-    print(f"default  {result['default']['rate']:>10,.1f} t/s  {_words(result['default']['settings'])}")
-    print(f"best     {result['best']['rate']:>10,.1f} t/s  {_words(result['best']['settings'])}")
+    print(f"default  {result['default']['rate']:>10,.1f} t/s  {settings_text(result['default']['settings'])}")
+    print(f"best     {result['best']['rate']:>10,.1f} t/s  {settings_text(result['best']['settings'])}")
     for choice in result["choices"]:
-        print(
-            f"chosen   {choice['rate']:>10,.1f} t/s  {_words(choice['settings'])}  in {choice['runs']} runs"
-        )
+        named = settings_text(choice["settings"])
+        print(f"chosen   {choice['rate']:>10,.1f} t/s  {named}  in {choice['runs']} runs")
     print(
         f"within 2 % of the best in {100 * result['within_2pct']:.1f} % of {result['runs']} runs, after "
         f"{result['evaluations_median']:g} configurations (median; a point within 2 % was met after "
         f"{result['evaluations_to_within_2pct_median']:g})"
     )
-
-
-def _words(settings: dict[str, Any]) -> str:
-    return " ".join(f"{k}={v}" for k, v in settings.items())
 
 
 @app.command(cls=help.Command)

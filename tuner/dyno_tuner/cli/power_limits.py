@@ -222,8 +222,7 @@ _BETTER = {FASTER: "better", SLOWER: "worse", SAME: "no difference"}
 
 
 def _words(metric: Metric) -> str:
-    r = metric.ratio
-    return f"{r.ratio:.3f} × [{r.low:.3f}, {r.high:.3f}] ({_BETTER[metric.verdict]})"
+    return f"{metric.ratio} ({_BETTER[metric.verdict]})"
 
 
 def lines(found: Sequence[AtLimit], objective: str, bus: str) -> list[str]:

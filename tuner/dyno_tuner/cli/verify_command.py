@@ -129,8 +129,7 @@ def _newer(path: Path, day: datetime.date) -> str:
 
 def _print(verdicts: list[Verdict], gain: dict[str, Estimate]) -> None:
     for v in verdicts:
-        e = v.measured
-        now = f" {e.ratio:.3f} × [{e.low:.3f}, {e.high:.3f}]" if e else ""
+        now = f" {v.measured}" if v.measured else ""
         then = f" (recorded {v.recorded:.3f} ×)" if v.recorded is not None else ""
         print(f"{v.verdict:<11} {v.entry}:{now}{then} {v.reason}")
     for metric, g in gain.items():

@@ -56,6 +56,10 @@ class Estimate:
     high: float
     n: int
 
+    def __str__(self) -> str:
+        """For people: `1.042 × [1.031, 1.054]`."""
+        return f"{self.ratio:.3f} × [{self.low:.3f}, {self.high:.3f}]"
+
     def to_dict(self) -> dict[str, float | int | list[float]]:
         return {"ratio": self.ratio, "ci95": [self.low, self.high], "n": self.n}
 

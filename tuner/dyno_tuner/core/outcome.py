@@ -45,18 +45,14 @@ class Screened:
         said = []
         if self.in_situ is not None:
             others = f", {self.together} kernels as one" if self.together > 1 else ""
-            said.append(f"screened in situ{others}: {_interval(self.in_situ)}")
+            said.append(f"screened in situ{others}: {self.in_situ}")
         if self.alone is not None:
-            said.append(f"its launch alone: {_interval(self.alone)}")
+            said.append(f"its launch alone: {self.alone}")
         return "; ".join(said)
 
     def to_dict(self) -> dict[str, Any]:
         parts = {"alone": self.alone, "in_place": self.in_situ}
         return {"screened": self.how, **{n: e.to_dict() for n, e in parts.items() if e is not None}}
-
-
-def _interval(estimate: Estimate) -> str:
-    return f"{estimate.ratio:.3f} × [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,11 @@ Value = bool | int | float | str
 Settings = Mapping[str, Value]
 
 
+def settings_text(settings: Mapping[str, Any], joint: str = " ") -> str:
+    """Settings for people: `ubatch=512 threads=8`."""
+    return joint.join(f"{name}={value}" for name, value in settings.items())
+
+
 class TrialStatus(enum.StrEnum):
     """The end of a trial. Only `ok` has a score; none of the others is a slow trial."""
 

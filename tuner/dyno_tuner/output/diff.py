@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
 
+from ..core.protocol import settings_text
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -35,7 +37,7 @@ def _shown(entry: Any) -> str:
         return entry
     if isinstance(entry, profiles.SettingEntry):
         return str(entry.value)
-    return " ".join(f"{k}={v}" for k, v in entry.config.items())
+    return settings_text(entry.config)
 
 
 def _margin(profile: profiles.Profile) -> float:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from ..core.protocol import settings_text
 from ..decide.pareto import plot
 from ..space.memory_limits import gib
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ..core.intervals import Estimate
-    from ..core.protocol import Value
     from ..core.workload import Workload
     from ..decide.pareto import Variant
 
@@ -66,15 +66,11 @@ def _row(variant: Variant, metrics: Sequence[str]) -> list[str]:
             "" if joules is None else f"{joules:.3g}",
             "" if joules is None else f"{joules * rate:.1f}",
         ]  # fmt: skip
-    return [*cells, _settings(variant.settings)]
+    return [*cells, settings_text(variant.settings)]
 
 
 def _ratio(gain: Estimate | None) -> str:
     return "" if gain is None else f"{gain.ratio:.3f} [{gain.low:.3f}, {gain.high:.3f}]"
-
-
-def _settings(settings: Mapping[str, Value]) -> str:
-    return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..core.protocol import settings_text
 from ..space.memory_limits import gib
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class Progress:
 
     def _kernel_trial(self, data: Mapping[str, Any]) -> None:
         """Only what was kept or failed: there are many."""
-        what = f"{data['key']} {data['tokens']} {_settings(data['config'])}"
+        what = f"{data['key']} {data['tokens']} {settings_text(data['config'])}"
         if "status" in data:
             self.say(f"  {data['status']:<11} {what}: {data['message']}")
         elif data.get("kept"):
@@ -168,7 +169,7 @@ class Progress:
     def _trial(self, data: Mapping[str, Any], plain: bool) -> None:
         self._trials = max(self._trials, int(data["number"]))
         ratio = data["ratio"]
-        named = _settings(data["settings"])
+        named = settings_text(data["settings"])
         if ratio is None:
             self._failed += 1
             if plain:
@@ -186,7 +187,7 @@ class Progress:
         if data["rounds"] < 2:
             verdict = "no time left to confirm it"
         found = f"{data['ratio']:.3f} × {_interval(data)}"
-        named = _settings(data["settings"])
+        named = settings_text(data["settings"])
         if data["beats"] and (self._confirmed is None or data["ratio"] > self._confirmed[0]):
             self._confirmed = (data["ratio"], f"{found}   {named}")
         if plain:
@@ -248,7 +249,3 @@ def _gpu(data: Mapping[str, Any]) -> str:
 def _interval(data: Mapping[str, Any]) -> str:
     low, high = data["ci95"]
     return f"[{low:.3f}, {high:.3f}]"
-
-
-def _settings(settings: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in settings.items())

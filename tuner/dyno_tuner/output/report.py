@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from ..core.options import ENERGY, MEMORY
+from ..core.protocol import settings_text
 from ..space.memory_limits import gib
 from .verdict import better, not_proven, over_defaults, too_noisy, verdict
 
@@ -46,7 +47,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
             )
     for kernel in outcome.kernels:
         e = kernel.estimate
-        config = " ".join(f"{k}={v}" for k, v in kernel.choice.config.items())
+        config = settings_text(kernel.choice.config)
         table.add_row(
             f"{kernel.choice.key} {kernel.choice.tokens}", config, "", f"{e.ratio:.3f}",
             f"{e.low:.3f} … {e.high:.3f}", f"({kernel.group}; {_screened(kernel.screened)})",
@@ -113,7 +114,7 @@ def _print_unproven(outcome: Outcome, console: Console) -> None:
             f"it: their entries are `default`.{longer}"
         )
     elif outcome.missed:
-        named = ", ".join(f"{k}={v}" for k, v in outcome.missed["settings"].items())
+        named = settings_text(outcome.missed["settings"], ", ")
         ratio = f"{outcome.missed['ratio']:.3f} × {over_defaults(outcome.objective)}"
         console.print(
             f"{named} together looked {ratio}; only a part of it could be proven in time. Continue with "

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..core.options import ENERGY, MEMORY
+from ..core.protocol import settings_text
 from ..core.workload import kind_of
 from ..decide.answer_check import rounding_limit
 from ..measure.paired_rounds import WIDEST_MARGIN
@@ -120,7 +121,7 @@ def not_proven(outcome: Outcome) -> list[str]:
         named = (
             f"{promise['kernels']} kernels for generation"
             if "kernels" in promise
-            else ", ".join(f"{k}={v}" for k, v in promise["settings"].items())
+            else settings_text(promise["settings"], ", ")
         )
         needed = f": --budget {promise['needed']}s has room for the proof" if "needed" in promise else ""
         ratio = f"{promise['ratio']:.3f} × {compared(outcome.objective)}"

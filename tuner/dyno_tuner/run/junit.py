@@ -68,7 +68,7 @@ def write_junit(path: Path, suite: Suite) -> None:
 def _case(suite: Suite, verdict: Verdict) -> ElementTree.Element:
     case = ElementTree.Element("testcase", name=_clean(verdict.entry), classname=_clean(suite.profile))
     measured = verdict.measured
-    now = "" if measured is None else f"{measured.ratio:.3f} × [{measured.low:.3f}, {measured.high:.3f}]"
+    now = "" if measured is None else str(measured)
     then = "" if verdict.recorded is None else f"recorded {verdict.recorded:.3f} ×"
     told = "; ".join(part for part in (verdict.reason, now, then) if part)
     if verdict.verdict != _PASSES:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.intervals import Estimate, estimate
 from ...core.options import MEMORY, SPEED
-from ...core.protocol import TrialStatus, kind_of
+from ...core.protocol import TrialStatus, kind_of, settings_text
 from ...decide.answer_check import rounding_limit
 from ...measure.measurement import baseline_moved, score, void_over
 from ...measure.paired_rounds import Way, beside, both_ways, joined
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 def words(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     """The settings that differ from the default."""
-    changed = [f"{k}={v}" for k, v in settings.items() if k not in defaults or defaults[k] != v]
-    return " ".join(changed) or "default"
+    changed = {k: v for k, v in settings.items() if k not in defaults or defaults[k] != v}
+    return settings_text(changed) or "default"
 
 
 def estimate_of(data: Mapping[str, Any]) -> Estimate | None:
@@ -445,7 +445,7 @@ def left_undone(outcome: Mapping[str, Any]) -> str:
         return ""  # which takes nothing that is only faster
     lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
     if (ratio := number(missed.get("ratio"))) is not None:
-        named = ", ".join(f"{k}={v}" for k, v in mapping(missed.get("settings")).items())
+        named = settings_text(mapping(missed.get("settings")), ", ")
         whole = f"{named} together looked {ratio:.3f} × {over_defaults(objective)}"
         lines.insert(0, f"{whole}; only a part of it was proven.")
     elif outcome.get("unproven") is True:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.protocol import TrialStatus
+from ...core.protocol import TrialStatus, settings_text
 from . import analyse, figures
 from .analyse import estimate_of, words
 from .elements import Page, ratio_cells, section, soft, table, text
@@ -418,7 +418,7 @@ def _kernels(page: Page, run: Run, found: Verdict) -> None:
     listed = found.outcome.get("kernels")
     choices = [
         [k.get("key", ""), k.get("tokens", ""),
-         " ".join(f"{n}={v}" for n, v in mapping(k.get("config")).items()),
+         settings_text(mapping(k.get("config"))),
          k.get("screened", "alone"), *ratio_cells(estimate_of(mapping(k.get("in_place")))),
          *ratio_cells(estimate_of(mapping(k.get("alone"))))]
         for k in map(mapping, listed if isinstance(listed, list) else [])
@@ -453,7 +453,7 @@ def _kernel_trials(run: Run) -> list[list[object]]:
         if "kept" in note:
             verdict = "kept" if note["kept"] is True else "not confirmed"
         cells = ratio_cells(again) if again else ["" if ratio is None else f"{ratio:.4f}", ""]
-        config = " ".join(f"{n}={v}" for n, v in mapping(note.get("config")).items())
+        config = settings_text(mapping(note.get("config")))
         rows.append([note.get("key", ""), note.get("tokens", ""), config, *cells, verdict])
     return rows
 
