@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import threading
 import time
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from dyno.engine import Engine
 
 __all__ = ["DEFAULT_SEQUENCES", "Scheduler", "SchedulerEvents", "Speculation"]
-
-_log = logging.getLogger("dyno.scheduler")
 
 DEFAULT_SEQUENCES = 4
 """Sequences of a server if neither its command line nor a profile says so."""

@@ -119,7 +119,6 @@ class CpuWatch:
         limits = _core.cpu_limits(root)
         usable = min(float(limits["quota"]) or float("inf"), float(limits["affinity"]))
         self._needed = usable if needed is None else min(float(needed), usable)
-        self._usable = usable
         self._quota = float(limits["quota"])
         self._group = Path(limits["quota_from"]).parent if limits["quota_from"] else None
         self._cpus = {f"cpu{n}" for n in os.sched_getaffinity(0)}

@@ -265,16 +265,15 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         held.enter_context(book)
         begun_with = head.get("budget")  # None in journals from before it stood there
         recorder = _recorder(executor, description, request, space, book, past, progress, held, begun_with)
-        pool = None
-        if others:
-            members = [PoolMember(0, request.device, recorder)]
-            for number, (other, one) in enumerate(zip(others, companions, strict=True), 1):
-                path = journal.of_device(book.path, number)
-                its, its_past, _ = open_journal(path, {**head, "device": number}, request.resume, progress)
-                held.enter_context(its)
-                of_it = _recorder(other, one, request, space, its, its_past, progress, held, begun_with)
-                members.append(PoolMember(number, _name(request, number), of_it))
-            pool = DevicePool(members)
+        members = [PoolMember(0, request.device, recorder)]
+        for number, (other, one) in enumerate(zip(others, companions, strict=True), 1):
+            path = journal.of_device(book.path, number)
+            its, its_past, _ = open_journal(path, {**head, "device": number}, request.resume, progress)
+            held.enter_context(its)
+            of_it = _recorder(other, one, request, space, its, its_past, progress, held, begun_with)
+            members.append(PoolMember(number, _name(request, number), of_it))
+        pool = DevicePool(members) if others else None
+        if pool is not None:
             progress.say(f"{len(pool)} devices search together; the result is confirmed on {request.device}")
         for line in declared(request.engine).left_out(description, approx=options.approx_limit is not None):
             progress.say(line)
@@ -296,34 +295,11 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         first = ordered(executor, space, options.workload) if can.memory_plan else []
         if first:
             recorder.note("ordered", by="cost model", settings=first)
-        tune = Tune(
-            recorder,
-            space,
-            options,
-            incumbents=[*request.first, *head["incumbents"], *first],
-            shared=shared,
-            pool=pool,
-        )
+        racing = [*request.first, *head["incumbents"], *first]
+        tune = Tune(recorder, space, options, incumbents=racing, shared=shared, pool=pool)
         with validation.fitting(book.path, lambda: "" if recorder.performed else recorder.last):
             outcome = tune.run()
-        variants: list[Variant] = []
-        if options.pareto and outcome.status != "interrupted":
-            given = _planned_defaults(description)
-            plan = MemoryLimit(sys.maxsize, executor.memory, _planned_names(given))  # asks each thing once
-
-            def needs(settings: Mapping[str, Value]) -> int | None:
-                return plan.needs({**given, **settings})
-
-            try:
-                variants, why = trade_memory(tune, needs)
-            except KeyboardInterrupt:  # what the tune itself has proven is written
-                outcome.status, why = "interrupted", "interrupted; --resume goes on with it"
-            if why:
-                progress.say(f"--pareto: {why}")
-            if options.objective == MEMORY and outcome.status != "interrupted":
-                outcome = least_memory(tune, variants, needs)
-        if options.objective == MEMORY and outcome.status == "interrupted":
-            outcome = nothing_saved(outcome)  # what is proven until then is the fastest, not the smallest
+        outcome, variants = _with_less_memory(tune, outcome, executor, description, progress)
         for number in range(1, 1 + len(others)):
             path = journal.of_device(book.path, number)
             recorder.note("device_journal", device=number, path=path.name, sha256=journal.sha256(path))
@@ -355,6 +331,31 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
             f"{tune.disturbance}; {written.path} holds the entries that were proven before. {_TO_REST}"
         )
     return Result(outcome, profile, written.path, book.path, folder)
+
+
+def _with_less_memory(
+    tune: Tune, outcome: Outcome, executor: Executor, description: Description, progress: Progress
+) -> tuple[Outcome, list[Variant]]:
+    """The outcome and the variants of `--pareto`. If memory decides, the outcome is the smallest of them."""
+    options, variants = tune.options, list[Variant]()
+    if options.pareto and outcome.status != "interrupted":
+        given = _planned_defaults(description)
+        plan = MemoryLimit(sys.maxsize, executor.memory, _planned_names(given))  # asks each thing once
+
+        def needs(settings: Mapping[str, Value]) -> int | None:
+            return plan.needs({**given, **settings})
+
+        try:
+            variants, why = trade_memory(tune, needs)
+        except KeyboardInterrupt:  # what the tune itself has proven is written
+            outcome.status, why = "interrupted", "interrupted; --resume goes on with it"
+        if why:
+            progress.say(f"--pareto: {why}")
+        if options.objective == MEMORY and outcome.status != "interrupted":
+            outcome = least_memory(tune, variants, needs)
+    if options.objective == MEMORY and outcome.status == "interrupted":
+        outcome = nothing_saved(outcome)  # what is proven until then is the fastest, not the smallest
+    return outcome, variants
 
 
 def _recorder(

@@ -87,7 +87,6 @@ _BARE = frozenset({"--defer-experts"})  # every other switch is given to llama-b
 class Command:
     """A command line taken apart."""
 
-    program: str = ""
     env: dict[str, str] = field(default_factory=dict)
     incumbent: dict[str, Value] = field(default_factory=dict)  # settings that the search may change
     # Placement and cache: where the search starts from.
@@ -124,7 +123,7 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, 
         name, _, value = rest.pop(0).partition("=")
         out.env[name] = value
     if rest and not rest[0].startswith("-"):
-        out.program = os.path.basename(rest.pop(0))
+        rest.pop(0)  # the program
     _variables(out, engine)
     while rest:
         token = rest.pop(0)
