@@ -52,10 +52,12 @@ std::vector<plan::NamedRates> read_rates(const nb::dict& dict) {
     plan::NamedRates named{.device = nb::cast<std::string>(nb::str(name)), .rates = {}};
     named.rates.bytes_per_second = r.number("memory_gbps", 0) * 1e9;
     named.rates.weight_bytes_per_second = r.number("weights_gbps", 0) * 1e9;
+    named.rates.core_bytes_per_second = r.number("core_gbps", 0) * 1e9;
     named.rates.flops_one = r.number("gflops_one", 0) * 1e9;
     named.rates.flops_many = r.number("gflops_many", 0) * 1e9;
     named.rates.launch_seconds = r.number("launch_us", 0) * 1e-6;
     named.rates.spread_seconds = r.number("spread_us", 0) * 1e-6;
+    named.rates.expert_seconds = r.number("experts_us", 0) * 1e-6;
     named.rates.link.bytes_per_second = r.number("link_gbps", 0) * 1e9;
     named.rates.link.latency_seconds = r.number("latency_us", 0) * 1e-6;
     r.finish();

@@ -20,6 +20,13 @@ double weight_rate(const Rates& rates) {
   return rates.weight_bytes_per_second > 0 ? rates.weight_bytes_per_second : rates.bytes_per_second;
 }
 
+// An op that is no product gives each thread at least some KiB. So a few rows are the work of one thread.
+double row_rate(const Rates& rates, double bytes) {
+  constexpr double kThreadBytes = 64 << 10;
+  if (rates.core_bytes_per_second <= 0) return rates.bytes_per_second;
+  return std::min(rates.bytes_per_second, rates.core_bytes_per_second * std::max(1.0, bytes / kThreadBytes));
+}
+
 const Link& device_link(const Plan& plan, const std::vector<DeviceRates>& rates, DeviceId id) {
   const auto at = static_cast<size_t>(id);
   const Link& planned = plan.devices[at].link;
@@ -57,6 +64,22 @@ bool is_product(const ops::OpDesc& desc) {
   }
 }
 
+bool is_of_experts(const ops::OpDesc& desc) {
+  const ops::Family family = ops::family_of(desc);
+  return family == ops::Family::matmul_id || family == ops::Family::moe_up_gate || family == ops::Family::moe_down_sum;
+}
+
+// Beside a transfer's latency and bytes. A GPU takes the few rows of a token by one block, which reads 8 KiB of the
+// host's memory and waits for them before it reads the next ones (runtime/cuda/turns.cu). So each 8 KiB cost a trip
+// over the bus and back, about 1.2 microseconds over PCIe. Of more bytes the driver makes a copy.
+double trip_seconds(size_t bytes, bool first) {
+  constexpr size_t kPass = size_t{8} << 10, kMost = size_t{64} << 10;
+  constexpr double kTrip = 1.2e-6;
+  if (bytes == 0 || bytes > kMost) return 0;
+  const size_t passes = (bytes + kPass - 1) / kPass;
+  return static_cast<double>(passes - (first ? 1 : 0)) * kTrip;
+}
+
 // Rows that meet the same matrix: an expert has a part of the tokens.
 double rows_of_matrix(const ops::OpDesc& desc, int64_t tokens) {
   const auto rows = static_cast<double>(tokens);
@@ -73,9 +96,9 @@ double rows_of_matrix(const ops::OpDesc& desc, int64_t tokens) {
 
 double launch_seconds(const Rates& rates, const ops::OpDesc& desc, const ops::Cost& cost, int64_t tokens) {
   const bool product = is_product(desc);
-  const double read = product ? weight_rate(rates) : rates.bytes_per_second;
+  const double read = product ? weight_rate(rates) : row_rate(rates, cost.bytes);
   return std::max(cost.bytes / read, cost.flops / flops_per_second(rates, rows_of_matrix(desc, tokens))) +
-         rates.launch_seconds + (product ? rates.spread_seconds : 0);
+         rates.launch_seconds + (product ? rates.spread_seconds : 0) + (is_of_experts(desc) ? rates.expert_seconds : 0);
 }
 
 class Estimate {
@@ -218,13 +241,15 @@ class Estimate {
     const size_t bytes = value.bytes_fixed + value.bytes_per_token * static_cast<size_t>(tokens);
     const Rates& rates = rates_[static_cast<size_t>(node.device)].rates;
     // The copy itself runs while the link would.
-    const double copy = 2 * static_cast<double>(bytes) / rates.bytes_per_second + rates.launch_seconds;
+    const double moved = 2 * static_cast<double>(bytes);
+    const double copy = moved / row_rate(rates, moved) + rates.launch_seconds;
     const Node* before = index > 0 ? &list.nodes[index - 1] : nullptr;
     const bool joins = is_gpu(node.device) && before != nullptr &&
                        std::holds_alternative<TransferOperands>(before->operands) &&
                        ends(*before) == std::pair(from, to);
     double linked = transfer_seconds(link(from), link(to), bytes);
     if (joins) linked -= transfer_seconds(link(from), link(to), 0);
+    if (load_.tokens == 1 && is_gpu(to) && !is_gpu(from)) linked += trip_seconds(bytes, !joins);
     const double seconds = joins ? linked : std::max(linked, copy);
     count_transfer(part(to, node.layer), bytes, seconds);
     const double sent = clock(from) + seconds;
@@ -273,11 +298,13 @@ Rates assumed_rates(const DeviceInfo& device) {
             .flops_one = 2e13 * share,
             .flops_many = 2e14 * share,
             .launch_seconds = 3e-6,
+            .expert_seconds = 3e-6,
             .link = {.bytes_per_second = 20e9, .latency_seconds = 10e-6}};
   }
   const double cores = std::max(device.cores, 1);
   const double wide = device.isa == CpuIsa::avx512_vnni ? 4 : device.isa == CpuIsa::avx2 ? 2 : 1;
   return {.bytes_per_second = std::min(8e9 * cores, 60e9),
+          .core_bytes_per_second = 15e9,
           .flops_one = 12e9 * wide * cores,
           .flops_many = 30e9 * wide * cores,
           .launch_seconds = 2e-6,

@@ -21,6 +21,8 @@ namespace dyno::plan {
 double flops_per_second(const Rates& rates, double rows);
 // Bytes of matrices a second that products with few rows read.
 double weight_rate(const Rates& rates);
+// Bytes a second that an op reads and writes which is no product, and which has so many bytes.
+double row_rate(const Rates& rates, double bytes);
 // By the device's properties alone: for want of measured ones.
 Rates assumed_rates(const DeviceInfo& device);
 

@@ -40,10 +40,12 @@ struct Link {
 struct Rates {
   double bytes_per_second = 0;         // of the device's own memory, read and written
   double weight_bytes_per_second = 0;  // of matrices that products with few rows read; 0: as bytes_per_second
+  double core_bytes_per_second = 0;    // of one thread of the CPU; 0: as bytes_per_second
   double flops_one = 0;                // of products with one row, operations a second
   double flops_many = 0;               // of products with kManyRows rows and more
   double launch_seconds = 0;           // of an op that does nothing
   double spread_seconds = 0;           // of a product more: until all threads have begun and ended their parts
+  double expert_seconds = 0;           // of a product of experts more: until their numbers are known
   Link link;                           // to the memory of the machine; a virtual device has the plan's
 };
 inline constexpr int64_t kManyRows = 64;

@@ -25,15 +25,17 @@ _log = logging.getLogger("dyno")
 RATES: Final = {
     "memory_gbps": "GB/s of the device's memory, read and written",
     "weights_gbps": "GB/s of Q4_0 weights that products with one row read from memory",
+    "core_gbps": "GB/s that one thread of the CPU reads from memory and writes",
     "gflops_one": "1e9 operations a second of products with one row, of weights in a cache",
     "gflops_many": "1e9 operations a second of products with many rows",
     "launch_us": "microseconds of an op that does next to nothing",
     "spread_us": "microseconds of a product more, until all threads or blocks have begun and ended",
+    "experts_us": "microseconds of a GPU's product of experts more, until it knows which ones",
     "link_gbps": "GB/s between the device and the memory of the machine",
     "latency_us": "microseconds of a transfer beside its bytes",
 }
 """Rates of a device by name, as a plan's costs use them."""
-_OF_CPU: Final = tuple(RATES)[:6]
+_OF_CPU: Final = tuple(RATES)[:7]
 _NEEDED: Final = frozenset({"memory_gbps", "weights_gbps", "gflops_one", "gflops_many"})
 _MOST_BYTES: Final = 1 << 20
 _COLD: Final = 512 << 20
@@ -70,6 +72,10 @@ def _of_gpu(device: str, seconds: float) -> dict[str, float]:
     less, less_read, _ = launch("matmul q4_0 n=2048 k=2048 layout=gpu", 1, rotate=256 << 20)
     more, more_read, _ = launch("matmul q4_0 n=16384 k=4096 layout=gpu", 1, rotate=256 << 20)
     weights = (more_read - less_read) / max(more - less, 0.1 * more)
+    # Which experts is known when the launch before is over. So their weights come no earlier, as others do.
+    key = "moe_up_gate q4_0 n=768 k=2048 experts=128 used=8 activation=silu layout=gpu"
+    routed, routed_read, _ = launch(key, 1, rotate=256 << 20)
+    spread = max(0.0, less - small - less_read / weights)
     warm, _, operations = launch("matmul q4_0 n=4096 k=4096 layout=gpu", 512)
     many = operations / max(warm - small, 0.1 * warm)
     return {
@@ -79,7 +85,8 @@ def _of_gpu(device: str, seconds: float) -> dict[str, float]:
         "gflops_one": many / 10 / 1e9,
         "gflops_many": many / 1e9,
         "launch_us": small * 1e6,
-        "spread_us": max(0.0, less - small - less_read / weights) * 1e6,
+        "spread_us": spread * 1e6,
+        "experts_us": max(0.0, routed - small - spread - routed_read / weights) * 1e6,
         "link_gbps": min(found["host_to_device_gbps"], found["device_to_host_gbps"]),
         "latency_us": found["transfer_us"],
     }
@@ -110,12 +117,16 @@ def _of_cpu(threads: int, seconds: float) -> dict[str, float]:
     walked = max(_COLD, 3 * int(_core.cpu_info()["l3_bytes"]))
     cold, read, _ = product(16384, 1, rotate=min(walked, int(_core.cpu_limits()["memory_bytes"]) // 8))
     many, _, many_operations = product(2048, 512)
+    # Rows of eight experts, which one thread adds. Other cores have written them, or nobody lately.
+    family, rows = _core.ops.parse_key("moe_sum n=2048 used=8", 1)
+    added = launch(family, rows, rotate=256 << 20)
     return dict(
         zip(
             _OF_CPU,
             (
                 cpu_memory(cores, seconds),
                 read / max(cold - spread, 0.1 * cold) / 1e9,
+                _core.ops.cost(family, rows)[0] / added / 1e9,
                 one / 1e9,
                 many_operations / max(many - spread, 0.1 * many) / 1e9,
                 launch("transfer", {"m": 1, "row": 64, "fixed": 0}) * 1e6,

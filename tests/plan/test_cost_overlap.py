@@ -38,7 +38,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return qwen3moe_hole(tmp_path_factory.mktemp("hole") / "model.gguf", LAYERS)
 
 
-def cost(model: Path, tokens: int, n_cpu_moe: int, cached: int = 0, **rates: float) -> dict[str, Any]:
+def cost(
+    model: Path, tokens: int, n_cpu_moe: int, cached: int = 0, core_gbps: float = 0, **rates: float
+) -> dict[str, Any]:
     """`rates`: of the GPU, others than usual."""
     session = _core.Session(
         model,
@@ -49,7 +51,7 @@ def cost(model: Path, tokens: int, n_cpu_moe: int, cached: int = 0, **rates: flo
         device=GPU,
         placement={"beside_gpu": [CPU]},
     )
-    every = {"cpu": CPU_RATES, "cuda:0": GPU_RATES | rates}
+    every = {"cpu": CPU_RATES | {"core_gbps": core_gbps}, "cuda:0": GPU_RATES | rates}
     return session.cost(tokens, logit_rows=1, rates=every)
 
 
@@ -112,3 +114,31 @@ def test_a_slow_gpu_computes_beside_the_cpu(model: Path) -> None:
     found = cost(model, 1, LAYERS, cached=round(0.5 * LAYERS * EXPERTS / 2**20), memory_gbps=100.0)
     assert found["seconds"] < 0.9 * (seconds(found) + seconds(found, field="transfer_seconds"))
     assert found["seconds"] > seconds(found, "cuda")
+
+
+def test_few_rows_are_the_work_of_one_thread(model: Path) -> None:
+    """Quantised inputs of both products, and the sum over the experts; a prompt's are the work of all."""
+    quantised, added = (2048 + 8 * 768) * 5.25, 2048 * 10 * 4
+    token, alone = (seconds(cost(model, 1, LAYERS, core_gbps=gbps), "cpu") for gbps in (0, 20.0))
+    # The sum's 80 KiB are more than the least of a thread.
+    slow = quantised / 20e9 + 2**16 / 20e9
+    fast = (quantised + added) / 280e9
+    assert alone - token == pytest.approx(LAYERS * (slow - fast), rel=1e-3)
+    prompt, shared = (cost(model, 512, LAYERS, core_gbps=gbps)["seconds"] for gbps in (0, 20.0))
+    assert shared == pytest.approx(prompt, rel=1e-6)
+
+
+def test_products_of_experts_wait_for_their_numbers(model: Path) -> None:
+    """On the GPU two of them a layer, on the CPU none."""
+    for n_cpu_moe, layers in ((0, LAYERS), (2, LAYERS - 2), (LAYERS, 0)):
+        plain, late = (seconds(cost(model, 1, n_cpu_moe, experts_us=us), "cuda") for us in (0.0, 3.0))
+        assert late - plain == pytest.approx(layers * 2 * 3e-6, abs=1e-9)
+
+
+def test_a_gpu_takes_rows_of_the_host_by_passes(model: Path) -> None:
+    """With cached experts a row for each slot crosses, 64 KiB: 7 more trips over the bus than one row."""
+    cached = cost(model, 1, LAYERS, cached=round(0.5 * LAYERS * EXPERTS / 2**20))
+    each = 10e-6 + 2**16 / 55e9 + 7 * 1.2e-6
+    assert seconds(cached, "cuda", "transfer_seconds") == pytest.approx(LAYERS * each, rel=0.01)
+    # The CPU gets them by posted writes.
+    assert seconds(cached, "cpu", "transfer_seconds") == pytest.approx(LAYERS * 10e-6, rel=0.1)
