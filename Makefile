@@ -27,8 +27,9 @@ test-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m gpu tests
 
 # The CUDA engine compiled and linked for the oldest and a Hopper chip, with the kernel instances that defaults take. Its CPU
-# half is compiled for this machine alone and with few optimisations: `make test` runs the whole of it. Then a small module with GGML_CUDA_LTO=ON, for which pip installs the libnvvm of the toolkit's release.
-# Needs a toolkit, which is an error to lack, and no GPU.
+# half is compiled for this machine alone and with few optimisations: `make test` runs the whole of it. Device code has few as
+# well, but for instructions of one chip (DYNO_CUDA_QUICK). Then a small module with GGML_CUDA_LTO=ON, for which pip installs the
+# libnvvm of the toolkit's release. Needs a toolkit, which is an error to lack, and no GPU.
 LTO_BUILD := build/cuda-lto-check
 CUDA_RELEASE = $$(sed -n 's/.*{"CUDA", "\([0-9.]*\)".*/\1/p' build/cuda-check/csrc/bindings/build_info.h)
 cuda-check: $(VENV)/.installed-test
@@ -45,7 +46,7 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -n 60 -P 4 $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python -m dyno.profiles.generate --check --root .
 	$(BIN)/python csrc/bindings/stubs.py --check
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 NVCC = shutil.which("nvcc", path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin")))
+QUICK = "--Ofast-compile=max"
 EXACT, CHIP, FAST = "norm_rows.cu", "gemm_wgmma_q4_0.cu", "gemm_mma_q4_0.cu"
 
 
@@ -64,7 +65,7 @@ def test_defaults(cuda: Configure) -> None:
     for command in units(built):
         assert "--compress-mode=size" in command
         assert any("sm_90a" in word for word in command)
-        assert not {"-use_fast_math", "-rdc=true", "--Werror=all-warnings"} & set(command)
+        assert not {"-use_fast_math", "-rdc=true", "--Werror=all-warnings", QUICK} & set(command)
     assert "-DDYNO_CUDA_GRAPHS=1" in macros(built)
     assert not macros(built) & {"-DDYNO_CUDA_F16=1", "-DDYNO_CUDA_FORCE_BF16=1"}
     assert "-dlink" not in built.link_commands()
@@ -142,6 +143,17 @@ def test_a_path_that_is_forced(cuda: Configure) -> None:
     blas = works(cuda(GGML_CUDA_FORCE_CUBLAS="ON"))
     assert "-DDYNO_CUDA_FORCE_CUBLAS=1" in macros(blas)
     assert blas.of("gemm_unpacked.cu")
+
+
+def test_a_quick_check_spares_no_optimisation_of_the_instructions_of_one_chip(cuda: Configure) -> None:
+    built = cuda(DYNO_CUDA_QUICK="ON")
+    if "has no --Ofast-compile" in built.output:
+        assert not built.ok
+        pytest.skip("this nvcc has no --Ofast-compile")
+    for name in (EXACT, FAST, "flash_head_128.cu"):
+        assert all(QUICK in command for command in works(built).of(name))
+    for name in (CHIP, "flash_wgmma_head_128.cu"):
+        assert all(QUICK not in command for command in built.of(name))
 
 
 LTO = {"GGML_CUDA_LTO": "ON", "DYNO_LIBNVVM": "/any/libnvvm.so"}  # configuring does not open the library
