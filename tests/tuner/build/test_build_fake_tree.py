@@ -169,6 +169,7 @@ def _alive(pid: int) -> bool:
 
 def test_verdicts_and_the_line_to_use(tree: Path, cache: Path, model: str, tmp_path: Path) -> None:
     names = ["GGML_LTO", "GGML_OPENMP", "GGML_LLAMAFILE", "GGML_CPU_REPACK", "GGML_NATIVE", "GGML_WRONG=ON"]
+    names.append("GGML_MISSPELT=ON")
     switches = [word for name in names for word in ("--switch", name)]
     page = tmp_path / "page.html"
     code, output, said = run(
@@ -183,6 +184,7 @@ def test_verdicts_and_the_line_to_use(tree: Path, cache: Path, model: str, tmp_p
     assert verdicts == {
         "GGML_CUDA_FORCE_MMQ": "inert", "GGML_LTO": "on", "GGML_OPENMP": "default", "GGML_LLAMAFILE": "inert",
         "GGML_CPU_REPACK": "inert", "GGML_NATIVE": "refused", "GGML_WRONG": "default",
+        "GGML_MISSPELT": "inert",
     }, told  # fmt: skip
     assert told["command"] == "cmake -B build -DGGML_LTO=ON"
     lto = told["verdicts"]["GGML_LTO"]
@@ -195,6 +197,8 @@ def test_verdicts_and_the_line_to_use(tree: Path, cache: Path, model: str, tmp_p
     assert "answers changed" in told["verdicts"]["GGML_WRONG"]["reason"]
     assert "objects is that of the default build" in told["verdicts"]["GGML_LLAMAFILE"]["reason"]
     assert "every command is that of the default build" in told["verdicts"]["GGML_CPU_REPACK"]["reason"]
+    assert "declares GGML_MISSPELT" in told["verdicts"]["GGML_MISSPELT"]["reason"]
+    assert "declares" not in told["verdicts"]["GGML_CPU_REPACK"]["reason"]
     assert told["chosen"]["defines"] == {"GGML_LTO": "ON"}
     text = page.read_text()
     assert "cmake -B build -DGGML_LTO=ON" in text
@@ -221,7 +225,9 @@ def test_nothing_gained_stays_default(tree: Path, cache: Path, model: str) -> No
         (["--switch", "a b"], 2, "write NAME or NAME=VALUE"),
         (["--switch", "GGML_LTO", "--define", "GGML_LTO=ON"], 2, "both a --switch and a --define"),
         (["--define", "GGML_LTO"], 2, "write NAME=VALUE"),
-        (["--source", "/nonexistent-tree"], 1, "is not a source tree"),
+        (["--source", "/nonexistent-tree"], 1, "/nonexistent-tree: there is no such folder"),
+        (["--source", "/tmp", "--engine", "llama.cpp"], 1, "is not a source tree: it has no CMakeLists.txt"),
+        (["--source", str(Path(__file__).parents[2] / "fuzz")], 1, "name its engine: --engine llama.cpp"),
         (["--model", "/nonexistent.gguf"], 1, "nonexistent.gguf"),
     ],
 )  # fmt: skip
@@ -230,6 +236,19 @@ def test_wrong_words(model: str, words: list[str], code: int, said: str) -> None
     found, _, errors = run(*given, "--device", "cpu")
     assert found == code
     assert said in " ".join(errors.replace("│", " ").split())
+
+
+def test_a_tree_of_something_else_is_told(tmp_path: Path, model: str) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.24)\nproject(other CXX)\nadd_executable(other other.cpp)\n"
+    )
+    (tmp_path / "other.cpp").write_text("int main() {}\n")
+    code, _, said = run(
+        "--model", model, "--engine", "llama.cpp", "--source", str(tmp_path),
+        "--cache", str(tmp_path / "cache"), "--device", "cpu", "--switch", "GGML_LTO",
+    )  # fmt: skip
+    assert code == 1
+    assert "the source tree builds no llama-bench; --source names a tree of llama.cpp" in said
 
 
 def test_another_engine_on_a_gpu_needs_no_cuda_in_dyno(

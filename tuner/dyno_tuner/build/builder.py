@@ -11,6 +11,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -205,7 +206,16 @@ class Builder:
         peak = self._step(self._cmake(tree, whole), deadline, "configure", environment)
         targets = [word for tool in TOOLS for word in ("--target", tool)]
         command = [_cmake_program(), "--build", str(tree), "--parallel", str(jobs), *targets]
-        return max(peak, self._step(command, deadline, "build", environment))
+        try:
+            return max(peak, self._step(command, deadline, "build", environment))
+        except BuildFailed as error:
+            if missing := next(
+                (t for t in TOOLS if re.search(rf"(unknown|make) target '{t}'", str(error))), None
+            ):
+                raise BuildFailed(
+                    f"the source tree builds no {missing}; --source names a tree of {self.engine}"
+                ) from error
+            raise
 
     def _cmake(self, tree: Path, defines: Mapping[str, str]) -> list[str]:
         ninja = tool("ninja")

@@ -31,6 +31,8 @@ class Commands:
     link: frozenset[str] = frozenset()
     generated: Mapping[str, str] = field(default_factory=dict)
     """Contents of generated headers, by path."""
+    undeclared: frozenset[str] = field(default=frozenset(), compare=False)
+    """Definitions that were given and that no CMake file of the tree declares."""
 
 
 def read_commands(tree: Path) -> Commands:
@@ -52,7 +54,7 @@ def read_commands(tree: Path) -> Commands:
         place = Path(entry.get("directory", tree)) / name
         key = str(place.relative_to(tree)) if place.is_relative_to(tree) else name
         found[key] = _plain(command, tree)
-    return Commands(found, frozenset(_links(tree)), _headers(tree))
+    return Commands(found, frozenset(_links(tree)), _headers(tree), _undeclared(tree))
 
 
 def tool(name: str) -> str | None:
@@ -79,6 +81,13 @@ def _links(tree: Path) -> list[str]:
             return [_plain(line, tree) for line in done.stdout.splitlines() if " -c " not in line]
     texts = sorted(tree.rglob("link.txt"))
     return [_plain(path.read_text(encoding="utf-8", errors="replace"), tree) for path in texts]
+
+
+def _undeclared(tree: Path) -> frozenset[str]:
+    """CMake keeps such a definition without a type."""
+    cache = tree / "CMakeCache.txt"
+    text = cache.read_text(encoding="utf-8", errors="replace") if cache.is_file() else ""
+    return frozenset(re.findall(r"^(\w+):UNINITIALIZED=", text, re.MULTILINE))
 
 
 def _headers(tree: Path) -> dict[str, str]:

@@ -42,8 +42,12 @@ def source_files(source: Path) -> list[str]:
     Raises:
         TuneError: It is not a source tree of CMake, or has more files than one.
     """
+    if not source.is_dir():
+        raise TuneError(f"{source}: there is no such folder; --source names a source tree")
     if not (source / "CMakeLists.txt").is_file():
-        raise TuneError(f"{source} is not a source tree: it has no CMakeLists.txt; give --source DIR")
+        raise TuneError(
+            f"{source} is not a source tree: it has no CMakeLists.txt; --source names one that has"
+        )
     done = None
     if (source / ".git").exists() and shutil.which("git"):
         command = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

@@ -202,6 +202,8 @@ class _Run:
                 if commands == others:
                     row.verdict, row.built = INERT, built
                     row.reason = f"every command is that of {name}, so nothing was built"
+                    if switch.name in commands.undeclared:
+                        row.reason += f"; no CMake file of the source tree declares {switch.name}"
                     return False
             needed = self._least() + (0.0 if self._in_cache(row) else base.seconds)
             if self.clock.left < needed:

@@ -138,7 +138,12 @@ def build(
     chosen = usage(lambda: named(switches, engine, place)) if switches else catalogue(engine, place)
     _check_distinct(chosen, given)
     where = cache.absolute() if cache is not None else cache_folder()
-    tree, sources = snapshot((source or _own_source()).absolute(), where)
+    wanted = (source or _own_source()).absolute()
+    if not foreign and (wanted / "CMakeLists.txt").is_file() and not _is_own(wanted):
+        raise TuneError(
+            f"{wanted} is not a source tree of dyno; name its engine: --engine llama.cpp or ik_llama.cpp"
+        )
+    tree, sources = snapshot(wanted, where)
     fixed = {**_fixed(engine, place), **given}
     builder = Builder(tree, sources, engine, where, fixed, None if limit is None else limit >> 20, say)
     facts: dict[str, Any] = {
@@ -234,9 +239,14 @@ def _own_source() -> Path:
 
     root = Path(str(dyno.__file__)).resolve().parents[2]
     for place in (root, Path.cwd()):
-        if all((place / part).exists() for part in ("CMakeLists.txt", "csrc", "python/dyno")):
+        if (place / "CMakeLists.txt").is_file() and _is_own(place):
             return place
     raise TuneError("this dyno has no source tree beside it; give --source DIR, a checkout of dyno")
+
+
+def _is_own(tree: Path) -> bool:
+    """Whether a source tree is one of dyno."""
+    return (tree / "csrc").is_dir() and (tree / "python" / "dyno").is_dir()
 
 
 def _identity(model: str) -> list[Any]:
