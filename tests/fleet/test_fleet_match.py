@@ -246,3 +246,6 @@ def test_wrong_usage() -> None:
     assert run()[0] == 2
     assert run("--labels", "-", "--all", ".", given="")[0] == 2
     assert run("--all", "/nonexistent-folder")[0] == 1
+    code, output = run("--labels", "/tmp")
+    assert code == 2
+    assert "--all takes a folder" in " ".join(output.replace("│", " ").split())

@@ -63,6 +63,8 @@ def match(
 
     if (labels is None) == (all_ is None):
         raise typer.BadParameter("give a description of a node with --labels, or a folder of them with --all")
+    if labels is not None and Path(labels).is_dir():
+        raise typer.BadParameter(f"--labels {labels} is a folder; --all takes a folder of descriptions")
     nodes = _folder(all_) if all_ is not None else _one(str(labels))
     layers = [profiles.Layer(str(f), f) for f in folders] if folders else profiles.default_layers()
     absent = [f for f in folders or [] if not f.is_dir()]

@@ -179,7 +179,8 @@ def export(
     engine = profile.match.engine.name
     if not declared(engine).foreign:
         raise TuneError(
-            f"this is a profile of {engine} itself, which takes it with --profile; nothing to export"
+            f"this is a profile of {engine} itself, so there is nothing to export: `dyno serve --profile` "
+            "takes it, and deploy/compose.yaml and deploy/kubernetes.yaml mount one"
         )
     if form not in FORMS:
         raise TuneError(f"--as {form!r}: give {', '.join(FORMS)}")
