@@ -82,6 +82,10 @@ struct Tiles {
   }
 };
 
+// Keys of one head that decode reads before it turns to the next head; whole blocks of kDecodeKeys, so that the order
+// of the sums does not depend on it.
+constexpr int64_t kKeysOfHead = 4 * kDecodeKeys;
+
 // Multiply-adds that are worth waking a thread for.
 constexpr int64_t kThreadWork = int64_t{1} << 16;
 
@@ -128,20 +132,37 @@ void launch_decode(int64_t splits, const AttentionDesc& desc, const AttentionArg
   // The partial results lie behind the first thread's private part; its own share of the scratch holds them all.
   float* partials = reinterpret_cast<float*>(context.scratch) + layout.private_floats;
   const int64_t work = total_work(desc, args);
+  // Heads of a position lie next to each other: a thread that takes several of them, some keys at a time, finds their
+  // pages and the lines beside those it has read. Every thread still gets two items at least.
+  const int64_t all = tiles.count();
+  int64_t together = 1;
+  for (int64_t heads = 2; heads <= std::min(desc.kv_heads, layout.tiles_per_round); ++heads) {
+    const bool enough = all / heads * splits >= 2 * int64_t{context.threads};
+    if (desc.kv_heads % heads == 0 && enough) together = heads;
+  }
+  const int64_t round_tiles = layout.tiles_per_round / together * together;
   const auto part_keys = [&](const AttentionTask& task) {
     return round_up(ceil_div(task.key_end - task.key_begin, splits), kDecodeKeys);
   };
-  for (int64_t first = 0, all = tiles.count(); first < all; first += layout.tiles_per_round) {
-    const int64_t round = std::min(layout.tiles_per_round, all - first);
-    parallel_items(context, round * splits, work, kThreadWork, [&](int64_t item, std::byte* scratch) {
-      AttentionTask task = tiles.get(base, first + item / splits);
-      const int64_t keys = part_keys(task), end = task.key_end;
-      task.key_begin += item % splits * keys;
-      task.key_end = std::min(task.key_begin + keys, end);
-      if (task.key_begin >= task.key_end) return;
-      float* partial = partials + item / splits * layout.tile_floats + item % splits * layout.part_floats;
-      DYNO_DISPATCH_ISA(context.isa,
-                        attention_decode(task, reinterpret_cast<float*>(scratch), partial, layout.row_floats));
+  for (int64_t first = 0; first < all; first += round_tiles) {
+    const int64_t round = std::min(round_tiles, all - first);
+    parallel_items(context, round / together * splits, work, kThreadWork, [&](int64_t item, std::byte* scratch) {
+      const int64_t tile = item / splits * together;
+      AttentionTask task = tiles.get(base, first + tile);
+      const int64_t keys = part_keys(task), begin = task.key_begin + item % splits * keys;
+      const int64_t end = std::min(begin + keys, task.key_end), kv_head = task.kv_head;
+      float* partial = partials + tile * layout.tile_floats + item % splits * layout.part_floats;
+      for (int64_t key = begin; key < end; key += kKeysOfHead) {
+        task.resumed = key > begin;
+        task.key_begin = key;
+        task.key_end = together == 1 ? end : std::min(key + kKeysOfHead, end);
+        for (int64_t head = 0; head < together; ++head) {
+          task.kv_head = kv_head + head;
+          DYNO_DISPATCH_ISA(context.isa, attention_decode(task, reinterpret_cast<float*>(scratch),
+                                                          partial + head * layout.tile_floats, layout.row_floats));
+        }
+        if (together == 1) break;
+      }
     });
     const auto combine = [&](int64_t begin, int64_t end, std::byte* scratch) {
       for (int64_t t = begin; t < end; ++t) {

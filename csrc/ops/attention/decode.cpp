@@ -221,6 +221,7 @@ void attention_decode(const AttentionTask& task, float* scratch, float* partial,
   for (int64_t i = 0; i < rows; ++i) {
     const float* q = query_row(task, task.row_begin + i);
     for (int64_t d = 0; d < dk_pad; ++d) queries[i * dk_pad + d] = d < task.dk ? q[d] * scale : 0.0f;
+    if (task.resumed) continue;
     float* out = partial + i * row_stride;
     __builtin_memset(out, 0, static_cast<size_t>(kPartialHead + round_up(task.dv, 16)) * sizeof(float));
     out[0] = kMasked;

@@ -21,6 +21,7 @@ struct AttentionTask {
   int64_t kv_head;
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;  // positions that some row of the task may see
+  bool resumed;                // decode: the partial results of earlier keys are there and go on
 };
 
 // Rows a decode task holds at most, and the keys it looks at together.
