@@ -78,6 +78,7 @@ $(VENV)/.created:
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.created $(SOURCES)
+	@echo "building the engine: some minutes, about 7 on one core; pip shows nothing of it until the end"
 	$(BIN)/pip install .
 	touch $@
 

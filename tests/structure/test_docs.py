@@ -90,8 +90,10 @@ def wrong(program: str, line: Command) -> str:
     """What of a command line the program does not have."""
     command = typer.main.get_command(TOOLS[program])
     words = list(line.words[1:])
-    # A subcommand, or several as a|b|c; `tune` by itself takes options alone.
+    # A subcommand, or several as a|b|c; `tune` by itself takes a model and options.
     while subcommands(command) and words and not words[0].startswith("-"):
+        if command.name == "tune" and words[0].endswith(".gguf"):
+            break
         names = words.pop(0).split("|")
         unknown = [name for name in names if name not in subcommands(command)]
         if unknown:
