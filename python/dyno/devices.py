@@ -96,7 +96,8 @@ def resolve_device(name: str, virtual_devices: Sequence[VirtualDevice] = ()) -> 
     number = int(matched[1] or 0)
     gpus = [info for info in _core.devices() if info["kind"] == "cuda"]
     if not gpus:
-        raise DeviceError(f"[device] {name!r}: {_core.no_cuda_reason()}; use device='cpu'")
+        build = "" if built_for_cuda() else ", or build one: pip install . -C cmake.define.GGML_CUDA=ON"
+        raise DeviceError(f"[device] {name!r}: {_core.no_cuda_reason()}; use the device cpu{build}")
     if number >= len(gpus):
         raise DeviceError(
             f"[device] {name!r} does not exist: this machine shows {len(gpus)} GPU"

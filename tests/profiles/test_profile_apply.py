@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from dyno.profiles import (
     Profile,
@@ -12,6 +14,7 @@ from dyno.profiles import (
     effective_settings,
     kernel_entries,
     kernel_path,
+    load_profile,
     loads_profile,
     rejections,
 )
@@ -110,7 +113,8 @@ def test_describe(cuda_profile: Profile) -> None:
     text = "\n".join(describe(cuda_profile))
     assert "cuda, compute capability 9.0, 132 SMs, 143771 MiB" in text
     assert "ubatch: 4096 (default 512), 1.64 x, group g1" in text
-    assert "cuda_graphs: default" in text
+    assert "\n  default: " in text
+    assert "cuda_graphs" in text.partition("\n  default: ")[2]
     assert f"{KEY} m1-8: matvec warps=4 rows=2, 1.06 x" in text
     assert "memory" not in text
     assert cuda_profile.evidence is not None
@@ -119,6 +123,18 @@ def test_describe(cuda_profile: Profile) -> None:
     assert lines[lines.index("  objective: memory") + 1] == "  memory: 600 MiB (default 900.5 MiB)"
     bare = cuda_profile.model_copy(update={"settings": {"ubatch": "default"}, "kernels": {}})
     assert "every entry is the engine's default" in "\n".join(describe(bare))
+
+
+def test_describe_shows_gains_first_and_defaults_last() -> None:
+    shipped = Path(__file__).parents[2] / "profiles/xeon-avx512-vnni-2c-pycode-moe-20m-q4_k_m.yaml"
+    lines = describe(load_profile(shipped))
+    starts = [line.split()[0] for line in lines]
+    assert lines[4].startswith("  gain pp512: ")
+    assert starts[-2:] == ["default:", "default:"]
+    assert lines[-2] == "  default: ubatch, threads, threads_batch, cpu_repack"
+    assert lines[-1].endswith(" kernels")
+    assert starts.count("default:") == 2
+    assert sum(" x, group kernels_tg" in line for line in lines) == 6
 
 
 def test_diff_tells_what_changed_and_nothing_else(cuda_profile: Profile, cuda_text: str) -> None:

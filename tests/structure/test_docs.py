@@ -33,6 +33,8 @@ PROJECT_FILE = r"(?<![\w./…-])((?:docs|benchmarks|tests|csrc|python|tuner)/[\w
 STAGES = ("gguf", "model", "plan", "ops")
 # Options of other programs that the pages speak of.
 FOREIGN = {
+    "--jinja",
+    "--cont-batching",
     "--repack",
     "--models",
     "--poll",

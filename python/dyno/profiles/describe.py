@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def describe(profile: Profile) -> list[str]:
-    """A profile in lines: label, what it was measured on, what it changes and what that gained."""
+    """A profile in lines: its label, place of measurement and gains, then each entry that differs from the
+    default, and the names of the others."""
     device, model, engine = profile.match.device, profile.match.model, profile.match.engine
     if device.kind == "cuda":
         chip = f"cuda, compute capability {device.compute_capability}, {device.sm_count} SMs"
@@ -29,13 +30,6 @@ def describe(profile: Profile) -> list[str]:
         f"  model   {model.architecture}, {model.layers} x {model.embedding}{experts}; {types}{synthetic}",
         f"  engine  {engine.name} {engine.version}{revision}",
     ]
-    for name, setting in profile.settings.items():
-        lines.append(f"  {name}: {_entry(setting)}")
-    for key, ranges in profile.kernels.items():
-        for tokens, kernel in ranges.items():
-            lines.append(f"  {key} {tokens}: {_entry(kernel)}")
-    if not any(True for _ in profile.entries()):
-        lines.append("  every entry is the engine's default")
     gains = profile.evidence.gain if profile.evidence else {}
     if profile.evidence and profile.evidence.objective:
         lines.append(f"  objective: {profile.evidence.objective}")
@@ -47,6 +41,24 @@ def describe(profile: Profile) -> list[str]:
         untouched = ", moved by no entry" if gain.untouched else ""
         of = " tokens per joule" if profile.evidence and profile.evidence.objective == "energy" else ""
         lines.append(f"  gain {metric}: {gain.ratio:g} x{of}{interval}{untouched}")
+    return [*lines, *_entries(profile)]
+
+
+def _entries(profile: Profile) -> list[str]:
+    lines = [f"  {name}: {_entry(e)}" for name, e in profile.settings.items() if not isinstance(e, str)]
+    usual = 0
+    for key, ranges in profile.kernels.items():
+        for tokens, kernel in ranges.items():
+            if isinstance(kernel, str):
+                usual += 1
+            else:
+                lines.append(f"  {key} {tokens}: {_entry(kernel)}")
+    if not lines:
+        return ["  every entry is the engine's default"]
+    if settings := [name for name, entry in profile.settings.items() if isinstance(entry, str)]:
+        lines.append(f"  default: {', '.join(settings)}")
+    if usual:
+        lines.append(f"  default: {usual} kernel{'s' if usual > 1 else ''}")
     return lines
 
 
