@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 an error (one line on stderr), 2 wrong usage, 130 interrup
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -130,6 +131,8 @@ def main() -> None:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "no space is left on the device that the output goes to"
     text = " ".join(str(error).split())
     return text or type(error).__name__
 

@@ -431,3 +431,16 @@ def test_tune_is_the_tuner(dyno: Any) -> None:
     done = dyno("tune", "--help")
     assert done.returncode == 0, done.stderr
     assert "--budget" in done.stdout
+
+
+def test_a_full_device_is_named() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-m", "dyno", "info"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no space is left")
+    assert "Errno" not in done.stderr
+    assert "Traceback" not in done.stderr
