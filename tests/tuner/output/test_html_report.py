@@ -476,6 +476,7 @@ def test_what_was_proven_in_part_is_no_near_tie(tmp_path: Path) -> None:
         ({"missed": {"settings": {"ubatch": 4096, "mmq_id_size": 64}, "ratio": 1.2825}},
          "ubatch=4096, mmq_id_size=64 together looked 1.282 × as fast"),
         ({"missed": {}, "unproven": True}, "no time was left to prove it"),
+        ({"unproven": True, "verdict": "Nothing is proven: the tune ended with a margin of 46 %."}, ""),
         ({"not_proven": ["Not proven: 6 kernels.", 5]}, "Not proven: 6 kernels."),
         ({"missed": {"settings": 5, "ratio": "x"}, "unproven": False}, ""),
         ({}, ""),

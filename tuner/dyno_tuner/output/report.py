@@ -9,7 +9,7 @@ from rich.table import Table
 from ..core.options import ENERGY, MEMORY
 from ..core.protocol import settings_text
 from ..space.memory_limits import gib
-from .verdict import better, not_proven, over_defaults, too_noisy, verdict
+from .verdict import UNPROVEN, better, not_proven, over_defaults, verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,7 +107,9 @@ def _print_unproven(outcome: Outcome, console: Console) -> None:
     takes nothing that is only faster."""
     if outcome.objective == MEMORY:
         return
-    if outcome.unproven and not too_noisy(outcome):  # of which the verdict has spoken
+    if outcome.unproven:
+        if verdict(outcome).startswith(UNPROVEN):
+            return
         longer = " Give a longer --budget." if outcome.status == "budget" else ""
         console.print(
             f"Settings looked {better(outcome.objective)} than the defaults, but no time was left to prove "

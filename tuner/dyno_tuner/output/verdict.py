@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ..core.outcome import Outcome
 
 WORDS = {"pp": "prompts", "tg": "tokens"}
+UNPROVEN = "Nothing is proven"
+"""The beginning of a verdict that also names the reason: noise, or no time."""
 
 
 def verdict(outcome: Outcome) -> str:
@@ -62,14 +64,14 @@ def _nothing(outcome: Outcome) -> str:
         if not wide or "needed" in wide[0]:
             by = "a longer --budget narrows it, and so does a quieter machine"
         return (
-            f"Nothing is proven: the tune ended with a margin of {_percent(ended)}, more than the "
+            f"{UNPROVEN}: the tune ended with a margin of {_percent(ended)}, more than the "
             f"{_percent(WIDEST_MARGIN)} up to which a gain counts; {by}."
         )
     if outcome.objective == MEMORY:
         return _nothing_saved(outcome, tried)
     if outcome.unproven or any("needed" in p for p in outcome.promises):
         return (
-            f"Nothing is proven to gain more than {noise}: no time was left to prove settings that looked "
+            f"{UNPROVEN} to gain more than {noise}: no time was left to prove settings that looked "
             f"{better(outcome.objective)}."
         )
     counted = f"{tried} other configuration{'s' if tried != 1 else ''}"

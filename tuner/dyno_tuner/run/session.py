@@ -465,9 +465,16 @@ def _note_machine(
         progress.say(line)
     gpu = description.engine.get("gpu") or {}
     rates = {**description.rates, **seen.rates}
-    progress.say("rates: " + ", ".join(f"{name} {value:g}" for name, value in sorted(rates.items())))
+    progress.say("measured: " + ", ".join(_rate(name, rates[name]) for name in sorted(rates)))
     recorder.note("machine", **seen.state, **{**description.rates, **seen.rates}, **gpu, **seen.gpu)
     return seen.rates
+
+
+def _rate(name: str, value: float) -> str:
+    """`memory 4.9 GB/s` of `memory_gbps`."""
+    what, _, unit = name.rpartition("_")
+    units = {"gbps": "GB/s", "tflops": "TFLOP/s"}
+    return f"{what.replace('_', ' ')} {value:g} {units.get(unit, unit)}"
 
 
 def _check_writable(out: Path) -> None:

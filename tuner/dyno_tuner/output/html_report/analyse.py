@@ -21,7 +21,7 @@ from ...decide.answer_check import rounding_limit
 from ...measure.measurement import baseline_moved, score, void_over
 from ...measure.paired_rounds import Way, beside, both_ways, joined
 from ...space.knobs import KNOBS
-from ..verdict import better, over_defaults
+from ..verdict import UNPROVEN, better, over_defaults
 from .read import Run, Seen, mapping, number
 
 if TYPE_CHECKING:
@@ -448,7 +448,7 @@ def left_undone(outcome: Mapping[str, Any]) -> str:
         named = settings_text(mapping(missed.get("settings")), ", ")
         whole = f"{named} together looked {ratio:.3f} × {over_defaults(objective)}"
         lines.insert(0, f"{whole}; only a part of it was proven.")
-    elif outcome.get("unproven") is True:
+    elif outcome.get("unproven") is True and not str(outcome.get("verdict", "")).startswith(UNPROVEN):
         lines.insert(
             0, f"Settings looked {better(objective)} than the defaults, but no time was left to prove it."
         )
