@@ -293,8 +293,8 @@ def tunes() -> str:
 
 {data["machine"]["gpu_info"]}, driver {gpu["driver"]}, {data["date"][:10]} (`tune_h200.json`). Each row is one
 tune. The ratios are speed with the profile over speed with the defaults: first as the tune wrote it, then as
-`dyno bench` found it in fresh processes. The default u-batch was 512 then. Since 2026-11-24 it is up to 4096 on a GPU of
-this size, so that most of the gain of prompts is part of the defaults.
+`dyno bench` found it in fresh processes. The default u-batch was 512 then. Since 2026-11-24 it is up to 4096
+on a GPU of this size, so that most of the gain of prompts is part of the defaults.
 
 {table(head, rows)}
 ![Gains of tunes](plots/gpu_tunes.svg)
