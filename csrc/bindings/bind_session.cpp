@@ -183,7 +183,7 @@ void bind_session(nb::module_& m) {
            "placement (rules), "
            "cpu_moe, "
            "n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, "
-           "sequences, cache_tokens. session: ubatch, "
+           "sequences, cache_tokens, window_cache. session: ubatch, "
            "threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, "
            "matvec_max_tokens, matvec_id_max_tokens, "
            "mmq_max_tokens, mmq_id_max_tokens, compute_type, offload_min_tokens, cpu_share, op_offload.FAMILY. "
@@ -392,6 +392,15 @@ void bind_session(nb::module_& m) {
             return count;
           },
           "Positions of all sequences whose memory is taken: held, or forgotten and not given back.")
+      .def_prop_ro(
+          "cache_bytes",
+          [](PySession& s) {
+            size_t bytes = 0;
+            s.change([&](runtime::Session& real) { bytes = real.cache_bytes(); });
+            return bytes;
+          },
+          "Bytes of the rows that the cache keeps: of cached_positions, but of windowed layers those that are not "
+          "lost.")
       .def_prop_ro(
           "gpu_cache_bytes",
           [](PySession& s) {

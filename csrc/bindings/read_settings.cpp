@@ -72,6 +72,13 @@ plan::ContextOptions read_context(const nb::dict& dict, nb::dict* asked) {
   c.kv_type_v = read_type(r, "kv_type_v");
   c.sequences = r.integer("sequences", 1);
   c.cache_tokens = r.integer("cache_tokens", 0);
+  const std::string rows = r.text("window_cache", std::string(plan::window_cache_name(c.window_cache)));
+  constexpr std::array kModes = {plan::WindowCache::automatic, plan::WindowCache::full, plan::WindowCache::window};
+  const auto known =
+      std::find_if(kModes.begin(), kModes.end(), [&](auto m) { return plan::window_cache_name(m) == rows; });
+  DYNO_CHECK(ProfileError, known != kModes.end(), "[settings] window_cache is '", rows,
+             "'; expected auto, window or full");
+  c.window_cache = *known;
   r.finish();
   if (asked != nullptr) *asked = r.asked();
   return c;

@@ -38,6 +38,9 @@ nb::dict plan_dict(const runtime::Session& session) {
   d["weights_bytes"] = p.weights_bytes;
   d["kv_bytes"] = p.kv_bytes;
   d["kv_address_bytes"] = p.kv_address_bytes;
+  d["cache_window"] = p.cache_window();
+  d["window_slack"] = plan::kWindowSlack;
+  d["window_checkpoints"] = p.window_checkpoints();
   d["state_bytes"] = p.state_bytes;
   d["arena_bytes"] = p.arena_bytes;
   d["scratch_bytes"] = p.scratch_bytes;
@@ -96,6 +99,7 @@ nb::dict plan_dict(const runtime::Session& session) {
   settings["kv_type_k"] = std::string(dtype_name(p.kv_type_k));
   settings["kv_type_v"] = std::string(dtype_name(p.kv_type_v));
   settings["sequences"] = p.context.sequences;
+  settings["window_cache"] = std::string(plan::window_cache_name(p.context.window_cache));
   settings["ubatch"] = session.settings().ubatch;
   settings["threads"] = session.settings().threads;
   settings["threads_batch"] = session.settings().threads_batch;

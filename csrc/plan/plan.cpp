@@ -38,25 +38,32 @@ DeviceId attention_device(const Plan& plan, const model::AttentionSpec& a) {
   return plan.weights[static_cast<size_t>(w)].device;
 }
 
-// Positions that the sequences together hold at most.
-size_t check_cache_tokens(const Plan& plan, size_t positions) {
+void check_cache_tokens(const Plan& plan) {
   const ContextOptions& c = plan.context;
-  if (c.cache_tokens == 0) return positions;
-  DYNO_CHECK(PlanError, c.cache_tokens >= c.ctx, "[plan] cache_tokens is ", c.cache_tokens,
+  DYNO_CHECK(PlanError, c.cache_tokens == 0 || c.cache_tokens >= c.ctx, "[plan] cache_tokens is ", c.cache_tokens,
              "; expected 0 (room for all sequences), or at least ctx=", c.ctx, ", so that one sequence can be full");
-  return std::min(positions, static_cast<size_t>(c.cache_tokens));
 }
 
 }  // namespace
 
-size_t kv_memory(const ContextOptions& c, const DeviceInfo& device, int64_t row) {
+size_t kv_memory(const ContextOptions& c, const DeviceInfo& device, int64_t row, int64_t window, int64_t ubatch) {
   const size_t sequences = static_cast<size_t>(c.sequences), positions = static_cast<size_t>(c.ctx) * sequences;
-  const size_t all = positions * static_cast<size_t>(row), held = static_cast<size_t>(c.cache_tokens);
-  if (held == 0 || held >= positions) return all;
-  // Of each sequence's rows, the first and the last page may be shared with nothing.
+  const size_t all = positions * static_cast<size_t>(row);
+  size_t held = c.cache_tokens > 0 ? static_cast<size_t>(c.cache_tokens) : positions;
+  size_t pieces = sequences;  // rows that stand together
+  if (window > 0) {
+    // Of each sequence: where it is, with the u-batch that it writes, and where its decode began. Of a checkpoint: its
+    // window.
+    const auto kept = static_cast<size_t>(window + kWindowSlack), steps = static_cast<size_t>(kWindowStep + ubatch);
+    const size_t rows = sequences * (2 * kept + steps) + (sequences + 1) * kept;
+    if (rows < held) pieces = 4 * sequences + 1;  // and on a GPU, rows behind the sequence before it
+    held = std::min(held, rows);
+  }
+  if (held >= positions) return all;
+  // Of such rows, the first and the last page may be shared with nothing.
   const bool gpu = device.kind == DeviceKind::cuda;
   const size_t beside = gpu ? 2 * kMappedPiece + static_cast<size_t>(kRowsBehind * row) : 2 * kPage;
-  return std::min(all, held * static_cast<size_t>(row) + beside * sequences);
+  return std::min(all, held * static_cast<size_t>(row) + beside * pieces);
 }
 
 namespace {
@@ -116,6 +123,46 @@ std::string_view mla_mode_name(MlaMode mode) {
   return names[static_cast<size_t>(mode)];
 }
 
+std::string_view window_cache_name(WindowCache mode) {
+  constexpr std::array<std::string_view, 3> names = {"auto", "full", "window"};
+  return names[static_cast<size_t>(mode)];
+}
+
+int64_t Plan::cache_window() const {
+  int64_t longest = 0;
+  for (const KvLayer& layer : kv) longest = std::max(longest, layer.window);
+  return longest;
+}
+
+namespace {
+
+// The longest window in which the layer's rows are read, by itself or by layers that share them; 0: all are read.
+int64_t window_of(const model::ModelDesc& model, size_t layer) {
+  int64_t longest = model.layers[layer].attention.window;
+  for (const model::LayerSpec& reader : model.layers) {
+    const model::AttentionSpec& a = reader.attention;
+    if (a.heads == 0 || a.shared_kv != static_cast<int64_t>(layer)) continue;
+    longest = longest == 0 || a.window == 0 ? 0 : std::max(longest, a.window);
+  }
+  return longest;
+}
+
+}  // namespace
+
+void count_kv(Plan& plan) {
+  plan.kv_bytes = 0;
+  for (PlannedDevice& device : plan.devices) device.kv_bytes = 0;
+  for (const KvLayer& layer : plan.kv) {
+    PlannedDevice& device = plan.devices[static_cast<size_t>(layer.device)];
+    for (const int64_t row : {layer.k_row_bytes, layer.v_row_bytes}) {
+      const size_t memory =
+          checked_align(kv_memory(plan.context, device.info, row, layer.window, plan.ubatch), 64, "the KV cache");
+      device.kv_bytes = checked_add(device.kv_bytes, memory, "the KV cache");
+      plan.kv_bytes = checked_add(plan.kv_bytes, memory, "the KV cache");
+    }
+  }
+}
+
 void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& context) {
   ContextOptions c = context;
   DYNO_CHECK(PlanError, c.ctx >= 0, "[plan] ctx is ", c.ctx, "; expected 0 (the default) or more");
@@ -130,13 +177,14 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   const bool latent = has_latents(model);
   plan.kv_type_k = c.kv_type_k.value_or(latent ? DType::f32 : DType::f16);
   plan.kv_type_v = c.kv_type_v.value_or(latent ? plan.kv_type_k : DType::f16);
+  if (c.window_cache == WindowCache::automatic) c.window_cache = WindowCache::full;
   plan.context = c;
   plan.kv.clear();
-  plan.kv_bytes = plan.kv_address_bytes = 0;
-  for (PlannedDevice& device : plan.devices) device.kv_bytes = device.kv_address_bytes = 0;
+  plan.kv_address_bytes = 0;
+  for (PlannedDevice& device : plan.devices) device.kv_address_bytes = 0;
   const size_t positions =
       checked_mul(static_cast<size_t>(c.ctx), static_cast<size_t>(c.sequences), "the KV cache (ctx x sequences)");
-  const size_t held = check_cache_tokens(plan, positions);
+  check_cache_tokens(plan);
   // The offset of a layer's keys or values.
   const auto take = [&](DeviceId device, int64_t row) {
     const size_t bytes = checked_align(
@@ -145,9 +193,6 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
     const size_t offset = planned.kv_address_bytes;
     planned.kv_address_bytes = checked_add(planned.kv_address_bytes, bytes, "the KV cache");
     plan.kv_address_bytes = checked_add(plan.kv_address_bytes, bytes, "the KV cache");
-    const size_t memory = held < positions ? kv_memory(c, planned.info, row) : bytes;
-    planned.kv_bytes = checked_add(planned.kv_bytes, memory, "the KV cache");
-    plan.kv_bytes = checked_add(plan.kv_bytes, memory, "the KV cache");
     return offset;
   };
   for (size_t i = 0; i < model.layers.size(); ++i) {
@@ -158,6 +203,7 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
     }
     check_cache_type(plan.kv_type_k, a.dk, "k", i);
     KvLayer kv{.device = attention_device(plan, a)};
+    if (c.window_cache == WindowCache::window) kv.window = window_of(model, i);
     kv.k_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_k, a.kv_heads * a.dk));
     kv.k_offset = take(kv.device, kv.k_row_bytes);
     if (a.kind == model::AttentionKind::gqa) {
@@ -167,6 +213,7 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
     }
     plan.kv.push_back(kv);
   }
+  count_kv(plan);
 }
 
 void layout_states(Plan& plan) {
@@ -313,6 +360,16 @@ std::string describe_copies(const Plan& plan, const model::ModelDesc& model) {
   return out;
 }
 
+// The layers that keep their window alone.
+std::string describe_windows(const Plan& plan) {
+  const auto count = [&](const auto& counts) { return std::count_if(plan.kv.begin(), plan.kv.end(), counts); };
+  const auto windowed = count([](const KvLayer& layer) { return layer.window > 0; });
+  if (windowed == 0) return "";
+  const auto all = count([](const KvLayer& layer) { return layer.k_row_bytes > 0; });
+  return str_cat(": ", windowed, " of ", all, " layers keep their window, of up to ", plan.cache_window(),
+                 " positions");
+}
+
 }  // namespace
 
 int Plan::numa_nodes() const {
@@ -333,7 +390,7 @@ std::string Plan::describe(const model::ModelDesc& model) const {
                             ", cpu_repack ", load.cpu_repack ? "on" : "off", "\ncontext ", context.ctx, " positions x ",
                             context.sequences, " sequence", context.sequences > 1 ? "s" : "", ", cache k ",
                             dtype_name(kv_type_k), " v ", dtype_name(kv_type_v), ", u-batch ", ubatch, "\n");
-  out += str_cat("weights ", mib(weights_bytes), "\nkv cache ", mib(kv_bytes),
+  out += str_cat("weights ", mib(weights_bytes), "\nkv cache ", mib(kv_bytes), describe_windows(*this),
                  state_bytes > 0 ? str_cat("\nrecurrent state ", mib(state_bytes)) : "", "\narena ", mib(arena_bytes),
                  "\nscratch ", mib(scratch_bytes), "\ntotal ", mib(total_bytes()), "\n");
   if (devices.size() > 1) out += describe_devices(*this);

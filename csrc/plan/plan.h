@@ -109,6 +109,18 @@ struct LoadOptions {
   PlacementOptions placement{};
 };
 
+// The rows that layers with a sliding window keep in the cache.
+enum class WindowCache : uint8_t {
+  automatic,  // `full`
+  full,       // of all positions, so that a sequence can go back anywhere
+  window,     // that later tokens read, and of checkpoints
+};
+std::string_view window_cache_name(WindowCache mode);  // auto, full, window
+// Rows before the window that stay, so that a sequence can go back by so many positions at any time.
+inline constexpr int64_t kWindowSlack = 256;
+// Rows are given back in steps of so many positions.
+inline constexpr int64_t kWindowStep = 256;
+
 // Settings that re-create the KV cache and keep the weights.
 struct ContextOptions {
   int64_t ctx = 0;  // positions per sequence; 0: min(the model's limit, 4096)
@@ -120,6 +132,7 @@ struct ContextOptions {
   // Positions that all sequences together hold at most, so that only so much memory is taken; 0: sequences x ctx. Only
   // where memory is taken as it is written: on the CPU.
   int64_t cache_tokens = 0;
+  WindowCache window_cache = WindowCache::automatic;  // of a plan: one of the others
 };
 
 inline constexpr int64_t kBalanced = -1;
@@ -277,6 +290,8 @@ struct KvLayer {
   DeviceId device = kMainDevice;             // of the layer's attention
   int64_t k_row_bytes = 0, v_row_bytes = 0;  // one position, all heads; v is 0 when V lies within K
   size_t k_offset = 0, v_offset = 0;         // in the cache of its device
+  // The layer keeps the rows that a window of so many positions sees; 0: of all positions.
+  int64_t window = 0;
 };
 
 // The state that a recurrent layer keeps of each sequence instead of keys and values, f32. It cannot be rewound: what
@@ -334,7 +349,13 @@ struct Plan {
   std::vector<int64_t> shared_experts;
   int32_t shared_table(int32_t layer) const { return static_cast<int32_t>(expert_places.size()) + layer; }
   bool is_shared_table(int32_t table) const { return table >= static_cast<int32_t>(expert_places.size()); }
-  std::vector<KvLayer> kv;    // of each layer; without rows where it has no keys
+  std::vector<KvLayer> kv;  // of each layer; without rows where it has no keys
+  // The longest window of a layer that keeps its window alone; 0: no layer does.
+  int64_t cache_window() const;
+  // Whether a GPU's cache takes memory as rows are written.
+  bool cache_by_need() const { return context.cache_tokens > 0 || cache_window() > 0; }
+  // Checkpoints of all sequences that can keep their window in the cache.
+  int64_t window_checkpoints() const { return cache_window() > 0 ? context.sequences + 1 : 0; }
   std::vector<State> states;  // of all layers; empty where every layer has keys and values
   ValueId logits = kNoValue;  // lives in the caller's memory, not in the arena
 
@@ -422,7 +443,8 @@ inline constexpr int64_t kRowsBehind = 256;
 inline constexpr size_t kMappedPiece = size_t{2} << 20;
 
 // Bytes of the keys or the values of one layer, of `row` bytes a position, on a device.
-size_t kv_memory(const ContextOptions& context, const DeviceInfo& device, int64_t row);
+// `window`: KvLayer::window, with u-batches of that size.
+size_t kv_memory(const ContextOptions& context, const DeviceInfo& device, int64_t row, int64_t window, int64_t ubatch);
 
 // Device memory that is nobody's plan: kernels' code, cuBLAS, graphs, logits.
 inline constexpr size_t kDeviceReserve = size_t{512} << 20;
@@ -445,6 +467,8 @@ bool in_arena(const Plan& plan, ValueId id);
 size_t value_bytes(const Plan& plan, const Value& value);
 // An offset for each state, after nodes have their devices.
 void layout_states(Plan& plan);
+// Counts the memory of the cache.
+void count_kv(Plan& plan);
 // Re-plans the cache, after the weights have their devices.
 void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& context);
 

@@ -25,7 +25,12 @@ Remedy smaller_ubatch(const Plan& plan, const Holder& holder, size_t missing) {
 }
 
 Remedy smaller_context(const Plan& plan, const Holder& holder, size_t missing) {
-  const size_t per_position = holder.kv_bytes / static_cast<size_t>(plan.context.ctx);
+  // Layers that keep their window take as much with a shorter context.
+  size_t per_position = 0;
+  for (const KvLayer& layer : plan.kv) {
+    if (layer.window > 0 || (holder.device && layer.device != *holder.device)) continue;
+    per_position += static_cast<size_t>((layer.k_row_bytes + layer.v_row_bytes) * plan.context.sequences);
+  }
   const bool shared = plan.context.cache_tokens > 0;  // by all sequences, however long each may be
   if (shared || per_position == 0 || plan.context.ctx <= kLeastContext) return {};
   const auto fewer = static_cast<int64_t>((missing + per_position - 1) / per_position);
@@ -44,8 +49,9 @@ size_t freed_cache(const Plan& plan, const Holder& holder, const ContextOptions&
   for (const KvLayer& layer : plan.kv) {
     if (holder.device && layer.device != *holder.device) continue;
     for (const int64_t row : {layer.k_row_bytes, layer.v_row_bytes}) {
-      const size_t now = kv_memory(plan.context, plan.device(layer.device), row);
-      frees += now - std::min(now, kv_memory(then, plan.device(layer.device), row));
+      const DeviceInfo& device = plan.device(layer.device);
+      const size_t now = kv_memory(plan.context, device, row, layer.window, plan.ubatch);
+      frees += now - std::min(now, kv_memory(then, device, row, layer.window, plan.ubatch));
     }
   }
   return frees;
@@ -159,11 +165,14 @@ Remedy weights_on_the_cpu(const Plan& plan, const Holder& holder, size_t missing
     while (n < layers && frees < missing) frees += experts[n++];
     return {str_cat("n_cpu_moe=", n), frees};
   }
-  const size_t positions = static_cast<size_t>(plan.context.ctx) * static_cast<size_t>(plan.context.sequences);
   size_t n = 0;
   for (; n < layers && frees < missing; ++n) {
-    const auto row = static_cast<size_t>(plan.kv[n].k_row_bytes + plan.kv[n].v_row_bytes);
-    frees += whole[n] + (plan.kv[n].device == kMainDevice ? row * positions : 0);
+    const KvLayer& layer = plan.kv[n];
+    frees += whole[n];
+    if (layer.device != kMainDevice) continue;
+    for (const int64_t row : {layer.k_row_bytes, layer.v_row_bytes}) {
+      frees += kv_memory(plan.context, plan.main_device(), row, layer.window, plan.ubatch);
+    }
   }
   // The output counts as a layer that stays.
   return {str_cat("n_gpu_layers=", layers + 1 - n), frees};

@@ -11,6 +11,8 @@ namespace dyno::runtime {
 
 void Session::move_back(int32_t slot, int64_t position) {
   positions_[static_cast<size_t>(slot)] = position;
+  begun_[static_cast<size_t>(slot)] = std::min(begun_[static_cast<size_t>(slot)], position);
+  windows_.forget(slot, position);
   if (draft_head_ != nullptr) draft_head_->forget(slot, position);
   std::erase_if(checkpoints_, [&](const std::weak_ptr<Checkpoint>& kept) {
     const std::shared_ptr<Checkpoint> c = kept.lock();
@@ -21,14 +23,16 @@ void Session::move_back(int32_t slot, int64_t position) {
 
 void Session::roll_back(const std::vector<int64_t>& before) {
   for (size_t i = 0; i < before.size(); ++i) {
-    if (positions_[i] != before[i]) move_back(static_cast<int32_t>(i), plan_.states.empty() ? before[i] : 0);
+    const auto slot = static_cast<int32_t>(i);
+    const bool there = plan_.states.empty() && windows_.last_held(slot, before[i]) == before[i];
+    if (positions_[i] != before[i]) move_back(slot, there ? before[i] : 0);
   }
 }
 
 int64_t Session::rewindable(int32_t slot, int64_t position) const {
   const int64_t current = this->position(slot);
   if (position >= current) return current;
-  if (plan_.states.empty()) return std::max<int64_t>(position, 0);
+  if (plan_.states.empty()) return windows_.last_held(slot, position);
   int64_t best = 0;
   for (const std::weak_ptr<Checkpoint>& kept : checkpoints_) {
     const std::shared_ptr<Checkpoint> c = kept.lock();
@@ -64,7 +68,8 @@ void Session::restore(const Checkpoint& checkpoint) {
   });
   DYNO_CHECK(PlanError, known && checkpoint.good, "[session] the checkpoint of sequence ", checkpoint.slot,
              " at position ", checkpoint.position,
-             " cannot be restored: the sequence has forgotten earlier tokens, or another session made it");
+             " cannot be restored: the sequence has forgotten earlier tokens, newer checkpoints have taken ",
+             "its window's place in the cache, or another session made it");
   check_slot(checkpoint.slot);
   end_steps();
   finish();

@@ -22,6 +22,12 @@ struct OpTime {
   int64_t launches = 0;
 };
 
+// Layers of the cache: that keep the rows of all positions, or of their window alone (KvLayer::window).
+enum class CacheLayers : uint8_t { all, whole, windowed };
+inline bool concerns(CacheLayers layers, const plan::KvLayer& kv) {
+  return layers == CacheLayers::all || (layers == CacheLayers::windowed) == (kv.window > 0);
+}
+
 // A draw from one row of logits, with settings of its own.
 struct RowDraw {
   ops::SampleSettings settings{};
@@ -119,16 +125,17 @@ class Executor {
   // The states of one sequence, Plan::sequence_state_bytes() in the order of Plan::states, to or from host memory.
   virtual void save_state(int32_t slot, std::byte* to) = 0;
   virtual void load_state(int32_t slot, const std::byte* from) = 0;
-  // The first `positions` of a sequence's keys and values, and its states, over those of another.
-  virtual void copy_sequence(int32_t from, int32_t to, int64_t positions) = 0;
+  // The first `positions` of a sequence's keys and values, and its states, over those of another; of windowed layers
+  // only from row `windowed` on.
+  virtual void copy_sequence(int32_t from, int32_t to, int64_t positions, int64_t windowed) = 0;
   // Positions [begin, end) of a sequence's keys and values are about to be written: takes memory for them, where that
   // does not come by itself. Throws OutOfMemoryError.
-  virtual void take(int32_t, int64_t, int64_t) {}
+  virtual void take(int32_t, int64_t, int64_t, CacheLayers) {}
   // Bytes of GPUs that the cache takes now.
   virtual size_t gpu_cache_bytes() const { return 0; }
   // Gives back the memory of positions [begin, end) of a sequence's keys and values, where memory is taken as it is
   // written.
-  virtual void give_back(int32_t slot, int64_t begin, int64_t end) = 0;
+  virtual void give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) = 0;
 
   // Generation without the host between tokens. A step feeds a token, draws the next one from its logits and leaves
   // that as the input of the next step; settings, random numbers and tokens to feed lie where the steps are computed.

@@ -126,6 +126,10 @@ void CpuExecutor::prepare_memory(plan::DeviceId device, bool clear_cache) {
   const Pages pages = plan_.context.sequences > 1 ? Pages::small : Pages::huge;
   if (clear_cache || !memory.cache.holds(planned.kv_address_bytes, layers)) {
     memory.cache = PartedBuffer(planned.kv_address_bytes, std::move(layers), "the KV cache", pages);
+    // A huge page would keep more rows than most windows have.
+    for (size_t i = 0; i < memory.cache.parts().size(); ++i) {
+      if (plan_.kv[i / 2].window > 0) use_small_pages({memory.cache.at(i), memory.cache.parts()[i].bytes});
+    }
   }
   std::vector<BufferPart> states;
   for (const plan::State& state : plan_.states) {
@@ -159,18 +163,20 @@ void CpuExecutor::load_state(int32_t slot, const std::byte* from) {
   }
 }
 
-void CpuExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions) {
-  const auto copy_rows = [&](std::byte* rows, int64_t row_bytes) {
+void CpuExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, int64_t windowed) {
+  const auto copy_rows = [&](std::byte* rows, int64_t row_bytes, int64_t first) {
     if (row_bytes == 0) return;
     const int64_t slot_bytes = plan_.context.ctx * row_bytes;
-    std::memcpy(rows + to * slot_bytes, rows + from * slot_bytes, static_cast<size_t>(positions * row_bytes));
+    std::memcpy(rows + to * slot_bytes + first * row_bytes, rows + from * slot_bytes + first * row_bytes,
+                static_cast<size_t>((positions - first) * row_bytes));
   };
   for (size_t i = 0; i < plan_.kv.size(); ++i) {
     const plan::KvLayer& kv = plan_.kv[i];
     if (!holds(kv.device) || kv.k_row_bytes == 0) continue;
     const PartedBuffer& cache = memory_[static_cast<size_t>(kv.device)].cache;
-    copy_rows(cache.at(2 * i), kv.k_row_bytes);
-    copy_rows(cache.at(2 * i + 1), kv.v_row_bytes);
+    const int64_t first = kv.window > 0 ? windowed : 0;
+    copy_rows(cache.at(2 * i), kv.k_row_bytes, first);
+    copy_rows(cache.at(2 * i + 1), kv.v_row_bytes, first);
   }
   for (size_t i = 0; i < plan_.states.size(); ++i) {
     if (!holds(plan_.states[i].device)) continue;
@@ -178,7 +184,7 @@ void CpuExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions) {
   }
 }
 
-void CpuExecutor::give_back(int32_t slot, int64_t begin, int64_t end) {
+void CpuExecutor::give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) {
   const auto drop = [&](std::byte* rows, int64_t row_bytes) {
     if (row_bytes == 0) return;
     std::byte* const of_slot = rows + slot * plan_.context.ctx * row_bytes;
@@ -186,7 +192,7 @@ void CpuExecutor::give_back(int32_t slot, int64_t begin, int64_t end) {
   };
   for (size_t i = 0; i < plan_.kv.size(); ++i) {
     const plan::KvLayer& kv = plan_.kv[i];
-    if (!holds(kv.device) || kv.k_row_bytes == 0) continue;
+    if (!holds(kv.device) || kv.k_row_bytes == 0 || !concerns(layers, kv)) continue;
     const PartedBuffer& cache = memory_[static_cast<size_t>(kv.device)].cache;
     drop(cache.at(2 * i), kv.k_row_bytes);
     drop(cache.at(2 * i + 1), kv.v_row_bytes);

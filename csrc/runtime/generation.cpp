@@ -57,6 +57,7 @@ void Session::begin_steps(Generation& generation, const std::function<void()>& b
   const std::span<const int32_t> tokens = generation.tokens();
   check_room(slot, static_cast<int64_t>(tokens.size()));  // the context may have been made anew since
   const bool prompt = tokens.size() > 1;
+  begun_[static_cast<size_t>(slot)] = position(slot);
   if (prompt) {
     feed({.sequences = {{.slot = slot, .tokens = tokens}}, .between = between});
     --positions_[static_cast<size_t>(slot)];
@@ -90,6 +91,10 @@ int32_t Session::next_token(Generation& generation, const std::function<void()>&
   const int64_t before = position(slot);
   const auto launch_ahead = [&] {
     const int64_t most = std::min(filled_[static_cast<size_t>(slot)], plan_.context.ctx);
+    if (windows_.active()) {
+      const int64_t ahead = std::min(position(slot) + static_cast<int64_t>(kStepsAhead), most);
+      executor_->take(slot, position(slot), ahead, CacheLayers::windowed);
+    }
     while (under_way_ < kStepsAhead && under_way_ < generation.queued().size() &&
            position(slot) + static_cast<int64_t>(under_way_) < most) {
       executor_->launch_draw(generation.queued().subspan(under_way_), *selection_);
@@ -110,6 +115,7 @@ int32_t Session::next_token(Generation& generation, const std::function<void()>&
     }
     ++positions_[static_cast<size_t>(slot)];
     generation.accept(token);
+    give_back_windows(slot);
     try {
       launch_ahead();
     } catch (...) {  // the token counts all the same; the next call begins anew and meets the error

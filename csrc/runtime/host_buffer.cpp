@@ -68,13 +68,21 @@ HostBuffer& HostBuffer::operator=(HostBuffer&& other) noexcept {
   return *this;
 }
 
-void give_back_pages(std::span<std::byte> part) {
+namespace {
+
+void advise_whole_pages(std::span<std::byte> part, int advice) {
   if constexpr (kAddressSanitizer) return;
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto at = reinterpret_cast<uintptr_t>(part.data());
   const uintptr_t begin = (at + page - 1) / page * page, end = (at + part.size()) / page * page;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, advice);
 }
+
+}  // namespace
+
+void give_back_pages(std::span<std::byte> part) { advise_whole_pages(part, MADV_DONTNEED); }
+
+void use_small_pages(std::span<std::byte> part) { advise_whole_pages(part, MADV_NOHUGEPAGE); }
 
 PartedBuffer::PartedBuffer(size_t bytes, std::vector<BufferPart> parts, const char* purpose, Pages pages)
     : bytes_(bytes), parts_(std::move(parts)) {

@@ -34,6 +34,9 @@ class HostBuffer {
 // happens under AddressSanitizer.
 void give_back_pages(std::span<std::byte> part);
 
+// Later pages of a part of a buffer will be small ones; of whole pages within it.
+void use_small_pages(std::span<std::byte> part);
+
 // A place in a buffer. Several may share one, as values of the arena do that are never in use at the same time.
 struct BufferPart {
   size_t offset = 0;

@@ -99,12 +99,12 @@ void SegmentExecutor::load_state(int32_t slot, const std::byte* from) {
   for_each_backend([&](Backend& backend) { backend.load_state(slot, from); });
 }
 
-void SegmentExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions) {
-  for_each_backend([&](Backend& backend) { backend.copy_sequence(from, to, positions); });
+void SegmentExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, int64_t windowed) {
+  for_each_backend([&](Backend& backend) { backend.copy_sequence(from, to, positions, windowed); });
 }
 
-void SegmentExecutor::take(int32_t slot, int64_t begin, int64_t end) {
-  for_each_backend([&](Backend& backend) { backend.take(slot, begin, end); });
+void SegmentExecutor::take(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) {
+  for_each_backend([&](Backend& backend) { backend.take(slot, begin, end, layers); });
 }
 
 size_t SegmentExecutor::gpu_cache_bytes() const {
@@ -113,8 +113,8 @@ size_t SegmentExecutor::gpu_cache_bytes() const {
   return bytes;
 }
 
-void SegmentExecutor::give_back(int32_t slot, int64_t begin, int64_t end) {
-  for_each_backend([&](Backend& backend) { backend.give_back(slot, begin, end); });
+void SegmentExecutor::give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) {
+  for_each_backend([&](Backend& backend) { backend.give_back(slot, begin, end, layers); });
 }
 
 std::byte* SegmentExecutor::address_of(plan::ValueId value) const {

@@ -18,6 +18,7 @@ void Session::copy_prefix(int32_t from, int32_t to, int64_t positions) {
   check_slot(to);
   DYNO_CHECK(PlanError, positions >= 0 && positions <= position(from), "[session] cannot copy ", positions,
              " positions of sequence ", from, "; it holds ", position(from));
+  check_window(from, positions, "copy");
   DYNO_CHECK(PlanError, rewindable(from, positions) == positions, "[session] cannot copy ", positions,
              " positions of sequence ", from, ": ", model_.architecture,
              " has recurrent state, which is known only at the end and at checkpoints; the nearest before it is ",
@@ -36,12 +37,18 @@ void Session::copy_prefix(int32_t from, int32_t to, int64_t positions) {
   std::vector<int64_t> ends(positions_.size(), 0);
   ends[static_cast<size_t>(to)] = positions;
   take_memory(ends);
-  executor_->copy_sequence(from, to, positions);
+  const int64_t first = windows_.first_kept(from, positions);
+  if (windows_.active()) {
+    if (first > 0) executor_->give_back(to, 0, first, CacheLayers::windowed);
+    executor_->take(to, first, positions, CacheLayers::windowed);
+  }
+  executor_->copy_sequence(from, to, positions, first);
   if (positions < position(from) && past != nullptr && !past->state.empty()) {
     executor_->load_state(to, past->state.data());
   }
   move_back(to, 0);  // its checkpoints are of what it held before
-  positions_[static_cast<size_t>(to)] = positions;
+  positions_[static_cast<size_t>(to)] = begun_[static_cast<size_t>(to)] = positions;
+  windows_.become_copy(to, first);
   if (draft_head_ != nullptr) draft_head_->copy(from, to, positions);
 }
 
@@ -51,8 +58,19 @@ void Session::trim(int32_t slot) {
   if (filled_[at] <= positions_[at]) return;
   end_steps();
   finish();
-  if (executor_ != nullptr) executor_->give_back(slot, positions_[at], filled_[at]);
+  if (executor_ != nullptr) executor_->give_back(slot, positions_[at], filled_[at], CacheLayers::all);
   filled_[at] = positions_[at];
+}
+
+size_t Session::cache_bytes() const {
+  int64_t whole = 0, windowed = 0;
+  for (const plan::KvLayer& kv : plan_.kv) (kv.window > 0 ? windowed : whole) += kv.k_row_bytes + kv.v_row_bytes;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < filled_.size(); ++i) {
+    const int64_t lost = windows_.lost_rows(static_cast<int32_t>(i));
+    bytes += whole * filled_[i] + windowed * (filled_[i] - lost);
+  }
+  return static_cast<size_t>(bytes);
 }
 
 size_t Session::gpu_cache_bytes() const { return executor_ != nullptr ? executor_->gpu_cache_bytes() : 0; }
@@ -72,7 +90,7 @@ void Session::take_memory(const std::vector<int64_t>& ends) {
              "; reset or rewind sequences that are over, or open the model with ", "a larger cache_tokens");
   for (size_t i = 0; i < ends.size(); ++i) {
     if (ends[i] <= filled_[i]) continue;
-    executor_->take(static_cast<int32_t>(i), filled_[i], ends[i]);
+    executor_->take(static_cast<int32_t>(i), filled_[i], ends[i], CacheLayers::whole);
     filled_[i] = ends[i];
   }
 }
@@ -81,6 +99,47 @@ void Session::take_memory(int32_t slot, int64_t end) {
   std::vector<int64_t> ends(positions_.size(), 0);
   ends[static_cast<size_t>(slot)] = std::min(end, plan_.context.ctx);
   take_memory(ends);
+}
+
+void Session::take_windows(std::span<const ops::SequenceRun> runs) {
+  if (!windows_.active()) return;
+  for (const ops::SequenceRun& run : runs) {
+    executor_->take(run.slot, run.position, run.position + run.n_tokens, CacheLayers::windowed);
+  }
+}
+
+void Session::give_back_windows(int32_t slot) {
+  if (!windows_.active()) return;
+  drop_excess_checkpoints();
+  const auto at = static_cast<size_t>(slot);
+  std::vector<Rows> kept = {windows_.needed(begun_[at])};
+  for (const std::weak_ptr<Checkpoint>& held : checkpoints_) {
+    const std::shared_ptr<Checkpoint> c = held.lock();
+    if (c == nullptr || !c->good || c->slot != slot) continue;
+    kept.push_back(windows_.needed(c->position, plan::kWindowSlack));
+  }
+  for (const Rows& lost : windows_.lose(slot, positions_[at], kept)) {
+    executor_->give_back(slot, lost.begin, lost.end, CacheLayers::windowed);
+  }
+}
+
+// A checkpoint that its sequence could go back to in any case costs nothing.
+void Session::drop_excess_checkpoints() {
+  int64_t left = plan_.window_checkpoints();
+  for (auto held = checkpoints_.rbegin(); held != checkpoints_.rend(); ++held) {
+    const std::shared_ptr<Checkpoint> c = held->lock();
+    if (c == nullptr || !c->good || c->position == 0) continue;
+    const bool near = c->position + plan::kWindowSlack >= positions_[static_cast<size_t>(c->slot)];
+    if (!near && left-- <= 0) c->good = false;
+  }
+}
+
+void Session::check_window(int32_t slot, int64_t position, const char* doing) const {
+  const int64_t held = windows_.last_held(slot, position);
+  DYNO_CHECK(PlanError, held == position, "[session] cannot ", doing, " sequence ", slot, " at position ", position,
+             ": layers with a window of ", plan_.cache_window(),
+             " positions keep their window alone, and that one is gone; the nearest before it is ", held,
+             ". Take a checkpoint() where you will return to, or open the model with window_cache=full");
 }
 
 }  // namespace dyno::runtime

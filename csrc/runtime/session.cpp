@@ -62,7 +62,9 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
       kernels_(std::move(kernels)),
       pool_(std::make_unique<ThreadPool>(kMaxThreads)),
       positions_(static_cast<size_t>(plan_.context.sequences), 0),
-      filled_(positions_.size(), 0) {
+      filled_(positions_.size(), 0),
+      begun_(filled_),
+      windows_(plan_.cache_window(), positions_.size()) {
   const int threads = std::max(settings_.threads, settings_.threads_batch);
   choose();
   place(loading);
@@ -202,7 +204,7 @@ void Session::prepare(bool clear_cache) {
   held_bytes_.clear();
   for (const plan::PlannedDevice& device : plan_.devices) {
     // A cache that takes memory by need may hold next to nothing of a GPU.
-    const bool by_need = is_gpu(device) && plan_.context.cache_tokens > 0;
+    const bool by_need = is_gpu(device) && plan_.cache_by_need();
     held_bytes_.push_back((by_need ? 0 : device.kv_bytes) + device.state_bytes + device.arena_bytes +
                           device.scratch_bytes + device.stream_bytes);
   }
@@ -279,7 +281,8 @@ void Session::set_context(const plan::ContextOptions& context) {
       },
       /*clear_cache=*/true);
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
-  filled_ = positions_;
+  filled_ = begun_ = positions_;
+  windows_ = WindowRows(plan_.cache_window(), positions_.size());
   for (const std::weak_ptr<Checkpoint>& kept : checkpoints_) {
     if (const std::shared_ptr<Checkpoint> c = kept.lock()) c->good = false;
   }
@@ -337,6 +340,7 @@ void Session::rewind(int32_t slot, int64_t position) {
                             "the nearest before it is ", rewindable(slot, position),
                             ". Take a checkpoint() where you will return to"));
   }
+  check_window(slot, position, "rewind");
   move_back(slot, position);
 }
 
@@ -416,8 +420,10 @@ void Session::load_draft_head() {
   load.layers = {};
   load.expert_cache = {};
   load.numa = plan::NumaMode::off;
+  plan::ContextOptions context = plan_.context;
+  context.window_cache = plan::WindowCache::full;
   load.cpu_repack = false;  // its embedding and output are the model's: pages of the file, which cost no second copy
-  auto head = std::make_unique<Session>(file_, load, plan_.context, settings_, plan_.main_device(),
+  auto head = std::make_unique<Session>(file_, load, context, settings_, plan_.main_device(),
                                         std::vector<profile::KernelEntry>(), Loading::weights, model::Part::draft_head);
   draft_head_ = std::make_unique<DraftHead>(std::move(head), model_.n_embd, positions_.size());
 }
@@ -489,7 +495,9 @@ void Session::decode(const DecodeRequest& request) {
   end_steps();
   std::vector<int64_t> ends(positions_.size(), 0);
   for (const SequenceInput& s : request.sequences) {
-    ends[static_cast<size_t>(s.slot)] = position(s.slot) + static_cast<int64_t>(s.tokens.size());
+    const auto at = static_cast<size_t>(s.slot);
+    ends[at] = position(s.slot) + static_cast<int64_t>(s.tokens.size());
+    begun_[at] = position(s.slot);
   }
   take_memory(ends);
   const std::vector<int64_t> before = positions_;
@@ -561,6 +569,7 @@ void Session::feed(const DecodeRequest& request) {
       batch.every_hidden = draft_rows_.data();
     }
     try {
+      take_windows(runs);
       if (request.row_draws.empty() || rows.empty()) {
         executor_->run(batch, *selection_, threads);
       } else {
@@ -575,7 +584,10 @@ void Session::feed(const DecodeRequest& request) {
       }
       throw;
     }
-    for (const ops::SequenceRun& run : runs) positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
+    for (const ops::SequenceRun& run : runs) {
+      positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
+      give_back_windows(run.slot);
+    }
     if (draft_head_ != nullptr && batch.every_hidden != nullptr) {
       for (const ops::SequenceRun& run : runs) {
         const auto first = static_cast<size_t>(run.first_token);

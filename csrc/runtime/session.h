@@ -23,6 +23,7 @@
 #include "runtime/generation.h"
 #include "runtime/row_draws.h"
 #include "runtime/weights.h"
+#include "runtime/window_rows.h"
 
 namespace dyno::runtime {
 
@@ -108,7 +109,8 @@ class Session {
   void reset(int32_t slot);
   int64_t position(int32_t slot) const;
   // Drops the positions from `position` on. A model with recurrent state goes back only to 0 and to checkpoints that
-  // somebody holds: elsewhere it throws PlanError.
+  // somebody holds: elsewhere it throws PlanError. So does a model whose windowed layers keep their window alone, but
+  // it also goes back by kWindowSlack, and to where the last decode of the sequence began.
   void rewind(int32_t slot, int64_t position);
   // The last position up to `position` that rewind() takes.
   int64_t rewindable(int32_t slot, int64_t position) const;
@@ -122,9 +124,12 @@ class Session {
   void trim(int32_t slot);
   // Positions whose memory is taken: held, or forgotten and not given back.
   int64_t cached_positions() const;
+  // Bytes of the rows that the cache keeps: of cached_positions(), but of windowed layers those that are not lost.
+  size_t cache_bytes() const;
   // Of GPUs, that the cache takes now.
   size_t gpu_cache_bytes() const;
-  // Where the sequence is now, with a copy of its state.
+  // Where the sequence is now, with a copy of its state. Layers that keep their window alone also keep that of
+  // plan().window_checkpoints(); of more, the oldest is no good any more.
   std::shared_ptr<const Checkpoint> checkpoint(int32_t slot);
   // Brings the sequence of a checkpoint back to it. Throws PlanError if the sequence has forgotten positions before it,
   // or if another session made it.
@@ -192,6 +197,10 @@ class Session {
   // back. Throws PlanError.
   void take_memory(const std::vector<int64_t>& ends);
   void take_memory(int32_t slot, int64_t end);
+  // Of layers that keep their window alone: the rows that a u-batch writes, and rows that no later one reads.
+  void take_windows(std::span<const ops::SequenceRun> runs);
+  void give_back_windows(int32_t slot);
+  void drop_excess_checkpoints();
   void take_memory_for(const Generation& generation);
   void check_token(int32_t token, int64_t index, int32_t slot) const;
   int32_t draw_on_host(Generation& generation, const std::function<void()>& between);
@@ -208,6 +217,8 @@ class Session {
   void run_and_draw(MicroBatch batch, int threads);
   void check(const DecodeRequest& request) const;
   void check_slot(int32_t slot) const;
+  // Throws PlanError if the sequence has lost the window before a position.
+  void check_window(int32_t slot, int64_t position, const char* doing) const;
   void check_device() const;
   void check_file() const;
   void choose();
@@ -238,6 +249,8 @@ class Session {
   std::vector<float> draft_rows_;   // hidden rows of a u-batch, on their way to it
   std::vector<int64_t> positions_;  // per slot
   std::vector<int64_t> filled_;     // per slot: positions whose memory is taken
+  std::vector<int64_t> begun_;      // per slot: where its last decode began
+  WindowRows windows_;
   std::vector<std::weak_ptr<Checkpoint>> checkpoints_;
   std::vector<size_t> held_bytes_;  // by device: cache, arena and scratch that the executor holds
   uint64_t steps_of_ = 0;           // number of the generation with steps under way; 0: none

@@ -269,7 +269,7 @@ class Session:
 
     def __init__(self, file: Gguf | str | os.PathLike[str], *, load: dict[str, Any] = {}, context: dict[str, Any] = {}, session: dict[str, Any] = {}, kernels: Sequence[tuple[str, str, dict[str, Any], str]] = [], plan_only: bool = False, device: dict[str, Any] | None = None, placement: dict[str, Any] = {}) -> None:
         """
-        file: an open file, which the session shares, or a path. load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, numa, layers, expert_cache_mib, placement (rules), cpu_moe, n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, sequences, cache_tokens. session: ubatch, threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, matvec_max_tokens, matvec_id_max_tokens, mmq_max_tokens, mmq_id_max_tokens, compute_type, offload_min_tokens, cpu_share, op_offload.FAMILY. kernels: (op key, token range, config dict, origin). plan_only: decide everything, read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (a list of dicts, one each for cpu:1, cpu:2, … beside the CPU, with link_gbps, latency_us and memory_mib where they are limited), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, n_cpu_moe, n_gpu_layers, beside_gpu (with a described GPU: descriptions of the devices beside it; default: those of this machine), expert_uses (how often each expert was chosen, a list for each layer with experts). Raises PlanError for a placement that cannot be.
+        file: an open file, which the session shares, or a path. load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, numa, layers, expert_cache_mib, placement (rules), cpu_moe, n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, sequences, cache_tokens, window_cache. session: ubatch, threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, matvec_max_tokens, matvec_id_max_tokens, mmq_max_tokens, mmq_id_max_tokens, compute_type, offload_min_tokens, cpu_share, op_offload.FAMILY. kernels: (op key, token range, config dict, origin). plan_only: decide everything, read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (a list of dicts, one each for cpu:1, cpu:2, … beside the CPU, with link_gbps, latency_us and memory_mib where they are limited), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, n_cpu_moe, n_gpu_layers, beside_gpu (with a described GPU: descriptions of the devices beside it; default: those of this machine), expert_uses (how often each expert was chosen, a list for each layer with experts). Raises PlanError for a placement that cannot be.
         """
 
     @property
@@ -376,6 +376,12 @@ class Session:
     def cached_positions(self) -> int:
         """
         Positions of all sequences whose memory is taken: held, or forgotten and not given back.
+        """
+
+    @property
+    def cache_bytes(self) -> int:
+        """
+        Bytes of the rows that the cache keeps: of cached_positions, but of windowed layers those that are not lost.
         """
 
     @property

@@ -89,7 +89,7 @@ class DraftModel:
 
     def _begin(self, session: Any, slot: int, tokens: list[int]) -> list[int]:
         """Bring a sequence back to what it shares with a text; the tokens that it lacks."""
-        same = common_prefix(self._held[slot], tokens)
+        same = int(session.rewindable(common_prefix(self._held[slot], tokens), slot))
         session.rewind(same, slot)
         self._held[slot] = tokens[:same]
         return tokens[same:]

@@ -50,14 +50,20 @@ class Prefixes:
     Args:
         sequences: Of the engine.
         cache_tokens: That all sequences hold at most; 0: no limit.
-        checkpoints: Places to come back to that are kept, for models with recurrent state; 0 without.
+        checkpoints: Places to come back to that are kept, for models with recurrent state and for windows
+            that alone stay in the cache; 0 without.
+        goes_back: By so many tokens a sequence can go back without a checkpoint; None: to any place.
     """
 
-    def __init__(self, sequences: int, cache_tokens: int = 0, checkpoints: int = 0) -> None:
+    def __init__(
+        self, sequences: int, cache_tokens: int = 0, checkpoints: int = 0, goes_back: int | None = None
+    ) -> None:
         self._sequences, self._cache_tokens = sequences, cache_tokens
         self._kept: dict[int, list[int]] = {}
         """By slot; the one that was used last stands at the end."""
         self._checkpoints: deque[_core.Checkpoint] = deque(maxlen=checkpoints)
+        """The one that was used last stands at the end."""
+        self._goes_back = goes_back
 
     def keep(self, slot: int, tokens: list[int]) -> None:
         """A text has ended, and its sequence holds so many tokens."""
@@ -90,17 +96,27 @@ class Prefixes:
         return True
 
     def checkpoint(self, session: Any, slot: int) -> None:
-        """Keep the place where a sequence is now; the oldest one may go."""
+        """Keep the place where a sequence is now; the one that was not used for the longest time may go."""
+        for each in list(self._checkpoints):
+            if int(session.rewindable(each.position, each.slot)) != each.position:
+                self._checkpoints.remove(each)  # its text is gone
         self._checkpoints.append(session.checkpoint(slot))
 
     def awaited(self, prompt: Sequence[int], running: Sequence[Request]) -> bool:
         """Whether a running text is still to read enough tokens that `prompt` begins with too."""
-        if self._checkpoints.maxlen:
+        if self._goes_back == 0:
             return False  # recurrent state is there only where a running text is now
         held = [*self._kept.values(), *(request.held for request in running)]
         best = max((common_prefix(tokens, prompt) for tokens in held), default=0)
-        coming = ([*request.held, *request.pending] for request in running if request.reads)
-        return any(common_prefix(tokens, prompt) >= best + _WORTH_WAITING for tokens in coming)
+        for request in running:
+            if not request.reads:
+                continue
+            coming = [*request.held, *request.pending]
+            same = common_prefix(coming, prompt)
+            there = self._goes_back is None or len(coming) - same < self._goes_back
+            if there and same >= best + _WORTH_WAITING:
+                return True
+        return False
 
     def place(
         self,
@@ -122,6 +138,7 @@ class Prefixes:
             branch = max(branch, same)
             if same > tokens and (same := int(session.rewindable(same, slot))) > tokens:
                 source, tokens = slot, same
+        self._use_checkpoint(source, tokens)
         empty = (slot for slot in free if slot not in self._kept)
         by_use = (slot for slot in self._kept if slot in free)
         target = next(itertools.chain(empty, by_use))
@@ -130,6 +147,14 @@ class Prefixes:
         if source in self._kept:
             self.keep(source, self._kept[source])  # it was used just now
         return Place(target, source if tokens else target, tokens, branch if branch > tokens else 0)
+
+    def _use_checkpoint(self, slot: int, tokens: int) -> None:
+        """Keep the checkpoint that gives so many tokens of a sequence longer than the others."""
+        able = [each for each in self._checkpoints if each.slot == slot and each.position >= tokens]
+        if able:
+            used = min(able, key=lambda each: each.position)
+            self._checkpoints.remove(used)
+            self._checkpoints.append(used)
 
     def that_fits(self, session: Any, place: Place, free: Sequence[int]) -> Place:
         """The same place, with older texts forgotten if its copy needs their memory.

@@ -144,6 +144,10 @@ class Request:
         """Whether more is to be fed than the token that was drawn last, and what a draft took back."""
         return not self.drawn or len(self.pending) > 1 + self.taken_back
 
+    def ends_prompt(self, tokens: list[int]) -> bool:
+        """Whether a step with these tokens reads the last one of a prompt, behind which a text is written."""
+        return self.reads and len(tokens) == len(self.pending) and self.pooler is None
+
     def until_branch(self, most: int) -> int:
         """At most so many tokens, but none behind the place where a checkpoint is wanted."""
         return min(most, self.branch - len(self.held)) if self.branch > len(self.held) else most

@@ -205,6 +205,17 @@ TABLE: Final[tuple[Setting, ...]] = (
         ranks_by="bandwidth",
     ),
     Setting(
+        "window_cache",
+        "context",
+        "choice",
+        "Rows that layers with a sliding window keep: `full` keeps all, so that a sequence can go back "
+        "anywhere; `window` keeps the rows that later tokens read, and goes back 256 tokens, to where the "
+        "last decode began and to checkpoints. `auto`: `full`.",
+        default="auto",
+        choices=("auto", "full", "window"),
+        moves=("memory",),
+    ),
+    Setting(
         "kv_type_k",
         "context",
         "choice",

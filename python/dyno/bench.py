@@ -291,10 +291,9 @@ def _warm_up(
 
 def _once(engine: Engine, case: BenchCase, tokens: NDArray[np.int32]) -> int:
     """One timed run; nanoseconds."""
-    recurrent = int(engine.model["recurrent_layers"]) > 0
-    if case.depth and engine.position() >= case.depth and not recurrent:
+    if case.depth and engine.position() >= case.depth and engine._open().rewindable(case.depth) == case.depth:
         engine.rewind(case.depth)  # the filling stays: it is the same for every run
-    else:  # recurrent state cannot go back to it
+    else:  # recurrent state cannot go back to it, nor layers that keep their window alone
         engine.reset()
         # The logits of the last row end the filling: without them the clock starts while a GPU still works.
         _feed(engine, tokens[: case.depth], case.batch, last_row=True)

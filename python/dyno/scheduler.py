@@ -109,8 +109,14 @@ class Scheduler:
         self._running: list[Request] = []
         self._cache_tokens = int(engine.settings.get("cache_tokens", 0))
         self._stateful = int(engine.model["recurrent_layers"]) > 0
+        plan = engine._open().plan
+        self._windows = int(plan["window_checkpoints"])
+        """Checkpoints whose window the cache keeps; 0 where it keeps the rows of all positions."""
         self._prefixes = Prefixes(
-            self._sequences, self._cache_tokens, _CHECKPOINTS * self._sequences if self._stateful else 0
+            self._sequences,
+            self._cache_tokens,
+            _CHECKPOINTS * self._sequences if self._stateful else self._windows,
+            0 if self._stateful else int(plan["window_slack"]) if self._windows else None,
         )
         self._changed = threading.Condition()
         self._closing = False
@@ -346,7 +352,8 @@ class Scheduler:
             seconds = time.monotonic() - fed
             self._engine._tell_failed_captures(session)
             for request, tokens in batch:
-                if request.branch and len(request.held) + len(tokens) == request.branch:
+                at_branch = request.branch and len(request.held) + len(tokens) == request.branch
+                if at_branch or (self._windows and request.ends_prompt(tokens)):
                     self._prefixes.checkpoint(session, request.owner.slot)
         self._totals["steps"] += 1
         self._events.stepped(described(batch, seconds))

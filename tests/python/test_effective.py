@@ -40,7 +40,7 @@ def test_kinds() -> None:
     settings = resolve({}, {}, "cpu", 64)
     some = {
         "load": {"numerics", "cpu_isa", "cpu_repack", "mmap", "placement"},
-        "context": {"ctx", "sequences", "cache_tokens", "kv_type_k", "kv_type_v"},
+        "context": {"ctx", "sequences", "cache_tokens", "window_cache", "kv_type_k", "kv_type_v"},
         "session": {"ubatch", "threads", "threads_batch"},
         "scheduler": {"step_tokens", "spec", "spec_max", "spec_min_p"},
     }

@@ -33,6 +33,7 @@ size_t value_bytes(const Plan& plan, const Value& value) {
 void layout_arena(Plan& plan, int64_t ubatch) {
   DYNO_CHECK(PlanError, ubatch >= 1 && ubatch <= 65536, "[plan] ubatch is ", ubatch, "; expected 1 to 65536");
   plan.ubatch = ubatch;
+  count_kv(plan);
   const auto bytes_of = [&](const Value& v) { return aligned(value_bytes(plan, v)); };
 
   // Largest first, each at the lowest offset that is free during its life.

@@ -86,7 +86,7 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
   resize(workspace_, std::max(selection.scratch_of(device_, plan_.ubatch), row_draw_scratch(plan_, selection)),
          "kernel workspace");
   if (!blas_ && selection.takes_variant("cublas", plan_.ubatch)) blas_ = Blas(ops::cuda::make_blas());
-  const bool by_need = plan_.context.cache_tokens > 0;
+  const bool by_need = plan_.cache_by_need();
   const size_t cache_bytes = planned().kv_address_bytes;
   const bool new_cache = cache_.size() != cache_bytes || (cache_bytes > 0 && cache_.by_need() != by_need);
   if (new_cache) {

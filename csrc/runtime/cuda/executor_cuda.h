@@ -41,10 +41,10 @@ class CudaExecutor final : public Executor, public Backend {
   void finish() override;
   void save_state(int32_t slot, std::byte* to) override;
   void load_state(int32_t slot, const std::byte* from) override;
-  void copy_sequence(int32_t from, int32_t to, int64_t positions) override;
-  void take(int32_t slot, int64_t begin, int64_t end) override;
+  void copy_sequence(int32_t from, int32_t to, int64_t positions, int64_t windowed) override;
+  void take(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) override;
   size_t gpu_cache_bytes() const override { return cache_.taken(); }
-  void give_back(int32_t slot, int64_t begin, int64_t end) override;
+  void give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) override;
   std::shared_ptr<float[]> logits_memory(size_t count) override;
   std::shared_ptr<float[]> device_logits_memory(size_t count) override;
 
@@ -108,7 +108,8 @@ class CudaExecutor final : public Executor, public Backend {
   void drop_graphs();
   void copy_state(int32_t slot, std::byte* host, bool save);
   // For the rows of positions [begin, end) of a sequence in each layer's keys and values here: their bytes in cache_.
-  void for_rows(int32_t slot, int64_t begin, int64_t end, const std::function<void(size_t, size_t)>& use) const;
+  void for_rows(int32_t slot, int64_t begin, int64_t end, CacheLayers layers,
+                const std::function<void(size_t, size_t)>& use) const;
   void upload(const MicroBatch& batch);
   Env env_of(const MicroBatch& batch, const plan::Selection& selection);
   // While a graph is captured, nodes that stand beside each other may go to streams of their own.

@@ -27,11 +27,11 @@ void CudaExecutor::load_state(int32_t slot, const std::byte* from) {
   copy_state(slot, const_cast<std::byte*>(from), /*save=*/false);
 }
 
-void CudaExecutor::for_rows(int32_t slot, int64_t begin, int64_t end,
+void CudaExecutor::for_rows(int32_t slot, int64_t begin, int64_t end, CacheLayers layers,
                             const std::function<void(size_t, size_t)>& use) const {
   const int64_t first = slot * plan_.context.ctx;
   for (const plan::KvLayer& kv : plan_.kv) {
-    if (kv.device != device_) continue;
+    if (kv.device != device_ || !concerns(layers, kv)) continue;
     for (const auto& [offset, row] : {std::pair(kv.k_offset, kv.k_row_bytes), std::pair(kv.v_offset, kv.v_row_bytes)}) {
       if (row == 0) continue;
       use(offset + static_cast<size_t>((first + begin) * row), offset + static_cast<size_t>((first + end) * row));
@@ -40,33 +40,36 @@ void CudaExecutor::for_rows(int32_t slot, int64_t begin, int64_t end,
 }
 
 // A kernel reads whole tiles of rows, of which it uses those that the sequence holds.
-void CudaExecutor::take(int32_t slot, int64_t begin, int64_t end) {
+void CudaExecutor::take(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) {
   if (!cache_.by_need()) return;
   const DeviceScope scope(info().ordinal, "taking memory for a sequence");
-  for_rows(slot, begin, end + plan::kRowsBehind, [&](size_t from, size_t to) { cache_.take(from, to, stream_.get()); });
+  for_rows(slot, begin, end + plan::kRowsBehind, layers,
+           [&](size_t from, size_t to) { cache_.take(from, to, stream_.get()); });
 }
 
-void CudaExecutor::give_back(int32_t slot, int64_t begin, int64_t) {
+void CudaExecutor::give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) {
   if (!cache_.by_need()) return;
   const DeviceScope scope(info().ordinal, "giving back the memory of a sequence");
-  // Nothing behind that is held either, up to the next sequence.
-  const int64_t last = plan_.context.ctx;
-  for_rows(slot, std::min(begin + plan::kRowsBehind, last), last,
+  finish();
+  // Rows that windows have left stand before rows that are held. Else nothing behind is held, up to the next sequence.
+  const int64_t last = layers == CacheLayers::windowed ? end : plan_.context.ctx;
+  for_rows(slot, std::min(begin + plan::kRowsBehind, last), last, layers,
            [&](size_t from, size_t to) { cache_.give_back(from, to); });
 }
 
-void CudaExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions) {
+void CudaExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, int64_t windowed) {
   const DeviceScope scope(info().ordinal, "copying a sequence");
-  const auto copy = [&](std::byte* base, size_t slot_bytes, size_t bytes) {
-    if (bytes == 0) return;
-    DYNO_CUDA_CHECK(cudaMemcpyAsync(base + slot_bytes * static_cast<size_t>(to),
-                                    base + slot_bytes * static_cast<size_t>(from), bytes, cudaMemcpyDeviceToDevice,
-                                    stream_.get()));
+  const auto copy = [&](std::byte* base, size_t slot_bytes, size_t bytes, size_t first = 0) {
+    if (bytes == first) return;
+    DYNO_CUDA_CHECK(cudaMemcpyAsync(base + slot_bytes * static_cast<size_t>(to) + first,
+                                    base + slot_bytes * static_cast<size_t>(from) + first, bytes - first,
+                                    cudaMemcpyDeviceToDevice, stream_.get()));
   };
   for (const plan::KvLayer& kv : plan_.kv) {
     if (kv.device != device_) continue;
     for (const auto& [offset, row] : {std::pair(kv.k_offset, kv.k_row_bytes), std::pair(kv.v_offset, kv.v_row_bytes)}) {
-      copy(cache_.data() + offset, static_cast<size_t>(plan_.context.ctx * row), static_cast<size_t>(positions * row));
+      copy(cache_.data() + offset, static_cast<size_t>(plan_.context.ctx * row), static_cast<size_t>(positions * row),
+           kv.window > 0 ? static_cast<size_t>(windowed * row) : 0);
     }
   }
   for (const plan::State& state : plan_.states) {

@@ -1,0 +1,75 @@
+#include "runtime/window_rows.h"
+
+#include <algorithm>
+
+namespace dyno::runtime {
+
+// Query q sees key k if q - k < window, and the next token is query `position`.
+Rows WindowRows::needed(int64_t position, int64_t slack) const {
+  return {std::max<int64_t>(0, position - window_ + 1 - slack), position};
+}
+
+int64_t WindowRows::last_held(int32_t slot, int64_t position) const {
+  const std::vector<Rows>& lost = of(slot);
+  int64_t held = std::max<int64_t>(0, position);
+  // From the last lost rows to the first: if they cut the window, the sequence goes back to where they begin.
+  for (auto rows = lost.rbegin(); rows != lost.rend(); ++rows) {
+    const Rows window = needed(held);
+    if (rows->begin < window.end && window.begin < rows->end) held = rows->begin;
+  }
+  return held;
+}
+
+int64_t WindowRows::first_kept(int32_t slot, int64_t position) const {
+  if (!active()) return 0;
+  int64_t first = needed(position, plan::kWindowSlack).begin;
+  for (const Rows& rows : of(slot)) {
+    if (rows.begin < position) first = std::max(first, std::min(rows.end, position));
+  }
+  return first;
+}
+
+std::span<const Rows> WindowRows::lose(int32_t slot, int64_t position, std::span<const Rows> kept) {
+  const int64_t end = needed(position, plan::kWindowSlack).begin / plan::kWindowStep * plan::kWindowStep;
+  std::vector<Rows> all = of(slot);
+  std::vector<Rows> sorted(kept.begin(), kept.end());
+  std::sort(sorted.begin(), sorted.end(), [](const Rows& a, const Rows& b) { return a.begin < b.begin; });
+  int64_t at = 0;
+  for (const Rows& rows : sorted) {
+    if (const int64_t stop = std::min(rows.begin, end); at < stop) all.push_back({at, stop});
+    at = std::max(at, rows.end);
+  }
+  if (at < end) all.push_back({at, end});
+  // Lost rows stay lost.
+  std::sort(all.begin(), all.end(), [](const Rows& a, const Rows& b) { return a.begin < b.begin; });
+  std::vector<Rows> merged;
+  for (const Rows& rows : all) {
+    if (!merged.empty() && rows.begin <= merged.back().end) {
+      merged.back().end = std::max(merged.back().end, rows.end);
+    } else {
+      merged.push_back(rows);
+    }
+  }
+  if (merged == of(slot)) return {};
+  of(slot) = std::move(merged);
+  return of(slot);
+}
+
+void WindowRows::forget(int32_t slot, int64_t position) {
+  std::vector<Rows>& lost = of(slot);
+  std::erase_if(lost, [&](const Rows& rows) { return rows.begin >= position; });
+  if (!lost.empty()) lost.back().end = std::min(lost.back().end, position);
+}
+
+void WindowRows::become_copy(int32_t slot, int64_t first) {
+  of(slot).clear();
+  if (first > 0) of(slot).push_back({0, first});
+}
+
+int64_t WindowRows::lost_rows(int32_t slot) const {
+  int64_t count = 0;
+  for (const Rows& rows : of(slot)) count += rows.end - rows.begin;
+  return count;
+}
+
+}  // namespace dyno::runtime

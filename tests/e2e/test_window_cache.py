@@ -1,0 +1,320 @@
+"""Layers with a sliding window keep their window: logits stay, memory shrinks, sequences go back less far."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from dyno import _core
+from dyno.errors import OutOfMemoryError, PlanError, ProfileError
+from random_models import SHAPES, Shape, random_model
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SLACK, STEP = 256, 256
+"""Rows before the window that stay, and in what steps rows go."""
+WINDOWED = [
+    shape
+    for shape in SHAPES
+    if shape.architecture in {"gemma3", "gpt-oss", "gemma4", "olmo2", "muse-glimmer"}
+]
+GPT_OSS = next(shape for shape in SHAPES if shape.architecture == "gpt-oss" and shape.n_layers == 3)
+ROW = GPT_OSS.n_layers * 2 * GPT_OSS.kv_heads * GPT_OSS.head_dim * 4
+"""Bytes of a token, f32."""
+STATUS = Path("/proc/self/status")
+GPU = {
+    "kind": "cuda",
+    "name": "a GPU",
+    "compute_capability": 90,
+    "sm_count": 132,
+    "memory_bytes": 80 << 30,
+}
+# argv: model, window_cache. Prints the resident bytes that 16000 tokens take.
+PROBE = """
+import sys
+import numpy as np
+from dyno import _core
+
+def resident():
+    with open("/proc/self/status") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+
+context = {"ctx": 16384, "kv_type_k": "f32", "kv_type_v": "f32", "window_cache": sys.argv[2]}
+s = _core.Session(sys.argv[1], context=context, session={"threads": 1, "ubatch": 256})
+s.decode([(0, np.arange(64, dtype=np.int32))], "none")
+before = resident()
+s.decode([(0, np.arange(16000, dtype=np.int32) % 90)], "none")
+print(resident() - before)
+"""
+
+
+def opened(path: Path, window_cache: str, device: str = "cpu", **context: Any) -> _core.Session:
+    return _core.Session(
+        path,
+        load={"device": device, "numerics": "exact"},
+        context={
+            "ctx": 2048,
+            "kv_type_k": "f32",
+            "kv_type_v": "f32",
+            "window_cache": window_cache,
+            **context,
+        },
+        session={"threads": 2, "ubatch": 64},
+    )
+
+
+def tokens(seed: int, count: int, shape: Shape) -> NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(0, shape.n_vocab, count).astype(np.int32)
+
+
+def decode(s: _core.Session, slot: int, text: NDArray[np.int32]) -> NDArray[np.float32]:
+    logits = s.decode([(slot, text)], "all")[0]
+    assert logits is not None
+    return logits
+
+
+def after(path: Path, device: str, text: NDArray[np.int32], *cuts: int) -> NDArray[np.float32]:
+    """Logits behind the last cut, with a full cache: u-batches begin at cuts, on which rounding depends."""
+    s = opened(path, "full", device)
+    return [decode(s, 0, part) for part in np.split(text, cuts)][-1]
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("model") / "m.gguf", GPT_OSS)
+
+
+@pytest.mark.parametrize("shape", WINDOWED, ids=lambda shape: shape.name)
+def test_logits_are_those_of_the_full_cache(tmp_path: Path, shape: Shape, device: str) -> None:
+    path = random_model(tmp_path / "m.gguf", shape)
+    full, windowed = opened(path, "full", device), opened(path, "window", device)
+    assert windowed.plan["cache_window"] == shape.window
+    assert full.plan["cache_window"] == 0
+    text = tokens(1, 1100, shape)
+    for part in np.split(text, [1000, 1001, 1002, 1064]):  # a prompt, single tokens, and both again
+        assert np.array_equal(decode(full, 0, part), decode(windowed, 0, part))
+    assert windowed.cache_bytes < full.cache_bytes
+
+
+def test_a_window_longer_than_the_context_changes_nothing(tmp_path: Path) -> None:
+    path = random_model(tmp_path / "m.gguf", replace(GPT_OSS, window=4000))
+    full, windowed = opened(path, "full"), opened(path, "window")
+    assert windowed.plan["kv_bytes"] == full.plan["kv_bytes"]
+    text = tokens(2, 2048, GPT_OSS)
+    for s in (full, windowed):
+        s.decode([(0, text)], "none")
+    assert windowed.cache_bytes == full.cache_bytes
+    assert windowed.rewindable(3) == 3
+
+
+def test_sequences_go_back_to_places_whose_window_is_there(gpt_oss: Path, device: str) -> None:
+    text = tokens(3, 1500, GPT_OSS)
+    full, s = opened(gpt_oss, "full", device), opened(gpt_oss, "window", device)
+    for part in np.split(text[:1400], [700]):
+        assert np.array_equal(decode(s, 0, part), decode(full, 0, part))
+    for each in (full, s):
+        assert each.rewindable(700) == 700  # where the last decode began
+        each.rewind(700)
+    assert np.array_equal(decode(s, 0, text[700:1400]), decode(full, 0, text[700:1400]))
+    for token in text[1400:1410]:
+        assert np.array_equal(decode(s, 0, token.reshape(1)), decode(full, 0, token.reshape(1)))
+    assert [s.rewindable(p) for p in (1410, 1410 - SLACK, 700, 5, 0)] == [1410, 1410 - SLACK, 0, 0, 0]
+    with pytest.raises(
+        PlanError, match=r"cannot rewind sequence 0 at position 700: .*window of 9 .*nearest before it is 0"
+    ):
+        s.rewind(700)
+    assert s.position() == 1410
+    s.rewind(1410 - SLACK)
+    full.rewind(1410 - SLACK)
+    assert np.array_equal(decode(s, 0, text[1410 - SLACK :]), decode(full, 0, text[1410 - SLACK :]))
+
+
+def test_a_checkpoint_keeps_its_window(gpt_oss: Path, device: str) -> None:
+    text, other = tokens(4, 1500, GPT_OSS), tokens(5, 900, GPT_OSS)
+    s = opened(gpt_oss, "window", device)
+    s.decode([(0, text[:600])], "none")
+    there = s.checkpoint()
+    for at in range(0, 900, 300):
+        s.decode([(0, other[at : at + 300])], "none")
+    assert [s.rewindable(p) for p in (1400, 601, 600, 600 - SLACK // 2)] == [1400, 600, 600, 600 - SLACK // 2]
+    s.restore(there)
+    assert np.array_equal(decode(s, 0, text[600:]), after(gpt_oss, device, text, 600))
+    s.decode([(0, text[:300])], "none")
+    assert s.rewindable(600) == 600
+    held = s.cache_bytes
+    del there
+    s.decode([(0, other[:1])], "none")
+    assert s.rewindable(600) == 0
+    assert s.cache_bytes < held
+
+
+def test_so_many_checkpoints_keep_their_window(gpt_oss: Path) -> None:
+    s = opened(gpt_oss, "window")
+    assert s.plan["window_checkpoints"] == 2
+    held = []
+    for at in range(4):
+        s.decode([(0, tokens(at, 450, GPT_OSS))], "none")
+        held.append(s.checkpoint())
+    s.decode([(0, tokens(9, 100, GPT_OSS))], "none")
+    s.decode([(0, tokens(9, 1, GPT_OSS))], "none")
+    # The last one is near the end, where the sequence can go anyway.
+    assert [s.rewindable(c.position) for c in held] == [0, 900, 1350, 1800]
+    with pytest.raises(PlanError, match=r"position 450 cannot be restored: .*newer checkpoints have taken"):
+        s.restore(held[0])
+    s.restore(held[1])
+    assert s.position() == 900
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_calls_gives_the_logits_of_the_full_cache(gpt_oss: Path, device: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    full, windowed = (opened(gpt_oss, mode, device, sequences=3) for mode in ("full", "window"))
+    held: list[list[int]] = [[], [], []]
+    checkpoints: list[_core.Checkpoint] = []
+    copies = rewinds = 0
+    for _ in range(60):
+        slot, other = (int(each) for each in rng.choice(3, 2, replace=False))
+        action = rng.integers(0, 5)
+        count = windowed.rewindable(int(rng.integers(0, len(held[slot]) + 1)), slot)
+        if action == 0:
+            windowed.copy_prefix(slot, other, count)
+            held[other] = held[slot][:count]
+            copies += count > 0
+        elif action == 1:
+            windowed.rewind(count, slot)
+            held[slot] = held[slot][:count]
+            rewinds += count > 0
+        elif action == 2:
+            checkpoints = [*checkpoints[-3:], windowed.checkpoint(slot)]
+            windowed.trim(other)
+        slots = [slot] if action < 3 else [slot, other]
+        batch = []
+        for each in slots:
+            more = tokens(int(rng.integers(1 << 30)), int(rng.integers(1, 400)), GPT_OSS)
+            if len(held[each]) + len(more) <= 2048:
+                batch.append((each, more))
+        if not batch:
+            held[slot] = []
+            windowed.reset(slot)
+            continue
+        found = windowed.decode(batch, "last")[0]
+        full.reset()
+        for each, more in batch:
+            held[each] += more.tolist()
+        wanted = full.decode([(each, np.array(held[each], np.int32)) for each, _ in batch], "last")[0]
+        assert found is not None
+        assert wanted is not None
+        assert np.allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    assert copies > 2
+    assert rewinds > 2
+
+
+def test_a_decode_that_is_broken_off_leaves_the_sequence(gpt_oss: Path) -> None:
+    text = tokens(6, 1500, GPT_OSS)
+    s = opened(gpt_oss, "window")
+    s.decode([(0, text[:500])], "none")
+    generation = s.generation(text[500:], slot=0)
+    generation.queue(np.zeros(4, np.float32))
+    generation.next()
+    s.rewind(500)
+    assert np.array_equal(decode(s, 0, text[500:]), after(gpt_oss, "cpu", text, 500))
+
+
+@pytest.mark.skipif(
+    not (STATUS.is_file() and "VmRSS:" in STATUS.read_text()), reason="this system reports no VmRSS"
+)
+@pytest.mark.skipif(
+    os.environ.get("LD_PRELOAD", "").find("asan") >= 0, reason="AddressSanitizer takes all memory at once"
+)
+def test_resident_memory_is_that_of_the_windows(tmp_path: Path) -> None:
+    shape = replace(GPT_OSS, n_layers=4, metadata={**GPT_OSS.metadata, "context_length": 16384})
+    path = random_model(tmp_path / "m.gguf", shape)
+    found = {}
+    for mode in ("full", "window"):
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE, str(path), mode],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found[mode] = json.loads(done.stdout)
+    layer = 16000 * 2 * GPT_OSS.kv_heads * GPT_OSS.head_dim * 4
+    assert found["full"] > 3.8 * layer
+    assert found["full"] - found["window"] > 1.7 * layer, (found, layer)  # two of four layers
+
+
+def test_the_plan_counts_windows(gpt_oss: Path) -> None:
+    def planned(mode: str, device: dict[str, Any] | None = None, **context: int) -> dict[str, Any]:
+        made = {"ctx": 4096, "kv_type_k": "f16", "kv_type_v": "f16", "window_cache": mode, **context}
+        s = _core.Session(
+            gpt_oss,
+            context=made,
+            session={"ubatch": 64},
+            plan_only=True,
+            **({"device": device} if device else {}),
+        )
+        return dict(s.plan)
+
+    row = GPT_OSS.kv_heads * GPT_OSS.head_dim * 2
+    full, windowed = planned("full"), planned("window")
+    assert full["kv_bytes"] == full["kv_address_bytes"] == windowed["kv_address_bytes"] == 3 * 2 * 4096 * row
+    # Two of three layers; where the sequence is, where its decode began, and two checkpoints.
+    kept = 4 * (9 + SLACK) + STEP + 64
+    assert windowed["kv_bytes"] == 2 * (4096 + 2 * kept) * row + 2 * 2 * 5 * 2 * 4096
+    few = planned("window", sequences=4, cache_tokens=4096)
+    assert few["kv_bytes"] <= planned("full", sequences=4, cache_tokens=4096)["kv_bytes"]
+    on_gpu = planned("window", GPU, sequences=1)
+    assert on_gpu["kv_bytes"] <= on_gpu["kv_address_bytes"]
+    with pytest.raises(OutOfMemoryError):
+        _core.Session(
+            gpt_oss, context={"ctx": 4096, "window_cache": "full"}, session={"ubatch": 64}, plan_only=True
+        ).check_memory(1000)
+
+
+def test_unknown_words_are_refused(gpt_oss: Path) -> None:
+    with pytest.raises(ProfileError, match="window_cache is 'half'; expected auto, window or full"):
+        opened(gpt_oss, "half")
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_pieces_of_windows_back(tmp_path: Path) -> None:
+    if not any(d["kind"] == "cuda" and not _core.device_problem(d) for d in _core.devices()):
+        pytest.skip(f"no GPU: {_core.no_cuda_reason()}")
+    shape = replace(GPT_OSS, n_layers=4, metadata={**GPT_OSS.metadata, "context_length": 16384})
+    path = random_model(tmp_path / "m.gguf", shape)
+    text = tokens(7, 16000, shape)
+    full, s = (opened(path, mode, "cuda:0", ctx=16384, sequences=2) for mode in ("full", "window"))
+    assert (full.plan["cache_window"], s.plan["cache_window"]) == (0, shape.window)
+    assert s.gpu_cache_bytes == 0
+    whole = 2 * 2 * 16384 * shape.kv_heads * shape.head_dim * 4  # two layers, keys and values
+    for slot in (1, 0):
+        for part in np.split(text, [15000, 15001]):
+            a, b = (each.decode([(slot, part)], "last")[0] for each in (full, s))
+            assert np.abs(a - b).max() < 1e-4 * np.abs(a).max()
+    assert s.gpu_cache_bytes < 2 * (whole + (48 << 20))
+    assert s.gpu_cache_bytes <= s.plan["kv_bytes"] < full.gpu_cache_bytes
+    # A copy has the rows of its window, and a sequence can begin again where rows were given back.
+    s.copy_prefix(0, 1, 15900)
+    full.copy_prefix(0, 1, 15900)
+    s.rewind(0, 0)
+    full.rewind(0, 0)
+    for slot, part in ((1, text[15900:]), (0, text[:3000]), (0, text[3000:3001])):
+        a, b = (each.decode([(slot, part)], "last")[0] for each in (full, s))
+        assert np.abs(a - b).max() < 1e-4 * np.abs(a).max()
+    drawn = []
+    for each in (full, s):
+        generation = each.generation(text[:2000], slot=0)
+        generation.queue(np.zeros(900, np.float32))
+        drawn.append([generation.next() for _ in range(900)])
+    assert drawn[0][:20] == drawn[1][:20]

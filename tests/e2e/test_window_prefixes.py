@@ -1,0 +1,105 @@
+"""Prompts of a server whose model keeps windows alone: beginnings are reused where they are there."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from dyno import Engine, Sampling, Scheduler
+from dyno._drafts import Speculation
+from dyno._requests import Handling
+from random_models import SHAPES, random_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SHAPE = next(shape for shape in SHAPES if shape.architecture == "gpt-oss" and shape.n_layers == 3)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("model") / "m.gguf", SHAPE)
+
+
+def opened(path: Path, **settings: Any) -> Engine:
+    given = {"numerics": "exact", "sequences": 3, "ctx": 2048, "threads": 1, "ubatch": 128}
+    given |= {"window_cache": "window", **settings}
+    return Engine(path, device="cpu", profile=None, **given)
+
+
+def drawn(
+    scheduler: Scheduler, prompt: Sequence[int], count: int = 4, **handling: Any
+) -> tuple[list[int], int]:
+    """Tokens of a text, and how many of its prompt were reused."""
+    each = list(scheduler.drawn(prompt, Sampling(), count, handling=Handling(ignore_end=True, **handling)))
+    return [one.token for one in each], each[0].cached
+
+
+def numbers(seed: int, count: int) -> list[int]:
+    return [int(each) for each in np.random.default_rng(seed).integers(1, SHAPE.n_vocab, count)]
+
+
+def wanted(path: Path, *prompts: Sequence[int]) -> list[list[int]]:
+    with opened(path, window_cache="full") as engine, Scheduler(engine) as scheduler:
+        return [drawn(scheduler, prompt, reuse=False)[0] for prompt in prompts]
+
+
+def test_windows_are_kept_on_request(path: Path) -> None:
+    with opened(path) as engine, opened(path, window_cache="auto") as other:
+        assert engine.plan["cache_window"] == SHAPE.window
+        assert other.plan["cache_window"] == 0
+
+
+def test_the_third_text_begins_where_the_second_has_left_the_first(path: Path) -> None:
+    base = numbers(1, 900)
+    prompts = [[*base, *numbers(seed, 500)] for seed in (2, 3, 4, 5)]
+    right = wanted(path, *prompts)
+    with opened(path) as engine, Scheduler(engine) as scheduler:
+        found = [drawn(scheduler, prompt) for prompt in prompts]
+        totals = scheduler.totals()
+    assert [tokens for tokens, _ in found] == right
+    assert [cached for _, cached in found] == [0, 0, 900, 900]
+    assert totals["reused_tokens"] == 1800
+    with opened(path, window_cache="full") as engine, Scheduler(engine) as scheduler:
+        assert [drawn(scheduler, prompt)[1] for prompt in prompts] == [0, 900, 900, 900]
+
+
+def test_the_next_turn_goes_on_at_the_end_of_the_prompt(path: Path) -> None:
+    """As with templates that leave the reasoning of earlier turns out."""
+    first = numbers(6, 700)
+    second = [*first, *numbers(7, 300)]
+    (right,) = wanted(path, second)
+    with opened(path, sequences=1) as engine, Scheduler(engine) as scheduler:
+        drawn(scheduler, first, 900)  # the answer is longer than the rows that stay
+        assert engine._open().rewindable(1000) == 700
+        assert drawn(scheduler, second) == (right, 700)
+
+
+def test_prompts_that_come_together(path: Path) -> None:
+    base = numbers(8, 800)
+    prompts = [
+        *([*base, *numbers(9 + i, 20)] for i in range(3)),
+        *([*base, *numbers(20 + i, 600)] for i in range(3)),
+    ]
+    right = wanted(path, *prompts)
+    with (
+        opened(path, cache_tokens=5000) as engine,
+        Scheduler(engine) as scheduler,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        found = list(pool.map(lambda prompt: drawn(scheduler, prompt), prompts))
+        totals = scheduler.totals()
+    assert [tokens for tokens, _ in found] == right
+    assert totals["reused_tokens"] > 0
+    assert totals["prompt_tokens"] + totals["reused_tokens"] >= sum(map(len, prompts))
+
+
+def test_drafts_are_taken_back(path: Path) -> None:
+    repeated = numbers(30, 60) * 12
+    with opened(path, window_cache="full") as engine, Scheduler(engine) as scheduler:
+        right = drawn(scheduler, repeated, 200)[0]
+    with opened(path) as engine, Scheduler(engine, speculation=Speculation(most=16)) as scheduler:
+        assert drawn(scheduler, repeated, 200)[0] == right
