@@ -21,7 +21,7 @@ from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options
 from dyno_tuner.space.knobs import Facts, resolve
 from dyno_tuner.space.search_space import Space
-from dyno_tuner.targets.dyno import answers
+from dyno_tuner.targets.dyno import answers, bounds
 from dyno_tuner.targets.dyno.target import DynoTarget
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny" / "qwen3moe-tiny.gguf"
@@ -115,7 +115,7 @@ def test_exact_settings_leave_every_bit(target: Any, default: Configuration, tmp
 
 def test_a_short_budget_scores_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """And as many for every configuration of the run, since they are compared with each other."""
-    monkeypatch.setattr(DynoTarget, "_active_parameters", lambda self: 5_000_000 * usable_cores())
+    monkeypatch.setattr(bounds, "active_parameters", lambda model: 5_000_000 * usable_cores())
     scored = []
     for contexts in ((CONTEXT,), (OpContext("k", budget=90.0), OpContext("l"))):
         made = DynoTarget(str(MODEL))
