@@ -102,6 +102,12 @@ class Prefixes:
                 self._checkpoints.remove(each)  # its text is gone
         self._checkpoints.append(session.checkpoint(slot))
 
+    def begin(self, slot: int, tokens: int) -> None:
+        """A text begins in a sequence, of which so many tokens stay: checkpoints behind these are no good."""
+        for each in list(self._checkpoints):
+            if each.slot == slot and each.position > tokens:
+                self._checkpoints.remove(each)
+
     def awaited(self, prompt: Sequence[int], running: Sequence[Request]) -> bool:
         """Whether a running text is still to read enough tokens that `prompt` begins with too."""
         if self._goes_back == 0:

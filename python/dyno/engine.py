@@ -192,11 +192,12 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         """Forget what a sequence holds from `position` on.
 
         A model with recurrent state (`model["recurrent_layers"]` above 0) goes back only to 0 and to places
-        of which the caller still holds a `checkpoint()`.
+        of which the caller still holds a `checkpoint()`. With `window_cache=window`, a model with sliding
+        windows goes back to these, by 256 tokens, and to where the last decode began.
 
         Raises:
-            PlanError: The sequence does not reach that far, a generation owns it, or recurrent state does not
-            go back there; the message names the nearest place before it.
+            PlanError: The sequence does not reach that far, a generation owns it, or recurrent state or a
+            window does not go back there; the message names the nearest place before it.
         """
         with self._lock:
             session = self._open()
@@ -220,7 +221,8 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
 
         Recurrent state is copied: `state_bytes` of the result is the memory of that copy, which lasts while
         somebody holds it. Keys and values are not copied: a checkpoint is good until its sequence forgets a
-        position before it.
+        position before it. With `window_cache=window`, only the newest `plan["window_checkpoints"]` are good;
+        these within 256 tokens of the end of their sequence do not count.
 
         Raises:
             PlanError: No such slot, or a generation owns it.
@@ -234,8 +236,8 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         """Bring the sequence of a checkpoint back to it; what came behind is forgotten.
 
         Raises:
-            PlanError: The sequence has forgotten what was before the checkpoint, another engine made it, or a
-            generation owns the sequence.
+            PlanError: The sequence has forgotten what was before the checkpoint, newer checkpoints have taken
+            its place in the cache, another engine made it, or a generation owns the sequence.
         """
         with self._lock:
             session = self._open()

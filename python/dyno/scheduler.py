@@ -437,6 +437,7 @@ class Scheduler:
             session.rewind(place.tokens, place.slot)
         else:
             session.reset(place.slot)
+        self._prefixes.begin(place.slot, place.tokens if place.source == place.slot else 0)
         self._totals["reused_tokens"] += place.tokens
         request.begin(place.tokens, place.branch)
         return True

@@ -78,6 +78,14 @@ def test_the_next_turn_goes_on_at_the_end_of_the_prompt(path: Path) -> None:
         assert drawn(scheduler, second) == (right, 700)
 
 
+def test_a_new_text_leaves_no_place_of_the_old_one(path: Path) -> None:
+    """It would take the room of a place where a prompt can go on."""
+    with opened(path, sequences=1) as engine, Scheduler(engine) as scheduler:
+        drawn(scheduler, numbers(40, 400))
+        drawn(scheduler, numbers(41, 700))
+        assert [each.position for each in scheduler._prefixes._checkpoints] == [700]
+
+
 def test_prompts_that_come_together(path: Path) -> None:
     base = numbers(8, 800)
     prompts = [
