@@ -124,12 +124,12 @@ int32_t Session::next_token(Generation& generation, const std::function<void()>&
     }
     return token;
   } catch (const PlanError&) {
-    positions_[static_cast<size_t>(slot)] = before;
+    move_back(slot, before);
     throw;  // no step was launched
   } catch (...) {
     steps_of_ = 0;  // the device's error is what the caller has to see, not what waiting for it says
     under_way_ = 0;
-    positions_[static_cast<size_t>(slot)] = before;  // nor does a prompt count that nothing was drawn behind
+    move_back(slot, before);  // nor does a prompt count that nothing was drawn behind
     throw;
   }
 }
