@@ -399,8 +399,8 @@ void bind_session(nb::module_& m) {
             s.change([&](runtime::Session& real) { bytes = real.cache_bytes(); });
             return bytes;
           },
-          "Bytes of the rows that the cache keeps: of cached_positions, but of windowed layers those that are not "
-          "lost.")
+          "Bytes of the rows that the cache keeps: of cached_positions, but of windowed layers those that sequences "
+          "hold.")
       .def_prop_ro(
           "gpu_cache_bytes",
           [](PySession& s) {

@@ -74,6 +74,7 @@ void Session::restore(const Checkpoint& checkpoint) {
   end_steps();
   finish();
   if (!checkpoint.state.empty()) executor_->load_state(checkpoint.slot, checkpoint.state.data());
+  give_back_forgotten(checkpoint.slot, checkpoint.position);
   move_back(checkpoint.slot, checkpoint.position);
 }
 

@@ -38,15 +38,15 @@ void Session::copy_prefix(int32_t from, int32_t to, int64_t positions) {
   ends[static_cast<size_t>(to)] = positions;
   take_memory(ends);
   const int64_t first = windows_.first_kept(from, positions);
+  move_back(to, 0);  // its checkpoints are of what it held before
   if (windows_.active()) {
-    if (first > 0) executor_->give_back(to, 0, first, CacheLayers::windowed);
+    executor_->give_back(to, 0, filled_[static_cast<size_t>(to)], CacheLayers::windowed);
     executor_->take(to, first, positions, CacheLayers::windowed);
   }
   executor_->copy_sequence(from, to, positions, first);
   if (positions < position(from) && past != nullptr && !past->state.empty()) {
     executor_->load_state(to, past->state.data());
   }
-  move_back(to, 0);  // its checkpoints are of what it held before
   positions_[static_cast<size_t>(to)] = begun_[static_cast<size_t>(to)] = positions;
   windows_.become_copy(to, first);
   if (draft_head_ != nullptr) draft_head_->copy(from, to, positions);
@@ -68,7 +68,7 @@ size_t Session::cache_bytes() const {
   int64_t bytes = 0;
   for (size_t i = 0; i < filled_.size(); ++i) {
     const int64_t lost = windows_.lost_rows(static_cast<int32_t>(i));
-    bytes += whole * filled_[i] + windowed * (filled_[i] - lost);
+    bytes += whole * filled_[i] + windowed * (positions_[i] - lost);
   }
   return static_cast<size_t>(bytes);
 }
@@ -121,6 +121,14 @@ void Session::give_back_windows(int32_t slot) {
   for (const Rows& lost : windows_.lose(slot, positions_[at], kept)) {
     executor_->give_back(slot, lost.begin, lost.end, CacheLayers::windowed);
   }
+}
+
+// No later token passes them by, so they would stay beside the windows of the next text.
+void Session::give_back_forgotten(int32_t slot, int64_t position) {
+  const auto at = static_cast<size_t>(slot);
+  // Drafts are taken back after every step, and their rows are written anew at once.
+  if (!windows_.active() || executor_ == nullptr || positions_[at] - position <= plan::kWindowSlack) return;
+  executor_->give_back(slot, position, filled_[at], CacheLayers::windowed);
 }
 
 // A checkpoint that its sequence could go back to in any case costs nothing.

@@ -313,7 +313,10 @@ void Session::check_slot(int32_t slot) const {
 void Session::reset() {
   check_device();
   end_steps();
-  for (size_t slot = 0; slot < positions_.size(); ++slot) move_back(static_cast<int32_t>(slot), 0);
+  for (int32_t slot = 0; slot < static_cast<int32_t>(positions_.size()); ++slot) {
+    give_back_forgotten(slot, 0);
+    move_back(slot, 0);
+  }
 }
 
 void Session::reset(int32_t slot) { rewind(slot, 0); }
@@ -341,6 +344,7 @@ void Session::rewind(int32_t slot, int64_t position) {
                             ". Take a checkpoint() where you will return to"));
   }
   check_window(slot, position, "rewind");
+  give_back_forgotten(slot, position);
   move_back(slot, position);
 }
 

@@ -114,7 +114,7 @@ class Session {
   void rewind(int32_t slot, int64_t position);
   // The last position up to `position` that rewind() takes.
   int64_t rewindable(int32_t slot, int64_t position) const;
-  // Makes a sequence hold what another holds.
+  // Makes a sequence hold what another holds; if a GPU has no memory for the rows of windows, it holds nothing then.
   void copy(int32_t from, int32_t to);
   // Makes a sequence hold the first `positions` of another; keys and values are copied on their device. Throws
   // PlanError where the other could not be rewound to that position.
@@ -124,7 +124,7 @@ class Session {
   void trim(int32_t slot);
   // Positions whose memory is taken: held, or forgotten and not given back.
   int64_t cached_positions() const;
-  // Bytes of the rows that the cache keeps: of cached_positions(), but of windowed layers those that are not lost.
+  // Bytes of the rows that the cache keeps: of cached_positions(), but of windowed layers those that sequences hold.
   size_t cache_bytes() const;
   // Of GPUs, that the cache takes now.
   size_t gpu_cache_bytes() const;
@@ -200,6 +200,8 @@ class Session {
   // Of layers that keep their window alone: the rows that a u-batch writes, and rows that no later one reads.
   void take_windows(std::span<const ops::SequenceRun> runs);
   void give_back_windows(int32_t slot);
+  // Their rows from `position` on, which the sequence is about to forget.
+  void give_back_forgotten(int32_t slot, int64_t position);
   void drop_excess_checkpoints();
   void take_memory_for(const Generation& generation);
   void check_token(int32_t token, int64_t index, int32_t slot) const;

@@ -381,7 +381,7 @@ class Session:
     @property
     def cache_bytes(self) -> int:
         """
-        Bytes of the rows that the cache keeps: of cached_positions, but of windowed layers those that are not lost.
+        Bytes of the rows that the cache keeps: of cached_positions, but of windowed layers those that sequences hold.
         """
 
     @property

@@ -37,7 +37,7 @@ GPU = {
     "sm_count": 132,
     "memory_bytes": 80 << 30,
 }
-# argv: model, window_cache. Prints the resident bytes that 16000 tokens take.
+# argv: model, window_cache, lengths of texts. Prints the resident bytes that these take, one after the other.
 PROBE = """
 import sys
 import numpy as np
@@ -51,7 +51,9 @@ context = {"ctx": 16384, "kv_type_k": "f32", "kv_type_v": "f32", "window_cache":
 s = _core.Session(sys.argv[1], context=context, session={"threads": 1, "ubatch": 256})
 s.decode([(0, np.arange(64, dtype=np.int32))], "none")
 before = resident()
-s.decode([(0, np.arange(16000, dtype=np.int32) % 90)], "none")
+for length in map(int, sys.argv[3:]):
+    s.reset(0)
+    s.decode([(0, np.arange(length, dtype=np.int32) % 90)], "none")
 print(resident() - before)
 """
 
@@ -228,30 +230,38 @@ def test_a_decode_that_is_broken_off_leaves_the_sequence(gpt_oss: Path) -> None:
     assert np.array_equal(decode(s, 0, text[500:]), after(gpt_oss, "cpu", text, 500))
 
 
-@pytest.mark.skipif(
-    not (STATUS.is_file() and "VmRSS:" in STATUS.read_text()), reason="this system reports no VmRSS"
-)
-@pytest.mark.skipif(
-    os.environ.get("LD_PRELOAD", "").find("asan") >= 0, reason="AddressSanitizer takes all memory at once"
-)
-def test_resident_memory_is_that_of_the_windows(tmp_path: Path) -> None:
+def resident(folder: Path, mode: str, *lengths: int) -> int:
+    """Bytes that texts take, one after the other; two of four layers are windowed."""
+    if not (STATUS.is_file() and "VmRSS:" in STATUS.read_text()):
+        pytest.skip("this system reports no VmRSS")
+    if "asan" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("AddressSanitizer takes all memory at once")
     shape = replace(GPT_OSS, n_layers=4, metadata={**GPT_OSS.metadata, "context_length": 16384})
-    path = random_model(tmp_path / "m.gguf", shape)
-    found = {}
-    for mode in ("full", "window"):
-        done = subprocess.run(
-            [sys.executable, "-c", PROBE, str(path), mode],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        found[mode] = json.loads(done.stdout)
+    path = random_model(folder / "m.gguf", shape)
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, str(path), mode, *map(str, lengths)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return int(json.loads(done.stdout))
+
+
+def test_resident_memory_is_that_of_the_windows(tmp_path: Path) -> None:
+    found = {mode: resident(tmp_path, mode, 16000) for mode in ("full", "window")}
     layer = 16000 * 2 * GPT_OSS.kv_heads * GPT_OSS.head_dim * 4
     assert found["full"] > 3.8 * layer
     assert found["full"] - found["window"] > 1.7 * layer, (found, layer)  # two of four layers
+
+
+def test_texts_that_become_shorter_leave_no_windows(tmp_path: Path) -> None:
+    """No token passes by the end of a longer text, so its rows go when it is forgotten."""
+    longest = resident(tmp_path, "window", 8000)
+    layer = 8000 * 2 * GPT_OSS.kv_heads * GPT_OSS.head_dim * 4
+    assert resident(tmp_path, "window", *range(8000, 600, -700)) < longest + layer / 8
 
 
 def test_the_plan_counts_windows(gpt_oss: Path) -> None:
