@@ -40,7 +40,7 @@ void find(const char* name, Function& function) {
   DYNO_CUDA_CHECK(cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result));
 #endif
   DYNO_CHECK(DeviceError, result == cudaDriverEntryPointSuccess && found != nullptr, "[cuda] this driver has no ", name,
-             ", which cache_tokens needs; leave cache_tokens at 0");
+             ", which cache_tokens and window_cache=window need; leave cache_tokens at 0 and window_cache at full");
   function = reinterpret_cast<Function>(found);
 }
 
@@ -101,7 +101,8 @@ CacheMemory::CacheMemory(int ordinal, size_t bytes, bool by_need) : size_(bytes)
   check(driver().attribute(&supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device),
         "asking for virtual memory management");
   DYNO_CHECK(DeviceError, supported != 0, "[cuda] device cuda:", ordinal,
-             " has no virtual memory management, which cache_tokens needs; leave cache_tokens at 0");
+             " has no virtual memory management, which cache_tokens and window_cache=window need; ",
+             "leave cache_tokens at 0 and window_cache at full");
   const CUmemAllocationProp prop = properties(ordinal);
   check(driver().granularity(&piece_bytes_, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
         "asking for the granularity of memory");
