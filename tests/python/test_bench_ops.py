@@ -10,6 +10,7 @@ from pathlib import Path
 import dyno
 import pytest
 from dyno import _core, bench, bench_ops
+from dyno._cli.bench import _per_op
 from dyno.errors import PlanError
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
@@ -134,3 +135,14 @@ def test_ops_of_the_cpu_are_compared_with_a_copy() -> None:
     for op in found.ops:
         assert op.percent_of_peak == (pytest.approx(100 * op.gbps / 4.0) if op.bytes else None)
     assert "memory 4 GB/s (a copy, read and written)" in bench_ops.table(found)
+
+
+def test_each_number_of_threads_is_compared_with_a_copy_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_ops, "peaks_of", lambda device, threads=0: {"memory_gbps": float(threads)})
+    settings = [(("threads", n), ("threads_batch", batch)) for n, batch in ((1, 2), (2, 1))]
+    grid = [bench.BenchCase(*n, settings=each) for each in settings for n in ((8, 0), (0, 2))]
+    _per_op(str(TINY / "qwen3moe-tiny.gguf"), grid, 1, 0, "json", {"device": "cpu", "profile": None})
+    found = json.loads(capsys.readouterr().out)["tests"]
+    assert [test["peaks"]["memory_gbps"] for test in found] == [2, 1, 1, 2]

@@ -136,7 +136,7 @@ def _per_op(
     found = []
     with Engine(path, **opened) as engine, progress("bench", len(grid)) as advance:
         state.print_choices(engine)
-        peaks = bench_ops.peaks_of(engine.device, int(engine.settings["threads"]))
+        peaks: dict[int, dict[str, float]] = {}  # by threads of the CPU
         for case in grid:
             changed = dict(case.settings)
             contexts = {k: v for k, v in changed.items() if k.startswith("kv_type")}
@@ -145,10 +145,14 @@ def _per_op(
             sessions = {k: v for k, v in changed.items() if k not in contexts}
             if sessions:
                 engine.set(**sessions)
+            on_gpu = engine.device.startswith("cuda")
+            threads = 0 if on_gpu else int(engine.settings["threads_batch" if case.n_prompt else "threads"])
+            if threads not in peaks:
+                peaks[threads] = bench_ops.peaks_of(engine.device, threads)
             result = bench_ops.measure(
                 engine,
                 case,
-                peaks,
+                peaks[threads],
                 repetitions=repetitions,
                 seed=seed,
                 notify=lambda note: advance(0, note),
