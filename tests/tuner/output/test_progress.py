@@ -156,6 +156,17 @@ def test_the_verdict_names_the_margin_that_was_too_wide(
     assert ("--budget 390s has room for the proof" in _told(tuned)) is bool(needed)
 
 
+@pytest.mark.parametrize("needed", [{}, {"needed": 390}])
+def test_a_tune_without_time_for_the_proof_names_the_remedy(needed: dict[str, int]) -> None:
+    """A budget that is known, or else a longer one."""
+    tuned = Simulated("null", 1, max_trials=8).outcome
+    tuned.unproven, tuned.status = True, "budget"
+    tuned.promises = [{"settings": {"threads": 2}, "ratio": 1.07, **needed}]
+    said = _told(tuned)
+    assert ("--budget 390s has room for the proof" in said) is bool(needed)
+    assert ("Give a longer --budget." in said) is (not needed)
+
+
 def test_the_verdict_names_what_there_was_no_time_to_try() -> None:
     tuned = Simulated("null", 1, max_trials=8).outcome
     name = tuned.searched.pop()

@@ -69,10 +69,12 @@ def _nothing(outcome: Outcome) -> str:
         )
     if outcome.objective == MEMORY:
         return _nothing_saved(outcome, tried)
-    if outcome.unproven or any("needed" in p for p in outcome.promises):
+    needed = any("needed" in p for p in outcome.promises)
+    if outcome.unproven or needed:
+        longer = "" if needed or outcome.status != "budget" else " Give a longer --budget."
         return (
             f"{UNPROVEN} to gain more than {noise}: no time was left to prove settings that looked "
-            f"{better(outcome.objective)}."
+            f"{better(outcome.objective)}.{longer}"
         )
     counted = f"{tried} other configuration{'s' if tried != 1 else ''}"
     counted += f" and other kernels for {len(outcome.kernel_defaults)} ops" if outcome.kernel_defaults else ""
