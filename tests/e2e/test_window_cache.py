@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,8 @@ from dyno.errors import OutOfMemoryError, PlanError, ProfileError
 from random_models import SHAPES, Shape, random_model
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 SLACK, STEP = 256, 256
@@ -219,14 +223,38 @@ def test_any_order_of_calls_gives_the_logits_of_the_full_cache(gpt_oss: Path, de
     assert rewinds > 2
 
 
+class BrokenOff(Exception):
+    """Of a signal that comes between two u-batches."""
+
+
+@pytest.fixture
+def broken_off() -> Iterator[None]:
+    """A signal handler that raises BrokenOff."""
+
+    def handler(*_: object) -> None:
+        raise BrokenOff
+
+    before = signal.signal(signal.SIGALRM, handler)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("broken_off")
 def test_a_decode_that_is_broken_off_leaves_the_sequence(gpt_oss: Path) -> None:
     text = tokens(6, 1500, GPT_OSS)
     s = opened(gpt_oss, "window")
     s.decode([(0, text[:500])], "none")
-    generation = s.generation(text[500:], slot=0)
-    generation.queue(np.zeros(4, np.float32))
-    generation.next()
-    s.rewind(500)
+    began = time.perf_counter()
+    s.decode([(0, text[500:])], "none")
+    took = time.perf_counter() - began
+    s.reset(0)
+    s.decode([(0, text[:500])], "none")
+    with pytest.raises(BrokenOff):  # noqa: PT012 - the second call only waits for a signal that came too late
+        signal.setitimer(signal.ITIMER_REAL, took / 2)
+        s.decode([(0, text[500:])], "none")
+        time.sleep(60)
+    assert s.position(0) == 500
     assert np.array_equal(decode(s, 0, text[500:]), after(gpt_oss, "cpu", text, 500))
 
 
