@@ -264,6 +264,37 @@ four bits the geometric mean of the ratios is {data["geometric_mean_low_bits"]:.
 {table(head, rows)}"""
 
 
+def cpu_servers() -> str:
+    """dyno serve beside the servers of the other engines, each cell with the best of the others."""
+    data = load("cpu_serve_peers.json")
+    rows = []
+    for clients, servers in data["clients"].items():
+        ours = servers["dyno"]
+        others = {name: each for name, each in servers.items() if name != "dyno"}
+        most = max(others, key=lambda name: others[name]["output_rate"])
+        soonest = min(others, key=lambda name: others[name]["ttft_p50"])
+        rows.append([
+            clients, rate(ours["output_rate"]), f"{rate(others[most]['output_rate'])} ({most})",
+            f"{ours['output_rate'] / others[most]['output_rate']:.2f} ×",
+            f"{1000 * ours['ttft_p50']:,.0f} ms",
+            f"{1000 * others[soonest]['ttft_p50']:,.0f} ms ({soonest})",
+        ])  # fmt: skip
+    head = ["clients", "dyno, tokens/s", "best other", "ratio", "first token, dyno", "soonest other"]
+    load_ = data["load"]
+    where = "share the cores of the servers" if data.get("clients_share") else "have a core of their own"
+    threads = "1 thread" if data["threads"] == 1 else f"{data['threads']} threads"
+    return f"""## Servers on a CPU
+
+{data["machine"]["cpu"]}, {data["date"]}, {data["model"]}, {threads} a server (`cpu_serve_peers.json`). The
+servers run in turn, and the clients {where}. Prompts of {load_["pp"]} tokens share half, and answers have
+{load_["tg"]} tokens; {load_["requests_of_a_client"]}. Each cell is one run. Tokens a second are all
+output tokens of all clients. The first token is the median. The best of the others is llama.cpp
+({data["commits"]["llama.cpp"]}) or ik_llama.cpp ({data["commits"]["ik_llama.cpp"]}), with their defaults or
+with the option in the name.
+
+{table(head, rows)}"""
+
+
 def tunes() -> str:
     data = load("tune_h200.json")
     rows = []
@@ -482,6 +513,7 @@ are read), and generation is `tgN` (N tokens are generated, one at a time).
         sequences(),
         cpu_models(),
         cpu_types(),
+        cpu_servers(),
         tunes(),
         method(),
         sources(),

@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", required=True)
     given = parser.parse_args(arguments)
     about: dict[str, Any] = {
-        "command": ["python", "benchmarks/serve_peers.py", *(arguments or sys.argv[1:])],
+        "command": shlex.join(["python", "benchmarks/serve_peers.py", *(arguments or sys.argv[1:])]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"cpu": cpu_name(), "cores": os.cpu_count()},
         "model": given.model.name,
