@@ -8,19 +8,16 @@ are dropped on the way.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from dyno.testing import tiny_model
+from fresh_process import lacks_memory_figures, probed
 
-STATUS = Path("/proc/self/status")
-pytestmark = pytest.mark.skipif(
-    not (STATUS.is_file() and "VmHWM:" in STATUS.read_text()),
-    reason="this system does not report the peak of resident memory (VmHWM)",
-)
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(bool(lacks_memory_figures("VmHWM")), reason=lacks_memory_figures("VmHWM"))
 
 # argv: model, settings as JSON. Prints the peak beyond what Python and its modules need, after loading and
 # after two u-batches of random tokens, which touch embedding rows all over the table.
@@ -65,22 +62,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def measured(model: Path, **settings: object) -> dict[str, int]:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            PROBE,
-            str(model),
-            json.dumps({"ctx": 1024, "ubatch": 512, "threads": 2, **settings}),
-        ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = probed(PROBE, model, json.dumps({"ctx": 1024, "ubatch": 512, "threads": 2, **settings}))
     return {
         "loaded": result["loaded"],
         "decoded": result["decoded"],

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +11,13 @@ import pytest
 from dyno import _core
 from dyno.errors import OutOfMemoryError, PlanError
 from dyno.testing import tiny_model
+from fresh_process import lacks_memory_figures, probed, spoilt_by_sanitizer
 from random_models import SHAPES, random_model
 from random_newer import RECURRENT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
 GPU = {
@@ -34,7 +33,6 @@ RESERVE = 512 << 20
 """Of a GPU, for its runtime."""
 ROW = 4 * 64 * 2
 """Bytes of the keys of a token in the models below: heads, dimensions, bytes of f16."""
-STATUS = Path("/proc/self/status")
 TOKENS = np.random.default_rng(5).integers(0, 80, 100).astype(np.int32)
 STATEFUL = [shape for shape in SHAPES if shape.architecture in RECURRENT]
 
@@ -93,24 +91,13 @@ def same(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
 
 
 @pytest.mark.skipif(
-    not (STATUS.is_file() and "VmRSS:" in STATUS.read_text()), reason="this system reports no VmRSS"
-)
-@pytest.mark.skipif(
-    os.environ.get("LD_PRELOAD", "").find("asan") >= 0, reason="AddressSanitizer takes all memory at once"
+    bool(lacks_memory_figures() or spoilt_by_sanitizer()),
+    reason=lacks_memory_figures() or spoilt_by_sanitizer(),
 )
 def test_64_sequences_of_32768_tokens_take_what_they_hold(tmp_path: Path) -> None:
     path = long_model(tmp_path / "m.gguf")
     context = {"ctx": 32768, "sequences": 64, "cache_tokens": 65536}
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(path), json.dumps(context)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = probed(PROBE, path, json.dumps(context))
     position = 4 * 2 * 4 * 64 * 2  # layers, keys and values, heads, dimensions, bytes of f16
     plan = found["plan"]
     assert plan["kv_address_bytes"] == 64 * 32768 * position

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from dyno import _core
 from dyno.errors import OutOfMemoryError, PlanError, ProfileError
+from fresh_process import lacks_memory_figures, probed, spoilt_by_sanitizer
 from random_models import SHAPES, Shape, random_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -33,7 +30,6 @@ WINDOWED = [
 GPT_OSS = next(shape for shape in SHAPES if shape.architecture == "gpt-oss" and shape.n_layers == 3)
 ROW = GPT_OSS.n_layers * 2 * GPT_OSS.kv_heads * GPT_OSS.head_dim * 4
 """Bytes of a token, f32."""
-STATUS = Path("/proc/self/status")
 GPU = {
     "kind": "cuda",
     "name": "a GPU",
@@ -260,22 +256,11 @@ def test_a_decode_that_is_broken_off_leaves_the_sequence(gpt_oss: Path) -> None:
 
 def resident(folder: Path, mode: str, *lengths: int) -> int:
     """Bytes that texts take, one after the other; two of four layers are windowed."""
-    if not (STATUS.is_file() and "VmRSS:" in STATUS.read_text()):
-        pytest.skip("this system reports no VmRSS")
-    if "asan" in os.environ.get("LD_PRELOAD", ""):
-        pytest.skip("AddressSanitizer takes all memory at once")
+    if reason := lacks_memory_figures() or spoilt_by_sanitizer():
+        pytest.skip(reason)
     shape = replace(GPT_OSS, n_layers=4, metadata={**GPT_OSS.metadata, "context_length": 16384})
     path = random_model(folder / "m.gguf", shape)
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(path), mode, *map(str, lengths)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return int(json.loads(done.stdout))
+    return int(probed(PROBE, path, mode, *lengths, timeout=300))
 
 
 def test_resident_memory_is_that_of_the_windows(tmp_path: Path) -> None:
