@@ -29,6 +29,39 @@ void Session::roll_back(const std::vector<int64_t>& before) {
   }
 }
 
+void Session::reset() {
+  check_device();
+  end_steps();
+  for (int32_t slot = 0; slot < static_cast<int32_t>(positions_.size()); ++slot) {
+    give_back_forgotten(slot, 0);
+    move_back(slot, 0);
+  }
+}
+
+void Session::reset(int32_t slot) { rewind(slot, 0); }
+
+void Session::rewind(int32_t slot, int64_t position) {
+  check_slot(slot);
+  end_steps();
+  int64_t& current = positions_[static_cast<size_t>(slot)];
+  DYNO_CHECK(PlanError, position >= 0 && position <= current, "[session] cannot rewind sequence ", slot,
+             " to position ", position, "; it holds ", current);
+  if (position == current) return;
+  if (position > 0 && !plan_.states.empty()) {
+    for (const std::weak_ptr<Checkpoint>& kept : checkpoints_) {
+      const std::shared_ptr<Checkpoint> c = kept.lock();
+      if (c != nullptr && c->good && c->slot == slot && c->position == position) return restore(*c);
+    }
+    throw PlanError(str_cat("[session] cannot rewind sequence ", slot, " to position ", position, ": ",
+                            model_.architecture, " has recurrent state, which goes back only to 0 and to checkpoints; ",
+                            "the nearest before it is ", rewindable(slot, position),
+                            ". Take a checkpoint() where you will return to"));
+  }
+  check_window(slot, position, "rewind");
+  give_back_forgotten(slot, position);
+  move_back(slot, position);
+}
+
 int64_t Session::rewindable(int32_t slot, int64_t position) const {
   const int64_t current = this->position(slot);
   if (position >= current) return current;

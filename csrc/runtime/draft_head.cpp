@@ -100,4 +100,47 @@ void DraftHead::feed(std::span<const Following> texts, std::span<const std::span
   }
 }
 
+// ---- of the session whose model the head belongs to ----
+
+void Session::load_draft_head() {
+  DYNO_CHECK(PlanError, executor_ != nullptr,
+             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
+  const bool on_gpu = std::any_of(plan_.devices.begin(), plan_.devices.end(), [](const plan::PlannedDevice& device) {
+    return device.info.kind == DeviceKind::cuda;
+  });
+  DYNO_CHECK(UnsupportedError, !on_gpu,
+             "[draft] the head that drafts tokens runs only with the whole model on the CPU; open it with device=cpu");
+  draft_head_.reset();
+  plan::LoadOptions load = plan_.load;
+  load.placement = {};
+  load.layers = {};
+  load.expert_cache = {};
+  load.numa = plan::NumaMode::off;
+  plan::ContextOptions context = plan_.context;
+  context.window_cache = plan::WindowCache::full;
+  load.cpu_repack = false;  // its embedding and output are the model's: pages of the file, which cost no second copy
+  auto head = std::make_unique<Session>(file_, load, context, settings_, plan_.main_device(),
+                                        std::vector<profile::KernelEntry>(), Loading::weights, model::Part::draft_head);
+  draft_head_ = std::make_unique<DraftHead>(std::move(head), model_.n_embd, positions_.size());
+}
+
+bool Session::can_draft(int32_t slot) const {
+  return draft_head_ != nullptr && draft_head_->knows(slot, position(slot));
+}
+
+void Session::draft(std::span<const std::pair<int32_t, int32_t>> texts, bool further, float* logits) {
+  DYNO_CHECK(PlanError, draft_head_ != nullptr, "[draft] no head is loaded; call load_draft_head() first");
+  std::vector<Following> following;
+  for (const auto& [slot, token] : texts) {
+    check_slot(slot);
+    check_token(token, 0, slot);
+    following.push_back({.slot = slot, .token = token, .positions = position(slot)});
+  }
+  if (further) {
+    draft_head_->draft_further(following, logits);
+  } else {
+    draft_head_->draft(following, logits);
+  }
+}
+
 }  // namespace dyno::runtime

@@ -310,42 +310,9 @@ void Session::check_slot(int32_t slot) const {
              " does not exist; the context was made for ", plan_.context.sequences);
 }
 
-void Session::reset() {
-  check_device();
-  end_steps();
-  for (int32_t slot = 0; slot < static_cast<int32_t>(positions_.size()); ++slot) {
-    give_back_forgotten(slot, 0);
-    move_back(slot, 0);
-  }
-}
-
-void Session::reset(int32_t slot) { rewind(slot, 0); }
-
 int64_t Session::position(int32_t slot) const {
   check_slot(slot);
   return positions_[static_cast<size_t>(slot)];
-}
-
-void Session::rewind(int32_t slot, int64_t position) {
-  check_slot(slot);
-  end_steps();
-  int64_t& current = positions_[static_cast<size_t>(slot)];
-  DYNO_CHECK(PlanError, position >= 0 && position <= current, "[session] cannot rewind sequence ", slot,
-             " to position ", position, "; it holds ", current);
-  if (position == current) return;
-  if (position > 0 && !plan_.states.empty()) {
-    for (const std::weak_ptr<Checkpoint>& kept : checkpoints_) {
-      const std::shared_ptr<Checkpoint> c = kept.lock();
-      if (c != nullptr && c->good && c->slot == slot && c->position == position) return restore(*c);
-    }
-    throw PlanError(str_cat("[session] cannot rewind sequence ", slot, " to position ", position, ": ",
-                            model_.architecture, " has recurrent state, which goes back only to 0 and to checkpoints; ",
-                            "the nearest before it is ", rewindable(slot, position),
-                            ". Take a checkpoint() where you will return to"));
-  }
-  check_window(slot, position, "rewind");
-  give_back_forgotten(slot, position);
-  move_back(slot, position);
 }
 
 int64_t Session::token_count(const DecodeRequest& request) {
@@ -411,44 +378,6 @@ void Session::check_room(int32_t slot, int64_t tokens) const {
 void Session::check_token(int32_t token, int64_t index, int32_t slot) const {
   DYNO_CHECK(PlanError, token >= 0 && token < model_.n_vocab, "[session] token ", token, " at index ", index,
              " of sequence ", slot, "; the vocabulary has ", model_.n_vocab);
-}
-
-void Session::load_draft_head() {
-  DYNO_CHECK(PlanError, executor_ != nullptr,
-             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
-  DYNO_CHECK(UnsupportedError, std::none_of(plan_.devices.begin(), plan_.devices.end(), is_gpu),
-             "[draft] the head that drafts tokens runs only with the whole model on the CPU; open it with device=cpu");
-  draft_head_.reset();
-  plan::LoadOptions load = plan_.load;
-  load.placement = {};
-  load.layers = {};
-  load.expert_cache = {};
-  load.numa = plan::NumaMode::off;
-  plan::ContextOptions context = plan_.context;
-  context.window_cache = plan::WindowCache::full;
-  load.cpu_repack = false;  // its embedding and output are the model's: pages of the file, which cost no second copy
-  auto head = std::make_unique<Session>(file_, load, context, settings_, plan_.main_device(),
-                                        std::vector<profile::KernelEntry>(), Loading::weights, model::Part::draft_head);
-  draft_head_ = std::make_unique<DraftHead>(std::move(head), model_.n_embd, positions_.size());
-}
-
-bool Session::can_draft(int32_t slot) const {
-  return draft_head_ != nullptr && draft_head_->knows(slot, position(slot));
-}
-
-void Session::draft(std::span<const std::pair<int32_t, int32_t>> texts, bool further, float* logits) {
-  DYNO_CHECK(PlanError, draft_head_ != nullptr, "[draft] no head is loaded; call load_draft_head() first");
-  std::vector<Following> following;
-  for (const auto& [slot, token] : texts) {
-    check_slot(slot);
-    check_token(token, 0, slot);
-    following.push_back({.slot = slot, .token = token, .positions = position(slot)});
-  }
-  if (further) {
-    draft_head_->draft_further(following, logits);
-  } else {
-    draft_head_->draft(following, logits);
-  }
 }
 
 void Session::lose_device(std::string_view name, int64_t after_segments) {
