@@ -46,6 +46,7 @@ from .arguments import (
     workload_of,
 )
 from .build_command import build
+from .doctor_command import doctor
 from .messages import EARLY
 from .power_limits import best, check_options, lines, parse_limits, tune_at_limits
 from .probe_command import probe
@@ -142,6 +143,7 @@ _LATER = "tune: interrupted; the same command with --resume continues after the 
 
 app.command(name="ab", cls=help.Command)(ab)
 app.command(name="build", cls=help.Command)(build)
+app.command(name="doctor", cls=help.Command, context_settings={"allow_interspersed_args": False})(doctor)
 app.command(name="verify", cls=help.Command)(verify)
 app.command(name="probe", cls=help.Command)(probe)
 app.command(name="share", cls=help.Command)(share)
@@ -498,66 +500,6 @@ def diff(
         same = sum(row.verdict != "differs" for row in rows)
         print(f"{same} of {len(rows)} entries agree")
     if any(row.verdict == "differs" for row in rows):
-        raise typer.Exit(1)
-
-
-@app.command(cls=help.Command, context_settings={"allow_interspersed_args": False})
-def doctor(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="-- COMMAND LINE", help="Command line of llama-server, llama-bench, … or of cmake."
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="Engine: llama.cpp or ik_llama.cpp. Default: the one that the line fits."),
-    ] = None,
-    version: Annotated[
-        str | None,
-        typer.Option(help="Commit or day (YYYY-MM-DD) of the engine. Default: the commit of the tables."),
-    ] = None,
-    gpu_arch: Annotated[
-        str | None, typer.Option(help="Compute capability of the GPU: 7.5, 8.6, 9.0, …")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", min=0, max=1024)] = None,
-    moe: Annotated[
-        bool | None, typer.Option("--moe/--dense", help="Whether the model is a mixture of experts.")
-    ] = None,
-    experts: Annotated[int | None, typer.Option(help="Experts per layer.", min=1, max=100_000)] = None,
-    experts_used: Annotated[int | None, typer.Option(help="Experts per token.", min=1, max=100_000)] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="GGUF file with the facts of the model; -ot, -ncmoe and -ngl are compared with it."
-        ),
-    ] = None,
-    vram: Annotated[str | None, typer.Option(help="Memory of each GPU, such as 16GiB.")] = None,
-    as_json: o.Json = False,
-) -> None:
-    """Explain every word of a llama.cpp or ik_llama.cpp command line without running it.
-
-    Exit code 1 if something is wrong or a flag is not in the tables, else 0."""
-    from ..doctor import diagnose
-    from ..doctor.facts import gather
-    from ..doctor.render import print_line, to_dict
-
-    if words and len(words) > 1 and " -" in words[0]:  # else all of the line would be the name of a program
-        raise typer.BadParameter(
-            f"{' '.join(words[1:])} follows a whole command line in quotes; put options of doctor "
-            "before the line, and flags of the engine into it",
-            param_hint="-- COMMAND LINE",
-        )
-    try:
-        facts = gather(gpu_arch, gpus, moe, experts, experts_used, model, vram)
-        line = diagnose(words or [], engine=engine, version=version, facts=facts)
-    except (TuneError, DynoError) as error:
-        raise typer.BadParameter(" ".join(str(error).split())) from error
-    if as_json:
-        print(json.dumps(to_dict(line)))
-    else:
-        print_line(line, Console(highlight=False))
-    if line.wrong or line.unlisted:
         raise typer.Exit(1)
 
 
