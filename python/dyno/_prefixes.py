@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dyno import _core
     from dyno._requests import Request
 
 __all__ = ["Place", "Prefixes", "common_prefix"]
 
+_CHECKPOINTS = 2
+"""For each sequence of a model with recurrent state: copies of states to come back to."""
 _WORTH_WAITING = 32
 """Tokens that a running prompt is about to compute for another one, so that the other waits for them."""
 
@@ -48,22 +50,24 @@ class Prefixes:
     """The tokens of ended texts, which stay in their sequences until these are needed.
 
     Args:
+        plan: Of the session: its `window_checkpoints` and `window_slack`.
         sequences: Of the engine.
         cache_tokens: That all sequences hold at most; 0: no limit.
-        checkpoints: Places to come back to that are kept, for models with recurrent state and for windows
-            that alone stay in the cache; 0 without.
-        goes_back: By so many tokens a sequence can go back without a checkpoint; None: to any place.
+        stateful: Whether the model has recurrent state.
     """
 
-    def __init__(
-        self, sequences: int, cache_tokens: int = 0, checkpoints: int = 0, goes_back: int | None = None
-    ) -> None:
+    def __init__(self, plan: Mapping[str, Any], sequences: int, cache_tokens: int, *, stateful: bool) -> None:
         self._sequences, self._cache_tokens = sequences, cache_tokens
+        windows = int(plan["window_checkpoints"])
+        self.marks_ends = windows > 0
+        """Whether each prompt's end is a place to come back to: windows alone stay in the cache."""
         self._kept: dict[int, list[int]] = {}
         """By slot; the one that was used last stands at the end."""
-        self._checkpoints: deque[_core.Checkpoint] = deque(maxlen=checkpoints)
+        most = _CHECKPOINTS * sequences if stateful else windows
+        self._checkpoints: deque[_core.Checkpoint] = deque(maxlen=most)
         """The one that was used last stands at the end."""
-        self._goes_back = goes_back
+        self._goes_back = 0 if stateful else int(plan["window_slack"]) if windows else None
+        """By so many tokens a sequence can go back without a checkpoint; None: to any place."""
 
     def keep(self, slot: int, tokens: list[int]) -> None:
         """A text has ended, and its sequence holds so many tokens."""

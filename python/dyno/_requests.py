@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dyno import _core
-from dyno._sampling import uniforms
+from dyno._sampling import TokenLogprobs, uniforms
 from dyno._slots import Owner
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dyno._drafts import Drafter
     from dyno._embedding import Pooler
-    from dyno._sampling import HostSampler, Sampling, TokenLogprobs
+    from dyno._sampling import HostSampler, Sampling
 
 __all__ = ["NOTHING_YET", "Drawn", "Handling", "Request", "SchedulerEvents", "Step"]
 
@@ -207,3 +207,16 @@ class Request:
     def wants_all_rows(self) -> bool:
         """Whether the logits after each of the pending tokens are needed, not only after the last one."""
         return self.handling.prompt_logprobs is not None and not self.drawn
+
+    @property
+    def reuses(self) -> bool:
+        """Whether the request may begin with tokens that a sequence holds already."""
+        return self.handling.reuse and not self.wants_all_rows and self.pooler is None
+
+    def keep_prompt_logprobs(self, rows: NDArray[np.float32]) -> None:
+        """Keep the log-probabilities of the prompt's tokens behind those just fed, from rows [n, n_vocab]."""
+        first = len(self.held) - len(rows)
+        top = self.handling.prompt_logprobs or 0
+        for row, token in zip(rows, self.prompt[first + 1 : first + 1 + len(rows)], strict=False):
+            (_, logprob), *most = _core.logprobs(row, token, top)
+            self.prompt_logprobs.append(TokenLogprobs(token, logprob, tuple(most)))

@@ -14,7 +14,7 @@ from dyno._drafts import DraftCounts, Speculation
 from dyno._generate import finite, not_finite
 from dyno._prefixes import Prefixes
 from dyno._requests import Drawn, Handling, Request, SchedulerEvents
-from dyno._sampling import HostSampler, Sampling, TokenLogprobs
+from dyno._sampling import HostSampler, Sampling
 from dyno._steps import Answer, Checked, computed, described, is_drafted
 from dyno._teller import Teller
 from dyno._vocabulary import has_vocabulary
@@ -23,9 +23,6 @@ from dyno.errors import DynoError, PlanError, QueueFullError
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from types import TracebackType
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from dyno import _core
     from dyno._embedding import Pooler
@@ -40,8 +37,6 @@ _SECONDS_WITHOUT_SLOT = 0.005
 _ALL_ROWS_TOKENS = 64
 """Tokens of a prompt in a step if the logits after each of them are needed: one row is a whole vocabulary."""
 _LONGEST_RETRY_S = 60
-_CHECKPOINTS = 2
-"""For each sequence of a model with recurrent state: copies of states to come back to."""
 _WEIGHT_OF_NEWEST = 0.2
 """Of the newest request in the running mean of their durations."""
 
@@ -109,14 +104,8 @@ class Scheduler:
         self._running: list[Request] = []
         self._cache_tokens = int(engine.settings.get("cache_tokens", 0))
         self._stateful = int(engine.model["recurrent_layers"]) > 0
-        plan = engine._open().plan
-        self._windows = int(plan["window_checkpoints"])
-        """Checkpoints whose window the cache keeps; 0 where it keeps the rows of all positions."""
         self._prefixes = Prefixes(
-            self._sequences,
-            self._cache_tokens,
-            _CHECKPOINTS * self._sequences if self._stateful else self._windows,
-            0 if self._stateful else int(plan["window_slack"]) if self._windows else None,
+            engine._open().plan, self._sequences, self._cache_tokens, stateful=self._stateful
         )
         self._changed = threading.Condition()
         self._closing = False
@@ -353,7 +342,7 @@ class Scheduler:
             self._engine._tell_failed_captures(session)
             for request, tokens in batch:
                 at_branch = request.branch and len(request.held) + len(tokens) == request.branch
-                if at_branch or (self._windows and request.ends_prompt(tokens)):
+                if at_branch or (self._prefixes.marks_ends and request.ends_prompt(tokens)):
                     self._prefixes.checkpoint(session, request.owner.slot)
         self._totals["steps"] += 1
         self._events.stepped(described(batch, seconds))
@@ -370,7 +359,7 @@ class Scheduler:
                     self._end(request, "stop")
                 continue
             if request.wants_all_rows and answer.rows is not None:
-                self._keep_prompt_logprobs(request, answer.rows)
+                request.keep_prompt_logprobs(answer.rows)
             if not request.pending:
                 self._take(request, answer)
         if self._drafting is not None and texts == len(batch):
@@ -409,7 +398,7 @@ class Scheduler:
         """Whether a request is better off in the queue: for a prompt that is being read, or for memory."""
         if not self._running:
             return False
-        if _reuses(request) and self._prefixes.awaited(request.pending, self._running):
+        if request.reuses and self._prefixes.awaited(request.pending, self._running):
             return True
         wanted = sum(len(each.held) + len(each.pending) for each in [*self._running, request])
         return 0 < self._cache_tokens < wanted + len(self._running) + 1
@@ -425,7 +414,7 @@ class Scheduler:
         free = [slot for slot in range(self._sequences) if slots.is_free(slot)]
         if not free:
             return False
-        place = self._prefixes.place(session, request.pending, free, self._running, _reuses(request))
+        place = self._prefixes.place(session, request.pending, free, self._running, request.reuses)
         place = self._prefixes.that_fits(session, place, free)
         slots.take(request.owner, place.slot, self._sequences)
         slots.foreign.discard(place.slot)
@@ -545,16 +534,6 @@ class Scheduler:
         if runs:
             request.pending, request.taken_back = [*again, *request.pending], len(again)
 
-    def _keep_prompt_logprobs(self, request: Request, rows: NDArray[np.float32]) -> None:
-        """Keep the log-probabilities of the prompt's tokens behind the ones just fed."""
-        from dyno import _core
-
-        first = len(request.held) - len(rows)
-        top = request.handling.prompt_logprobs or 0
-        for row, token in zip(rows, request.prompt[first + 1 : first + 1 + len(rows)], strict=False):
-            (_, logprob), *most = _core.logprobs(row, token, top)
-            request.prompt_logprobs.append(TokenLogprobs(token, logprob, tuple(most)))
-
     def _take(self, request: Request, answer: Answer) -> None:
         """Take the next token of a request, which the engine has drawn or which is drawn here."""
         last = len(request.held) - 1
@@ -618,8 +597,3 @@ class Scheduler:
                 copy = type(error)(*error.args)
             self._teller.later(request.tell, copy)
         self._teller.tell_all()
-
-
-def _reuses(request: Request) -> bool:
-    """Whether a request may begin with tokens that a sequence holds already."""
-    return request.handling.reuse and not request.wants_all_rows and request.pooler is None
