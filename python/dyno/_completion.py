@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -37,7 +38,7 @@ class Completion:
 Piece = TypeVar("Piece")
 
 
-class PieceRun(Generic[Piece]):
+class PieceRun(ABC, Generic[Piece]):
     """A text that is being written: an iterator of its pieces. A subclass makes them of the tokens.
 
     Args:
@@ -81,9 +82,9 @@ class PieceRun(Generic[Piece]):
         """Why the text ended: as in `Completion`, or `tool_calls`; None before the end."""
         self._pieces = self._written()
 
+    @abstractmethod
     def _written(self) -> Generator[Piece | None, None, None]:
         """The pieces; None where nothing has come yet."""
-        raise NotImplementedError
 
     def _drawn(self) -> Generator[int | None, None, None]:
         """The tokens, which are kept in `tokens`; None where nothing has come yet."""
