@@ -282,7 +282,7 @@ class Session:
 
     def cost(self, tokens: int, depth: int = 0, logit_rows: int = 1, rates: dict[str, Any] = {}, measured: Sequence[tuple[str, str, int, float]] = []) -> dict[str, Any]:
         """
-        What a u-batch of one sequence is expected to take: `seconds` in all, where devices run beside each other, and `parts` by device and layer. rates: of devices by name (memory_gbps, weights_gbps, core_gbps, gflops_one, gflops_many, launch_us, spread_us, experts_us, link_gbps, latency_us); of others the plan's or assumed ones. measured: seconds of a launch by (device, op key, rows), which stand instead of the rates'.
+        Expected time of a u-batch of one sequence: `seconds` in all, where devices run beside each other, and `parts` by device and layer. rates: of devices by name (memory_gbps, weights_gbps, core_gbps, gflops_one, gflops_many, launch_us, spread_us, experts_us, link_gbps, latency_us); of others the plan's or assumed ones. measured: seconds of a launch by (device, op key, rows), which stand instead of the rates'.
         """
 
     def ops(self, tokens: int | None = None) -> list[dict[str, Any]]:
