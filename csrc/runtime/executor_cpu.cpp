@@ -20,7 +20,8 @@ struct CpuExecutor::Env {
   const std::vector<Memory>& memory;
   const ValueMemory& values;
   float* logits;
-  const std::vector<std::vector<int32_t>>& shared;  // places of shared experts, by layer
+  const std::vector<std::vector<int32_t>>& cached;  // places of cached experts, by layer
+  const std::vector<std::vector<int32_t>>& shared;  // likewise of shared ones
   std::byte* copies = nullptr;                      // of streamed weights
   plan::ListId list = plan::ListId::general;
   bool ids_settled = false;  // a matter of GPUs
@@ -49,7 +50,7 @@ struct CpuExecutor::Env {
   }
   const int32_t* expert_places(int32_t table) const {
     const auto at = static_cast<size_t>(table);
-    return plan.is_shared_table(table) ? shared[at - plan.expert_places.size()].data() : plan.expert_places[at].data();
+    return plan.is_shared_table(table) ? shared[at - cached.size()].data() : cached[at].data();
   }
   void soft_cap(float* values, int64_t count, float cap) const {
     for (int64_t i = 0; i < count; ++i) values[i] = cap * std::tanh(values[i] / cap);
@@ -68,7 +69,13 @@ bool beside_gpu(const plan::Plan& plan) { return plan.main_device().kind == Devi
 
 CpuExecutor::CpuExecutor(const model::ModelDesc& model, const plan::Plan& plan, const Weights& weights,
                          ThreadPool& pool)
-    : model_(model), plan_(plan), weights_(weights), pool_(pool), memory_(plan.devices.size()), virtual_(plan) {}
+    : model_(model),
+      plan_(plan),
+      weights_(weights),
+      pool_(pool),
+      memory_(plan.devices.size()),
+      virtual_(plan),
+      cached_places_(plan.expert_places) {}
 
 CpuExecutor::~CpuExecutor() = default;
 
@@ -262,6 +269,7 @@ void CpuExecutor::begin(const MicroBatch& batch, const plan::Selection& selectio
                      .memory = memory_,
                      .values = *values_,
                      .logits = batch.logits,
+                     .cached = cached_places_,
                      .shared = places_,
                      .copies = copies_.data()});
 }

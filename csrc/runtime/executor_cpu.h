@@ -77,7 +77,8 @@ class CpuExecutor final : public Backend {
   HostBuffer copies_;      // of streamed weights, on a virtual main device
   const ValueMemory* values_ = nullptr;
   ExpertCounts expert_counts_;
-  std::vector<std::vector<int32_t>> places_;  // by layer, of its shared experts
+  std::vector<std::vector<int32_t>> places_;         // by layer, of its shared experts
+  std::vector<std::vector<int32_t>> cached_places_;  // likewise of the cached ones
   MicroBatch micro_batch_;
   std::unique_ptr<Env> env_;  // of the u-batch
 };

@@ -15,13 +15,18 @@ bool is_transfer(const plan::Node& node) { return std::holds_alternative<plan::T
 
 SegmentExecutor::SegmentExecutor(const plan::Plan& plan, const model::ModelDesc& model, std::unique_ptr<Backend> cpu,
                                  std::vector<Gpu> gpus)
-    : plan_(plan), cpu_(std::move(cpu)), gpus_(std::move(gpus)), by_device_(plan.devices.size(), cpu_.get()) {
+    : plan_(plan),
+      cpu_(std::move(cpu)),
+      gpus_(std::move(gpus)),
+      by_device_(plan.devices.size(), cpu_.get()),
+      places_(plan) {
   for (const Gpu& gpu : gpus_) by_device_[static_cast<size_t>(gpu.device)] = gpu.backend.get();
   for (size_t i = 0; i < by_device_.size(); ++i) {
     DYNO_CHECK(Error, by_device_[i] != nullptr, "[executor] no backend for ", device_name(plan.devices[i].info));
   }
   for_each_backend([&](Backend& backend) { backend.connect(*this); });
-  if (cpu_ != nullptr) stream_ = std::make_unique<WeightStream>(plan_, model, *cpu_, backend_of(plan::kMainDevice));
+  if (cpu_ == nullptr) return;
+  stream_ = std::make_unique<WeightStream>(plan_, model, places_, *cpu_, backend_of(plan::kMainDevice));
 }
 
 template <typename Visit>

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/backend.h"
+#include "runtime/expert_places.h"
 #include "runtime/weight_stream.h"
 
 namespace dyno::runtime {
@@ -72,6 +73,7 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   std::vector<Gpu> gpus_;
   std::vector<Backend*> by_device_;
   Backend* last_gpu_ = nullptr;  // that was handed work
+  ExpertPlaces places_;
   std::unique_ptr<WeightStream> stream_;
 };
 

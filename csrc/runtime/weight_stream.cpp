@@ -71,8 +71,7 @@ std::vector<bool> WeightStream::there(int32_t order, size_t experts) const {
       const plan::WeightPlacement& placed = plan_.weights[static_cast<size_t>(id)];
       const std::vector<bool>& present = present_[static_cast<size_t>(id)];
       for (size_t i = 0; i < experts; ++i) {
-        const bool cached =
-            placed.stream.cached != model::kNone && plan_.expert_places[static_cast<size_t>(placed.layer)][i] >= 0;
+        const bool cached = placed.stream.cached != model::kNone && places_.of(placed.layer, i) >= 0;
         all[i] = all[i] && (cached || (i < present.size() && present[i]));
       }
     }
@@ -114,9 +113,7 @@ void WeightStream::bring(const plan::Fetch& fetch, model::WeightId id, const std
   const size_t count = matrices_of(fetch, id);
   const plan::WeightPlacement& placed = plan_.weights[static_cast<size_t>(id)];
   const model::WeightId own = count > 1 ? placed.stream.cached : model::kNone;
-  const auto place = [&](size_t i) {
-    return own == model::kNone ? int32_t{-1} : plan_.expert_places[static_cast<size_t>(placed.layer)][i];
-  };
+  const auto place = [&](size_t i) { return own == model::kNone ? int32_t{-1} : places_.of(placed.layer, i); };
   std::vector<bool>& present = present_[static_cast<size_t>(id)];
   present.resize(count);
   const auto missing = [&](size_t i) { return !present[i] && (count == 1 || wanted[i]); };
@@ -127,10 +124,13 @@ void WeightStream::bring(const plan::Fetch& fetch, model::WeightId id, const std
       ++i;
       continue;
     }
-    // Places of neighbours are neighbours.
+    // Places of neighbours are neighbours at load.
     const size_t first = i;
     const bool cached = place(first) >= 0;
-    while (i < count && missing(i) && (place(i) >= 0) == cached) present[i++] = true;
+    const auto follows = [&](size_t at) {
+      return place(at) == (cached ? place(first) + static_cast<int32_t>(at - first) : -1);
+    };
+    while (i < count && missing(i) && follows(i)) present[i++] = true;
     const auto begin = static_cast<int64_t>(first), run = static_cast<int64_t>(i - first);
     if (cached) {
       moves.push_back({.from = place(first), .to = begin, .count = run});

@@ -6,14 +6,22 @@
 #include <vector>
 
 #include "runtime/backend.h"
+#include "runtime/expert_places.h"
 
 namespace dyno::runtime {
 
 class WeightStream {
  public:
   // All arguments must outlive it.
-  WeightStream(const plan::Plan& plan, const model::ModelDesc& model, Backend& cpu, Backend& main)
-      : plan_(plan), model_(model), cpu_(cpu), main_(main), present_(plan.weights.size()), last_(plan.weights.size()) {}
+  WeightStream(const plan::Plan& plan, const model::ModelDesc& model, const ExpertPlaces& places, Backend& cpu,
+               Backend& main)
+      : plan_(plan),
+        model_(model),
+        places_(places),
+        cpu_(cpu),
+        main_(main),
+        present_(plan.weights.size()),
+        last_(plan.weights.size()) {}
 
   // Before the node of a fetch is launched, with so many tokens: what it reads is on its way, and launches wait for it.
   void fetch(size_t index, int64_t tokens);
@@ -56,6 +64,7 @@ class WeightStream {
 
   const plan::Plan& plan_;
   const model::ModelDesc& model_;
+  const ExpertPlaces& places_;
   Backend& cpu_;
   Backend& main_;
   std::vector<std::vector<bool>> present_;  // by weight and matrix
