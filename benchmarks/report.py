@@ -264,6 +264,32 @@ four bits the geometric mean of the ratios is {data["geometric_mean_low_bits"]:.
 {table(head, rows)}"""
 
 
+def cpu_depth() -> str:
+    """Long prompts, and tokens behind them, with both types of cache."""
+    data = load("cpu_depth.json")
+    rows = []
+    for cache in data["caches"]:
+        for row in cache["rows"]:
+            for cell in sorted(c for c in row if c[:2] in ("pp", "tg") and c[2:].isdigit()):
+                of = row[cell]
+                ik = max(of[e] for e in of if e.startswith("ik_llama.cpp"))
+                rows.append([
+                    row["model"].removesuffix(".gguf"), cache["cache"], cell,
+                    rate(of["dyno"]), rate(of["llama.cpp"]), rate(ik), f"{of['ratio']:.2f} ×",
+                ])  # fmt: skip
+    head = ["model", "cache", "cell", "dyno", "llama.cpp", "ik_llama.cpp", "ratio"]
+    commits = " and ".join(f"{name} {commit}" for name, commit in data["commits"].items())
+    return f"""## Long contexts on a CPU
+
+{data["machine"]["cpu"]}, {data["machine"]["isa"]}, {data["threads"]} threads on
+{data["machine"]["cores"]} cores, {data["date"]} (`cpu_depth.json`). Tokens (tg) stand behind a prompt of
+{data["depth"]} tokens. The other engines are {commits}, built there for its processor and with flash
+attention; ik_llama.cpp ran with and without repacked rows, and the faster counts. The engines ran in turn on
+a quiet machine, in two processes each; a cell is the median. The ratio is to the faster of both.
+
+{table(head, rows)}"""
+
+
 def cpu_servers() -> str:
     """dyno serve beside the servers of the other engines, each cell with the best of the others."""
     data = load("cpu_serve_peers.json")
@@ -513,6 +539,7 @@ are read), and generation is `tgN` (N tokens are generated, one at a time).
         sequences(),
         cpu_models(),
         cpu_types(),
+        cpu_depth(),
         cpu_servers(),
         tunes(),
         method(),
