@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from dyno import _hf_tokenizer, _pretokenizers
 from dyno.errors import ModelError, UnsupportedError
 from dyno.tokenizer import Tokenizer, _bpe_bytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from vocabularies import SAMPLES, byte_level, encode_gemma4, gemma4
 
 
@@ -52,6 +56,32 @@ def test_classes_are_not_normalised() -> None:
     assert cut("deepseek-llm", "\u212a\u1fbe1") == ["\u212a\u1fbe", "1"]
     assert cut("deepseek-llm", "\u212ab") == ["\u212a", "b"]  # ASCII letters are in the punctuation class too
     assert cut("deepseek-llm", "Kb") == ["Kb"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text("  \t\u00a0\u3000\x0b\x85\u2028\r\na1.中", max_size=12))
+def test_deepseek_llm_cuts_as_its_published_pattern(text: str) -> None:
+    """Which looks for blanks at the end from each blank on."""
+    ours = _pretokenizers.find("deepseek-llm").splits
+    published = tuple(r"\s+$" if r"\s+$" in split else split for split in ours)
+    assert published != ours
+    pieces = [piece for piece, _ in _hf_tokenizer._pre_tokenizer(published).pre_tokenize_str(text)]
+    assert [piece for piece, _ in _hf_tokenizer._pre_tokenizer(ours).pre_tokenize_str(text)] == pieces
+
+
+@pytest.mark.parametrize(
+    "name", sorted({_pretokenizers.find(name).splits: name for name in _pretokenizers.names()}.values())
+)
+def test_a_run_of_blanks_before_a_digit_is_walked_over_once(name: str) -> None:
+    """Steps cannot be counted inside the library. 300,000 blanks take a fraction of a second, and minutes if
+    a walk over the others begins at each of them.
+    """
+    cutter = _hf_tokenizer._pre_tokenizer(_pretokenizers.find(name).splits)
+    for blank in " \t":
+        begun = time.process_time()
+        pieces = cutter.pre_tokenize_str(blank * 300_000 + "1")
+        assert time.process_time() - begun < 40
+        assert pieces[-1][1][1] == 300_001
 
 
 @pytest.mark.parametrize("name", sorted(set(_pretokenizers.names()) - {_pretokenizers.GEMMA4}))
