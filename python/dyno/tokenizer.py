@@ -23,6 +23,10 @@ from dyno.errors import ModelError, PlanError
 __all__ = ["TextStream", "Tokenizer"]
 
 _SPM_SPACE = "▁"
+_LONG = 4096
+"""Characters from which on other threads of Python run while a text is encoded."""
+_forked = False
+"""Whether this process was forked: threads of the library that its parent had are not here."""
 
 
 class Tokenizer:
@@ -101,13 +105,36 @@ class Tokenizer:
         self._check_coverage(text)
         with self._lock:  # the flag belongs to the shared object
             self._hf.encode_special_tokens = not parse_special
-            ids: list[int] = self._hf.encode(text, add_special_tokens=False).ids
+            ids = self._ids(text)
         vocabulary = self.vocabulary
         if add_special and vocabulary.add_bos and vocabulary.bos is not None:
             ids.insert(0, vocabulary.bos)
         if add_special and vocabulary.add_eos and vocabulary.eos is not None:
             ids.append(vocabulary.eos)
         return ids
+
+    def _ids(self, text: str) -> list[int]:
+        """The library's ids of `text`.
+
+        Its call for several texts lets other threads of Python run, but may hand the work to threads that a
+        forked child lacks. Its call for one text does neither.
+        """
+        if len(text) < _LONG or _forked:
+            ids: list[int] = self._hf.encode(text, add_special_tokens=False).ids
+            return ids
+        (found,) = self._hf.encode_batch_fast([text], add_special_tokens=False)
+        ids = found.ids
+        return ids
+
+    def least_tokens(self, text: str) -> int:
+        """Tokens that `text` has at least, which follow from the longest token, without encoding it."""
+        if self._uncovered and self.vocabulary.unknown is not None:
+            return min(len(text), 1)  # one unknown token may stand for any number of characters
+        return -(-len(text) // self._longest)
+
+    @cached_property
+    def _longest(self) -> int:
+        return max((len(t.encode(errors="surrogateescape")) for t in self.vocabulary.tokens), default=1) or 1
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """Text of `tokens`; bytes that are not UTF-8 become U+FFFD.
@@ -193,7 +220,7 @@ class Tokenizer:
         if not missing:
             return
         if self.vocabulary.bytes_are_symbols:
-            lost = missing.intersection(raw)
+            lost = [byte for byte in missing if byte in raw]
             if lost:
                 raise ModelError(f"[tokenizer] the vocabulary has no token for byte 0x{min(lost):02X}")
         elif self.vocabulary.unknown is None:
@@ -212,6 +239,8 @@ _tokenizers: weakref.WeakSet[Tokenizer] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
+    global _forked
+    _forked = True
     for tokenizer in _tokenizers:
         tokenizer._after_fork()
 

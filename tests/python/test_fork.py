@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -112,6 +113,37 @@ _, status = os.waitpid(child, 0)
 assert status == 0, status
 os._exit(0)
 """
+
+
+LONG = """
+import os, signal, sys
+from dyno.tokenizer import Tokenizer
+
+tokenizer = Tokenizer.from_gguf(sys.argv[1])
+text = "def f(x): return x + 1\\n" * 1000
+want = tokenizer.encode(text)  # the library's threads run
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # ends a child that waits for ever
+    assert tokenizer.encode(text) == want
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert tokenizer.encode(text) == want
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("parallel", [None, "true", "false"])
+def test_a_child_encodes_long_texts_without_its_parents_threads(
+    trained_model: Path, parallel: str | None
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    if parallel is not None:
+        environment["TOKENIZERS_PARALLELISM"] = parallel
+    command = [sys.executable, "-c", LONG, str(trained_model)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    assert run.returncode == 0, run.stderr
 
 
 def test_a_child_encodes_while_a_thread_of_its_parent_does(trained_model: Path) -> None:

@@ -5,13 +5,16 @@ themselves.
 from __future__ import annotations
 
 import random
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from dyno import _pretokenizers
 from dyno.errors import ModelError, PlanError, UnsupportedError
-from dyno.tokenizer import Tokenizer
-from vocabularies import SAMPLES, byte_level, encode_sentencepiece, sentencepiece
+from dyno.tokenizer import _LONG, Tokenizer
+from vocabularies import SAMPLES, byte_level, encode_sentencepiece, gemma4, sentencepiece
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,6 +149,61 @@ def test_stream_marks_a_character_that_never_ends() -> None:
     assert "".join(stream.push(t) for t in ids) == ""
     assert stream.finish() == "\ufffd"
     assert tokenizer.decode(ids) == "\ufffd"
+
+
+# ---- long texts ----
+
+
+@pytest.mark.parametrize("name", _pretokenizers.names())
+@pytest.mark.parametrize("parse_special", [False, True])
+def test_long_texts_become_the_tokens_that_each_text_alone_becomes(name: str, parse_special: bool) -> None:
+    """A long text is encoded by another call of the library than a short one."""
+    text = "".join(SAMPLES * 30) + "a<|im_end|><think><turn|>" * 100
+    made = [gemma4()] if name == _pretokenizers.GEMMA4 else [byte_level(name), sentencepiece()]
+    for metadata in made:
+        tokenizer = Tokenizer.from_metadata(metadata)
+        tokens = tokenizer.encode(text, parse_special=parse_special)
+        assert len(text) > _LONG
+        assert tokens == tokenizer._hf.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode(tokens, special=True) == text
+        assert tokenizer.least_tokens(text) <= len(tokens)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    tokenizer = bpe()
+    tokenizer.encode("a" * _LONG)  # makes the tables
+    text = "the return 123 " * 100_000
+    released, ran = threading.Lock(), threading.Event()
+
+    def run() -> None:
+        with released:
+            ran.set()
+
+    released.acquire()
+    other = threading.Thread(target=run)
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # so the other thread runs only if this one lets it
+    try:
+        released.release()
+        tokens = tokenizer.encode(text)
+        ran_meanwhile = ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+    other.join()
+    assert ran_meanwhile
+    assert len(tokens) > 300_000
+
+
+def test_the_least_number_of_tokens() -> None:
+    tokenizer = bpe()  # the longest name is <|im_end|>, of 10 bytes
+    assert [tokenizer.least_tokens("x" * n) for n in (0, 1, 10, 11, 1000)] == [0, 1, 1, 2, 100]
+    # An unknown token stands for any number of characters.
+    metadata = sentencepiece(unknown_token_id=0)
+    metadata["tokenizer.ggml.tokens"][3] = "[unused]"
+    unknown = Tokenizer.from_metadata(metadata)
+    assert unknown.least_tokens("x" * 1000) == 1
+    assert spm().least_tokens("the" * 5) == 2  # the longest is four blanks, each of three bytes
 
 
 # ---- what must be refused ----
