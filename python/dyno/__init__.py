@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from dyno.engine import Engine
     from dyno.errors import (
         ChatError,
+        ClosedError,
+        ContextLengthError,
         DeviceError,
         DeviceLostError,
         DynoError,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChatError",
+    "ClosedError",
+    "ContextLengthError",
     "DeviceError",
     "DeviceLostError",
     "DynoError",

@@ -14,7 +14,7 @@ from dyno._placement import Placement
 from dyno._slots import Slots
 from dyno._ubatch import UsualUbatch, free_bytes
 from dyno.devices import limited, resolve_device
-from dyno.errors import DeviceError, DynoError, PlanError
+from dyno.errors import ClosedError, DeviceError, DynoError
 from dyno.settings import has_latent_cache, is_dense_quantised
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class OpenModel:
     def _open(self) -> _core.Session:
         self._check_process()
         if self._session is None:
-            raise PlanError(f"[engine] the engine of {self.path} is closed")
+            raise ClosedError(f"[engine] the engine of {self.path} is closed")
         return self._session
 
     def _resolve(self) -> EffectiveSettings:

@@ -12,7 +12,7 @@ from dyno._requests import Drawn
 from dyno._sampling import HostSampler, Sampling, uniforms
 from dyno._slots import Owner, larger_ctx
 from dyno._token_array import token_array
-from dyno.errors import PlanError
+from dyno.errors import ContextLengthError, PlanError
 
 if TYPE_CHECKING:
     import threading
@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from dyno._requests import Handling
     from dyno.engine import Engine
 
-__all__ = ["Drawn", "drawn_tokens", "most_tokens", "prompt_tokens", "written"]
+__all__ = [
+    "Drawn",
+    "check_least",
+    "check_length",
+    "drawn_tokens",
+    "most_tokens",
+    "prompt_tokens",
+    "written",
+]
 
 _log = logging.getLogger("dyno")
 _DRAWS_QUEUED = 64
@@ -37,20 +45,38 @@ def prompt_tokens(engine: Engine, prompt: str | Sequence[int], parse_special: bo
     """Tokens of a prompt that the context of an engine holds.
 
     Raises:
-        PlanError: It is empty, or longer than the context.
+        ContextLengthError: It is longer than the context.
+        PlanError: It is empty.
     """
-    tokens: list[int] = (
-        engine.tokenizer.encode(prompt, parse_special=parse_special)
-        if isinstance(prompt, str)
-        else token_array(prompt).tolist()
-    )
+    if isinstance(prompt, str):
+        check_least("[generate] the prompt", engine, prompt)
+        tokens = engine.tokenizer.encode(prompt, parse_special=parse_special)
+    else:
+        tokens = token_array(prompt).tolist()
     if not tokens:
         raise PlanError("[generate] the prompt is empty and the model has no BOS token to start from")
-    ctx = int(engine.settings["ctx"])
-    if len(tokens) > ctx:
-        advice = larger_ctx(len(tokens), engine._n_ctx_train)
-        raise PlanError(f"[generate] the prompt has {len(tokens)} tokens, ctx is {ctx}; {advice}")
+    check_length("[generate] the prompt", engine, len(tokens))
     return tokens
+
+
+def check_length(name: str, engine: Engine, tokens: int, words: str = "") -> None:
+    """Raises ContextLengthError if `tokens` are more than the context of an engine holds.
+
+    Args:
+        name: Begins the message.
+        engine: Has the context.
+        tokens: Of a prompt.
+        words: Before the number in the message.
+    """
+    ctx = int(engine.settings["ctx"])
+    if tokens > ctx:
+        advice = larger_ctx(tokens, engine._n_ctx_train)
+        raise ContextLengthError(f"{name} has {words}{tokens} tokens, ctx is {ctx}; {advice}")
+
+
+def check_least(name: str, engine: Engine, text: str) -> None:
+    """Raises ContextLengthError if a text is too long for the context whatever tokens it becomes."""
+    check_length(name, engine, engine.tokenizer.least_tokens(text), "at least ")
 
 
 def most_tokens(engine: Engine, tokens: Sequence[int], max_tokens: int | None) -> int:

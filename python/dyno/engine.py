@@ -15,7 +15,7 @@ from dyno._token_array import token_array
 from dyno._writing import most_tokens, prompt_tokens, written
 from dyno.chat._methods import ChatMethods
 from dyno.diagnostics import Diagnostics
-from dyno.errors import PlanError
+from dyno.errors import ClosedError, PlanError
 from dyno.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -290,11 +290,11 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         Raises:
             ModelError: The file has no vocabulary.
             UnsupportedError: Its tokenizer is not known here.
-            PlanError: The engine was closed before the tokenizer was first used.
+            ClosedError: The engine was closed before the tokenizer was first used.
         """
         if self._tokenizer is None:
             if self._file is None:
-                raise PlanError(f"[engine] the engine of {self.path} is closed")
+                raise ClosedError(f"[engine] the engine of {self.path} is closed")
             self._tokenizer = Tokenizer.from_metadata(self._file)
         return self._tokenizer
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 __all__ = [
     "ChatError",
+    "ClosedError",
+    "ContextLengthError",
     "DeviceError",
     "DeviceLostError",
     "DynoError",
@@ -36,6 +38,14 @@ class ProfileError(DynoError):
 
 class PlanError(DynoError):
     """The request does not fit: memory budget, context length, batch."""
+
+
+class ContextLengthError(PlanError):
+    """A prompt is longer than the context."""
+
+
+class ClosedError(PlanError):
+    """An engine or a scheduler was closed, and can do no more."""
 
 
 class QueueFullError(DynoError):

@@ -18,7 +18,7 @@ from dyno._sampling import HostSampler, Sampling
 from dyno._steps import Answer, Checked, computed, described, is_drafted
 from dyno._teller import Teller
 from dyno._vocabulary import has_vocabulary
-from dyno.errors import DynoError, PlanError, QueueFullError
+from dyno.errors import ClosedError, DynoError, PlanError, QueueFullError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -151,7 +151,8 @@ class Scheduler:
 
         Raises:
             QueueFullError: As many generations wait as may.
-            PlanError: The scheduler is closed, or the prompt is impossible.
+            ClosedError: The scheduler is closed.
+            PlanError: The prompt is impossible.
         """
         cancelled = cancelled or threading.Event()
         if max_tokens == 0 or cancelled.is_set():
@@ -271,7 +272,7 @@ class Scheduler:
     def _check_open_to_more(self) -> None:
         with self._changed:
             if self._closing:
-                raise PlanError("[scheduler] the scheduler is closed")
+                raise ClosedError("[scheduler] the scheduler is closed")
             # A free sequence takes a request in the next step, whatever the queue may hold.
             free = max(self._sequences - len(self._running), 0)
             if len(self._waiting) >= self._max_waiting + free:
@@ -315,7 +316,7 @@ class Scheduler:
             except Exception as error:
                 self.failure = error
                 self._fail_all(error)
-        self._fail_all(PlanError("[scheduler] the scheduler is closed"))
+        self._fail_all(ClosedError("[scheduler] the scheduler is closed"))
 
     def _step(self) -> None:
         self._drop_cancelled()

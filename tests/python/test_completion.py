@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import dyno
 import pytest
-from dyno.errors import PlanError
+from dyno.errors import ContextLengthError, PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ def test_several_with_log_probabilities(engine: dyno.Engine) -> None:
 def test_impossible_arguments(engine: dyno.Engine) -> None:
     with pytest.raises(PlanError, match="n must be an integer of at least 0, not -1"):
         engine.complete(PROMPT, n=-1)
-    with pytest.raises(PlanError, match="the prompt has 200 tokens, ctx is 128"):
+    with pytest.raises(ContextLengthError, match="the prompt has 200 tokens, ctx is 128"):
         engine.complete([5] * 200)
     with pytest.raises(PlanError, match="slot 9 does not exist"):
         engine.complete(PROMPT, slot=9)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from chat_model import chat_model
-from dyno import Engine, ModelError, PlanError, Scheduler, _core
+from dyno import ContextLengthError, Engine, ModelError, PlanError, Scheduler, _core
 from dyno._embedding import Pooler
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_errors_of_embeddings(engine: Engine) -> None:
     assert engine.embed([[1, 2, 3]]).shape == (1, 64)
     with pytest.raises(PlanError, match="pooling is 'max'; expected mean, last, cls"):
         engine.embed("a", "max")  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match="the prompt has 200 tokens, ctx is 128"):
+    with pytest.raises(ContextLengthError, match="the prompt has 200 tokens, ctx is 128"):
         engine.embed([[1] * 200])
     stop = threading.Event()
     stop.set()

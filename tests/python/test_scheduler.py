@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chat_model import chat_model, numerics
-from dyno import Engine, PlanError, QueueFullError, Sampling, Scheduler
+from dyno import ClosedError, Engine, PlanError, QueueFullError, Sampling, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,9 +141,9 @@ def test_one_scheduler_an_engine_and_none_after_close(
             while scheduler.load()["running"] == 0:
                 time.sleep(0.001)
             scheduler.close()
-            with pytest.raises(PlanError, match="the scheduler is closed"):
+            with pytest.raises(ClosedError, match="the scheduler is closed"):
                 endless.result(10)
-        with pytest.raises(PlanError, match="the scheduler is closed"):
+        with pytest.raises(ClosedError, match="the scheduler is closed"):
             next(scheduler.drawn([1, 2], Sampling(), 1))
     for wrong in ({"max_waiting": -1}, {"step_tokens": 2}):
         with pytest.raises(PlanError, match="expected at least"):

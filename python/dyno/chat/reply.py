@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dyno._completion import PieceRun
 from dyno._generate import StopFilter, count_of
-from dyno._slots import larger_ctx
 from dyno._vocabulary import TokenType
+from dyno._writing import check_least, check_length
 from dyno.chat.answer import Answer, Part, parser_for
 from dyno.chat.template import encode
 from dyno.errors import PlanError
@@ -45,7 +45,8 @@ class Reply(PieceRun[Part]):
 
     Raises:
         ChatError: The template refuses the messages.
-        PlanError: An argument is impossible, or the prompt is longer than the context.
+        ContextLengthError: The prompt is longer than the context.
+        PlanError: An argument is impossible.
     """
 
     def __init__(
@@ -66,14 +67,13 @@ class Reply(PieceRun[Part]):
         if slot is not None:
             engine._slots.check_exists(slot, int(engine.settings["sequences"]))
         rendered = template.render(messages, tools=tools, **variables)
+        check_least("[chat] the conversation", engine, rendered.text)
         prompt, as_text = encode(engine.tokenizer, rendered)
         _warn_of_lost_tokens(as_text, messages, tools, template.name)
         ctx = int(engine.settings["ctx"])
         if not prompt:
             raise PlanError(f"[chat] the template {template.name} gives an empty prompt")
-        if len(prompt) > ctx:
-            advice = larger_ctx(len(prompt), engine._n_ctx_train)
-            raise PlanError(f"[chat] the conversation has {len(prompt)} tokens, ctx is {ctx}; {advice}")
+        check_length("[chat] the conversation", engine, len(prompt))
         most = ctx - len(prompt) + 1
         limit = most if max_tokens is None else min(most, count_of("max_tokens", max_tokens))
         self._parser = parser_for(template.text, rendered.text, tools)

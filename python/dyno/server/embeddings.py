@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from dyno._writing import prompt_tokens
-from dyno.errors import PlanError
+from dyno.errors import ContextLengthError, PlanError
 from dyno.server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Embeddings:
         try:
             return prompt_tokens(self._engine, text, parse_special=False)
         except PlanError as error:
-            code = "context_length_exceeded" if "ctx is" in str(error) else "invalid_value"
+            code = "context_length_exceeded" if isinstance(error, ContextLengthError) else "invalid_value"
             raise ApiError(400, f"input {index}: {error}", param="input", code=code) from error
 
     def _written(self, vector: NDArray[np.float32]) -> list[float] | str:

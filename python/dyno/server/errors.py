@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dyno.errors import ChatError, NotInstalledError, PlanError, QueueFullError, UnsupportedError
+from dyno.errors import (
+    ChatError,
+    ClosedError,
+    ContextLengthError,
+    NotInstalledError,
+    PlanError,
+    QueueFullError,
+    UnsupportedError,
+)
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -49,9 +57,9 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, QueueFullError):
         wait = {"Retry-After": str(error.retry_after_s)}
         return ApiError(429, text, kind="rate_limit_error", code="queue_full", headers=wait)
-    if isinstance(error, PlanError) and "tokens, ctx is" in text:
+    if isinstance(error, ContextLengthError):
         return ApiError(400, text, code="context_length_exceeded", param="messages")
-    if isinstance(error, PlanError) and "is closed" in text:
+    if isinstance(error, ClosedError):
         return ApiError(503, "the server shuts down", kind="server_error", code="shutting_down")
     if isinstance(error, NotInstalledError):
         return ApiError(501, text, kind="server_error", code="not_installed")
