@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 from typing import Any
@@ -210,6 +211,66 @@ def test_examples(example: tuple[str, str, str, str, str, list[ToolCall]], step:
 def test_without_tools_no_text_is_a_call() -> None:
     text = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     assert parsed(parser_for("<tool_call>", "", None), text, 5) == Answer(text)
+
+
+def test_each_closing_mark_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that cannot be read so far costs one reading for each mark, however it comes in."""
+    read: list[str] = []
+
+    def reads(body: str, schemas: object) -> list[ToolCall]:
+        read.append(body)
+        if body.count("</tool_call>") < 300:
+            raise ValueError("not yet")
+        return [call("now")]
+
+    for step in (1, 5, 12, 100, 10**6):
+        read.clear()
+        parser = parser_for("<tool_call>", "", TOOLS)
+        monkeypatch.setattr(parser, "_calls", dataclasses.replace(marks_of("<tool_call>"), read=reads))  # type: ignore[type-var]
+        text = "<tool_call>!" + "</tool_call>" * 301 + "done<tool_call>!" + "</tool_call>" * 3
+        found = parsed(parser, text, step)
+        assert found.tool_calls == [call("now")]
+        assert found.content == "done<tool_call>!" + "</tool_call>" * 3
+        # One reading for each mark of the first call and of the second one, and one at the end of the text.
+        assert len(read) == 301 + 3 + 1
+        assert read[:301] == ["!" + "</tool_call>" * marks for marks in range(301)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"t": "\\ud83d"}',
+        '{"\\ud83d": 1}',
+        '"{\\"t\\": \\"\\\\ud83d\\"}"',
+        '{"t": NaN}',
+        '{"t": [-Infinity]}',
+        '{"t": 1e999}',
+        '{"t": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        "[" * 100_000,
+    ],
+    ids=["surrogate", "key", "in a string", "nan", "infinity", "huge", "nested", "open"],
+)
+@pytest.mark.parametrize("step", [1000, 10**6])
+def test_arguments_that_no_client_can_read_are_text(arguments: str, step: int) -> None:
+    """A whole answer does not become an error after all its tokens."""
+    calls = {
+        "<tool_call>": f'<tool_call>{{"name": "find", "arguments": {arguments}}}</tool_call>',
+        '<|python_tag|> "parameters": ': f'{{"name": "find", "parameters": {arguments}}}',
+        "[TOOL_CALLS]": f"[TOOL_CALLS]find[ARGS]{arguments}",
+        HARMONY: f" to=functions.find<|channel|>commentary json<|message|>{arguments}<|call|>",
+        "<｜tool▁calls▁begin｜>": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>find\n"
+        f"```json\n{arguments}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    }
+    for template, text in calls.items():
+        found = parsed(parser_for(template, "", TOOLS), text, step)
+        assert found == Answer(arguments if template is HARMONY else text), template
+        found.content.encode()
+
+
+@pytest.mark.parametrize("name", ['"\\ud83d"', '"find", "id": "\\ud83d"'])
+def test_names_that_no_client_can_read_are_text(name: str) -> None:
+    text = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
+    assert parsed(parser_for("<tool_call>", "", TOOLS), text, 10**6) == Answer(text)
 
 
 def test_content_is_shown_as_soon_as_it_is_certain() -> None:

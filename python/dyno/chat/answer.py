@@ -24,6 +24,8 @@ _REASONING = (
 )
 _HEADERS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 _HEADERS_TO = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
+_UNREADABLE = (ValueError, RecursionError)
+"""The errors of a reader for text that is no call; a model may nest arguments deeper than Python reads."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class _TagParser(AnswerParser):
         self._close = inside[1] if inside else ""  # of the reasoning section
         self.content_after = self._close
         self._call_begun = -1  # where the text of a call begins in the buffer
+        self._searched = 0  # up to where the marks that close it have been tried
         self._content, self._thoughts = _Blanks(), _Blanks()
         self._called = self._is_bare = False
         marks = [word for pair in reasoning for word in pair] + (["<|python_tag|>"] if bare else [])
@@ -167,7 +170,7 @@ class _TagParser(AnswerParser):
             read = read_json if self._calls is None else self._calls.read
             try:
                 calls = read(self._buffer[begun:].removeprefix("<|python_tag|>"), self._schemas)
-            except ValueError:
+            except _UNREADABLE:
                 yield from self._shown(self._buffer)
             else:
                 yield from self._made(calls)
@@ -195,7 +198,7 @@ class _TagParser(AnswerParser):
         if mark in opens and not self._content.shown:
             self._buffer, self._close = self._buffer[len(mark) :], opens[mark]
         elif self._calls is not None and mark == self._calls.open:
-            self._call_begun = len(mark)
+            self._call_begun = self._searched = len(mark)
         else:  # a reasoning tag after content is content
             yield from self._shown(mark)
             self._buffer = self._buffer[len(mark) :]
@@ -225,16 +228,19 @@ class _TagParser(AnswerParser):
         calls = self._calls
         if calls is None or not calls.close:
             return
-        at = self._buffer.find(calls.close, self._call_begun)
-        while at >= 0:  # an argument may hold the closing mark: the call ends where it can be read
+        # An argument may hold the closing mark: the call ends where it can be read. Each mark is tried once,
+        # since the text before it stays what it was.
+        while (at := self._buffer.find(calls.close, self._searched)) >= 0:
+            self._searched = at + 1
             try:
                 found = calls.read(self._buffer[self._call_begun : at], self._schemas)
-            except ValueError:
-                at = self._buffer.find(calls.close, at + 1)
+            except _UNREADABLE:
                 continue
             self._buffer, self._call_begun = self._buffer[at + len(calls.close) :], -1
             yield from self._made(found)
             return
+        # The end of the buffer may hold the beginning of a mark.
+        self._searched = max(self._searched, len(self._buffer) - len(calls.close) + 1)
 
     def _made(self, calls: list[ToolCall]) -> Iterator[Part]:
         self._called = True
@@ -332,7 +338,7 @@ class _HeaderParser(AnswerParser):
                 calls = read_json(
                     '{"name": ' + json.dumps(recipient) + ', "arguments": ' + body + "}", schemas
                 )
-        except ValueError:
+        except _UNREADABLE:
             yield Part(content=body)
             return
         yield from (Part(tool_call=call) for call in calls)

@@ -1,7 +1,8 @@
 """Tool calls as models write them: one reader for each way that public templates teach.
 
 A reader takes the text between the marks of a call and gives names and arguments. Text that it can't read
-raises ValueError, and the caller then shows it as text: nothing that a model wrote is lost.
+raises ValueError, or RecursionError if it is nested too deeply. The caller then shows it as text: nothing
+that a model wrote is lost.
 """
 
 from __future__ import annotations
@@ -64,8 +65,12 @@ def _call(name: object, arguments: object, id_: object = None) -> ToolCall:
             arguments = json.loads(arguments or "{}")
     if not isinstance(arguments, dict):
         raise ValueError(f"arguments must be an object, not {arguments!r:.60}")
-    text = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(name.strip(), text, id_) if isinstance(id_, str) and id_ else ToolCall(name.strip(), text)
+    # Python reads NaN and Infinity, which no other reader of JSON knows: ValueError.
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    call = ToolCall(name.strip(), text, id_) if isinstance(id_, str) and id_ else ToolCall(name.strip(), text)
+    for each in (call.name, call.arguments, call.id):
+        each.encode()  # half a pair of surrogates is no text either: ValueError
+    return call
 
 
 def _value(text: str, schema: Any) -> Any:
@@ -110,6 +115,8 @@ def _read_functions(body: str, schemas: Schemas) -> list[ToolCall]:
 def _read_argument_pairs(body: str, schemas: Schemas) -> list[ToolCall]:
     """`NAME<arg_key>KEY</arg_key><arg_value>value</arg_value>`."""
     name = body.partition("<arg_key>")[0].strip()
+    if not name:  # before the search, which takes long if no argument has an end
+        raise ValueError("no name of a function")
     pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", body, re.DOTALL)
     known = schemas.get(name, {})
     return [_call(name, {key.strip(): _value(text, known.get(key.strip())) for key, text in pairs})]
