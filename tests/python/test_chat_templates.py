@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dyno.chat import ChatTemplate, find_template, template_names
+from dyno.chat._control_names import ControlNames
 from dyno.chat._origin import Text, joined, own, spans_of
 from dyno.chat._rendering import Limits, Renderer
 from dyno.chat.template import BUILT_IN, Rendered, encode
@@ -363,6 +364,44 @@ def test_sentencepiece_and_bos() -> None:
     assert (tokens[0], tokens.count(1), tokens[-1], tokens.count(2)) == (1, 1, 2, 1)
     without = ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "<s>the"}])
     assert encode(tokenizer, without)[0].count(1) == 1  # the model's own BOS
+
+
+def test_text_of_a_message_is_not_searched_for_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of "<" costs the look-ups of the template's own text, and a bounded number for a warning."""
+    tokenizer = control_vocabulary(*NAMES, *(f"<SPECIAL_{i}>" for i in range(1000)))
+    template = ChatTemplate("<|user|>{{ messages[0].content }}<|end|><SPECIAL_7>")
+    looked: list[int] = []
+    at = ControlNames.at
+
+    def counted(self: ControlNames, text: str, place: int, end: int) -> str | None:
+        looked.append(place)
+        return at(self, text, place, end)
+
+    monkeypatch.setattr(ControlNames, "at", counted)
+    want = ["<|user|>", "<|end|>", "<SPECIAL_7>"]
+    counts = []
+    for length in (100_000, 1_000_000):
+        looked.clear()
+        rendered = template.render([{"role": "user", "content": "<SPECIAL_9>" + "<" * length}])
+        tokens, as_text = encode(tokenizer, rendered)
+        vocabulary = tokenizer.vocabulary
+        assert [vocabulary.tokens[t] for t in tokens if vocabulary.types[t] == CONTROL] == want
+        assert as_text == {"<SPECIAL_9>"}
+        counts.append(len(looked))
+    assert 0 < counts[0] == counts[1] < 100_000
+
+
+def test_text_of_a_message_hides_no_control_token_of_the_template() -> None:
+    """Behind the template's own name it makes another one, which is longer."""
+    tokenizer = control_vocabulary("<|end|>", "<|end|>\n\n", "<|end", "x<|end|>")
+    rendered = ChatTemplate("{{ messages[0].content[0] }}<|end|>{{ messages[0].content[1:] }}").render(
+        [{"role": "user", "content": "x\n\n"}]
+    )
+    assert rendered.text == "x<|end|>\n\n"
+    tokens, as_text = encode(tokenizer, rendered)
+    assert tokens.count(tokenizer.vocabulary.tokens.index("<|end|>")) == 1
+    assert as_text == {"x<|end|>"}
+    assert tokenizer.decode(tokens, special=True) == rendered.text
 
 
 def test_a_vocabulary_without_control_tokens() -> None:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import bisect
-import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
-from dyno._vocabulary import TokenType
+from dyno.chat._control_names import control_names
 from dyno.chat._rendering import Limits, Renderer
 from dyno.errors import ChatError
 
 if TYPE_CHECKING:
     import datetime
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dyno._vocabulary import Metadata, Vocabulary
+    from dyno.chat._control_names import ControlNames
     from dyno.tokenizer import Tokenizer
 
 __all__ = ["BUILT_IN", "ChatTemplate", "Rendered", "encode", "find_template", "template_names"]
@@ -196,49 +194,45 @@ def _special_tokens(vocabulary: Vocabulary) -> dict[str, str]:
 # ---- from text to tokens ----
 
 
+_SEARCHED = 1 << 16
+"""Characters of a prompt that are searched for names which remained text: they serve a warning alone."""
+
+
 def encode(tokenizer: Tokenizer, rendered: Rendered) -> tuple[list[int], frozenset[str]]:
     """Tokens of a rendered prompt; only what the template wrote becomes control tokens.
 
-    BOS comes first if the model wants it and the template did not write it.
+    BOS comes first if the model wants it and the template did not write it. Text of the messages is not
+    searched for names, but for the first characters of the prompt.
 
     Returns:
-        The tokens, and the names of control tokens in the prompt that remained text. They came with the
-        messages, or the template computed them in a way that hides that it wrote them.
+        The tokens, and the names of control tokens at the beginning of the prompt that remained text. They
+        came with the messages, or the template computed them in a way that hides that it wrote them.
     """
-    ids, pattern = _control_tokens(tokenizer)
+    names, text = control_names(tokenizer), rendered.text
+    found: dict[int, str] = {}
+    for begin, end in rendered.own:
+        while (first := names.first(text, begin, end)) is not None:
+            place, name = first
+            found[place], begin = name, place + len(name)
     tokens: list[int] = []
-    as_text: set[str] = set()
-    begins = [first for first, _ in rendered.own]
-    begin = at = 0
-    while pattern is not None and (match := pattern.search(rendered.text, at)):
-        # Of the spans, which are in order, the last one that begins at the name or before it.
-        place = bisect.bisect_right(begins, match.start()) - 1
-        if place >= 0 and match.end() <= rendered.own[place][1]:
-            tokens += tokenizer.encode(rendered.text[begin : match.start()], add_special=False)
-            tokens.append(ids[match[0]])
-            begin = at = match.end()
-        else:
-            as_text.add(match[0])
-            at = match.start() + 1  # a control token of the template may begin inside foreign text
-    tokens += tokenizer.encode(rendered.text[begin:], add_special=False)
+    begin = 0
+    for place, name in found.items():
+        tokens += tokenizer.encode(text[begin:place], add_special=False)
+        tokens.append(names.ids[name])
+        begin = place + len(name)
+    tokens += tokenizer.encode(text[begin:], add_special=False)
     vocabulary = tokenizer.vocabulary
     if vocabulary.add_bos and vocabulary.bos is not None and tokens[:1] != [vocabulary.bos]:
         tokens.insert(0, vocabulary.bos)
-    return tokens, frozenset(as_text)
+    return tokens, frozenset(_left_as_text(names, text[:_SEARCHED], found))
 
 
-_control: WeakKeyDictionary[Tokenizer, tuple[dict[str, int], re.Pattern[str] | None]] = WeakKeyDictionary()
-
-
-def _control_tokens(tokenizer: Tokenizer) -> tuple[dict[str, int], re.Pattern[str] | None]:
-    """Ids of control tokens by name, and the pattern that finds a name in text; the longest one first.
-
-    Kept for each tokenizer: a vocabulary may have a quarter of a million tokens.
-    """
-    if tokenizer not in _control:
-        kinds = (TokenType.CONTROL, TokenType.UNKNOWN)
-        named = zip(tokenizer.vocabulary.tokens, tokenizer.vocabulary.types, strict=True)
-        ids = {text: i for i, (text, kind) in enumerate(named) if kind in kinds and text}
-        names = sorted(ids, key=len, reverse=True)
-        _control[tokenizer] = ids, re.compile("|".join(map(re.escape, names))) if names else None
-    return _control[tokenizer]
+def _left_as_text(names: ControlNames, text: str, found: Mapping[int, str]) -> Iterator[str]:
+    at = 0
+    while (first := names.first(text, at, len(text))) is not None:
+        place, name = first
+        if place in found:
+            at = place + len(found[place])
+        else:
+            yield name
+            at = place + 1  # a control token of the template may begin inside foreign text
