@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from dyno.tokenizer import TextStream
 
 
+_MOST_STOPS = 32
+_LONGEST_STOP = 256
+"""Characters. Each stop string is looked for in every piece of a text, at each length that may begin it."""
+
+
 def count_of(name: str, value: int) -> int:
     """A number of tokens that a caller gives.
 
@@ -65,7 +70,14 @@ def not_finite(position: int, found: str = "") -> ModelError:
 
 class StopFilter:
     """A filter that passes text on until a stop string appears; it holds back what may become the beginning
-    of one."""
+    of one.
+
+    Args:
+        stop: At most 32 strings of 1 to 256 characters.
+
+    Raises:
+        PlanError: It is something else.
+    """
 
     def __init__(self, stop: Sequence[str]) -> None:
         if isinstance(stop, (str, bytes)) or not isinstance(stop, Iterable):
@@ -75,6 +87,12 @@ class StopFilter:
             raise PlanError(f"[generate] stop must be a string or a list of strings, not {stop!r}")
         if any(not s for s in stop):
             raise PlanError("[generate] a stop string must not be empty")
+        if len(stop) > _MOST_STOPS:
+            raise PlanError(f"[generate] stop has {len(stop)} strings; expected at most {_MOST_STOPS}")
+        if (longest := max(map(len, stop), default=0)) > _LONGEST_STOP:
+            raise PlanError(
+                f"[generate] a stop string has {longest} characters; expected at most {_LONGEST_STOP}"
+            )
         self._stop = stop
         self._held = ""
         self.matched: str | None = None

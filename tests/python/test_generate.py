@@ -87,6 +87,15 @@ def test_empty_stop_string() -> None:
         StopFilter(["a", ""])
 
 
+def test_stop_strings_are_few_and_short() -> None:
+    """Each one is looked for in each piece of a text."""
+    assert not StopFilter(["a" * 256] * 32).stopped
+    with pytest.raises(PlanError, match="stop has 33 strings; expected at most 32"):
+        StopFilter(["a"] * 33)
+    with pytest.raises(PlanError, match="a stop string has 257 characters; expected at most 256"):
+        StopFilter(["a", "b" * 257])
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

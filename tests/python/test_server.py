@@ -239,6 +239,11 @@ def test_schemas_hold(client: httpx.Client) -> None:
         ("/v1/completions", {"prompt": [99999]}, None, "99999"),
         ("/detokenize", {"tokens": [-1]}, "tokens", "-1 is not one of 0 to"),
         ("/v1/completions", {"prompt": "a", "regex": "("}, None, "regex"),
+        ("/v1/completions", {"prompt": "a", "stop": ["b"] * 33}, "stop", "33 strings; expected at most 32"),
+        ("/v1/completions", {"prompt": "a", "stop": "b" * 257}, "stop", "257 characters; expected at most"),
+        ("/v1/completions", {"prompt": "a", "stop": ["b", 1]}, "stop", "valid string"),
+        ("/v1/completions", {"prompt": "a", "stop": ""}, "stop", "must not be empty"),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 1, "stop_sequences": ["b"] * 33}, None, "most 32"),
     ],
 )  # fmt: skip
 def test_errors_name_the_field(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from dyno._generate import StopFilter
 from dyno._requests import Handling
 from dyno._sampling import Sampling
+from dyno.errors import PlanError
 
 __all__ = [
     "ChatBody",
@@ -17,6 +19,7 @@ __all__ = [
     "DrawBody",
     "EmbeddingBody",
     "RequestBody",
+    "Stops",
     "TokenizeBody",
 ]
 
@@ -27,6 +30,22 @@ _MAX_INPUTS = 2048
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+def _can_stop(given: list[str]) -> list[str]:
+    try:
+        StopFilter(given)
+    except PlanError as error:
+        raise ValueError(str(error)) from error
+    return given
+
+
+def _as_list(given: object) -> object:
+    return [given] if isinstance(given, str) else given
+
+
+Stops = Annotated[list[str], AfterValidator(_can_stop)]
+"""Stop strings, as `StopFilter` takes them."""
 
 
 class StreamOptions(_Body):
@@ -63,7 +82,7 @@ class DrawBody(RequestBody):
     frequency_penalty: float = Field(default=0.0, ge=-100, le=100)
     logit_bias: dict[int, float] = Field(default_factory=dict, max_length=1024)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
+    stop: Annotated[Stops | None, BeforeValidator(_as_list)] = None
     n: int = Field(default=1, ge=1, le=_MAX_CHOICES)
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -73,9 +92,7 @@ class DrawBody(RequestBody):
     @property
     def stops(self) -> list[str]:
         """The stop strings."""
-        if self.stop is None:
-            return []
-        return [self.stop] if isinstance(self.stop, str) else self.stop
+        return self.stop or []
 
     @property
     def reports_usage(self) -> bool:

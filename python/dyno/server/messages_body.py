@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dyno.server.bodies import RequestBody
+from dyno.server.bodies import RequestBody, Stops
 
 __all__ = ["CountBody", "MessagesBody"]
 
@@ -139,7 +139,7 @@ class MessagesBody(CountBody):
     """The fields of POST /v1/messages; its draws take the settings of a chat completion."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] = Field(default_factory=list)
+    stop_sequences: Stops = Field(default_factory=list)
     stream: bool = False
     temperature: float = Field(default=1.0, ge=0, le=100)
     top_k: int = Field(default=40, ge=0)
