@@ -141,6 +141,10 @@ def serve(
         raise typer.BadParameter(f"--spec is {spec!r}; expected ngram, draft, mtp or off")
     if spec == "draft" and model_draft is None:
         raise typer.BadParameter("--spec is draft; pass the smaller model too: --model-draft FILE")
+    if api_key is not None and not api_key.strip():
+        raise typer.BadParameter(
+            "--api-key is empty, so that every request would carry it; give a key, or leave the option out"
+        )
     path = options.model_argument(model_file, model)
     arguments = opening.arguments(
         sequences=sequences,

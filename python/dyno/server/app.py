@@ -110,7 +110,8 @@ def _check_key(request: Request, key: str | None) -> None:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         given = request.headers.get("x-api-key", "")
-    if not hmac.compare_digest(given.strip().encode(), key.encode()):
+    # Headers come as Latin-1: the key's own bytes are compared.
+    if not hmac.compare_digest(given.strip(" \t").encode("latin-1"), key.encode()):
         raise ApiError(
             401,
             "give the server's key in the header: Authorization: Bearer KEY",

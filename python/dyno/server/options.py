@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dyno.errors import PlanError
+
 if TYPE_CHECKING:
     from dyno.chat import ChatTemplate
     from dyno.scheduler import Speculation
@@ -18,13 +20,17 @@ might close one that a client has just taken again."""
 
 @dataclass(frozen=True)
 class Options:
-    """The settings of a server."""
+    """The settings of a server.
+
+    Raises:
+        PlanError: The key is empty or blank, so that every request would carry it.
+    """
 
     model: str = "model"
     """The name of the model in responses."""
     api_key: str | None = None
     """Requests have to carry it as a bearer token or in `x-api-key`; None: no key. /health and /ready need
-    none."""
+    none. Blanks around it do not count."""
     max_waiting: int = 64
     """Requests that may wait for a sequence."""
     step_tokens: int | None = None
@@ -36,3 +42,13 @@ class Options:
     """Seconds after which a request ends, done or not; None: never. A request may ask for less."""
     template: ChatTemplate | None = None
     """The chat template; None takes the model's."""
+
+    def __post_init__(self) -> None:
+        if self.api_key is None:
+            return
+        key = self.api_key.strip()
+        if not key:
+            raise PlanError(
+                f"[server] api_key is {self.api_key!r}; give a key, or None for a server without one"
+            )
+        object.__setattr__(self, "api_key", key)
