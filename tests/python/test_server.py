@@ -17,10 +17,11 @@ import httpx
 import numpy as np
 import pytest
 from chat_model import chat_model
-from dyno import Engine, GgufError, ModelError
+from dyno import ClosedError, ContextLengthError, Engine, GgufError, ModelError, PlanError
 from dyno._grammar import Grammar
 from dyno._sampling import Sampling
 from dyno.server import Options, create_app
+from dyno.server.errors import api_error
 from dyno.server.opening import Recipe, opened
 from dyno.server.running import Pieces
 from dyno.testing import Array, tiny_model
@@ -259,6 +260,33 @@ def test_errors_name_the_field(
         assert str(error["param"]).startswith(param)
 
 
+@pytest.mark.parametrize("words", ["the bracket is closed", "5 tokens, ctx is 3"])
+def test_words_of_a_client_do_not_change_the_status(client: httpx.Client, device: str, words: str) -> None:
+    if device != "cpu":
+        pytest.importorskip("llguidance")
+    refused = client.post("/v1/completions", json={"prompt": "a", "grammar": f"start: ( // {words}"})
+    error = refused.json()["error"]
+    assert words in error["message"]
+    assert (refused.status_code, error["code"]) == (400, "invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (ClosedError("x"), 503, "shutting_down"),
+        (ContextLengthError("x"), 400, "context_length_exceeded"),
+        (PlanError("is closed"), 400, "invalid_value"),
+        (RuntimeError("is closed"), 500, None),
+    ],
+    ids=repr,
+)
+def test_the_status_follows_from_the_kind_of_an_error(
+    error: Exception, status: int, code: str | None
+) -> None:
+    told = api_error(error)
+    assert (told.status, told.body["error"]["code"]) == (status, code)
+
+
 def test_a_library_that_is_not_installed_is_named(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -367,8 +395,40 @@ def test_limits_keys_and_paths(client: httpx.Client) -> None:
         assert refused.status_code == 401
         assert refused.json()["error"]["code"] == "invalid_api_key"
         assert client.get("/health", headers=headers).status_code == 200
-    assert client.get("/nothing").status_code == 404
-    assert client.get("/v1/completions").status_code == 405
+    missing = client.get("/nothing")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["message"] == "/nothing is not a path of this server"
+
+
+def test_a_method_that_a_path_lacks_gets_those_that_it_has(client: httpx.Client) -> None:
+    for method, path, allowed in (("GET", "/v1/completions", "POST"), ("POST", "/health", "GET, HEAD")):
+        refused = client.request(method, path)
+        assert refused.status_code == 405
+        assert refused.headers["allow"] == allowed
+        error = refused.json()["error"]
+        assert error["message"] == f"{method} is not allowed on {path} (allowed: {allowed})"
+        assert error["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("key", ["", " ", "\t\n"])
+def test_an_empty_key_is_refused(key: str) -> None:
+    with pytest.raises(PlanError, match=r"\[server\] api_key is '.*'; give a key"):
+        Options(api_key=key)
+    command = [sys.executable, "-m", "dyno", "serve", "none.gguf", "--api-key", key]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert "--api-key is empty" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("key", [" blanks around \n", "schlüssel à"])
+def test_keys_of_any_letters(model: Path, key: str) -> None:
+    with serving(model, Options(api_key=key)) as server:
+        bare = key.strip().encode()
+        for headers in ({"Authorization": b"Bearer " + bare}, {"x-api-key": bare, "Authorization": b""}):
+            assert server.client.get("/v1/models", headers=headers).status_code == 200
+        for wrong in (b"x", bare + b"x", bare[:-1]):
+            headers = {"Authorization": b"Bearer " + wrong}
+            assert server.client.get("/v1/models", headers=headers).status_code == 401
 
 
 def test_the_page(client: httpx.Client) -> None:

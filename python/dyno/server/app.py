@@ -122,7 +122,12 @@ def _check_key(request: Request, key: str | None) -> None:
 
 
 async def _no_route(request: Request, error: Any) -> Response:
-    status = int(error.status_code)
-    what = "has another method" if status == 405 else "is not a path of this server"
-    told = ApiError(status, f"{request.method} {request.url.path} {what}", code="not_found")
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        allowed = ", ".join(sorted(name.strip() for name in headers["Allow"].split(",")))
+        headers["Allow"] = allowed
+        message = f"{request.method} is not allowed on {request.url.path} (allowed: {allowed})"
+        told = ApiError(405, message, code="method_not_allowed", headers=headers)
+    else:
+        told = ApiError(404, f"{request.url.path} is not a path of this server", code="not_found")
     return _wire(request).response(told)
