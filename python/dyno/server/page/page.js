@@ -3,7 +3,7 @@
 // into text nodes: none of it becomes markup.
 
 const at = (id) => document.getElementById(id);
-const talk = [];
+let talk = []; // each reset begins another one, so that an answer that was running then belongs to the old one
 let running = null;
 
 function headers() {
@@ -78,8 +78,9 @@ function thoughts(box) {
 }
 
 async function answer() {
+  const mine = talk;
   const system = at("system").value.trim();
-  const messages = [...(system ? [{ role: "system", content: system }] : []), ...talk];
+  const messages = [...(system ? [{ role: "system", content: system }] : []), ...mine];
   const { box, body } = add("assistant", "");
   const begun = performance.now();
   let first = null;
@@ -112,10 +113,17 @@ async function answer() {
       }
       at("talk").scrollTop = at("talk").scrollHeight;
     }
-    talk.push({ role: "assistant", content: body.textContent });
+    mine.push({ role: "assistant", content: body.textContent });
   } catch (error) {
-    if (error.name === "AbortError") talk.push({ role: "assistant", content: body.textContent });
-    else add("error", error.message);
+    const aborted = error.name === "AbortError";
+    if (!aborted) add("error", error.message);
+    if (aborted && body.textContent) {
+      mine.push({ role: "assistant", content: body.textContent });
+    } else {
+      // A question without an answer goes back into its box: many templates refuse two of them in a row.
+      const { content } = mine.pop();
+      if (mine === talk) at("text").value ||= content;
+    }
   } finally {
     running = null;
     at("send").textContent = "Send";
@@ -153,7 +161,7 @@ at("text").addEventListener("keydown", (event) => {
 });
 at("reset").addEventListener("click", () => {
   running?.abort();
-  talk.length = 0;
+  talk = [];
   at("talk").replaceChildren();
 });
 at("key").addEventListener("change", facts);
