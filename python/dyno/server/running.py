@@ -130,7 +130,7 @@ class Deadline:
         except TimeoutError as error:
             raise ApiError(
                 504,
-                f"the request is not done after its limit of {self._seconds:g} seconds (timeout)",
+                f"the request exceeded its time limit of {self._seconds:g} s",
                 kind="timeout_error",
                 code="deadline_exceeded",
             ) from error
