@@ -271,6 +271,25 @@ def test_a_knob_that_interacts_is_set_anew_in_both_builds(tmp_path: Path) -> Non
     assert told["verdicts"]["FAST"]["ratio"]["pp512"] == pytest.approx(0.9, rel=0.03)
 
 
+def test_the_gain_of_a_knob_is_no_gain_of_two_switches_together(tmp_path: Path) -> None:
+    """Both builds like the larger u-batch, and the gain of both switches is that of the switches alone."""
+
+    def truth(name: str, settings: Mapping[str, Any]) -> dict[str, float]:
+        pp = 1000.0 * (1.5 if settings.get("ubatch") == 1024 else 1.0)
+        for switch_name in ("FAST", "QUICK"):
+            pp *= 1.1 if switch_name in name else 1.0
+        return {"pp": pp, "tg": 100.0}
+
+    bench = FakeBench(truth)
+    rows = [switch(name, knobs=("ubatch",)) for name in ("FAST", "QUICK")]
+    result = run(FakeBuilds(), bench, rows, tmp_path, knob_values={"ubatch": (1024,)})
+    assert [s.name for s in result.chosen] == ["FAST", "QUICK"]
+    assert result.knobs == {"ubatch": 1024}
+    for found in (result.together, result.confirmed):
+        assert found is not None
+        assert found.ratios["pp512"].ratio == pytest.approx(1.21, rel=0.03)
+
+
 def test_a_switch_that_the_budget_leaves_no_time_for_stays_default(tmp_path: Path) -> None:
     result = run(FakeBuilds(), FakeBench(factors(FAST=(1.2, 1.0))), [switch("FAST")], tmp_path, budget=15.0)
     (row,) = result.outcomes

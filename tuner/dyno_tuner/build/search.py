@@ -403,7 +403,7 @@ class _Run:
             except TuneError as error:
                 self._lose(winners, best, f"all together cannot be measured: {error}")
         self.say(f"confirming {' '.join(s.define for s in chosen)}")
-        settings = (_base_knobs(best), knobs) if len(chosen) == 1 else ({}, knobs)
+        settings = (_base_knobs([best] if len(chosen) == 1 else winners), knobs)
         try:
             result.confirmed = self._compare(
                 "confirm", result.base, built, self.clock.share(1), answers=False, settings=settings,
@@ -438,8 +438,8 @@ class _Run:
         self.say("measuring the switches that gain, together")
         mixed, profile = _mixed(winners), _profile(winners)
         result.together = self._compare(
-            "together", result.base, both, self.clock.share(3), answers=True, settings=({}, mixed),
-            profile=profile,
+            "together", result.base, both, self.clock.share(3), answers=True,
+            settings=(_base_knobs(winners), mixed), profile=profile,
         )  # fmt: skip
         against = self._compare(
             "best", best.built, both, self.clock.share(2), answers=False, settings=(_knobs(best), mixed),
@@ -493,5 +493,6 @@ def _profile(rows: Sequence[Outcome]) -> str:
     return next((row.switch.profile for row in rows if row.switch.profile), "")
 
 
-def _base_knobs(row: Outcome) -> dict[str, Any]:
-    return dict(row.tuned.base) if row.tuned is not None else {}
+def _base_knobs(rows: Sequence[Outcome]) -> dict[str, Any]:
+    """The default build's own knobs in the comparisons with these switches."""
+    return {k: v for row in rows if row.tuned is not None for k, v in row.tuned.base.items()}
