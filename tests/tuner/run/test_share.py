@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest_tuner import WORKLOAD
+from conftest_tuner import WORKLOAD, Simulated
 from dyno import profiles
+from dyno_tuner.cli import share_command
 from dyno_tuner.cli.commands import app
 from dyno_tuner.core.errors import TuneError
+from dyno_tuner.core.intervals import Estimate
+from dyno_tuner.core.workload import Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
-from dyno_tuner.run.adopt import adopt
+from dyno_tuner.output.emit import Made, workload_of
+from dyno_tuner.output.emit import profile_of as written_of
+from dyno_tuner.run.adopt import Adopted, adopt
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.share import FORMAT, digest, profile_of, read_row, row_of
 from dyno_tuner.run.tune import Options
-from dyno_tuner.run.verify import verify
+from dyno_tuner.run.verify import Verdict, verify
 from dyno_tuner.targets.simulated.surfaces import SimulatedOp, saturating
 from dyno_tuner.targets.simulated.target import SimulatedTarget
 from typer.testing import CliRunner
@@ -92,8 +99,6 @@ def test_a_profile_without_gains_has_no_row() -> None:
 
 
 def surface(tg: float) -> Any:
-    import dataclasses
-
     op = SimulatedOp("matmul a", "tg", 1.6, lambda settings: {"tg": tg})
     return dataclasses.replace(saturating(), ops=(op,))
 
@@ -129,6 +134,115 @@ def test_only_what_gains_here_is_kept(row: str, tmp_path: Path) -> None:
     assert entry.ratio == pytest.approx(unit.measured.ratio, abs=1e-4), "the ratio is this machine's"
     profiles.save_profile(result.profile, tmp_path / "own.yaml")
     assert profiles.load_profile(tmp_path / "own.yaml") == result.profile
+
+
+class Verifies:
+    """Verdicts that a machine gives, one list for each pass; the profiles that it was given are kept."""
+
+    def __init__(self, *passes: dict[str, tuple[str, bool]]) -> None:
+        self.passes, self.asked = list(passes), list[set[str]]()
+
+    def __call__(self, path: Path) -> tuple[list[Verdict], dict[str, Estimate]]:
+        self.asked.append(set(dict(profiles.load_profile(path).entries())))
+        number = len(self.asked)
+        verdicts = [
+            Verdict(entry, verdict, "", 1.5, Estimate(1 + number / 10, 1.05, 1.9, 6), proven)
+            for entry, (verdict, proven) in self.passes.pop(0).items()
+        ]
+        return verdicts, {"pp": Estimate(1 + number / 10, 1.05, 1.9, 6)}
+
+
+TWO = {"ubatch": {"value": 2048}, "threads": {"value": 4}}
+
+
+def test_what_is_left_of_a_row_is_measured_as_a_whole(tmp_path: Path) -> None:
+    """The gain of a profile is its own, not the gain of a row with entries that were dropped."""
+    claimed = profile_of(row_of(profiles.load_profile(SHIPPED[0]))).model_copy(update={"kernels": {}})
+    claimed = claimed.model_validate({**claimed.model_dump(by_alias=True), "settings": TWO})
+    machine = Verifies(
+        {"settings.ubatch": ("keep", True), "settings.threads": ("harmful", False)},
+        {"settings.ubatch": ("keep", True)},
+    )
+    result = adopt(claimed, tmp_path / "row.yaml", claimed.match, "tune import", machine)
+    assert machine.asked == [{"settings.ubatch", "settings.threads"}, {"settings.ubatch"}]
+    assert result.profile is not None
+    assert result.profile.evidence is not None
+    (gain,) = result.profile.evidence.gain.values()
+    assert gain.ratio == 1.2
+    assert {v.entry: v.verdict for v in result.verdicts} == {
+        "settings.ubatch": "keep", "settings.threads": "harmful",
+    }  # fmt: skip
+    entry = result.profile.settings["ubatch"]
+    assert isinstance(entry, profiles.SettingEntry)
+    assert entry.ratio == 1.2
+
+
+def test_a_row_without_a_proven_entry_names_no_profile(
+    tmp_path: Path, trained_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries that today's noise hides are kept by `tune verify`, and no profile is written for them."""
+    cpu = next(p for p in SHIPPED if p.stem.startswith("xeon"))
+    claimed = profiles.load_profile(cpu)
+    entries = [entry for entry, _ in claimed.entries()]
+    found = [Verdict(entry, "keep", "as recorded", 1.1, None, proven=False) for entry in entries]
+    monkeypatch.setattr(share_command, "adopt", lambda *_: Adopted(None, found, {}))
+    row, out = tmp_path / "row.json", tmp_path / "new.yaml"
+    row.write_text(json.dumps(row_of(claimed)))
+    done = CliRunner().invoke(app, ["import", str(row), "--model", str(trained_model), "--out", str(out)])
+    assert done.exit_code == 1
+    assert str(out) not in done.output
+    assert "the rounds prove no entry here; give a longer --budget" in done.output
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["chat", "rag", "pp=64:9,512;tg=8,depth=0,32", "serve:concurrency=3,pp=32,tg=6,text=/home/me/notes.txt"],
+)
+def test_a_row_tells_its_workload(text: str) -> None:
+    """A mix with its weights, the load of a server without the name of its text."""
+    workload = Workload.parse(text)
+    run_ = Simulated("saturating", 1)
+    made = Made(workload, 1, "tune", None, "m.gguf", datetime.date(2026, 11, 20))
+    outcome = dataclasses.replace(
+        run_.outcome,
+        baseline={m: 100.0 + n for n, m in enumerate(workload.metrics)}, tuned={},
+        gain={m: Estimate(1.5, 1.4, 1.6, 6) for m in workload.metrics},
+    )  # fmt: skip
+    written = written_of(outcome, SimulatedTarget(run_.surface).describe(), made)
+    sent = json.dumps(row_of(written), sort_keys=True)
+    assert "notes" not in sent
+    found = workload_of(profile_of(read_row(sent)))
+    if workload.served is None:
+        assert found == workload
+    else:
+        assert found.served == dataclasses.replace(workload.served, text=None)
+
+
+def test_gains_of_another_workload_are_refused() -> None:
+    """A row from before mixes were told whole: its gains are of measures that its workload does not have."""
+    row = row_of(profiles.load_profile(next(p for p in SHIPPED if p.stem.startswith("xeon"))))
+    gain = dict.fromkeys(("pp512", "tg64", "tg64@d4096"), next(iter(row["gain"].values())))
+    with pytest.raises(TuneError, match="does not tell the workload of its gain of tg64@d4096"):
+        profile_of(json.loads(changed(row, True, gain=gain)))
+    work = {**row["workload"], "weights": [1.0, 3.0], "metrics": ["pp512"]}
+    with pytest.raises(TuneError, match=r"workload\.metrics"):
+        profile_of(json.loads(changed(row, True, workload=work)))
+    work["metrics"] = sorted(row["gain"])
+    with pytest.raises(TuneError, match="3 weights for 2 measures"):
+        profile_of(json.loads(changed(row, True, workload={**work, "weights": [1.0, 3.0, 1.0]})))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [(b"\xff\xfe", "is not a row: 'utf-8'"), (b" " * (2 << 20), "at most")]
+)
+def test_a_file_that_is_no_text_is_named(data: bytes, said: str, tmp_path: Path, trained_model: Path) -> None:
+    path = tmp_path / "row.json"
+    path.write_bytes(data)
+    for name, given in ((str(path), None), ("-", data)):
+        done = CliRunner().invoke(app, ["import", name, "--model", str(trained_model)], input=given)
+        assert isinstance(done.exception, TuneError)
+        assert said in str(done.exception)
 
 
 def test_a_row_of_another_model_or_device_is_refused(row: str, tmp_path: Path) -> None:

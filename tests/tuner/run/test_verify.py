@@ -248,3 +248,15 @@ def test_dates_of_the_history_are_those_of_the_runs(profile: Path, tmp_path: Pat
     assert old.journal is not None
     (tmp_path / "p.yaml").write_text(text.replace(old.journal, f"sha256:{sha256(copied)}"))
     assert [row.date for row in history([tmp_path])] == [str(datetime.datetime.now(datetime.UTC).date())]
+
+
+@pytest.mark.parametrize("command", ["tune --model 'm.gguf", 'tune -m "a'])
+def test_a_command_that_no_shell_can_read_is_no_crash(profile: Path, tmp_path: Path, command: str) -> None:
+    """A profile holds a cut command, or one that somebody has edited."""
+    made = profiles.load_profile(profile)
+    assert made.provenance is not None
+    odd = made.provenance.model_copy(update={"command": command, "model_file": None})
+    path = tmp_path / "p.yaml"
+    profiles.save_profile(made.model_copy(update={"provenance": odd}), path)
+    with pytest.raises(TuneError, match="give --model"):
+        verify(path, quiet=True)

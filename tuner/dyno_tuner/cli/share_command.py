@@ -15,8 +15,8 @@ from dyno.devices import resolve_device
 
 from ..core.errors import TuneError
 from ..core.model_file import check_model
-from ..run.adopt import adopt
-from ..run.share import profile_of, read_row, row_of
+from ..run.adopt import Adopted, adopt
+from ..run.share import MOST_BYTES, profile_of, read_row, row_of
 from ..run.verify import KEEP, USUAL, verify
 from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
 from .arguments import command_line, declaration_of, devices_of, parse_duration
@@ -56,7 +56,7 @@ def import_(
     The gains in the row do not count. Exit code 0 if an entry gains here, 1 if none does or on an error."""
     seconds = parse_duration(budget) if budget is not None else USUAL
     check_model(model)
-    claimed = profile_of(read_row(sys.stdin.read() if str(row) == "-" else row.read_text(encoding="utf-8")))
+    claimed = profile_of(read_row(_text_of(row)))
     if declaration_of(claimed.match.engine.name).foreign:
         raise TuneError(
             f"this row is for {claimed.match.engine.name}; so far `tune import` measures rows of dyno alone"
@@ -96,9 +96,35 @@ def import_(
             now = f" {v.measured.ratio:.3f} × here" if v.measured else ""
             then = f", {v.recorded:.3f} × in the row" if v.recorded is not None else ""
             print(f"{v.verdict:<11} {v.entry}:{now}{then} {v.reason}")
-        kept = sum(v.verdict == KEEP for v in result.verdicts)
-        print(
-            f"profile: {place} ({kept} of {len(result.verdicts)} entries)" if kept else "no entry gains here"
-        )
+        print(_told(result, place))
     if result.profile is None:
         raise typer.Exit(1)
+
+
+def _text_of(row: Path) -> str:
+    """The text of a row, from a file or from standard input.
+
+    Raises:
+        TuneError: It is longer than a row may be, or not text.
+    """
+    if str(row) == "-":
+        name, data = "standard input", sys.stdin.buffer.read(MOST_BYTES + 1)
+    else:
+        with row.open("rb") as file:
+            name, data = str(row), file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise TuneError(f"{name} is not a row: a row has at most {MOST_BYTES} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise TuneError(f"{name} is not a row: {error}") from error
+
+
+def _told(result: Adopted, place: Path) -> str:
+    """The last line of an import."""
+    if result.profile is not None:
+        kept = len(dict(result.profile.entries()))
+        return f"profile: {place} ({kept} of {len(result.verdicts)} entries)"
+    if any(v.verdict == KEEP for v in result.verdicts):
+        return "no profile is written: the rounds prove no entry here; give a longer --budget"
+    return "no profile is written: no entry gains here"

@@ -11,6 +11,7 @@ from dyno import profiles
 from dyno.settings import SETTINGS
 
 from .. import __version__
+from ..core.errors import TuneError
 from ..core.machine_match import device_of, engine_of, model_of
 from ..core.options import SPEED
 from ..core.workload import Part, Workload, kind_of
@@ -243,15 +244,21 @@ def _workload(workload: Workload, text: str | None) -> profiles.Workload:
 
 
 def workload_of(profile: profiles.Profile) -> Workload:
-    """The workload of a profile; the default if it does not say. Raises TuneError."""
+    """The workload of a profile; the default if it does not say.
+
+    Raises:
+        TuneError: It is a mix, and its weights do not fit its measures.
+    """
     evidence = profile.evidence
     if evidence is None or not (evidence.workload.pp or evidence.workload.tg):
         return Workload()
     work = evidence.workload
     if work.name is not None and work.name.startswith("serve:"):
         return Workload.parse(work.name)
-    names = list(evidence.baseline)
-    if work.weights and len(work.weights) == len(names):
+    names = list(evidence.baseline) or list(evidence.gain)
+    if work.weights:
+        if len(work.weights) != len(names):
+            raise TuneError(f"the profile has {len(work.weights)} weights for {len(names)} measures")
         parts = [Part.parse(n, w) for n, w in zip(names, work.weights, strict=True)]
         return Workload.mix(parts, work.name or "")
     return Workload(pp=max(work.pp, default=0), tg=max(work.tg, default=0), depth=max(work.depth, default=0))

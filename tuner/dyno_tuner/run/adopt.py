@@ -10,6 +10,7 @@ from dyno import profiles
 
 from .. import __version__
 from ..core.errors import TuneError
+from ..output.emit import workload_of
 from .verify import KEEP, Verdict, verify
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def adopt(
 ) -> Adopted:  # fmt: skip
     """Measures the entries of a claimed profile, and keeps the ones that pass here the rule of every tune.
 
+    If rounds drop an entry, the rest is measured again, so that no number is that of another profile.
+
     Args:
         claimed: the profile of a row.
         place: file to write it to for the measurement; the caller removes it.
@@ -48,44 +51,57 @@ def adopt(
     said = claimed.evidence
     if said is None:
         raise TuneError("this row does not say which workload it was measured with")
-    found = profiles.compare(claimed.match, here.device, here.model, here.engine)
-    if found.other_model:
-        raise TuneError(f"this row is for another model: {'; '.join(found.other_model)}")
-    if found.level is profiles.Level.DEFAULT:
-        raise TuneError(f"this row is not for this machine: {'; '.join(found.reasons)}")
-    profiles.save_profile(claimed.model_copy(update={"match": here}), place)
-    verdicts, gain = (run or verify)(place)
-    kept = {v.entry: v.measured for v in verdicts if v.verdict == KEEP and v.proven}
-    memory = next((v.memory for v in verdicts if v.memory is not None), None)
-    settings: dict[str, Any] = {}
-    for name, entry in claimed.settings.items():
-        if isinstance(entry, profiles.SettingEntry):
-            path = profiles.setting_path(name)
-            settings[name] = _measured(entry, kept[path]) if path in kept else "default"
-    kernels: dict[str, dict[str, Any]] = {}
-    for key, by in claimed.kernels.items():
-        for tokens, kernel in by.items():
-            path = profiles.kernel_path(key, tokens)
-            if isinstance(kernel, profiles.KernelEntry):
-                kernels.setdefault(key, {})[tokens] = (
-                    _measured(kernel, kept[path]) if path in kept else "default"
-                )
-    if not kept:
-        return Adopted(None, verdicts, gain)
-    profile = claimed.model_copy(update={
+    fit = profiles.compare(claimed.match, here.device, here.model, here.engine)
+    if fit.other_model:
+        raise TuneError(f"this row is for another model: {'; '.join(fit.other_model)}")
+    if fit.level is profiles.Level.DEFAULT:
+        raise TuneError(f"this row is not for this machine: {'; '.join(fit.reasons)}")
+    workload = workload_of(claimed)
+    left, verdicts = claimed.model_copy(update={"match": here}), dict[str, Verdict]()
+    while True:
+        profiles.save_profile(left, place)
+        found, gain = (run or verify)(place)
+        verdicts |= {v.entry: v for v in found}
+        kept = {v.entry: v.measured for v in found if v.verdict == KEEP and v.proven}
+        if not kept:
+            return Adopted(None, list(verdicts.values()), gain)
+        settings, kernels = _with(left, kept)
+        left = left.model_copy(update={"settings": settings, "kernels": kernels})
+        # Without a verdict from the rounds an entry was no part of the whole that they measured.
+        whole = {v.entry for v in found if v.measured is not None or v.verdict == KEEP}
+        if whole <= kept.keys():
+            break
+    memory = next((v.memory for v in found if v.memory is not None), None)
+    profile = left.model_copy(update={
         "label": f"{claimed.label}, measured here",
-        "match": here,
-        "settings": settings,
-        "kernels": kernels,
         "evidence": profiles.Evidence(workload=said.workload, objective=said.objective, gain={
-            m: profiles.Gain(ratio=round(g.ratio, 4), ci95=(round(g.low, 4), round(g.high, 4)), n=g.n)
-            for m, g in gain.items()
+            workload.label(m): profiles.Gain(
+                ratio=round(g.ratio, 4), ci95=(round(g.low, 4), round(g.high, 4)), n=g.n,
+            ) for m, g in gain.items()
         }, memory_mib=[round(size / 2**20, 1) for size in memory] if memory is not None else None),
         "provenance": profiles.Provenance(
             tuner=__version__, date=datetime.datetime.now(datetime.UTC).date().isoformat(), command=command,
         ),
     })  # fmt: skip
-    return Adopted(profile, verdicts, gain)
+    return Adopted(profile, list(verdicts.values()), gain)
+
+
+def _with(
+    profile: profiles.Profile, kept: Mapping[str, Estimate | None]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Settings and kernels of a profile: these with the ratios of this machine, all others `default`."""
+    settings: dict[str, Any] = {}
+    for name, entry in profile.settings.items():
+        path = profiles.setting_path(name)
+        chosen = isinstance(entry, profiles.SettingEntry) and path in kept
+        settings[name] = _measured(entry, kept[path]) if chosen else "default"
+    kernels: dict[str, dict[str, Any]] = {}
+    for key, by in profile.kernels.items():
+        for tokens, kernel in by.items():
+            path = profiles.kernel_path(key, tokens)
+            chosen = isinstance(kernel, profiles.KernelEntry) and path in kept
+            kernels.setdefault(key, {})[tokens] = _measured(kernel, kept[path]) if chosen else "default"
+    return settings, kernels
 
 
 def _measured(entry: Any, estimate: Estimate | None) -> Any:

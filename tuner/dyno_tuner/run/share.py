@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
@@ -15,6 +16,9 @@ from pydantic import ValidationError
 
 from .. import __version__
 from ..core.errors import TuneError
+from ..core.serve_load import ServedLoad
+from ..core.workload import MIXES
+from ..output.emit import workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +55,7 @@ def row_of(profile: profiles.Profile) -> dict[str, Any]:
         "engine": {**match["engine"], "build": _build(match["engine"].get("build", {}))},
         "settings": {n: _part(e, _ENTRY) for n, e in settings.items()},
         "kernels": kernels,
-        "workload": _part(evidence.get("workload", {}), ("pp", "tg", "depth", "parts")),
+        "workload": _work(evidence),
         "gain": evidence["gain"],
         **_part(evidence, ("objective",)),
         "noise": _part(evidence.get("noise", {}), ("margin", "half_width")),
@@ -68,6 +72,24 @@ _EVIDENCE = ("workload", "gain", "objective", "noise", "quality")
 
 def _part(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
+
+
+def _work(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """The workload: of a mix its measures in the order of their weights, of a server its load.
+
+    A name is there only if it can be parsed. A load of a server loses the name of the file with its text.
+    """
+    work = evidence.get("workload", {})
+    told = _part(work, ("pp", "tg", "depth", "weights"))
+    name = work.get("name", "")
+    if name.startswith("serve:"):
+        told["name"] = str(replace(ServedLoad.parse(name), text=None))
+        told.pop("weights", None)  # it has one measure
+    elif name in MIXES:
+        told["name"] = name
+    if told.get("weights"):
+        told["metrics"] = list(evidence.get("baseline") or evidence["gain"])
+    return told
 
 
 def _kernel(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,13 +139,13 @@ def profile_of(row: Mapping[str, Any]) -> profiles.Profile:
         TuneError: An entry, the device, the model or the engine is invalid.
     """
     try:
-        return profiles.Profile.model_validate({
+        profile = profiles.Profile.model_validate({
             "schema": 1,
             "label": f"imported row {row['sha256'][:12]}",
             "match": {"device": row["device"], "model": row["model"], "engine": row["engine"]},
             "settings": row["settings"],
             "kernels": row["kernels"],
-            "evidence": {k: row[k] for k in _EVIDENCE if row.get(k)},
+            "evidence": {k: row[k] for k in _EVIDENCE if row.get(k)} | _ordered(row),
             "provenance": {"tuner": row["tuner"], "date": row["date"], **row["versions"]},
         })  # fmt: skip
     except ValidationError as error:
@@ -132,3 +154,34 @@ def profile_of(row: Mapping[str, Any]) -> profiles.Profile:
         raise TuneError(f"this row is invalid: {place}: {first['msg']}") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise TuneError(f"this row is incomplete: {type(error).__name__}: {error}") from error
+    _check_work(profile)
+    return profile
+
+
+def _ordered(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The workload without its measures, and the gains in their order: a mix is read by that."""
+    work, gain = row["workload"], row["gain"]
+    metrics = work.get("metrics")
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, list) or sorted(map(str, metrics)) != sorted(gain):
+        raise TuneError("this row is invalid: workload.metrics does not name the measures of its gain")
+    plain = {k: v for k, v in work.items() if k != "metrics"}
+    return {"workload": plain, "gain": {m: gain[m] for m in metrics}}
+
+
+def _check_work(profile: profiles.Profile) -> None:
+    """A gain of a measure that the workload does not have belongs to another workload.
+
+    Raises:
+        TuneError: There is such a gain; or the workload cannot be read.
+    """
+    assert profile.evidence is not None  # every row has a workload
+    workload = workload_of(profile)
+    known = {*workload.metrics, *map(workload.label, workload.metrics)}
+    other = [m for m in profile.evidence.gain if m not in known]
+    if other:
+        raise TuneError(
+            f"this row does not tell the workload of its gain of {', '.join(other)}; share the profile again "
+            "with this version"
+        )

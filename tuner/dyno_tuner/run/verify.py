@@ -389,7 +389,10 @@ def model_file(path: Path, profile: profiles.Profile) -> str:
     """The model that a profile was made with, by what it says. Raises TuneError."""
     said = profile.provenance
     places: list[Path] = []
-    words = shlex.split(said.command) if said and said.command else []
+    try:
+        words = shlex.split(said.command) if said and said.command else []
+    except ValueError:  # edited by hand, or cut to the length that a profile holds
+        words = []
     for flag, value in itertools.pairwise(words):
         if flag in ("--model", "-m"):
             places.append(Path(value))
