@@ -42,6 +42,8 @@ FOREIGN = {
     "--lora",
     "--swa-full",
     "--kernel-name-exclude",
+    "--spec-type",
+    "--kl-divergence-base",
 }
 
 

@@ -20,6 +20,7 @@ from dyno_tuner.targets.ggml.help import Help, parse_help
 from fake_engines import DATA
 
 TURING, AMPERE, VOLTA, PASCAL = Facts(cc=7.5), Facts(cc=8.6), Facts(cc=7.0), Facts(cc=6.1)
+HOPPER, BLACKWELL = Facts(cc=9.0), Facts(cc=12.0)
 
 
 # line, engine to give, version, facts, token, its status, part of what is said
@@ -41,6 +42,12 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
         "GGML_CUDA_FORCE_MMQ"),
     ("cmake -DCMAKE_CUDA_ARCHITECTURES=61", MAIN, None, TURING, "-DCMAKE_CUDA", "wrong-gpu", "add 75"),
     ("cmake -DCMAKE_CUDA_ARCHITECTURES=80-real;86", IK, None, AMPERE, "-DCMAKE_CUDA", "does", "switch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=86-real", MAIN, None, HOPPER, "-DCMAKE_CUDA", "wrong-gpu", "no arch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=86-virtual", MAIN, None, HOPPER, "-DCMAKE_CUDA", "does", "switch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=90a", MAIN, None, BLACKWELL, "-DCMAKE_CUDA", "wrong-gpu", "no arch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=90a", MAIN, None, HOPPER, "-DCMAKE_CUDA", "does", "switch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=100f", MAIN, None, BLACKWELL, "-DCMAKE_CUDA", "wrong-gpu", "no arch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=120f-real", MAIN, None, BLACKWELL, "-DCMAKE_CUDA", "does", "switch"),
     ("cmake -DCMAKE_CUDA_ARCHITECTURES=90", IK, None, AMPERE, "-DCMAKE_CUDA", "wrong-gpu", "no architecture"),
     ("cmake -DGGML_SCHED_MAX_COPIES=4", IK, None, Facts(gpus=1), "-DGGML_SCHED", "inert", "one GPU"),
     ("GGML_CUDA_F16=ON llama-cli", IK, None, None, "GGML_CUDA_F16", "invalid", "give it to cmake"),
@@ -134,6 +141,8 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
     ("llama-cli -ub 4096 -b 4096", MAIN, None, None, "-ub", "does", ""),
     ("llama-cli -c 1024 -b 2048", MAIN, None, None, "-b", "invalid", "context of 1024"),
     ("llama-cli -ctv q8_0 -fa off", MAIN, None, None, "-ctv", "invalid", "flash attention"),
+    ("llama-cli -ctv q8_0 -fa disabled", MAIN, None, None, "-ctv", "invalid", "flash attention"),
+    ("llama-cli -fa disabled", IK, None, None, "-fa", "invalid", "known are on, off, auto"),
     ("llama-cli -ctk q8_0 -ctv q4_0", IK, None, None, "-ctv", "needs", "FA_ALL_QUANTS"),
     ("llama-cli -ctk q8_0 -ctv iq4_nl", IK, None, None, "-ctv", "does", ""),
     ("llama-cli -ctk iq4_nl", MAIN, None, None, "-ctk", "invalid", "iq4_nl"),
@@ -304,6 +313,10 @@ ACCEPTED: list[tuple[str, str]] = [
         MAIN,
         "llama-bench --no-warmup --progress --repack 1 -p 512-2048+512 -C 0x1 --prio 0 --delay 1",
     ),
+    (MAIN, "llama-server -fa 1 -fit 0"),
+    (MAIN, "llama-server -fa enabled -fit disabled"),
+    (MAIN, "llama-server -fa -1 -fit true"),
+    (MAIN, "llama-bench -fa 0,1,on"),
     (MAIN, "llama-batched-bench --output-format jsonl -npp 512 -ntg 64 -npl 1"),
     (
         MAIN,

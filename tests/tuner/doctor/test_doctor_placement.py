@@ -52,7 +52,6 @@ def said(line: Line, start: str) -> list[tuple[str, str]]:
             "beside them 48 others that every token reads (ffn_gate_inp.weight",
         ),
         (r"-ngl 99 -ot blk\.1=CPU", "-ot", "invalid", "also matches layers 10, 11, 12"),
-        ("-ngl 5 -c 4096", "-ngl", "does", "20 of 24 layers stay in host memory; 25 moves all to the GPU"),
         ("-ngl 0", "-ngl", "does", "all layers and the output stay in host memory"),
         ("-ngl 99", "-ngl", "invalid", "14.52 GiB too much for 1 GPU of 12.00 GiB"),
         ("-ngl 99 -ncmoe 10", "-ngl", "invalid", "-ncmoe higher by 5 or more frees that"),
@@ -74,6 +73,24 @@ def test_what_a_line_does_to_a_model(engine: str, words: str, token: str, status
         assert not any(kind == "invalid" for kind, _ in found), found
         return
     assert any(kind == status and text in what for kind, what in found), found
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "told", "host_mib"),
+    [
+        # llama.cpp counts the output as a layer.
+        (MAIN, "-ngl 5", "20 of 24 layers stay in host memory; 25 moves all to the GPU", 20 * 1089 + 1024),
+        (MAIN, "-ngl 24", "1 of 24 layers stay in host memory", 1089 + 1024),
+        # ik_llama.cpp counts layers alone, and its output is on the GPU only with more than all of them.
+        (IK, "-ngl 5", "19 of 24 layers and the output stay in host memory; 25 moves", 19 * 1089 + 2048),
+        (IK, "-ngl 24", "the output stays in host memory; 25 moves all to the GPU", 2048),
+        (IK, "-ngl 5 -sm none", "19 of 24 layers stay in host memory", 19 * 1089 + 1024),
+    ],
+)
+def test_layers_are_counted_as_the_engine_does(engine: str, words: str, told: str, host_mib: int) -> None:
+    found = said(diagnose([f"llama-server -m x.gguf {words}"], engine=engine, facts=model()), "-ngl")
+    assert any(text.startswith(told) for _, text in found), found
+    assert any(f"in host memory: {host_mib / 1024:.2f} GiB" in text for _, text in found), found
 
 
 def test_without_a_model_nothing_is_held_against_one() -> None:

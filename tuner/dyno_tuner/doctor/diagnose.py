@@ -219,6 +219,8 @@ def _value(item: Item, line: Line) -> None:
         return
     parts = item.value.split(",") if line.bench and item.name != "-ot" else [item.value]
     for part in parts:
+        if part in flag.also:
+            continue
         if flag.values and part not in flag.values and not (flag.form == "int" and _is_int(part)):
             known = ", ".join((*flag.values, *(["a number"] if flag.form == "int" else [])))
             hint = nearest_hint(part, flag.values)

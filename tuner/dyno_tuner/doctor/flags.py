@@ -16,6 +16,8 @@ _SLOTS = (
     "sequences that a server works on at a time. They share -c. More of them raise the tokens per second of "
     "all together and lower the rate of each one"
 )
+# Words that llama.cpp reads as on and off. ik_llama.cpp has a list of its own for each flag.
+_ON_OFF = ("enabled", "true", "1", "disabled", "false", "0")
 _TEMPERATURE = (
     "temperature of sampling, 0: the most probable token every time; changes answers, costs no speed"
 )
@@ -23,10 +25,12 @@ _TEMPERATURE = (
 
 def _rows(names: str, does: str, engines: tuple[str, ...] = ENGINES, tools: tuple[str, ...] = BOTH_TOOLS, *,
           takes: bool = True, values: str = "", form: str = "", optional: bool = False,
-          where: str = "") -> list[Flag]:  # fmt: skip
+          where: str = "", also: tuple[str, ...] = ()) -> list[Flag]:  # fmt: skip
     """A flag, in each engine the same."""
     words = tuple(values.split("|")) if values else ()
-    return [Flag(tuple(names.split()), does, e, tools, takes, words, form, optional, where) for e in engines]
+    return [
+        Flag(tuple(names.split()), does, e, tools, takes, words, form, optional, where, also) for e in engines
+    ]
 
 
 def _switch(names: str, does: str, engines: tuple[str, ...] = ENGINES, *, where: str = "") -> list[Flag]:
@@ -90,7 +94,7 @@ FLAGS: tuple[Flag, ...] = (
     *_rows("--fit", "places experts by free memory", _IK, _B, values="0|1"),
     *_rows("--fit-margin", "MiB that --fit leaves free", _IK, form="int", where="common.cpp:2187"),
     *_rows("-fit --fit", "adjusts what the user left unset to free memory; on by default", _MAIN, _C,
-        values="on|off", where="arg.cpp:2868-2921"),
+        values="on|off", where="arg.cpp:2868-2921", also=_ON_OFF),
     *_rows("-fitt --fit-target", "MiB that -fit leaves free per device, default 1024", _MAIN),
     *_rows("-fitc --fit-ctx", "least context that -fit may choose, default 4096", _MAIN, form="int"),
     *_rows("-sm --split-mode", "how several GPUs share the model; graph only for some architectures", _IK, _C,
@@ -159,7 +163,7 @@ FLAGS: tuple[Flag, ...] = (
         where="common.cpp:1927"),
     *_rows("-fa --flash-attn", "flash attention, default 1", _IK, _B, values="0|1"),
     *_rows("-fa --flash-attn", "flash attention, default auto", _MAIN, values="on|off|auto",
-        where="arg.cpp:1754"),
+        where="arg.cpp:1754", also=(*_ON_OFF, "-1")),
     *(flag for letter in "kv" for flag in _cache_rows(letter)),
     *_rows("-mla --mla-use", "cache form of latent attention: 0 expanded, 1 latent, 2 latent with expanded "
         "prompts, 3 like 2 with absorbed generation; default 3, forced 0 for other models and 3 on partial "

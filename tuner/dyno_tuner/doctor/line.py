@@ -76,6 +76,7 @@ class Flag:
     form: str = ""
     optional: bool = False  # whether it wants a value is not known: 0 or 1 behind it is taken for one
     where: str = ""  # file and line of the source
+    also: tuple[str, ...] = ()  # further words, which mean the same as some of `values`
 
     @property
     def name(self) -> str:

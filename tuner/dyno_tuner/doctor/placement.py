@@ -1,8 +1,9 @@
 """Where a line puts the tensors of a model file: which rules match, what they move beside, and what fits.
 
 As both engines do it: the overrides of `-ot`, `-cmoe` and `-ncmoe` are one list in the order of the line. The
-first that matches a tensor's name decides. A tensor that none of them names follows `-ngl`, which counts the
-output as the last layer; the token embedding stays in host memory.
+first that matches a tensor's name decides. A tensor that none of them names follows `-ngl`; the token
+embedding stays in host memory. llama.cpp counts the output as the last layer. ik_llama.cpp counts layers
+alone: if the GPU has only some of them, the output is on the CPU, unless `-sm` is another mode than layer.
 """
 
 from __future__ import annotations
@@ -99,8 +100,21 @@ def _buffer_of(name: str, rules: list[_Rule], line: Line) -> str:
     if layers is None or len(wanted) != 1 or wanted[0] < 0 or wanted[0] > layers:
         return "GPU"  # all of them, or chosen by the engine
     layer = re.match(r"blk\.(\d+)\.", name)
-    first = layers + 1 - wanted[0]
-    return "GPU" if wanted[0] and (layer is None or int(layer[1]) >= first) else "CPU"
+    if layer is None:
+        return "GPU" if _output_on_gpu(line, wanted[0]) else "CPU"
+    return "GPU" if int(layer[1]) >= _first_on_gpu(line, wanted[0], layers) else "CPU"
+
+
+def _first_on_gpu(line: Line, wanted: int, layers: int) -> int:
+    """Number of the first layer on the GPU; `layers` for none."""
+    return min(layers, layers - wanted + (line.engine == MAIN))
+
+
+def _output_on_gpu(line: Line, wanted: int) -> bool:
+    """Whether the output is on a GPU that has some of the layers, or none."""
+    split = line.flag("-sm")
+    others = split is not None and split.value in ("none", "graph", "attn")
+    return wanted > 0 and (line.engine == MAIN or others)
 
 
 def _judge(rule: _Rule, line: Line) -> None:
@@ -159,9 +173,12 @@ def _layers(line: Line) -> None:
     if item is None or len(wanted) != 1 or item.wrong:
         return
     if 0 <= wanted[0] <= layers:
-        left = layers + 1 - wanted[0]
-        what = "all layers and the output" if not wanted[0] else f"{min(left, layers)} of {layers} layers"
-        item.say(Status.DOES, f"{what} stay in host memory; {layers + 1} moves all to the GPU")
+        left = _first_on_gpu(line, wanted[0], layers)
+        parts = ["all layers" if left == layers else f"{left} of {layers} layers"] if left else []
+        parts += [] if _output_on_gpu(line, wanted[0]) else ["the output"]
+        if parts:
+            what = f"{' and '.join(parts)} {'stays' if parts == ['the output'] else 'stay'} in host memory"
+            item.say(Status.DOES, f"{what}; {layers + 1} moves all to the GPU")
 
 
 def _fits(line: Line, on_gpu: int, on_cpu: int, rules: list[_Rule]) -> None:

@@ -6,6 +6,7 @@ rule speaks only where the line and the facts show its premise.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,10 +101,29 @@ def _compiled(line: Line) -> list[float] | None:
     item, cc = line.last("cmake", "CMAKE_CUDA_ARCHITECTURES"), line.facts.cc
     if item is None or cc is None or not item.value:
         return None
-    numbers = [p.partition("-")[0].rstrip("af") for p in item.value.split(";")]
-    if not all(n.isascii() and n.isdigit() and len(n) < 4 for n in numbers):
+    parts = [_ARCHITECTURE.fullmatch(p) for p in item.value.split(";")]
+    if not all(parts):
         return None
-    return [int(n) / 10 for n in numbers if int(n) / 10 <= cc + 1e-9]
+    usable = (_capability(p[1], p[2], p[3], round(10 * cc)) for p in parts if p is not None)
+    return [number for number in usable if number is not None]
+
+
+_ARCHITECTURE = re.compile(r"([0-9]{2,3})([af]?)(-real|-virtual)?", re.ASCII)
+
+
+def _capability(number: str, suffix: str, kind: str | None, cc: int) -> float | None:
+    """Compute capability of an architecture; None if its code does not run on the GPU.
+
+    Machine code runs on the same major version, PTX on every later GPU. Code with the suffix `a` runs on this
+    one capability, with `f` on its family.
+
+    Args:
+        cc: ten times the GPU's capability.
+    """
+    made = int(number)
+    same = made // 10 == cc // 10
+    runs = made == cc if suffix == "a" else made <= cc and (same or (not suffix and kind != "-real"))
+    return made / 10 if runs else None
 
 
 def _without_mma(line: Line) -> bool:
@@ -209,7 +229,7 @@ FA_PAIRS = {
 
 def _fa_off(line: Line) -> bool:
     item, switch = line.flag("-fa"), line.flag("-no-fa")
-    return (item is not None and item.value in ("off", "0")) or (
+    return (item is not None and item.value in ("off", "0", "false", "disabled")) or (
         switch is not None and switch.flag is not None
     )
 
@@ -359,7 +379,7 @@ def graphs(line: Line) -> None:
 
 def _host_flags(line: Line) -> list[Item]:
     flags = line.flags("-ot", "-cmoe", "-ncmoe", "--n-cpu-moe", "-ncffn", "--fit", "-fit")
-    return [item for item in flags if item.value not in ("0", "off")]
+    return [item for item in flags if item.value not in ("0", "off", "false", "disabled")]
 
 
 def all_on_gpu(line: Line) -> bool:
