@@ -45,6 +45,53 @@ def test_every_flag_of_the_table_is_answered_by_name(flag: Foreign, caplog: pyte
         assert "--max-tokens" not in said or "--max-tokens" in flag.why
 
 
+SWITCHES = [flag for flag in FLAGS if flag.takes is Takes.SWITCH]
+
+
+@pytest.mark.parametrize("flag", SWITCHES, ids=[f.names[0] for f in SWITCHES])
+@pytest.mark.parametrize("word", ["0", "off", "disabled"])
+def test_a_switch_that_is_turned_off_is_no_switch_that_is_on(
+    flag: Foreign, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other way round would run with the opposite of what was asked for."""
+    assert flag.off is not None
+    verdict, why = flag.off
+    name = flag.names[0]
+    words = [[name, word], *([[f"{name}={word}"]] if name.startswith("--") else [])]
+    for given in words:
+        caplog.clear()
+        code, said = dyno("perplexity", MISSING, "-f", "x", *given)
+        told = caplog.text if verdict is Verdict.UNNECESSARY else said
+        assert " ".join(why.split()) in " ".join(told.split())
+        assert code == (1 if verdict is Verdict.UNNECESSARY else 2)
+
+
+def test_flags_that_ask_for_off_name_their_setting() -> None:
+    for words, setting in (
+        (("-fa", "off"), "--set flash_attention=off"),
+        (("-mmp", "0"), "--set mmap=off"),
+        (("-rtr", "0"), "--set cpu_repack=off"),
+        (("--fit", "off"), "-ngl all"),
+    ):
+        code, said = dyno("perplexity", MISSING, "-f", "x", *words)
+        assert (code, setting in said) == (2, True), said
+
+
+def test_a_list_of_on_and_off_is_two_runs(caplog: pytest.LogCaptureFixture) -> None:
+    """llama-bench -fa 0,1: the list is no second model."""
+    code, said = dyno("bench", MISSING, "-fa", "0,1")
+    assert (code, "two models" in said) == (2, False), said
+    assert "one run has one value of it" in said
+    assert "--set flash_attention=off" in said
+    assert dyno("bench", MISSING, "-fa", "1,on")[0] == 1
+    assert "flash attention is on by itself" in caplog.text
+
+
+def test_what_does_not_fit_is_placed() -> None:
+    (flag,) = [f for f in FLAGS if "--fit" in f.names]
+    assert "dyno places by itself" in flag.why
+
+
 def test_the_table_holds_no_option_of_run() -> None:
     """Of the names in the table no option of `run` may be one, and each name stands there once."""
     names = [name for flag in FLAGS for name in flag.names]

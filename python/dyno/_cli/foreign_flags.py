@@ -2,7 +2,7 @@
 
 `Command` reads the words of a command line before typer does. A flag of the table that changes results, or
 that dyno does not have, ends with exit code 2. If a flag is unnecessary here, a warning says so
-and the command goes on.
+and the command goes on. A switch has one answer for on and one for off.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Takes(StrEnum):
     NOTHING = "nothing"
     VALUE = "value"
     SWITCH = "switch"
-    """A word for on or off, which may be left out."""
+    """A word for on or off, or a list of such words, which may be left out."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,51 @@ class Foreign:
     takes: Takes
     verdict: Verdict
     why: str
+    off: tuple[Verdict, str] | None = None
+    """The same of a switch that is turned off."""
 
     @property
     def answer(self) -> str:
-        joint = " " if self.verdict is Verdict.HERE else ": "
-        return f"{self.verdict}{joint}{self.why}"
+        return _answer(self.verdict, self.why)
+
+    def judged(self, words: str) -> tuple[Verdict, str]:
+        """Verdict and answer with the words behind the flag, which may be a list with commas.
+
+        A list of on and off, as llama-bench takes it, is two runs here.
+        """
+        off = [word.lower() in _OFF_WORDS for word in words.split(",")]
+        if self.off is None or not any(off):
+            return self.verdict, self.answer
+        if all(off):
+            return self.off[0], _answer(*self.off)
+        return Verdict.HERE, f"one run has one value of it. On is {self.answer}. Off is {_answer(*self.off)}"
 
 
-_SWITCH_WORDS = frozenset({"on", "off", "auto", "0", "1", "true", "false"})
+def _answer(verdict: Verdict, why: str) -> str:
+    return f"{verdict}{' ' if verdict is Verdict.HERE else ': '}{why}"
+
+
+_OFF_WORDS = frozenset({"off", "0", "false", "disabled"})
+_SWITCH_WORDS = _OFF_WORDS | {"on", "1", "true", "enabled", "auto", "-1"}
 _NUMBERS = frozenset({"-n", "-c", "-t", "-s", "-d", "-r", "-b"})  # short options whose value is never a word
 _HERE, _NOT_NEEDED, _MISSING = Verdict.HERE, Verdict.UNNECESSARY, Verdict.MISSING
 _NO, _VALUE, _SWITCH = Takes.NOTHING, Takes.VALUE, Takes.SWITCH
 _CHAT = "the chat template writes what stands around a message"
 _SAMPLER = "the samplers are those of --help, in one order"
 
+# By the first name of a switch: the verdict on it where the word behind it says off.
+_TURNED_OFF: dict[str, tuple[Verdict, str]] = {
+    "-nkvo": (_NOT_NEEDED, "the cache of a layer lies with its attention"),
+    "--fit": (_HERE, "-ngl all, which asks for an error if the model does not fit"),
+    "-fa": (_HERE, "--set flash_attention=off, on a GPU"),
+    "-fmoe": (_MISSING, "experts are always fused"),
+    "-rtr": (_HERE, "--set cpu_repack=off"),
+    "-mmp": (_HERE, "--set mmap=off"),
+    "-nopo": (_NOT_NEEDED, "large u-batches bring weights of host memory to the GPU by themselves"),
+}
+
 FLAGS: tuple[Foreign, ...] = tuple(
-    Foreign(tuple(names.split()), takes, verdict, why)
+    Foreign(tuple(names.split()), takes, verdict, why, _TURNED_OFF.get(names.split()[0]))
     for names, takes, verdict, why in (
         # placement
         (
@@ -75,7 +104,7 @@ FLAGS: tuple[Foreign, ...] = tuple(
             "--fit -fit",
             _SWITCH,
             _NOT_NEEDED,
-            "nothing is placed by free memory; what does not fit is an error",
+            "dyno places by itself what does not fit; -ngl all asks for an error instead",
         ),
         ("--list-devices", _NO, _HERE, "dyno info"),
         # speed
@@ -209,7 +238,7 @@ def _without_foreign(params: list[Any], args: list[str]) -> list[str]:
     while at < len(args):
         word = args[at]
         at += 1
-        name, equals, _ = word.partition("=")
+        name, equals, value = word.partition("=")
         if word == "--":
             return [*kept, word, *args[at:]]
         if name in own:
@@ -220,19 +249,22 @@ def _without_foreign(params: list[Any], args: list[str]) -> list[str]:
                 at += 1
         elif (flag := _BY_NAME.get(name)) is not None:
             following = args[at] if at < len(args) and not equals else None
-            takes_it = flag.takes is Takes.VALUE or (
-                flag.takes is Takes.SWITCH and following in _SWITCH_WORDS
-            )
+            takes_it = flag.takes is Takes.VALUE or (flag.takes is Takes.SWITCH and _is_switch(following))
             if takes_it and following is not None:
                 at += 1
-                word = f"{word} {following}"
-            if flag.verdict is not Verdict.UNNECESSARY:
-                raise typer.BadParameter(flag.answer, param_hint=word)
-            _log.warning("%s is %s", word, flag.answer)
+                word, value = f"{word} {following}", following
+            verdict, answer = flag.judged(value)
+            if verdict is not Verdict.UNNECESSARY:
+                raise typer.BadParameter(answer, param_hint=word)
+            _log.warning("%s is %s", word, answer)
         else:
             _refuse_cluster(word, own)
             kept.append(word)
     return kept
+
+
+def _is_switch(word: str | None) -> bool:
+    return word is not None and all(part.lower() in _SWITCH_WORDS for part in word.split(","))
 
 
 def _refuse_cluster(word: str, own: dict[str, Any]) -> None:
