@@ -206,6 +206,36 @@ def test_no_secret_is_exported(tmp_path: Path, form: str) -> None:
     assert len([line for line in told if "written as ***" in line]) == 2
 
 
+def test_a_file_of_variables_keeps_the_users_command_line(tmp_path: Path) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
+    told: list[str] = []
+    own = ["llama-server", "-ngl", "60", "--port=9000", "--no-slots", "-nocb", "--no-host", "-ub", "64"]
+    own += ["--temp", "0.5", "--samplers", "top_k;top_p"]
+    text = export(
+        _profile("llama.cpp", {"ubatch": 1024}), "env", binaries=str(folder), model="/m.gguf", command=own,
+        tell=told.append,
+    )  # fmt: skip
+    assert text.splitlines() == [
+        "# no variable stands for these words, so the server needs them: --samplers 'top_k;top_p'",
+        "LLAMA_ARG_N_GPU_LAYERS=60", "LLAMA_ARG_PORT=9000", "LLAMA_ARG_ENDPOINT_SLOTS=0",
+        "LLAMA_ARG_CONT_BATCHING=0", "LLAMA_ARG_NO_HOST=1", "LLAMA_ARG_TEMPERATURE=0.5",
+        "LLAMA_ARG_UBATCH=1024", "LLAMA_ARG_FIT=off",
+    ]  # fmt: skip
+    assert [line for line in told if "--samplers" in line] == [
+        "no variable stands for --samplers 'top_k;top_p': give the server these words as well"
+    ]
+
+
+def test_a_negation_without_an_opposite_is_set_by_its_variable(tmp_path: Path) -> None:
+    """An older llama-server has LLAMA_ARG_NO_REPACK alone, and 0 there would leave repacking on."""
+    folder = fake(tmp_path / "b", "llama.cpp-4227c9b")
+    profile = _profile("llama.cpp", {"cpu_repack": False})
+    text = export(
+        profile, "env", binaries=str(folder), model="/m.gguf", command=["llama-server", "--no-mmap"]
+    )
+    assert {"LLAMA_ARG_NO_MMAP=1", "LLAMA_ARG_NO_REPACK=1"} <= set(text.splitlines())
+
+
 def test_the_command_that_exports(tmp_path: Path) -> None:
     folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
     path = tmp_path / "p.yaml"

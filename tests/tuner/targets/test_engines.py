@@ -130,6 +130,19 @@ def test_a_command_line_taken_apart() -> None:
     assert old.base == {"kv_type_k": "q8_0"}
 
 
+def test_graphs_that_a_variable_turns_off() -> None:
+    """Both engines test its presence, so it wins over a flag; an older ik_llama.cpp has no such flag."""
+    line = "GGML_CUDA_DISABLE_GRAPHS=1 llama-server -m x.gguf"
+    for version in ("llama.cpp-0c1e570", "llama.cpp-4227c9b", "ik_llama.cpp-4840"):
+        found = _parse(version, line)
+        assert (found.incumbent, found.env) == ({"cuda_graphs": False}, {}), version
+    assert _parse("ik_llama.cpp-4840", f"{line} -cuda graphs=1").incumbent == {"cuda_graphs": False}
+    old = _parse("ik_llama.cpp-3848", line)
+    assert (old.incumbent, old.env) == ({}, {"GGML_CUDA_DISABLE_GRAPHS": "1"})
+    for word in ("off", "0", "false", "disabled"):
+        assert _parse("llama.cpp-0c1e570", f"llama-server -fit {word}").kept == ["-fit", word]
+
+
 @pytest.mark.parametrize(
     ("version", "line", "message"),
     [

@@ -124,7 +124,6 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, 
         out.env[name] = value
     if rest and not rest[0].startswith("-"):
         rest.pop(0)  # the program
-    _variables(out, engine)
     while rest:
         token = rest.pop(0)
         name, equals, value = token.partition("=")
@@ -145,6 +144,7 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, 
                     f"the command line's {token!r} needs a value{wanted} in this version{follows}"
                 )
         _take(out, token, frozenset(flag.names), values, bench)
+    _variables(out, engine, bench)  # last: where both name a setting, the engine goes by the variable
     return out
 
 
@@ -156,11 +156,12 @@ def same_model(named: str, model: str) -> bool:
     )
 
 
-def _variables(out: Command, engine: str) -> None:
+def _variables(out: Command, engine: str, bench: Help) -> None:
+    # An older ik_llama.cpp without -cuda has no other way to say it, so the variable stays there.
+    if "GGML_CUDA_DISABLE_GRAPHS" in out.env and (engine == "llama.cpp" or bench.has("-cuda")):
+        del out.env["GGML_CUDA_DISABLE_GRAPHS"]  # even =0 counts as set
+        out.incumbent["cuda_graphs"] = False
     if engine == "llama.cpp":
-        if "GGML_CUDA_DISABLE_GRAPHS" in out.env:  # even =0 counts as set
-            del out.env["GGML_CUDA_DISABLE_GRAPHS"]
-            out.incumbent["cuda_graphs"] = False
         if "GGML_CUDA_GRAPH_OPT" in out.env:
             out.incumbent["graph_concurrency"] = out.env.pop("GGML_CUDA_GRAPH_OPT") == "1"
         if "GGML_CUDA_DISABLE_FUSION" in out.env:
@@ -206,7 +207,7 @@ def _keep(out: Command, token: str, names: frozenset[str], values: list[str], be
     if "-m" in names:
         out.model = values[0]
     if names & _FIT:
-        if values != ["off"]:
+        if not values or values[0] not in ("off", "0", "false", "disabled"):
             raise TuneError("the command line's --fit lets the engine choose; give -ngl or -ot instead")
     elif names & _MODELS:
         raise TuneError(f"the command line's {token} names a model; give the file that it stands for as -m")

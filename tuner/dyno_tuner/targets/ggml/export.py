@@ -24,7 +24,7 @@ from .. import declared
 from . import deployment
 from .applicability import named_policy
 from .command_line import Command, parse_command, same_model
-from .help import Help
+from .help import Flag, Help
 from .installation import Installation
 from .spelling import NoSpelling, Spelled, rules_text, spell
 
@@ -215,12 +215,12 @@ def export(
     spelled.env = {**visible, **own.env, **dict.fromkeys(hidden, HIDDEN), **spelled.env}
     if own.model is not None and not same_model(own.model, model):
         tell(f"-m {own.model} of the command line is replaced by {model}, the tuned or given model")
-    if form == "env":
-        return _environment_file(spelled, help_.flags)
     plain = _without_model(own.kept)
     kept = redact_words(plain)
     if kept != plain:
         tell(f"secrets of the command line are written as {HIDDEN}; put them in where the server runs")
+    if form == "env":
+        return _environment_file(kept, spelled, help_.flags, tell)
     words = [os.path.abspath(server), "-m", os.path.abspath(model), *kept, *spelled.all_args()]
     place = os.path.abspath(model)
     if form == "compose":
@@ -271,23 +271,56 @@ def _unit(words: Sequence[str], spelled: Spelled, profile: profiles.Profile) -> 
     return "\n".join([*lines, "[Install]", "WantedBy=multi-user.target", ""])
 
 
-def _environment_file(spelled: Spelled, flags: Mapping[str, object]) -> str:
-    """Only where this server lists a variable for every flag."""
-    lines: dict[str, str] = {}
+def _environment_file(
+    kept: Sequence[str], spelled: Spelled, flags: Mapping[str, Flag], tell: Callable[[str], None]
+) -> str:
+    """Only where this server lists a variable for every flag of the profile.
+
+    Args:
+        kept: words of the user's own command line. A word without a variable stands in a comment.
+        tell: gets a line about these words.
+    """
+    lines, rest = _own_variables(kept, flags)
     args = spelled.all_args()
     while args:
         name = args.pop(0)
         flag = flags[name]
-        variable = getattr(flag, "env", "")
-        if not variable:
+        if not flag.env:
             raise TuneError(
                 f"{name} has no environment variable in this llama-server; use --as llama-server or systemd"
             )
-        if getattr(flag, "argument", ""):
-            lines[variable] = args.pop(0)
-        else:  # one variable for a flag and its opposite
-            lines[variable] = "0" if name in _OFF or name.startswith("--no-") else "1"
+        lines[flag.env] = args.pop(0) if flag.argument else _switched(name, flag)
     unset = [n for n, v in sorted(spelled.env.items()) if v is None]
     lines |= {n: v for n, v in sorted(spelled.env.items()) if v is not None}
     text = [f"# unset this variable: {n}" for n in unset]
+    if rest:
+        words = shlex.join(rest)
+        # A line break in a word would end the comment.
+        text.append(f"# no variable stands for these words, so the server needs them: {escaped(words)}")
+        tell(f"no variable stands for {words}: give the server these words as well")
     return "\n".join([*text, *(f"{n}={shlex.quote(v)}" for n, v in lines.items()), ""])
+
+
+def _own_variables(kept: Sequence[str], flags: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
+    """The variables of a user's own words, and the words that have none, or whose variable is taken."""
+    lines: dict[str, str] = {}
+    rest: list[str] = []
+    words = list(kept)
+    while words:
+        given = [words.pop(0)]
+        name, equals, value = given[0].partition("=")
+        flag = flags.get(name)
+        if flag is not None and flag.argument and not equals and words:
+            value = words.pop(0)
+            given.append(value)
+        if flag is None or not flag.env or flag.env in lines:
+            rest += given
+        else:
+            lines[flag.env] = value if flag.argument else _switched(name, flag)
+    return lines, rest
+
+
+def _switched(name: str, flag: Flag) -> str:
+    """The value of a switch's variable, which stands for the switch and, if there is one, its opposite."""
+    off = {n for n in flag.names if n in _OFF or n.startswith(("--no-", "-no"))}
+    return "0" if name in off and off != set(flag.names) else "1"
