@@ -35,10 +35,10 @@ def bench(
         typer.Option("--ubatch-size", "--ubatch", "-ub", help="Tokens in one pass over the layers."),
     ] = None,
     threads: Annotated[
-        str | None, typer.Option("--threads", "-t", help="CPU threads for a single token.")
+        str | None, typer.Option("--threads", "-t", help="CPU threads while tokens are generated (tg).")
     ] = None,
     threads_batch: Annotated[
-        str | None, typer.Option("--threads-batch", "-tb", help="CPU threads for several tokens at once.")
+        str | None, typer.Option("--threads-batch", "-tb", help="CPU threads while a prompt is read (pp).")
     ] = None,
     kv_type_k: Annotated[
         str | None,

@@ -66,13 +66,15 @@ Vram = Annotated[
     typer.Option(
         "--vram",
         metavar="SIZE",
-        help="Use at most this much memory of the device, such as 16GiB. Default: all.",
+        help="Use at most this much memory of the device, such as 16GiB. Default: all that is free.",
     ),
 ]
 Ram = Annotated[
     str | None,
     typer.Option(
-        "--ram", metavar="SIZE", help="Use at most this much main memory, such as 32GiB. Default: all."
+        "--ram",
+        metavar="SIZE",
+        help="Use at most this much main memory, such as 32GiB. Default: all that is free.",
     ),
 ]
 SplitMode = Annotated[
@@ -133,15 +135,19 @@ Ctx = Annotated[
 Ubatch = Annotated[
     int | None, typer.Option("--ubatch", "--ubatch-size", "-ub", help="Tokens in one pass over the layers.")
 ]
-Threads = Annotated[int | None, typer.Option("--threads", "-t", help="CPU threads for a single token.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", "-t", help="CPU threads while an answer is generated.")
+]
 ThreadsBatch = Annotated[
-    int | None, typer.Option("--threads-batch", "-tb", help="CPU threads for several tokens at once.")
+    int | None, typer.Option("--threads-batch", "-tb", help="CPU threads while a prompt is read.")
 ]
 Numa = Annotated[
     str | None,
     typer.Option(
         "--numa",
-        help="Several NUMA nodes: interleave, pin or mirror the CPU's weights, and hold threads on nodes.",
+        metavar="off|interleave|pin|mirror",
+        help="Place the CPU's weights and threads over several NUMA nodes. Default: the profile's value, or "
+        "off.",
     ),
 ]
 KvTypeK = Annotated[

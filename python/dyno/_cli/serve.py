@@ -66,7 +66,8 @@ def serve(
         int | None,
         typer.Option(
             "--step-tokens",
-            help="Tokens of a step, prompts and texts together. Default: the profile's number, or ubatch.",
+            help="Most tokens that one pass of the server computes, of prompts and answers together. "
+            "Default: the profile's number, or ubatch.",
             min=1,
         ),
     ] = None,

@@ -87,4 +87,6 @@ def test_counts_of_layers_grow_with_the_model() -> None:
 def test_the_command_says_what_does_not_go_together() -> None:
     done = CliRunner().invoke(app, ["--model", str(MODEL), "--layers", "1", "--pareto"])
     assert done.exit_code == 2
-    assert "tunes dyno twice" in " ".join(done.output.replace("│", " ").split())
+    told = " ".join(done.output.replace("│", " ").split())
+    assert "tunes dyno twice on one device; it does not go with --pareto" in told
+    assert "--ray" not in told, "only what was given is named"

@@ -243,8 +243,6 @@ def tune(
         )
     if objective != SPEED and (workload or "").startswith("serve"):
         raise typer.BadParameter(f"--objective {objective} is for prompts and generation, not for serve:…")
-    if objective == MEMORY:
-        pareto = True
     watts = parse_limits(power_limits) if power_limits is not None else []
     others = (target.foreign, ray is not None, resume, layers is not None, "," in (gpu or ""))
     if watts and (any(others) or objective == MEMORY):
@@ -252,12 +250,16 @@ def tune(
             "--power-limits tunes dyno several times on one GPU; it does not go with --engine, --ray, "
             "--resume, --layers, several GPUs or --objective memory"
         )
-    apart = (target.foreign, ray is not None, pareto, resume, storage is not None, "," in (gpu or ""))
-    if layers is not None and any(apart):
+    apart = {
+        f"--engine {engine}": target.foreign, "--ray": ray is not None, "--pareto": pareto,
+        "--objective memory": objective == MEMORY, "--resume": resume, "--storage": storage is not None,
+        "several GPUs": "," in (gpu or ""),
+    }  # fmt: skip
+    if layers is not None and (named := [option for option, given in apart.items() if given]):
         raise typer.BadParameter(
-            "--layers tunes dyno twice on one device; it does not go with --engine, --ray, --pareto, "
-            "--resume, --storage or several GPUs"
+            f"--layers tunes dyno twice on one device; it does not go with {' and '.join(named)}"
         )
+    pareto = pareto or objective == MEMORY
     # All that is written is read before anything starts: a cluster takes half a minute.
     seconds, held = parse_duration(budget), held_settings(hold or [], engine)
     if watts:

@@ -34,7 +34,9 @@ WhatWorkload = Annotated[
 Held = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="Hold a setting of dyno at a value; may be given several times."
+        "--set",
+        metavar="NAME=VALUE",
+        help="Fix a setting, so that it is not searched; may be given several times.",
     ),
 ]
 Binaries = Annotated[
@@ -60,13 +62,16 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Measure while other programs use the CPUs, and mark the profile as disturbed.",
+        help="Measure while other programs use the CPUs, and mark the profile as disturbed (its numbers are "
+        "less sure).",
     ),
 ]
 AllowApprox = Annotated[
     float | None,
     typer.Option(
-        help="Also search settings that change answers, up to this mean KLD (nats per token).", min=0
+        help="Also search settings that change answers, up to this mean KLD (nats per token), such as 0.01; "
+        "0 is no change.",
+        min=0,
     ),
 ]
 Sampler = Annotated[
@@ -127,8 +132,8 @@ Layers = Annotated[
     int | None,
     typer.Option(
         rich_help_panel=LARGE,
-        help="Tune on this many first layers, with scaled memory limits, and confirm on the whole model. "
-        "Kernels are not chosen.",
+        help="Search on this many first layers, which is faster, then prove the result on the whole model. "
+        "Kernels stay at their defaults.",
         min=1,
     ),
 ]
@@ -176,8 +181,8 @@ Engine = Annotated[
 Text = Annotated[
     Path | None,
     typer.Option(
-        help="File with your own text for the prompts, which decides the experts that work. "
-        "With --bin: the text on which answers are compared."
+        help="Your own text: prompts are passages of it. It matters for mixtures of experts, where the text "
+        "decides which experts work. With --bin: the text on which answers are compared."
     ),
 ]
 Kernels = Annotated[bool, typer.Option(rich_help_panel=SEARCH, help="Also choose kernels of single ops.")]

@@ -58,8 +58,8 @@ def verify(
 ) -> None:
     """Measure whether a profile still holds, entry by entry.
 
-    Exit code 0 if every entry is kept. Exit code 1 if one is stale, harmful or unsupported, or if nothing
-    could be measured."""
+    Exit code 0 if every entry is kept, otherwise 1: also if the noise of this machine leaves one unclear, or
+    nothing could be measured."""
     from ..run.verify import KEEP, USUAL
 
     seconds = parse_duration(budget) if budget is not None else USUAL

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 STAGES = {
     "noise": "measuring the noise: the default against itself",
     "answers": "computing exact answers; every trial is compared with them",
-    "glimpse": "a first look at the kernels of generation, to divide the time",
-    "thresholds": "solving thresholds: both paths are timed at several sizes",
+    "glimpse": "trying kernels of generation, to see how much time they deserve",
+    "thresholds": "thresholds: at which prompt size another kernel is faster",
     "screen": "searching settings: answers first, then speed against the default",
     "finalists": "proving the best settings in pairs with the default",
     "kernels": "kernels: timed alone, tried in situ, proven in pairs with the default",
@@ -100,9 +100,9 @@ class Progress:
                 self.say(f"[{self._elapsed():6.1f} s] {STAGES.get(self._stage, self._stage)}")
         elif kind == "noise":
             self._margin = data["margin"]
-            margins = ", ".join(f"{m} ±{100 * x:.1f} %" for m, x in self._margin.items())
+            margins = ", ".join(f"{m} {100 * x:.1f} %" for m, x in self._margin.items())
             if plain:
-                self.say(f"  a gain counts from {margins}, or from the margin that rounds show")
+                self.say(f"  a gain has to exceed: {margins} (rounds may narrow this)")
         elif kind == "trial":
             self._trial(data, plain)
         elif kind == "threshold" and plain:
@@ -110,8 +110,10 @@ class Progress:
         elif kind == "void":
             self._voided += 1
             if plain:
+                moved = 100 * data["moved"]
                 self.say(
-                    f"  block {data['block']} is void: its baseline moved by {100 * data['moved']:.1f} %"
+                    f"  block {data['block']} is measured again: the default's speed changed by "
+                    f"{moved:.1f} % meanwhile"
                 )
         elif kind == "finalist":
             self._finalist(data, plain)
@@ -213,7 +215,7 @@ class Progress:
         table.add_row("best so far", Text(f"{self._best[0]:.3f} × default   {self._best[1]}"))
         if self._confirmed is not None:
             table.add_row("confirmed", Text(self._confirmed[1]))
-        table.add_row("trials", f"{self._trials}, {self._failed} failed, {self._voided} blocks void")
+        table.add_row("trials", f"{self._trials}, {self._failed} failed, {self._voided} blocks repeated")
         if self._margin:
             table.add_row("noise", ", ".join(f"{m}: {100 * x:.1f} % by A/A" for m, x in self._margin.items()))
         if self._gpu:

@@ -93,7 +93,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
     console.print(
         f"{tried} in {outcome.seconds:.0f} s"
         + (f"; failed: {failed}" if failed else "")
-        + (f"; {outcome.voided} blocks void" if outcome.voided else "")
+        + (f"; {outcome.voided} measurements or blocks repeated" if outcome.voided else "")
         + (f"; {outcome.unstable} measurements never warmed up" if outcome.unstable else "")
         + (f" ({outcome.status})" if outcome.status != "complete" else "")
         + ("; --resume continues" if outcome.status == "interrupted" else "")

@@ -71,7 +71,7 @@ class Schedule:
 
     def learn_from(self, fresh: Sequence[float], warm: Sequence[float]) -> None:
         """From measurements that begin a process, with the start and the load, and from those that follow in
-        it. A round of a comparison has at least VISITS_A_START measurements for one start."""
+        it. A round of a comparison has at least MEASUREMENTS_A_START measurements for one start."""
         first = sum(fresh) / len(fresh)
         later = min(first, sum(warm) / len(warm)) if warm else first
         self._start_share = (first - later) / MEASUREMENTS_A_START
