@@ -7,7 +7,8 @@ import errno
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -26,8 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profile_texts import CUDA_TEXT
 
-if TYPE_CHECKING:
-    from pathlib import Path
+SHIPPED = sorted((Path(__file__).parents[2] / "profiles").glob("*.yaml"))
 
 
 def error_of(text: str, name: str = "p.yaml") -> str:
@@ -57,14 +57,55 @@ def test_what_is_written_reads_back_equal(name: str, request: pytest.FixtureRequ
 
 def test_written_text_keeps_the_reading_order_and_one_line_per_entry(cuda_profile: Profile) -> None:
     lines = dumps_profile(cuda_profile).splitlines()
-    top = [line.split(":")[0] for line in lines if line[0] != " "]
-    assert top == ["schema", "label", "match", "settings", "kernels", "evidence", "provenance"]
+    top = [line.split(":")[0] for line in lines if line[:1] != " "]
+    assert top == [
+        "schema",
+        "label",
+        "",
+        "match",
+        "",
+        "settings",
+        "",
+        "kernels",
+        "",
+        "evidence",
+        "",
+        "provenance",
+    ]
     assert (
         "  ubatch:            {value: 4096, default: 512, ratio: 1.64, ci95: [1.63, 1.65], n: 9, moves: pp, "
         "group: g1}" in lines
     )
     assert '  "matmul q4_0 n=4096 k=2048":' in lines
     assert "  cuda_graphs:       default" in lines
+
+
+HOSTILE = ("two\nlines: 1", "\u2028settings: {}", "\x1b[2J\x00", "# - {a: [", "x" * 400)
+
+
+def test_comments_stand_above_the_profile_and_nothing_reads_them(
+    cuda_profile: Profile, tmp_path: Path
+) -> None:
+    path = tmp_path / "p.yaml"
+    save_profile(cuda_profile, path, HOSTILE)
+    written = path.read_text()
+    head, rest = written.splitlines()[: len(HOSTILE)], written.splitlines(keepends=True)[len(HOSTILE) :]
+    assert head[:2] == ["# two lines: 1", "# settings: {}"]
+    assert all(line.startswith("# ") and line.isprintable() and len(line) <= 302 for line in head)
+    assert "".join(rest) == dumps_profile(cuda_profile)
+    assert load_profile(path) == cuda_profile
+    assert yaml.safe_load(written) == yaml.safe_load(dumps_profile(cuda_profile))
+    line = written.splitlines().index("provenance:") + 1
+    assert load_profile(path).origin("provenance") == f"p.yaml:{line}", "messages name the lines of the file"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
+def test_shipped_profiles_are_written_as_a_tune_writes_them(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    head, schema, rest = text.partition("schema:")
+    assert all(line.startswith("# ") for line in head.splitlines())
+    assert "Verdict: " in head
+    assert schema + rest == dumps_profile(load_profile(path))
 
 
 def test_changes_come_before_defaults_and_empty_maps_are_left_out(cuda_profile: Profile) -> None:

@@ -23,19 +23,28 @@ if TYPE_CHECKING:
     from dyno.settings import Setting
 
 EXAMPLE = """\
+# A profile: settings and kernels for one model on one device, measured against the defaults.
+# Made by: tune --model qwen3moe-30b-a3b-q4_0.gguf --gpu 0
+# Verdict: Prompts 1.64 × as fast, tokens 1.00 ×; answers unchanged (KLD 2e-05 against 2e-05).
+# Use: dyno run --model MODEL.gguf --profile THIS_FILE, or put it into ~/.config/dyno/profiles
+# Check: tune verify THIS_FILE (measures whether each entry still gains)
 schema: 1
 label: NVIDIA H200 · qwen3moe 30B.A3B Q4_0
+
 match:
   device: {kind: cuda, compute_capability: "9.0", sm_count: 132, memory_mib: 143771, memory_gbps: 4310, pcie_gbps: 54, power_limit_w: 700}
   model:  {architecture: qwen3moe, layers: 48, embedding: 2048, experts: 128, experts_used: 8, types: {Q4_0: 0.93, Q6_K: 0.07}, weights: real}
   engine: {name: dyno, version: 0.3.0, ops_revision: 7, build: {GGML_CUDA_LTO: false, cuda_architectures: [90a]}}
+
 settings:
   ubatch:            {value: 4096, default: 512, ratio: 1.64, ci95: [1.63, 1.65], n: 24, moves: pp, group: g1}
   mmq_id_max_tokens: {value: 8192, default: 2048, ratio: 1.4, ci95: [1.39, 1.41], n: 24, moves: pp, group: g1}
   cuda_graphs:       default
+
 kernels:
   "matmul q4_0 n=4096 k=2048":
     m1-8: {variant: matvec, ratio: 1.06, ci95: [1.04, 1.08], warps: 4, rows: 2}
+
 evidence:
   workload: {pp: 4096, tg: 128, depth: 0}
   baseline: {pp4096: 7600, tg128: 345}
@@ -44,6 +53,7 @@ evidence:
   quality:  {mean_kld: 2.1e-05, ppl_ratio: 1.0001}
   noise:    {margin: 0.01}
   journal:  "sha256:0123456789abcdef"
+
 provenance:
   tuner:         0.3.0
   engine_commit: 6f0e12

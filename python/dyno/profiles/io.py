@@ -15,14 +15,17 @@ from pydantic import ValidationError
 
 from dyno.errors import ProfileError
 from dyno.profiles import _yaml
+from dyno.profiles._fields import clean_text
 from dyno.profiles.schema import Profile, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 MAX_PROBLEMS = 100
 FLOW_WIDTH = 150
 """Maps that fit on a line of this many columns are written on one."""
+MAX_COMMENT = 300
+"""Characters of a comment. A longer one is cut: the command, for one, stands whole under `provenance`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,12 +267,16 @@ def _shorten(entry: dict[str, Any], key: str) -> None:
         entry[key] = value[0]
 
 
-def dumps_profile(profile: Profile) -> str:
-    """The YAML text of a profile: reading order, one line per entry."""
-    out: list[str] = []
+def dumps_profile(profile: Profile, comments: Sequence[str] = ()) -> str:
+    """The YAML text of a profile: reading order, one line per entry, a blank line before each section.
+
+    Args:
+        comments: Text for people above the profile, a line each. Nothing reads it back.
+    """
+    out = [f"# {clean_text(line, MAX_COMMENT)}" for line in comments]
     for key, value in to_dict(profile).items():
         if isinstance(value, dict):
-            out.append(f"{key}:")
+            out.extend(["", f"{key}:"])
             out.extend(_block(value, 1, spread=key in ("kernels",)))
         else:
             out.append(f"{key}: {_yaml.scalar(value)}")
@@ -297,13 +304,16 @@ def _block(value: Mapping[str, Any], depth: int, spread: bool = False) -> Iterat
             yield line
 
 
-def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
+def save_profile(profile: Profile, path: str | os.PathLike[str], comments: Sequence[str] = ()) -> None:
     """Writes a profile: a reader sees the old file or the new one, never a part. Makes missing folders.
+
+    Args:
+        comments: As `dumps_profile` takes them.
 
     Raises:
         ProfileError: the file cannot be written (no space, no permission); an older file is then unchanged.
     """
-    write_atomically(Path(path), dumps_profile(profile).encode())
+    write_atomically(Path(path), dumps_profile(profile, comments).encode())
 
 
 def write_atomically(path: Path, data: bytes, area: str = "profile") -> None:

@@ -103,3 +103,34 @@ def test_profiles_name_the_version_of_the_tuner_that_made_them(run: Simulated) -
         provenance = profiles.load_profile(path).provenance
         assert provenance is not None
         assert tuple(map(int, str(provenance.tuner).split(".")[:2])) > (0, 0), path.name
+
+
+def comments(run: Simulated, engine: str = "dyno", **changes: Any) -> list[str]:
+    profile = written(run, **changes)
+    match = profile.match.model_copy(
+        update={"engine": profile.match.engine.model_copy(update={"name": engine})}
+    )
+    return emit.comments_of(profile.model_copy(update={"match": match}), "Prompts 1.50 × as fast.")
+
+
+def test_the_head_of_a_file_says_what_it_is_and_how_it_is_used(run: Simulated) -> None:
+    lines = comments(run, command="tune --model m.gguf --budget 2m")
+    assert lines[1:3] == ["Made by: tune --model m.gguf --budget 2m", "Verdict: Prompts 1.50 × as fast."]
+    assert any("--profile THIS_FILE" in line for line in lines)
+    assert any("tune verify THIS_FILE" in line for line in lines)
+    assert all("\n" not in line and len(line) <= 150 for line in lines)
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])
+def test_the_profile_of_another_engine_names_its_export(run: Simulated, engine: str) -> None:
+    lines = comments(run, engine)
+    assert any("dyno profiles export THIS_FILE" in line for line in lines)
+    assert not any("--profile" in line for line in lines)
+
+
+def test_the_head_of_a_forced_profile_says_that_the_machine_was_busy(run: Simulated) -> None:
+    quiet = comments(run)
+    outcome = dataclasses.replace(run.outcome, conditions={"disturbed": True})
+    busy = emit.comments_of(written(run, outcome), "Prompts 1.50 × as fast.")
+    assert not any("Other programs" in line for line in quiet)
+    assert any("Other programs" in line for line in busy)

@@ -12,9 +12,12 @@ from dyno_tuner.core.outcome import Outcome
 from dyno_tuner.core.protocol import Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.output import replacement
+from dyno_tuner.output.diff import apart, compare_profiles
 from dyno_tuner.output.replacement import has_less_evidence, is_continued
+from dyno_tuner.output.verdict import verdict
 from dyno_tuner.record import journal
 from dyno_tuner.run.session import Request, Result, run
+from dyno_tuner.run.share import row_of
 from dyno_tuner.run.tune import Options
 from dyno_tuner.targets.simulated.target import SimulatedTarget
 
@@ -65,6 +68,30 @@ def test_what_is_replaced_stays_under_another_name(
     assert last.path == tmp_path / "p.yaml"
     assert profiles.load_profile(last.path).provenance == last.profile.provenance
     assert profile_files(Layer("user", tmp_path)) == [tmp_path / "p.yaml"]
+
+
+def test_a_file_begins_with_its_verdict_and_keeps_the_comments_of_people(tmp_path: Path) -> None:
+    result = _tune(tmp_path, **LONG)
+    head = [line for line in result.path.read_text().splitlines() if line.startswith("#")]
+    assert f"# Verdict: {verdict(result.outcome)}" in head
+    # A file of the same profile without comments, or with others, is the same profile.
+    for text in (profiles.dumps_profile(result.profile), f"# asked for in #12\n{result.path.read_text()}"):
+        result.path.write_text(text)
+        written = replacement.write(result.profile, result.path, b"", ["another head"])
+        assert (written.path, written.line) == (result.path, "")
+        assert result.path.read_text() == text
+        assert profiles.load_profile(result.path) == result.profile
+    assert not (tmp_path / "p.yaml.1").exists()
+
+
+def test_comments_change_neither_the_row_nor_the_diff_of_a_profile(tmp_path: Path) -> None:
+    result = _tune(tmp_path, **LONG)
+    plain = tmp_path / "plain.yaml"
+    profiles.save_profile(result.profile, plain)
+    assert plain.read_text() != result.path.read_text()
+    assert row_of(profiles.load_profile(plain)) == row_of(profiles.load_profile(result.path))
+    assert {row.verdict for row in compare_profiles(plain, result.path)} == {"equal"}
+    assert apart(plain, result.path) == []
 
 
 def test_a_damaged_profile_is_replaced_and_kept(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from dyno.devices import resolve_device
 
 from ..core.errors import TuneError
 from ..core.model_file import check_model
+from ..output.emit import comments_of
 from ..run.adopt import Adopted, adopt
 from ..run.share import MOST_BYTES, profile_of, read_row, row_of
 from ..run.verify import KEEP, USUAL, verify
@@ -83,7 +84,9 @@ def import_(
         )  # fmt: skip
     if result.profile is not None:
         place.parent.mkdir(parents=True, exist_ok=True)
-        profiles.save_profile(result.profile, place)
+        kept = len(dict(result.profile.entries()))
+        said = f"{kept} of {len(result.verdicts)} entries of a shared row gain on this machine."
+        profiles.save_profile(result.profile, place, comments_of(result.profile, said))
     if as_json:
         told = {
             "entries": [v.to_dict() for v in result.verdicts],

@@ -82,6 +82,33 @@ def profile_of(
     )
 
 
+_EXPORT = "Use: dyno profiles export THIS_FILE (prints the command line of llama-server)"
+_USES = {
+    "dyno": "Use: dyno run --model MODEL.gguf --profile THIS_FILE, or put it into ~/.config/dyno/profiles",
+    "llama.cpp": _EXPORT,
+    "ik_llama.cpp": _EXPORT,
+}
+"""A line for people, by the name of the engine."""
+
+
+def comments_of(profile: profiles.Profile, verdict: str) -> list[str]:
+    """The lines for people at the top of a profile's file. Nothing reads them back.
+
+    Args:
+        verdict: The result of the tune in one sentence.
+    """
+    lines = ["A profile: settings and kernels for one model on one device, measured against the defaults."]
+    if profile.provenance and profile.provenance.command:
+        lines.append(f"Made by: {profile.provenance.command}")
+    lines.append(f"Verdict: {verdict}")
+    if profile.disturbed:
+        lines.append("Other programs used the machine meanwhile (--force): tune again when it is quiet")
+    if use := _USES.get(profile.match.engine.name):
+        lines.append(use)
+    lines.append("Check: tune verify THIS_FILE (measures whether each entry still gains)")
+    return lines
+
+
 def _text(value: object, limit: int = profiles.MAX_TEXT) -> str | None:
     """Text from elsewhere as a profile may hold it; None for nothing."""
     return profiles.clean_text(str(value), limit) or None if value else None

@@ -14,6 +14,7 @@ from dyno.errors import ProfileError
 from dyno.profiles.io import write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 NEW = ".new"
@@ -77,13 +78,15 @@ def free_name(path: Path) -> Path:
     return aside
 
 
-def write(new: profiles.Profile, out: Path, journal: bytes) -> Written:
+def write(new: profiles.Profile, out: Path, journal: bytes, comments: Sequence[str] = ()) -> Written:
     """Writes `new` to `out`, or beside it if the profile there has more evidence.
 
-    A profile that is replaced by a different one stays under another name.
+    A profile that is replaced by a different one stays under another name. If the profile there is equal, the
+    file stays as it is, with the comments that people may have written into it.
 
     Args:
         journal: The bytes of the journal that `new` is from.
+        comments: Lines for people at the top of the file.
 
     Raises:
         ProfileError: A file cannot be written. The older profile is then unchanged.
@@ -91,31 +94,31 @@ def write(new: profiles.Profile, out: Path, journal: bytes) -> Written:
     try:
         before = out.read_bytes()
     except FileNotFoundError:
-        profiles.save_profile(new, out)
+        profiles.save_profile(new, out, comments)
         return Written(out)
     except OSError as error:
-        return _beside(new, out, f"{out} cannot be read ({error.strerror}), so it stays")
+        return _beside(new, out, comments, f"{out} cannot be read ({error.strerror}), so it stays")
     try:
         old: profiles.Profile | None = profiles.load_profile(out)
     except ProfileError:  # a damaged file has no evidence; it is kept all the same
         old = None
     same_run = old is not None and is_continued(old, journal)
     if old is not None and not same_run and has_less_evidence(new, old):
-        return _beside(new, out, f"{out} stays: {_why(new, old)}")
-    if profiles.dumps_profile(new).encode() == before or (
-        old is not None and same_run and (old.settings, old.kernels) == (new.settings, new.kernels)
-    ):
-        profiles.save_profile(new, out)
+        return _beside(new, out, comments, f"{out} stays: {_why(new, old)}")
+    if old is not None and profiles.dumps_profile(old) == profiles.dumps_profile(new):
+        return Written(out)
+    if old is not None and same_run and (old.settings, old.kernels) == (new.settings, new.kernels):
+        profiles.save_profile(new, out, comments)
         return Written(out)
     aside = free_name(out)
     write_atomically(aside, before)  # a copy: at no moment is there no profile
-    profiles.save_profile(new, out)
+    profiles.save_profile(new, out, comments)
     return Written(out, f"the profile of an earlier run is kept as {aside}")
 
 
-def _beside(new: profiles.Profile, out: Path, why: str) -> Written:
+def _beside(new: profiles.Profile, out: Path, comments: Sequence[str], why: str) -> Written:
     path = out.with_name(out.name + NEW)
-    profiles.save_profile(new, path)
+    profiles.save_profile(new, path, comments)
     return Written(
         path, f"{why}; the new result is {path}: give a longer --budget, or move it to {out} by hand"
     )

@@ -10,8 +10,10 @@ from dyno.profiles.io import write_atomically
 
 from ..core.errors import TuneError
 from ..decide.pareto import FILES, Variant, plot, variant_outcome
-from ..output.emit import Made, profile_of
+from ..output.emit import Made, comments_of, profile_of
 from ..output.pareto_page import pareto_page
+from ..output.verdict import over_defaults
+from ..space.memory_limits import gib
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,12 +32,13 @@ def write_front(
     would have to choose between them. Files that an earlier tune has left there are moved aside, also where
     this one has nothing to write. Returns the folder if there is something of this tune in it."""
     folder = out.with_name(out.stem + ".pareto")
-    files = {
-        f"{v.name}.yaml": profiles.dumps_profile(
-            profile_of(variant_outcome(tune, v), description, made, rates)
-        ).encode()
-        for v in variants
-    }
+    files: dict[str, bytes] = {}
+    for v in variants:
+        profile = profile_of(variant_outcome(tune, v), description, made, rates)
+        said = (
+            f"{v.overall.ratio:.2f} × {over_defaults(tune.options.objective)}, with a plan of {gib(v.size)}."
+        )
+        files[f"{v.name}.yaml"] = profiles.dumps_profile(profile, comments_of(profile, said)).encode()
     if variants:
         files["pareto.svg"] = plot(variants, description.label).encode()
         files["pareto.html"] = pareto_page(variants, description.label, made.workload).encode()

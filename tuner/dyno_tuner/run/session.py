@@ -30,9 +30,9 @@ from ..execution.worker import WorkerExecutor
 from ..measure.environment import Surroundings, look_around
 from ..measure.machine_monitor import Machine, patience_of
 from ..output import replacement
-from ..output.emit import Made, incumbent_settings, profile_of
+from ..output.emit import Made, comments_of, incumbent_settings, profile_of
 from ..output.progress import Progress
-from ..output.verdict import record_of
+from ..output.verdict import record_of, verdict
 from ..record import journal, validation
 from ..record.recorder import Recorder
 from ..search.shared_study import Study, check_storage
@@ -318,7 +318,8 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
             f"interrupted before anything was proven; {out} is left as it was, continue with --resume"
         )
     try:
-        written = replacement.write(profile, out, book.path.read_bytes())
+        comments = comments_of(profile, verdict(outcome))
+        written = replacement.write(profile, out, book.path.read_bytes(), comments)
     except (OSError, ProfileError) as error:
         raise TuneError(
             f"{error}; every measurement is in {book.path}: make room and continue with --resume"
