@@ -257,12 +257,14 @@ class _Setup:
     ) -> None:  # fmt: skip
         self.watch = _Scripted(windows, waits or [CALM])
         self.notes: list[str] = []
+        self.messages: list[str] = []
         self.slept = 0.0
         self.made = 0
         self.careful = Careful(self.watch, self._note, lambda seen: None, self._sleep, patience, lambda: left)
 
     def _note(self, kind: str, **data: Any) -> None:
         self.notes.append(kind)
+        self.messages.append(data["message"])
 
     def _sleep(self, seconds: float) -> None:
         self.slept += seconds
@@ -283,7 +285,9 @@ def test_a_disturbed_measurement_is_made_again() -> None:
     assert seen["cpu"]["dropped"] == 2
     assert "disturbed" not in seen["cpu"]
     assert setup.slept == pytest.approx(2 * REST)
-    assert setup.notes == ["disturbed"]  # once, not per repetition
+    assert setup.notes == ["waiting", "disturbed"]  # once, not per repetition
+    assert [("cc1plus" in message) for message in setup.messages] == [False, True]
+    assert "2 measurements did not count" in setup.messages[1]
     conditions = Conditions()
     conditions.add_load(seen["cpu"])
     assert conditions.to_dict() == {"repeated": 2}
@@ -297,6 +301,9 @@ def test_a_machine_that_does_not_come_to_rest_ends_the_run() -> None:
         setup.measure()
     assert setup.made == 1
     assert setup.slept == pytest.approx(10.0, abs=REST)
+    assert setup.messages == ["waiting for a quiet machine, 10 s at most"], (
+        "the error alone names who disturbs"
+    )
 
 
 def test_bursts_that_always_return_end_the_run_as_well() -> None:
@@ -304,6 +311,7 @@ def test_bursts_that_always_return_end_the_run_as_well() -> None:
     setup = _Setup([BUSY], [CALM], patience=0.0)
     with pytest.raises(DisturbedError):
         setup.measure()
+    assert setup.messages == [], "there was no time to wait"
 
 
 def test_force_measures_in_spite_of_it_and_marks_the_profile() -> None:

@@ -336,6 +336,7 @@ class Careful:
             DisturbedError: the machine did not come to rest.
         """
         throttled = disturbed = 0
+        why = ""  # the machine was not quiet
         lost = 0.0  # seconds
         left = self._left()
         pauses = iter(() if self._hot else COOLING)
@@ -353,7 +354,8 @@ class Careful:
                 disturbed += 1
                 took = time.monotonic() - begun
                 patience = min(max(self._patience, WINDOWS * took), left)
-                self._come_to_rest(window.disturbed, patience, lost + took)
+                why = window.disturbed
+                self._come_to_rest(why, patience, lost + took, first=disturbed == 1)
                 lost += time.monotonic() - begun
                 continue
             if not window.throttled:
@@ -375,6 +377,11 @@ class Careful:
             seen["gpu"] = {**window.to_dict(), "dropped": throttled}
         if window.load is not None:
             seen["cpu"] = self._of_load(window, good(found), disturbed, lost)
+            if disturbed and not window.disturbed:
+                counted = f"{disturbed} measurement{'s' if disturbed > 1 else ''}"
+                self._note(
+                    "disturbed", message=f"{why}: {counted} did not count, and the machine is quiet now"
+                )
         return found, seen
 
     def _look_at_company(self, window: Window) -> None:
@@ -410,9 +417,23 @@ class Careful:
             self._restless = True
             self._note("disturbed", message=message)
 
-    def _come_to_rest(self, why: str, patience: float, waited: float) -> None:
-        """Waits until nobody disturbs. Raises DisturbedError if that takes too long."""
-        self._say_restless(f"{why}: such measurements do not count and are repeated")
+    def _come_to_rest(self, why: str, patience: float, waited: float, first: bool) -> None:
+        """Waits until nobody disturbs. Raises DisturbedError if that takes too long.
+
+        The line about the wait does not name who disturbs, because a line follows that does: the error, or
+        that the machine is quiet.
+
+        Args:
+            patience: seconds from which on it is too long.
+            waited: seconds that have gone by before.
+            first: whether the measurement waits for the first time, which a line tells.
+        """
+        if first and patience - waited >= REST:
+            self._note(
+                "waiting",
+                message=f"waiting for a quiet machine, {math.ceil(patience - waited)} s at most",
+                why=why,
+            )
         while True:
             if waited >= patience:
                 raise DisturbedError(f"the machine did not become quiet in {waited:.0f} s: {why}")

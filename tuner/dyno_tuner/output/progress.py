@@ -35,7 +35,7 @@ STAGES = {
 
 _MESSAGES = frozenset({
     "too_short", "few_visits", "clock", "throttled", "power_limited", "spill", "company", "storage",
-    "disturbed",
+    "disturbed", "waiting",
 })  # fmt: skip
 """Notes that are a message for people and nothing else."""
 

@@ -478,7 +478,7 @@ def _machine(page: Page, run: Run) -> None:
         body.append(f"<div><h3>{title}</h3>\n{table(['state', '~value'], rows)}</div>\n")
     rows = [
         [kind, str(note["message"])]
-        for kind in ("throttled", "power_limited", "spill", "company", "clock", "storage")
+        for kind in ("throttled", "power_limited", "spill", "company", "clock", "storage", "disturbed")
         for note in run.noted(kind)
         if isinstance(note.get("message"), str)
     ]
