@@ -48,6 +48,14 @@ def test_a_search_finds_the_best_in_twelve_configurations(sweep_path: Path) -> N
     assert result["chosen"]["settings"]["ubatch"] >= 2048
 
 
+def test_the_processes_of_a_code_are_told_apart() -> None:
+    target = ReplayTarget(load_sweep(H200, model="gpt-oss-20b-MXFP4-uniform"), "pp")
+    assert target.process_rates() == target.process_rates({"ubatch": 4096})
+    assert target.process_rates() == pytest.approx([44248, 44109], rel=1e-4)
+    second = target.process_rates({"ubatch": 4096, "mmq_max_tokens": 0})
+    assert second == pytest.approx([43945, 42916], rel=1e-4)
+
+
 H200 = Path(__file__).parents[3] / "benchmarks" / "results" / "sweep_h200.jsonl.gz"
 DENSE, EXPERTS = (
     ("llama-8b-Q4_K", "qwen3-8b-Q8_0"),
