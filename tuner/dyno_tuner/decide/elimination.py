@@ -67,7 +67,7 @@ class Elimination:
             try:
                 result, found, weak = self._look(f"{key}/{attempt}", point, choice, known)
             except KeyboardInterrupt:
-                self._stop(point, before, parts, choice)
+                self._stop(f"{key}/{attempt}", point, before, parts, choice)
                 raise
             if FULL in result.failed:
                 return choice.clear(space.default)
@@ -116,11 +116,13 @@ class Elimination:
         return result, [], []
 
     def _stop(
-        self, point: Point, before: Comparison | None, parts: Sequence[LeftOut], choice: Choice
+        self, key: str, point: Point, before: Comparison | None, parts: Sequence[LeftOut], choice: Choice
     ) -> None:
-        """Takes what the rounds until now have proven."""
+        """Takes what the rounds until now have proven.
+
+        Args: `key`: of the look. Until its first round begins, the last rounds are of a larger point."""
         result = self.judge.rounds.running
-        if result.rounds >= LEAST_ROUNDS and FULL in result.logs:
+        if result.key == key and result.rounds >= LEAST_ROUNDS and FULL in result.logs:
             self._accept(result, point, self._left_out(result, point)[0], choice)
         elif before is not None:
             self._settled(before, point, parts, choice)
