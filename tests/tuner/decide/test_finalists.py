@@ -147,7 +147,7 @@ def test_what_did_not_run_without_an_entry_may_run_without_another(monkeypatch: 
         return look(self, key, point, choice, known) if key.endswith("/0") else (Comparison([]), [], [])
 
     monkeypatch.setattr(Elimination, "_look", once)
-    run = Simulated("cliff", 4, SimulationNoise(within=0.05, process=0.05), max_trials=15)  # hides 3 %
+    run = Simulated("cliff", 1, SimulationNoise(within=0.05, process=0.05), max_trials=15)  # hides 3 %
     space = run.space
     settings = {"ubatch": 32, "layers_on_gpu": 48, "copies": 6}
     assert run.surface.fault({**settings, "ubatch": 512}) is not None

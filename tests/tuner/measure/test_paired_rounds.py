@@ -451,3 +451,35 @@ def test_a_measure_that_no_entry_moves_is_marked() -> None:
     assert written.evidence is not None
     assert written.evidence.gain["tg8"].untouched is True
     assert written.evidence.gain["pp64"].untouched is None
+
+
+@pytest.mark.parametrize("status", [TrialStatus.CRASH, TrialStatus.TIMEOUT, TrialStatus.IMPLAUSIBLE])
+def test_one_failure_of_any_configuration_throws_no_rounds_away(status: TrialStatus) -> None:
+    """Others can kill a worker: what was measured before stands, and the round is made again."""
+    engine = Engine(lambda x, n: 100.0 + 5 * x)
+    engine.status = lambda configuration: status if len(engine.asked) == 17 else TrialStatus.OK
+    result = engine.rounds().compare("k", {"a": A, "b": B, "c": C}, 4)
+    assert result.failed == {}
+    assert result.rounds == 4
+    assert {len(logs["pp"]) for logs in result.logs.values()} == {4}
+    retry = engine.asked[17]
+    assert retry[0] == engine.asked[16][0]
+    assert [process for _, process in engine.asked].count(retry[1]) == 1, "in a process of its own"
+
+
+def test_a_second_failure_leaves_a_configuration_out_and_a_refusal_needs_none() -> None:
+    for status, asked in ((TrialStatus.CRASH, 2), (TrialStatus.INVALID, 1)):
+        engine = Engine(lambda x, n: 100.0, lambda c, s=status: s if c == B else TrialStatus.OK)
+        result = engine.rounds().compare("k", {"a": A, "b": B, "c": C}, 2)
+        assert set(result.failed) == {"b"}
+        assert [x for x, _ in engine.asked].count(1) == asked
+
+
+def test_a_failure_at_the_end_of_the_time_proves_nothing() -> None:
+    """Nobody knows whether it would run: the rounds before it count, and it has not failed."""
+    engine = Engine(lambda x, n: 100.0)
+    engine.status = lambda configuration: TrialStatus.TIMEOUT if len(engine.asked) == 17 else TrialStatus.OK
+    made = Rounds(engine.measurement, engine.next_process, Allowance(engine, 10**6, 17), ["pp"], 0.03)
+    result = made.compare("k", {"a": A, "b": B, "c": C}, 4)
+    assert (result.rounds, result.failed) == (2, {})
+    assert set(result.logs) == {"b", "c"}

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -390,6 +391,42 @@ def test_a_default_that_died_once_and_runs_is_forgiven(tmp_path: Path) -> None:
         assert recorder.quality("q", default, process=1).status is TrialStatus.OK
     resumed = Recorder(engine, WORKLOAD, past=journal.load(tmp_path / "j").records)
     assert resumed.quality("q2", default, process=1).status is TrialStatus.OK
+
+
+def test_a_configuration_that_killed_is_forgiven_once(tmp_path: Path) -> None:
+    engine, late = _Engine(status=TrialStatus.CRASH), Configuration({"a": 1})
+    with journal.Journal(tmp_path / "j") as book:
+        recorder = Recorder(engine, WORKLOAD, journal=book)
+
+        def status(key: str) -> TrialStatus:
+            return recorder.measurement(key, late, ["pp"], MeasurementPolicy(), process=0).status
+
+        for key, measured in (("first", 1), ("second", 2), ("third", 2)):
+            recorder.forgive(late)
+            assert status(key) is TrialStatus.CRASH
+            assert engine.measurements == measured
+    resumed = Recorder(engine, WORKLOAD, past=journal.load(tmp_path / "j").records)
+    assert resumed.killed(late)
+
+
+def test_time_does_not_run_back_where_an_operation_is_missing_in_a_journal() -> None:
+    engine, keys = _Engine(), ("a", "b", "c", "d")
+
+    def measured(recorder: Recorder, key: str) -> float:
+        recorder.measurement(key, Configuration({}), ["pp"], MeasurementPolicy(), process=0)
+        return recorder.now
+
+    with pytest.MonkeyPatch.context() as patch:
+        clock = [0.0]
+        patch.setattr(time, "monotonic", lambda: clock[0])
+        past: list[dict[str, Any]] = []
+        first = Recorder(engine, WORKLOAD, journal=SimpleNamespace(append=past.append))  # type: ignore[arg-type]
+        for key in keys:
+            clock[0] += 100.0
+            measured(first, key)
+        resumed = Recorder(engine, WORKLOAD, past=[r for r in past if r.get("key") not in ("b", "d")])
+        seconds = [measured(resumed, key) for key in keys]
+    assert seconds == [0.0, 0.0, 200.0, 200.0]
 
 
 def test_a_killed_tune_leaves_no_worker(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class TrialStatus(enum.StrEnum):
 
     @property
     def kills(self) -> bool:
-        """Whether the worker did not survive it. Such a configuration is never tried again."""
+        """Whether the worker did not survive it. The search never tries such a configuration again."""
         return self in (TrialStatus.CRASH, TrialStatus.OOM, TrialStatus.TIMEOUT)
 
 

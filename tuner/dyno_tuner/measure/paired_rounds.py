@@ -127,6 +127,7 @@ class Rounds:
         a way of their own.
     spread: learns from every comparison.
     resting: whether the GPU rests before prompts by now; where it begins to, a comparison begins anew.
+    forgive: lets a configuration that has killed its worker be tried once more.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Rounds:
         apart: Callable[[Collection[Configuration]], bool] = lambda configurations: True,
         spread: RoundSpread | None = None,
         resting: Callable[[], bool] = lambda: False,
+        forgive: Callable[[Configuration], None] = lambda configuration: None,
     ) -> None:
         self._measurement = measurement
         self._next_process = next_process
@@ -148,6 +150,7 @@ class Rounds:
         self._apart = apart
         self._spread = spread if spread is not None else RoundSpread()
         self._resting = resting
+        self._forgive = forgive
         self.running = Comparison([])  # the last one begun; what it holds is whole rounds
 
     def seconds(self, measurements: float) -> float:
@@ -171,8 +174,9 @@ class Rounds:
         """Runs up to `rounds` rounds, fewer where the stage's time ends first, and none where it does not
         last for two, because one decides nothing; one does beside rounds that were carried. So where rounds
         take longer than was planned, up to OVERTIME of them may use what is left of the whole budget until
-        there are two. A configuration that kills its worker or fails otherwise is left out from then on; one
-        failure of the first configuration is forgiven, the second ends the comparison.
+        there are two. A configuration that kills its worker or fails otherwise is measured once more in a
+        fresh process, and is left out from then on if it fails again. The first configuration may fail once;
+        its second failure ends the comparison.
 
         Args:
             rounds: asked before each round, where what the rounds show decides.
@@ -274,8 +278,11 @@ class Rounds:
                     at, configurations[name], process, name == names[0], own[name]
                 )
                 if measurement.status is not TrialStatus.OK:
-                    result.failed[name] = measurement
-                    result.logs.pop(name, None)
+                    if name == names[0] or not self._may_run(
+                        at, name, configurations[name], own[name], measurement.status, result
+                    ):
+                        result.failed[name] = measurement
+                        result.logs.pop(name, None)
                     return None
                 measurements[position] = (
                     joined(measurements[position], measurement) if position in measurements else measurement
@@ -285,6 +292,23 @@ class Rounds:
             found.setdefault(order[position], []).append(measurements[position])
         there, turn, back = found.pop(names[0])
         return Way([there, back], turn, found, tuple(lasts))
+
+    def _may_run(
+        self, key: str, name: str, configuration: Configuration, metrics: Sequence[str], status: TrialStatus,
+        result: Comparison,
+    ) -> bool:  # fmt: skip
+        """Whether a configuration that has failed may run all the same: others can kill a worker, or make it
+        late. So its first failure is tried again in a fresh process, and tells nothing if no time is left for
+        that. A refusal by the engine is final."""
+        if status is TrialStatus.INVALID or name in result.forgiven:
+            return False
+        result.forgiven.add(name)
+        if not self._time.in_time():
+            return True
+        self._forgive(configuration)
+        again = self._measurement(f"{key}/retry", configuration, self._next_process(), False, metrics)
+        result.voided += again.status is TrialStatus.OK
+        return again.status is TrialStatus.OK or not self._time.in_time()
 
     def _ways(self, configurations: Collection[Configuration]) -> list[tuple[str, ...]]:
         """The metrics of each way there and back."""

@@ -139,6 +139,7 @@ class Recorder:
         self._cut: set[str] = set()
         self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}
         self._killed: dict[Hashable, Measurement] = {}
+        self._forgiven: set[Hashable] = set()
         self._compared = False  # there are answers of the exact path
         for record in past:
             if record.get("op") in ("visit", "quality") and not _is_cut(record):
@@ -164,6 +165,13 @@ class Recorder:
             self._killed.setdefault(identity, Measurement(status, message=message))
         elif status is TrialStatus.OK:
             self._killed.pop(identity, None)
+
+    def forgive(self, configuration: Configuration) -> None:
+        """Lets a configuration that has killed its worker be tried once more in this run, but not twice."""
+        identity = self._identity(configuration)
+        if identity in self._killed and identity not in self._forgiven:
+            self._forgiven.add(identity)
+            del self._killed[identity]
 
     # ---- beside other recorders
 
@@ -456,7 +464,7 @@ class Recorder:
         if found is not None:
             self.replayed += 1
             self.last = key
-            self.now = max(self.now, float(found["t"]))
+            self.catch_up(float(found["t"]))  # an operation before it may have been carried out
             result = found["result"]
             if not isinstance(result, dict):
                 raise JournalError(f"journal: the record {key!r} has no result")

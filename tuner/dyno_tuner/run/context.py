@@ -209,7 +209,7 @@ class RunContext:
     def rounds(self) -> Rounds:
         return Rounds(
             self.measure_in, self.processes.next, self.budget, tuple(self.weights), self.void_over,
-            self._apart, self.spread, lambda: self.recorder.resting,
+            self._apart, self.spread, lambda: self.recorder.resting, self.recorder.forgive,
         )  # fmt: skip
 
     def _apart(self, configurations: Collection[Configuration]) -> bool:

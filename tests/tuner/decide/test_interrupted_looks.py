@@ -1,0 +1,53 @@
+"""Ctrl-C between two looks of the elimination: nothing is written with the evidence of another point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest_tuner import Simulated
+from dyno_tuner.decide.ablation import without
+from dyno_tuner.decide.acceptance import Choice
+from dyno_tuner.decide.elimination import Elimination
+from dyno_tuner.targets.simulated.target import SimulationNoise
+
+QUIET = SimulationNoise(within=0.001, process=0.002, layout=0.0005, outliers=0.0)
+WHOLE = {"ubatch": 1024, "threads": 4, "threads_batch": 12}
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, weak: list[str]) -> Choice:
+    """The first look finds these entries weak; Ctrl-C comes before the first round of the second look."""
+    run = Simulated("saturating", 1, QUIET, max_trials=12)
+    space, choice = run.space, Choice(run.space.default)
+    variants, look, looks = Elimination._variants, Elimination._left_out, []
+
+    def interrupted(self: Elimination, point: Any) -> Any:
+        looks.append(point)
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+        return variants(self, point)
+
+    def left_out(self: Elimination, result: Any, point: Any) -> Any:
+        parts, _ = look(self, result, point)
+        return parts, [(1.0, n) for n in space.entries(point) if space.knobs[n].name in weak]
+
+    monkeypatch.setattr(Elimination, "_variants", interrupted)
+    monkeypatch.setattr(Elimination, "_left_out", left_out)
+    point = space.point({**space.settings(space.default), **WHOLE})
+    with pytest.raises(KeyboardInterrupt):
+        Elimination(run.tune.context.judge()).run(point, choice, "w")
+    assert len(looks) == 2
+    return choice
+
+
+def test_a_point_that_was_never_measured_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = stopped(monkeypatch, ["threads", "threads_batch"])
+    assert choice.entries == []
+    assert choice.evidence is None
+
+
+def test_a_point_is_written_with_the_rounds_in_which_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = stopped(monkeypatch, ["threads"])
+    assert [e.name for e in choice.entries] == ["ubatch", "threads_batch"]
+    assert choice.evidence is not None
+    assert choice.evidence.name == without("threads")
