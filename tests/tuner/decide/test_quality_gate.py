@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from conftest_tuner import Simulated
 from dyno import _core
 from dyno_tuner.core.errors import TuneError
 from dyno_tuner.core.intervals import keyed_rng, t_quantile
 from dyno_tuner.core.options import Options
-from dyno_tuner.core.protocol import GroupQuality, Quality
+from dyno_tuner.core.protocol import GroupQuality, Quality, TrialStatus
 from dyno_tuner.core.workload import Workload
 from dyno_tuner.decide.answer_check import FALSE_ALARM, MIN_BLOCKS, beyond_chance, judge
 from dyno_tuner.decide.quality_gate import QualityGate
+from dyno_tuner.output.verdict import verdict
 from dyno_tuner.record.context import Processes
 from dyno_tuner.space.knobs import Fidelity, Knob
 from dyno_tuner.space.search_space import Space
@@ -22,6 +24,8 @@ from dyno_tuner.targets.dyno import answers
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from dyno_tuner.core.protocol import Configuration
 
 
 def quality(**blocks: Sequence[float]) -> Quality:
@@ -209,3 +213,82 @@ def test_a_short_budget_compares_fewer_tokens_but_enough_of_each_size() -> None:
     sizes = [n for n in answers.SIZES if n <= 512]
     # A size is judged by blocks of its own, so each needs its share of the tokens.
     assert answers.ENOUGH // len(sizes) >= MIN_BLOCKS * answers.BLOCK
+
+
+class _Answers:
+    """A recorder whose checks of this configuration end so, one after the other; all others are right."""
+
+    def __init__(self, *ends: TrialStatus, kld: float = 0.0) -> None:
+        self._ends, self._kld = list(ends), kld
+        self.asked: list[tuple[str, int]] = []  # key and process
+        self.forgiven: list[object] = []
+
+    def quality(self, key: str, configuration: Configuration, process: int) -> Quality:
+        if configuration.settings["ubatch"] == 512:
+            return Quality(TrialStatus.OK, 1e-4, 1e-3, 1.0, 512, "default")
+        self.asked.append((key, process))
+        status = self._ends.pop(0) if self._ends else TrialStatus.OK
+        return Quality(status, self._kld, self._kld, 1.0, 512, "other", message="it died")
+
+    def was_cut(self, key: str) -> bool:
+        return False
+
+    def forgive(self, configuration: Configuration) -> None:
+        self.forgiven.append(configuration.settings["ubatch"])
+
+    def note(self, kind: str, **data: object) -> None:
+        """Nobody reads it."""
+
+
+def _gate(recorder: _Answers) -> QualityGate:
+    space = Space([Knob("ubatch", (512, 1024), default=512, fidelity=Fidelity.ROUNDING)])
+    gate = QualityGate(recorder, space, Options(Workload()), Processes())  # type: ignore[arg-type]
+    gate.check_default()
+    return gate
+
+
+@pytest.mark.parametrize("status", [TrialStatus.CRASH, TrialStatus.OOM, TrialStatus.TIMEOUT])
+def test_a_check_that_failed_once_is_made_again(status: TrialStatus) -> None:
+    recorder = _Answers(status)
+    gate = _gate(recorder)
+    assert gate.admit((1,)) == (status, "the answers could not be compared: it died"), "the search goes on"
+    assert [key for key, _ in recorder.asked] == ["quality/1"]
+    assert gate.admit_fully((1,)) is None
+    assert gate.still_right((1,))
+    assert gate.unanswered == ""
+    assert recorder.asked == [("quality/1", 0), ("quality/1/retry", 1)], "in a fresh process"
+    assert recorder.forgiven == [1024]
+
+
+def test_a_check_that_failed_twice_is_neither_right_nor_wrong() -> None:
+    recorder = _Answers(TrialStatus.CRASH, TrialStatus.TIMEOUT)
+    gate = _gate(recorder)
+    assert not gate.still_right((1,))
+    assert "it died" in gate.unanswered
+    assert gate.admit_fully((1,)) is not None
+    assert len(recorder.asked) == 2, "not a third time"
+
+
+def test_a_wrong_answer_is_wrong_the_first_time() -> None:
+    for recorder in (_Answers(TrialStatus.INVALID), _Answers(kld=0.5)):
+        gate = _gate(recorder)
+        assert not gate.still_right((1,))
+        assert gate.unanswered == ""
+        assert len(recorder.asked) == 1
+
+
+def test_a_profile_whose_answers_nobody_could_compare_is_not_called_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failed(gate: QualityGate, point: object) -> bool:
+        gate.unanswered = "the answers could not be compared: it died"
+        return False
+
+    monkeypatch.setattr(QualityGate, "still_right", failed)
+    outcome = Simulated("saturating", 1, max_trials=14).outcome
+    assert (outcome.entries, outcome.status, outcome.unproven) == ([], "complete", True)
+    assert "the answers could not be compared: it died" in verdict(outcome)
+    assert "lost to the defaults" not in verdict(outcome)
+    assert outcome.promises
+    assert not any("needed" in p for p in outcome.promises), "a longer budget would not help"
+    assert not {name for p in outcome.promises for name in p["settings"]} & set(outcome.judged)

@@ -109,6 +109,7 @@ class Outcome:
     conditions: dict[str, Any] = field(default_factory=dict)  # what the GPU did meanwhile
     status: str = "complete"  # complete | budget | interrupted
     unproven: bool = False  # something looked faster, and there was no time to prove it
+    unanswered: str = ""  # why the answers of what gained could not be compared, so that it is not written
     missed: dict[str, Any] = field(default_factory=dict)  # settings and ratio of what was proven in part only
     # The parts that looked faster and were not proven: `settings` or `kernels` (how many), `ratio`, and,
     # where time was short, `needed`: seconds of a budget that would do.
@@ -136,7 +137,7 @@ class Outcome:
     def describe(self) -> str:
         """One line for logs."""
         if not self.entries and not self.kernels:
-            why = (
+            why = self.unanswered or (
                 "no time was left to prove settings that looked faster"
                 if self.unproven
                 else "nothing beat it"
@@ -174,6 +175,7 @@ class Outcome:
             "conditions": self.conditions,
             "status": self.status,
             "unproven": self.unproven,
+            **({"unanswered": self.unanswered} if self.unanswered else {}),
             "missed": self.missed,
             "promises": self.promises,
             "stage": self.stage,

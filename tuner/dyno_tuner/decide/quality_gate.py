@@ -36,8 +36,11 @@ class QualityGate:
         self._options = options
         self._processes = processes
         self._verdicts: dict[object, tuple[TrialStatus, str] | None] = {}
+        self._repeated: set[object] = set()  # classes of code whose failed check was made again
+        self._tried_again: set[str] = set()  # keys of checks
         self._qualities: dict[Point, Quality] = {}
         self.cut = False  # the budget has ended a check of answers
+        self.unanswered = ""  # why the answers of a proven profile could not be compared, in two tries
         self._of_kernels: dict[object, Quality] = {}
         self._default: Quality | None = None
         self._met: set[object] = {space.code_class(space.default)}
@@ -113,10 +116,25 @@ class QualityGate:
     def _key(self, point: Point) -> str:
         return "quality/" + "/".join(map(str, point))
 
-    def _ask(self, point: Point) -> Quality:
+    def _ask(self, point: Point, again: bool = False) -> Quality:
+        """The answers of a point.
+
+        Args: `again`: whether a check that failed is made once more."""
+        key, configuration = self._key(point), self._space.configuration(point)
         if point not in self._qualities:
-            self._qualities[point] = self._measured(self._key(point), self._space.configuration(point))
+            self._qualities[point] = self._measured(key, configuration)
+        if again:
+            self._qualities[point] = self._surely(key, configuration, self._qualities[point])
         return self._qualities[point]
+
+    def _surely(self, key: str, configuration: Configuration, quality: Quality) -> Quality:
+        """The answers of a second try, in a fresh process, if the check has failed: others can kill a worker,
+        or make it late. A check that the budget has cut short has no time for another one."""
+        if not quality.status.kills or self._recorder.was_cut(key) or key in self._tried_again:
+            return quality
+        self._tried_again.add(key)
+        self._recorder.forgive(configuration)
+        return self._measured(f"{key}/retry", configuration)
 
     def _measured(self, key: str, configuration: Configuration) -> Quality:
         quality = self._recorder.quality(key, configuration, process=self._processes.number)
@@ -125,8 +143,9 @@ class QualityGate:
 
     def admit(self, point: Point) -> tuple[TrialStatus, str] | None:
         """Before its speed is measured: the answers with those of its values that may change them. Knobs
-        that must not change a bit are checked with the rest when a point reaches the finals."""
-        return self.admit_fully(self._reduced(point))
+        that must not change a bit are checked with the rest when a point reaches the finals. The search
+        tries nothing again that has failed."""
+        return self._admitted(self._reduced(point))
 
     def _reduced(self, point: Point) -> Point:
         """The point without those of its values that must not change a bit."""
@@ -137,7 +156,10 @@ class QualityGate:
         return reduced if self._space.legal(reduced) else point
 
     def admit_fully(self, point: Point) -> tuple[TrialStatus, str] | None:
-        """Why a point may not be measured; None where it may."""
+        """Why a point may not be measured; None where it may. A check that failed is made once more."""
+        return self._admitted(point, again=True)
+
+    def _admitted(self, point: Point, again: bool = False) -> tuple[TrialStatus, str] | None:
         kind = self._space.code_class(point)
         limit = self._options.max_distinct
         if limit is not None and kind not in self._met and len(self._met) >= limit:
@@ -146,8 +168,12 @@ class QualityGate:
             self._met.add(kind)  # admitted is as good as measured: several can be admitted at once
         if not self._options.check or kind == self._space.code_class(self._space.default):
             return None
-        if kind not in self._verdicts:
-            quality = self._ask(point)
+        refused = self._verdicts.get(kind)
+        again = again and kind not in self._repeated
+        if kind not in self._verdicts or (again and refused is not None and refused[0].kills):
+            if again:
+                self._repeated.add(kind)
+            quality = self._ask(point, again)
             verdict = self._judge(quality, self._space.fidelity(point))
             status = quality.status if quality.status is not TrialStatus.OK else TrialStatus.INCORRECT
             self._verdicts[kind] = None if verdict.ok else (status, verdict.reason)
@@ -159,13 +185,15 @@ class QualityGate:
         """A profile is checked as it is written: dropping entries can have made a point of its own."""
         if not self._options.check:
             return True
-        verdict = self._judge(self._ask(point), self._space.fidelity(point))
+        quality = self._ask(point, again=True)
+        verdict = self._judge(quality, self._space.fidelity(point))
         if not verdict.ok:
             self._refuse(point, verdict.reason)
+            self.unanswered = verdict.reason if quality.status.kills and not self.cut else ""
         return verdict.ok
 
     def _refuse(self, point: Point, reason: str) -> None:
-        if self._recorder.was_cut(self._key(point)):
+        if any(self._recorder.was_cut(key) for key in (self._key(point), f"{self._key(point)}/retry")):
             self.cut = True  # neither right nor wrong
             return
         self._recorder.note("incorrect", settings=self._space.settings(point), reason=reason)
@@ -177,14 +205,16 @@ class QualityGate:
         identity = self._space.identity(configuration)
         if identity not in self._of_kernels:
             key = f"quality/kernels/{len(self._of_kernels)}"
-            self._of_kernels[identity] = self._measured(key, configuration)
+            quality = self._measured(key, configuration)
+            self._of_kernels[identity] = self._surely(key, configuration, quality)
         return self._judge(self._of_kernels[identity], self._fidelity(configuration)).reason
 
     def why_not_now(self, key: str, configuration: Configuration) -> str:
         """The same, asked under a key of the caller's."""
         if not self._options.check:
             return ""
-        return self._judge(self._measured(key, configuration), self._fidelity(configuration)).reason
+        quality = self._surely(key, configuration, self._measured(key, configuration))
+        return self._judge(quality, self._fidelity(configuration)).reason
 
     def _fidelity(self, configuration: Configuration) -> Fidelity:
         """Kernels may change rounding; settings among them may be allowed to change more."""

@@ -111,9 +111,10 @@ def _print_unproven(outcome: Outcome, console: Console) -> None:
         if verdict(outcome).startswith(UNPROVEN):
             return
         longer = " Give a longer --budget." if outcome.status == "budget" else ""
+        why = outcome.unanswered or "no time was left to prove it"
         console.print(
-            f"Settings looked {better(outcome.objective)} than the defaults, but no time was left to prove "
-            f"it: their entries are `default`.{longer}"
+            f"Settings looked {better(outcome.objective)} than the defaults, but {why}: they are not in the "
+            f"profile.{longer}"
         )
     elif outcome.missed:
         named = settings_text(outcome.missed["settings"], ", ")

@@ -69,6 +69,8 @@ def _nothing(outcome: Outcome) -> str:
         )
     if outcome.objective == MEMORY:
         return _nothing_saved(outcome, tried)
+    if outcome.unanswered:
+        return f"{UNPROVEN}: settings gained in rounds, but {outcome.unanswered}, in two tries. Tune again."
     needed = any("needed" in p for p in outcome.promises)
     if outcome.unproven or needed:
         longer = "" if needed or outcome.status != "budget" else " Give a longer --budget."

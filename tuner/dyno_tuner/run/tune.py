@@ -132,7 +132,7 @@ class Tune:
             self._kernels = self._kernels or KernelStage(self.context)
             self._kernels.run(context.choice)
         untried = self._screen is not None and self._screen.ended == "budget" and len(self.trials) == 1
-        cut = untried or self.unproven or (self._kernels is not None and self._kernels.cut)
+        cut = untried or self._short or (self._kernels is not None and self._kernels.cut)
         if context.budget.used_up or cut or self._looked_faster():
             self.status = "budget"
         self.stage("done")
@@ -159,6 +159,11 @@ class Tune:
 
     @property
     def unproven(self) -> bool:
+        """Whether something that looked faster is not written although nothing refutes it."""
+        return self._short or bool(self.context.gate.unanswered and not self.context.choice.entries)
+
+    @property
+    def _short(self) -> bool:
         """Whether something that looked faster is not written because there was no time to prove it."""
         return (self._left_open or self.context.gate.cut) and not self.context.choice.entries
 
@@ -278,6 +283,7 @@ class Tune:
             status=self.status,
             stage=choice.stage,
             unproven=self.unproven,
+            unanswered=context.gate.unanswered,
             missed=self._looked_faster(),
             voided=choice.voided + (self._screen.voided if self._screen else 0),
         )
@@ -289,7 +295,7 @@ class Tune:
             if t.status is not TrialStatus.OK
         ] + [Failure(space.settings(p), v.status, v.message) for p, v in choice.failed]
         if context.noise and not choice.entries:
-            result.promises += best_trial(context.judge(), self.trials, context.recorder.now, self.unproven)
+            result.promises += best_trial(context.judge(), self.trials, context.recorder.now, self._short)
         if self._kernels is not None:
             self._kernels.add_to(result)
             if result.kernels:

@@ -449,7 +449,6 @@ def left_undone(outcome: Mapping[str, Any]) -> str:
         whole = f"{named} together looked {ratio:.3f} × {over_defaults(objective)}"
         lines.insert(0, f"{whole}; only a part of it was proven.")
     elif outcome.get("unproven") is True and not str(outcome.get("verdict", "")).startswith(UNPROVEN):
-        lines.insert(
-            0, f"Settings looked {better(objective)} than the defaults, but no time was left to prove it."
-        )
+        why = str(outcome.get("unanswered") or "no time was left to prove it")
+        lines.insert(0, f"Settings looked {better(objective)} than the defaults, but {why}.")
     return " ".join(lines)
