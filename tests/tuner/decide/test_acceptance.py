@@ -20,6 +20,7 @@ from dyno_tuner.decide.pareto import trade_memory, variant_outcome
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.measure.comparison import Comparison
 from dyno_tuner.measure.paired_rounds import Bar
+from dyno_tuner.output.verdict import verdict
 from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.simulated.surfaces import SURFACES, SimulatedOp, saturating
@@ -150,6 +151,29 @@ def test_single_measurements_prove_nothing_if_an_interrupt_ends_a_tune(key: str)
     assert outcome.settings == outcome.defaults
     assert outcome.gain == {}
     assert outcome.promises, "people are told what looked faster"
+    assert outcome.judged == [], "no default has won against anything"
+    said = verdict(outcome)
+    assert "interrupted" in said
+    assert "lost to the defaults" not in said
+    assert not any("needed" in p for p in outcome.promises), "no longer budget is asked for"
+
+
+def test_an_interrupt_writes_no_default_kernel_before_the_confirmation_has_ended() -> None:
+    ops = (
+        SimulatedOp("matmul a", "tg", 1.6, lambda settings: {"tg": 1.15}),
+        SimulatedOp("matmul b", "pp", 1.5, lambda settings: {"pp": 1.1}),
+    )
+    surface = dataclasses.replace(saturating(), ops=ops)
+    for keys, defaults in ((("whole/",), 0), ((), None)):
+        executor = _Stopped(SimulatedTarget(surface, 3))
+        executor.keys = keys
+        space = surface.space()
+        recorder = Recorder(executor, WORKLOAD, identity=space.identity, virtual_time=True)
+        outcome = Tune(recorder, space, Options(WORKLOAD, seed=3, max_trials=14, kernels=True)).run()
+        assert (outcome.status == "interrupted") == bool(keys)
+        assert bool(outcome.kernels) == (not keys)
+        assert defaults is None or len(outcome.kernel_defaults) == defaults
+        assert outcome.judged, "settings were proven before kernels"
 
 
 def test_profiles_of_less_memory_pass_the_same_rule() -> None:

@@ -120,7 +120,10 @@ class Outcome:
     @property
     def judged(self) -> list[str]:
         """Knobs about which the tune can speak: those without entry are `default`. A knob whose other value
-        looked faster, without the time to prove it, is left out: its default has won nothing."""
+        looked faster, without the time to prove it, is left out: its default has won nothing. If the tune was
+        interrupted before rounds could tell, no default has won."""
+        if self.status == "interrupted" and self.unproven:
+            return [e.name for e in self.entries]
         looked_faster = [p for p in self.promises if "needed" in p or self.unproven]
         left_open = {name for p in [*looked_faster, self.missed] for name in p.get("settings", ())}
         return [n for n in self.searched if n not in left_open or n in {e.name for e in self.entries}]

@@ -87,10 +87,11 @@ class Chooser:
         """Fills in `choice`, step by step."""
         judge = self.judge
         judge.until("confirm")
+        self.unproven = True  # until something says else, also where Ctrl-C ends it
         finalists = self.pick(trials)
         if not finalists:
+            self.unproven = False
             return
-        self.unproven = True  # until something says else, also where Ctrl-C ends it
         winner: Point | None
         if self._races(finalists, trials):
             winner = self._race(finalists, choice)

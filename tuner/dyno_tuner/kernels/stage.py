@@ -77,6 +77,7 @@ class KernelStage:
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
     cut: bool = False  # there was no time for any op, or none to confirm what was found
+    ended: bool = False  # the confirmation; until then, as where Ctrl-C ends it, no default has won
     settings: bool = False  # whether the profile changes some
     listed: list[KernelOp] | None = None  # that have several kernels, heaviest first
 
@@ -314,6 +315,7 @@ class KernelStage:
         self.written = choice.kernels
         if self.whole.unmeasured:
             self._unconfirmed(list(groups))
+        self.ended = True
 
     def _time_for(self, groups: int) -> bool:
         """To compare the answers of all groups together, and for two rounds."""
@@ -397,11 +399,12 @@ class KernelStage:
         }  # fmt: skip
 
     def add_to(self, outcome: Outcome) -> None:
-        """Writes what was proven into `outcome`, and `default` for all else that was looked at."""
+        """Writes what was proven into `outcome`, and `default` for all else that was looked at, if the
+        confirmation has ended."""
         outcome.kernels = list(self.written)
         if unproven := self.unproven():
             outcome.promises.append(unproven)
         named = {(e.choice.key, e.choice.tokens) for e in self.written}
         outcome.kernel_defaults = [
-            (o.key, o.tokens) for o in self.looked_at if (o.key, o.tokens) not in named
+            (o.key, o.tokens) for o in self.looked_at if self.ended and (o.key, o.tokens) not in named
         ]

@@ -55,7 +55,8 @@ def _nothing(outcome: Outcome) -> str:
         return "Nothing was measured: the budget ended before the noise of this machine was known."
     noise = f"the noise of {100 * margin:.1f} % on this machine"
     tried = max(0, outcome.trials - 1)
-    if not tried and not outcome.kernel_defaults and not outcome.promises:
+    interrupted = outcome.status == "interrupted"
+    if not tried and not outcome.kernel_defaults and not outcome.promises and not interrupted:
         return "Nothing could be tried in time: the profile changes nothing."
     if too_noisy(outcome):
         wide = [p for p in outcome.promises if "margin" in p]
@@ -69,6 +70,8 @@ def _nothing(outcome: Outcome) -> str:
         )
     if outcome.objective == MEMORY:
         return _nothing_saved(outcome, tried)
+    if interrupted and outcome.unproven:
+        return f"{UNPROVEN}: the tune was interrupted before rounds told what gains; --resume continues it."
     if outcome.unanswered:
         return f"{UNPROVEN}: settings gained in rounds, but {outcome.unanswered}, in two tries. Tune again."
     needed = any("needed" in p for p in outcome.promises)

@@ -111,6 +111,7 @@ class Tune:
             default = context.space.configuration(context.space.default)
             self.routing = context.recorder.routing("routing", default, process=context.processes.number)
         if context.space.knobs:
+            self._left_open = True  # until the finals have ended, also where Ctrl-C ends the run
             self._glimpse()
             self._solve_thresholds()
             self.stage("screen")
@@ -295,7 +296,8 @@ class Tune:
             if t.status is not TrialStatus.OK
         ] + [Failure(space.settings(p), v.status, v.message) for p, v in choice.failed]
         if context.noise and not choice.entries:
-            result.promises += best_trial(context.judge(), self.trials, context.recorder.now, self._short)
+            short = self._short and self.status != "interrupted"
+            result.promises += best_trial(context.judge(), self.trials, context.recorder.now, short)
         if self._kernels is not None:
             self._kernels.add_to(result)
             if result.kernels:

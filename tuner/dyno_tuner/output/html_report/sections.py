@@ -176,6 +176,8 @@ def _comparison(page: Page, run: Run, found: Verdict, pair: analyse.Paired | Non
     elif found.settings == run.defaults and not kernels:
         tried = any(True for _ in run.noted("trial"))
         why = "nothing beat it beyond the noise" if tried else "nothing else was tried"
+        if tried and found.outcome.get("unproven") is True:
+            why = "nothing else is proven"
         body.append(soft(f"Every setting stays at its default: {why}."))
     else:
         page.missing.append("These settings were not yet compared with the default in two paired rounds.")
