@@ -58,7 +58,7 @@ class Simulated:
         self.space: Space = self.surface.space()
         options.setdefault("max_trials", max(15, len(self.space) // 10))
         workload = options.pop("workload", WORKLOAD)
-        self.options = Options(workload, seed=seed, weights=dict(self.surface.weights), **options)
+        self.options = Options(workload, seed=seed, **{"weights": dict(self.surface.weights), **options})
         executor = _Watched(SimulatedTarget(self.surface, seed, noise))
         self.visited = executor.visited
         self.notes: list[tuple[str, dict[str, Any]]] = []

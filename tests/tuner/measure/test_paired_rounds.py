@@ -284,6 +284,16 @@ def test_the_bar() -> None:
     assert bar.harms(estimate, "tg")  # noise has made that margin wide, but the loss is beyond doubt
 
 
+def test_the_margin_of_a_mean_has_its_weights() -> None:
+    margin = {"pp": 0.05, "tg": 0.01}
+    assert Bar(margin).of(["pp", "tg"]) == pytest.approx(math.hypot(0.05, 0.01) / 2)
+    assert Bar(margin, {"pp": 9.0, "tg": 1.0}).of(["pp", "tg"]) == pytest.approx(math.hypot(0.45, 0.01) / 10)
+    rng = np.random.default_rng(0)
+    mean = (9 * 0.05 * rng.standard_normal(10**5) + 0.01 * rng.standard_normal(10**5)) / 10
+    assert Bar(margin, {"pp": 9.0, "tg": 1.0}).of(["pp", "tg"]) == pytest.approx(mean.std(), rel=0.02)
+    assert Bar(margin, {"pp": 9.0, "tg": 1.0}).of(["tg"]) == 0.01
+
+
 def test_noise_in_what_cannot_have_changed_hides_no_gain() -> None:
     """tg is not moved by the entry: only a fall beyond doubt counts there. pp is: its median does."""
     bar = Bar({"pp": 0.02, "tg": 0.02})

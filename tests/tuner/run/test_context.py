@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest_tuner import WORKLOAD, Simulated
 from dyno_tuner.core.options import MeasurementPolicy, Options
-from dyno_tuner.core.protocol import TrialStatus
+from dyno_tuner.core.protocol import TrialStatus, Workload
 from dyno_tuner.decide.acceptance import Judge
 from dyno_tuner.decide.end_to_end import EndToEnd
 from dyno_tuner.kernels.stage import KernelStage
@@ -44,6 +44,14 @@ def test_stages_see_the_space_that_is_left() -> None:
     assert run.tune.space is run.tune.context.space
     assert len(run.tune.space) < len(run.space), "solved thresholds have fewer values"
     assert Judge(run.tune.context).space is run.tune.space
+
+
+def test_the_margin_of_the_run_has_the_weights_of_its_mix() -> None:
+    mix = Workload.parse("pp=64:9,tg=8")
+    context = Simulated("saturating", 1, max_trials=2, workload=mix, weights={}).tune.context
+    bar = context.bar(2)
+    assert bar.weights == context.weights
+    assert len(set(bar.weights.values())) == 2
 
 
 class Budget(SimpleNamespace):

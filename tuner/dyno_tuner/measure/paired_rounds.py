@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -416,12 +416,14 @@ class Bar:
     """The margin that an entry has to clear."""
 
     margin: Mapping[str, float]  # by metric
+    weights: Mapping[str, float] = field(default_factory=dict)  # by metric; default: all alike
 
     def of(self, metrics: Sequence[str]) -> float:
-        """For a geometric mean of several metrics: their noises average."""
+        """For a weighted geometric mean of several metrics: their noises average."""
         if len(metrics) == 1:
             return self.margin[metrics[0]]
-        spread = math.sqrt(sum(self.margin[m] ** 2 for m in metrics)) / len(metrics)
+        weights = {m: self.weights.get(m, 1.0) for m in metrics}
+        spread = math.sqrt(sum((w * self.margin[m]) ** 2 for m, w in weights.items())) / sum(weights.values())
         return max(LEAST_MARGIN, spread)
 
     def proves(self, metrics: Sequence[str]) -> bool:

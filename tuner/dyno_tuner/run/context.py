@@ -232,7 +232,8 @@ class RunContext:
             {
                 metric: max(LEAST_MARGIN, self.spread.margin(metric, rounds, noise.margin(rounds)))
                 for metric, noise in self.noise.items()
-            }
+            },
+            self.weights,
         )
 
     def round_count(self) -> int:
