@@ -87,7 +87,10 @@ class Noise(StrictModel):
     """The noise of the baseline against itself, and the margin that follows from it and from the rounds."""
 
     margin: Fraction = Field(
-        description="A gain below this is no gain, e.g. 0.01: what rounds left of the noise of processes."
+        description="The largest margin of all measures, e.g. 0.01: what rounds left of the processes' noise."
+    )
+    by_measure: dict[Metric, Fraction] = Field(
+        default_factory=dict, description="The margin of each measure: a gain below it is no gain."
     )
     ratio: Ratio | None = Field(default=None, description="The incumbent against itself; 1 within noise.")
     ci95: Interval | None = Field(default=None, description="95 % interval of that ratio.")

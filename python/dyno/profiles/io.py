@@ -226,6 +226,9 @@ def to_dict(profile: Profile) -> dict[str, Any]:
         _shorten(workload, key)
     if not workload.get("weights", True):
         del workload["weights"]
+    noise = data.get("evidence", {}).get("noise", {})
+    if not noise.get("by_measure", True):
+        del noise["by_measure"]
     for name in ("evidence", "provenance"):
         if name in data:
             data[name] = {key: value for key, value in data[name].items() if value not in ({}, [])}

@@ -61,6 +61,32 @@ def test_gains_on_different_workloads_are_not_compared(tmp_path: Path) -> None:
     assert _verdicts(a, b) == ["differs", "equal"]
 
 
+@pytest.mark.parametrize(
+    ("moves", "by_measure", "verdict"),
+    [
+        ("pp", {"pp4096": 0.01, "tg128": 0.06}, "differs"),
+        ("tg", {"pp4096": 0.01, "tg128": 0.06}, "tie"),
+        (["pp", "tg"], {"pp4096": 0.01, "tg128": 0.06}, "tie"),
+        ("pp", {}, "tie"),  # an older profile: its margin is the largest of all
+    ],
+)
+def test_a_noisy_metric_makes_no_tie_of_a_gain_in_another(
+    tmp_path: Path, moves: object, by_measure: dict[str, float], verdict: str
+) -> None:
+    of = profiles.load_profile(SHIPPED)
+    assert of.evidence
+    noise = profiles.Noise(margin=0.06, by_measure=by_measure)
+    evidence = of.evidence.model_copy(update={"noise": noise})
+    entry = {"value": 2048, "default": 512, "ratio": 1.05, "ci95": (1.045, 1.055), "n": 6, "moves": moves}
+    for name, setting in (("a", profiles.SettingEntry.model_validate(entry)), ("b", "default")):
+        made = of.model_copy(update={"settings": {"ubatch": setting}, "kernels": {}, "evidence": evidence})
+        profiles.save_profile(made, tmp_path / f"{name}.yaml")
+    assert ("by_measure" in (tmp_path / "a.yaml").read_text()) == bool(by_measure)
+    a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    assert [row.verdict for row in compare_profiles(a, b)] == [verdict]
+    assert [row.verdict for row in compare_profiles(b, a)] == [verdict]
+
+
 def test_profiles_of_other_models_and_devices_are_told_apart() -> None:
     folder = SHIPPED.parent
     (cpu,) = folder.glob("xeon-*.yaml")

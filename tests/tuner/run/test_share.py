@@ -208,6 +208,7 @@ def test_a_row_tells_its_workload(text: str) -> None:
         run_.outcome,
         baseline={m: 100.0 + n for n, m in enumerate(workload.metrics)}, tuned={},
         gain={m: Estimate(1.5, 1.4, 1.6, 6) for m in workload.metrics},
+        margin=dict.fromkeys(workload.metrics, 0.01),
     )  # fmt: skip
     written = written_of(outcome, SimulatedTarget(run_.surface).describe(), made)
     sent = json.dumps(row_of(written), sort_keys=True)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
 
-from ..core.protocol import settings_text
+from ..core.protocol import kind_of, settings_text
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
 
@@ -40,9 +41,26 @@ def _shown(entry: Any) -> str:
     return settings_text(entry.config)
 
 
-def _margin(profile: profiles.Profile) -> float:
+def _margin(profile: profiles.Profile, moves: Collection[str]) -> float:
+    """The margin that an entry had to exceed: the largest of the measures that it moves. Older profiles hold
+    the largest of all measures.
+
+    Args: `moves`: `pp`, `tg`; empty: not known."""
     noise = profile.evidence.noise if profile.evidence else None
-    return noise.margin if noise else 0.01
+    if noise is None:
+        return 0.01
+    own = [x for measure, x in noise.by_measure.items() if not moves or kind_of(measure) in moves]
+    return max(own, default=noise.margin)
+
+
+def _moves(entry: Any) -> set[str]:
+    """The kinds of measures that an entry moves; empty for a default."""
+    if entry is None or isinstance(entry, str):
+        return set()
+    if isinstance(entry, profiles.SettingEntry):
+        return {str(m) for m in entry.moves}
+    group = str(entry.group or "")
+    return {group.removeprefix("kernels_")} if group.startswith("kernels_") else set()
 
 
 def _tie(a: Any, b: Any, margin: float) -> bool:
@@ -62,13 +80,14 @@ def _gained(entry: Any) -> tuple[float, float] | None:
     return math.log(entry.ratio), math.log(max(high / entry.ratio, entry.ratio / low))
 
 
-def _groups(profile: profiles.Profile) -> dict[str, tuple[float, float]]:
-    """The gains of groups of entries that were confirmed as one."""
+def _groups(profile: profiles.Profile) -> dict[str, tuple[tuple[float, float], set[str]]]:
+    """The gains of groups of entries that were confirmed as one, and the kinds of measures that they move."""
     kernels = [entry for of in profile.kernels.values() for entry in of.values()]
-    found = {}
+    found: dict[str, tuple[tuple[float, float], set[str]]] = {}
     for entry in (*profile.settings.values(), *kernels):
         if not isinstance(entry, str) and entry.group and (gained := _gained(entry)):
-            found[entry.group] = gained
+            _, moves = found.get(entry.group, (gained, set()))
+            found[entry.group] = gained, moves | _moves(entry)
     return found
 
 
@@ -102,13 +121,16 @@ def compare_profiles(first: Path, second: Path) -> list[Row]:
         ProfileError: A file is not a profile.
     """
     a, b = profiles.load_profile(first), profiles.load_profile(second)
-    margin = max(_margin(a), _margin(b))
+
+    def margin(moves: Collection[str]) -> float:
+        return max(_margin(a, moves), _margin(b, moves))
+
     groups_a, groups_b = _groups(a), _groups(b)
-    alike = {
-        name
-        for name in groups_a.keys() & groups_b.keys()
-        if _workload(a) == _workload(b) and _same_worth(groups_a[name], groups_b[name], margin)
-    }
+    alike = set()
+    for name in groups_a.keys() & groups_b.keys():
+        (gain_a, moves_a), (gain_b, moves_b) = groups_a[name], groups_b[name]
+        if _workload(a) == _workload(b) and _same_worth(gain_a, gain_b, margin(moves_a | moves_b)):
+            alike.add(name)
     entries: dict[str, tuple[Any, Any]] = {}
     for name in {**a.settings, **b.settings}:
         entries[f"settings.{name}"] = (a.settings.get(name), b.settings.get(name))
@@ -123,7 +145,7 @@ def compare_profiles(first: Path, second: Path) -> list[Row]:
         # alone.
         same = shown[0] == shown[1] or set(shown) == {"default", ABSENT}
         of = {e.group for e in (x, y) if e is not None and not isinstance(e, str)}
-        tie = _tie(x, y, margin) or (bool(of) and of <= alike)
+        tie = _tie(x, y, margin(_moves(x) | _moves(y))) or (bool(of) and of <= alike)
         verdict = "equal" if same else "tie" if tie else "differs"
         rows.append(Row(entry, *shown, verdict))
     return rows

@@ -230,20 +230,21 @@ def _evidence(outcome: Outcome, description: Description, made: Made) -> profile
             top1=round(quality.top1, 6),
             routing_pinned=description.target not in ("llama.cpp", "ik_llama.cpp"),
         ),
-        noise=_noise(list(outcome.noise.values()), outcome),
+        noise=_noise(list(outcome.noise.values()), outcome, workload),
         journal=f"sha256:{made.journal_sha256}" if made.journal_sha256 else None,
         slice=profiles.Slice(**made.slice) if made.slice else None,
     )
 
 
-def _noise(noise: Sequence[Noise], outcome: Outcome) -> profiles.Noise | None:
-    """The worst metric's: a profile has one noise line."""
+def _noise(noise: Sequence[Noise], outcome: Outcome, workload: Workload) -> profiles.Noise | None:
+    """The noise of the worst metric, and the margin of each."""
     if not noise:
         return None
     margin = max(outcome.margin.values())
     worst = max(noise, key=lambda n: n.margin(1))
     return profiles.Noise(
         margin=round(min(1.0, margin), 4),
+        by_measure={_metric(workload, m): round(min(1.0, x), 4) for m, x in outcome.margin.items()},
         half_width=round(min(1.0, margin / 2), 4),
         within_process=round(min(1e6, worst.within), 5),
         between_processes=round(min(1e6, worst.between), 5),
