@@ -51,3 +51,6 @@ def test_a_point_is_written_with_the_rounds_in_which_it_was_measured(monkeypatch
     assert [e.name for e in choice.entries] == ["ubatch", "threads_batch"]
     assert choice.evidence is not None
     assert choice.evidence.name == without("threads")
+    assert {e.note for e in choice.entries} == {
+        "the ratio was measured beside threads, which is at its default now"
+    }

@@ -36,6 +36,32 @@ def written(run: Simulated, outcome: Any = None, **changes: Any) -> profiles.Pro
     return profiles.loads_profile(profiles.dumps_profile(profile))
 
 
+def test_every_measure_has_its_margin(run: Simulated) -> None:
+    evidence = written(run, dataclasses.replace(run.outcome, margin={"pp": 0.0123, "tg": 0.06})).evidence
+    assert evidence is not None
+    assert evidence.noise is not None
+    assert evidence.noise.by_measure == {"pp64": 0.0123, "tg8": 0.06}
+    assert evidence.noise.margin == 0.06
+
+
+def test_answers_that_nobody_compared_are_not_those_of_the_default(run: Simulated) -> None:
+    def quality(outcome: Any) -> profiles.Quality:
+        evidence = written(run, outcome).evidence
+        assert evidence is not None
+        assert evidence.quality is not None
+        return evidence.quality
+
+    default = run.outcome.default_quality
+    assert default is not None
+    whole = quality(run.outcome)
+    assert whole.mean_kld is not None
+    unknown = quality(dataclasses.replace(run.outcome, quality=None))
+    assert (unknown.mean_kld, unknown.tokens, unknown.top1) == (None, None, None)
+    assert unknown.default_mean_kld == whole.default_mean_kld
+    nothing = quality(dataclasses.replace(run.outcome, quality=None, entries=[], kernels=[]))
+    assert nothing.mean_kld == nothing.default_mean_kld, "it is the default"
+
+
 @pytest.mark.parametrize(
     ("low", "high", "ci95"),
     [

@@ -26,6 +26,7 @@ class Entry:
     moves: tuple[str, ...]
     estimate: Estimate
     group: str | None = None
+    note: str = ""  # for people: in which way the ratio is another one than the definition says
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,13 @@ class Outcome:
         return {
             "settings": self.settings,
             "entries": {
-                e.name: {"value": e.value, "default": e.default, **e.estimate.to_dict(), "group": e.group}
+                e.name: {
+                    "value": e.value,
+                    "default": e.default,
+                    **e.estimate.to_dict(),
+                    "group": e.group,
+                    **({"note": e.note} if e.note else {}),
+                }
                 for e in self.entries
             },
             "kernels": [

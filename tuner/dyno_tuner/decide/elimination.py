@@ -128,10 +128,11 @@ class Elimination:
             self._settled(before, point, parts, choice)
 
     def _accept(
-        self, result: Comparison, point: Point, parts: Sequence[LeftOut], choice: Choice, name: str = FULL
-    ) -> bool:
+        self, result: Comparison, point: Point, parts: Sequence[LeftOut], choice: Choice, name: str = FULL,
+        note: str = "",
+    ) -> bool:  # fmt: skip
         judge = self.judge
-        entries = self._grouped(result, judge.entries(point, parts))
+        entries = [replace(e, note=note) for e in self._grouped(result, judge.entries(point, parts))]
         return choice.accept(judge.evidence(result, point, parts, name), point, entries)
 
     def _variants(self, point: Point) -> dict[str, Point]:
@@ -250,10 +251,12 @@ class Elimination:
             return False
         # A rest that did not run without one of them may run without it now.
         left = [replace(p, needed=False) for p in parts if p.part.label in kept]
+        note = f"the ratio was measured beside {gone[0]}, which is at its default now"
         if len(numbers) == 1:
+            note = ""
             bar = judge.bar(result.rounds)
             left = [left_out(result, judge.part(numbers[0]), bar, judge.weights, None, name)]
-        if not self._accept(result, point, left, choice, name):
+        if not self._accept(result, point, left, choice, name, note):
             return False
         judge.note("settled", settings=space.settings(point))
         return True

@@ -203,7 +203,9 @@ class EndToEnd:
         before = choice.evidence.parts if choice.evidence is not None else ()
         earlier = [p for p in before if changed.intersection(p.part.names) - set(measured)]
         entries = [
-            replace(e, estimate=measured.get(e.name, e.estimate)) for e in choice.entries if e.name in changed
+            replace(e, estimate=measured[e.name], note="") if e.name in measured else e
+            for e in choice.entries
+            if e.name in changed
         ]
         kernels = [
             KernelEntry(kernel, p.gain, p.part.label, screened)

@@ -48,7 +48,12 @@ class QualityGate:
     # ---- what was found
 
     def of(self, point: Point) -> Quality | None:
-        return self._qualities.get(point)
+        """The answers of a point, or of another one that runs the same code."""
+        if point in self._qualities:
+            return self._qualities[point]
+        kind = self._space.code_class(point)
+        alike = (q for p, q in self._qualities.items() if self._space.code_class(p) == kind)
+        return next((q for q in alike if q.status is TrialStatus.OK), None)
 
     def of_kernels(self, configuration: Configuration) -> Quality | None:
         return self._of_kernels.get(self._space.identity(configuration))

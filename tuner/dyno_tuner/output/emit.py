@@ -172,6 +172,7 @@ def _settings(outcome: Outcome) -> dict[str, Any]:
                 **_ratio(entry.estimate),
                 moves=[*dict.fromkeys(kind_of(m) for m in entry.moves)],  # type: ignore[list-item]
                 group=entry.group,
+                note=entry.note or None,
             )
         )
     return written
@@ -200,7 +201,6 @@ def _metric(workload: Workload, metric: str) -> str:
 def _evidence(outcome: Outcome, description: Description, made: Made) -> profiles.Evidence:
     workload = made.workload
     tuned = outcome.tuned or outcome.baseline
-    quality = outcome.quality or outcome.default_quality
     return profiles.Evidence(
         workload=_workload(workload, description.engine.get("text_file") or None),
         routing=profiles.Routing(**outcome.routing) if outcome.routing else None,
@@ -219,20 +219,32 @@ def _evidence(outcome: Outcome, description: Description, made: Made) -> profile
             for m, (a, b) in outcome.joules.items()
         },
         memory_mib=[round(size / MIB, 1) for size in outcome.memory] if outcome.memory else None,
-        quality=None
-        if quality is None
-        else profiles.Quality(
-            reference=description.engine.get("reference", "numerics: exact"),
-            tokens=quality.tokens,
-            mean_kld=_digits(quality.mean_kld),
-            default_mean_kld=_digits(outcome.default_quality.mean_kld) if outcome.default_quality else None,
-            max_kld=_digits(quality.max_kld),
-            top1=round(quality.top1, 6),
-            routing_pinned=description.target not in ("llama.cpp", "ik_llama.cpp"),
-        ),
+        quality=_quality(outcome, description),
         noise=_noise(list(outcome.noise.values()), outcome, workload),
         journal=f"sha256:{made.journal_sha256}" if made.journal_sha256 else None,
         slice=profiles.Slice(**made.slice) if made.slice else None,
+    )
+
+
+def _quality(outcome: Outcome, description: Description) -> profiles.Quality | None:
+    """The answers of the profile and of the default; of a profile that was interrupted before its last check
+    the default's alone."""
+    quality, default = outcome.quality, outcome.default_quality
+    if quality is None and not outcome.entries and not outcome.kernels:
+        quality = default
+    if quality is None and default is None:
+        return None
+    own: dict[str, Any] = {}
+    if quality is not None:
+        own = {
+            "tokens": quality.tokens, "mean_kld": _digits(quality.mean_kld),
+            "max_kld": _digits(quality.max_kld), "top1": round(quality.top1, 6),
+        }  # fmt: skip
+    return profiles.Quality(
+        reference=description.engine.get("reference", "numerics: exact"),
+        **own,
+        default_mean_kld=_digits(default.mean_kld) if default is not None else None,
+        routing_pinned=description.target not in ("llama.cpp", "ik_llama.cpp"),
     )
 
 

@@ -54,6 +54,9 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         )  # fmt: skip
     if table.row_count:
         console.print(table)
+    for entry in outcome.entries:
+        if entry.note:
+            console.print(f"{entry.name}: {entry.note}.", soft_wrap=True)
     _print_crossings(outcome, console)
     speed = Table(title="Speed", title_justify="left")
     ratio = "ratio of tokens/J" if outcome.objective == ENERGY else "ratio"
