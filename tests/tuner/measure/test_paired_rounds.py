@@ -120,14 +120,17 @@ def test_rounds_are_asked_for_until_they_are_enough() -> None:
 def test_the_round_in_which_the_gpu_begins_to_rest_is_made_again() -> None:
     """Prompts that follow a rest are faster, whatever they are read with."""
     for begins in (2, 4, 9):
+        told: list[tuple[str, int]] = []
         engine = Engine(lambda x, n: 100.0)
         rounds = Rounds(
             engine.measurement, engine.next_process, Allowance(engine, 10**6), ["pp"], 0.03,
             resting=lambda engine=engine, begins=begins: len(engine.asked) >= begins,
+            anew=lambda key, first, told=told: told.append((key, first)),
         )  # fmt: skip
         result = rounds.compare("k", {"a": A, "b": B}, 4)
         lost = 1 + begins // 5  # with the rounds before it
         assert (result.rounds, result.begun, result.voided) == (4, 4 + lost, lost)
+        assert told == [("k", lost)], "the rounds before that one are forgotten"
         assert [process for _, process in engine.asked] == [p for p in range(1, 5 + lost) for _ in range(5)]
         assert len(result.logs["b"]["pp"]) == 4
 

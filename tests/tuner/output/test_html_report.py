@@ -191,6 +191,19 @@ def test_what_was_taken_in_the_winners_place_is_said(tmp_path: Path) -> None:
     assert "taken instead of prefetch=8: as good and taken first" in _check(page.render(path)).words
 
 
+def test_rounds_that_a_comparison_forgot_are_not_counted(faulty: tuple[Path, Outcome]) -> None:
+    path, outcome = faulty
+    run = read(path)
+    whole = analyse.paired(run, outcome.settings)
+    assert whole is not None
+    assert whole.rounds > 2
+    run.notes.append({"note": "anew", "stage": whole.stage, "first": 1})
+    later = analyse.paired(run, outcome.settings)
+    assert later is not None
+    assert (later.stage, later.rounds) == (whole.stage, whole.rounds - 1)
+    assert all(len(later.base[m]) < len(whole.base[m]) for m in run.metrics)
+
+
 def test_main_effects_of_a_known_product(faulty: tuple[Path, Outcome]) -> None:
     run = read(faulty[0])
     run.head["knobs"] = {"a": [1, 2], "b": [1, 2, 3], "c": [0, 1]}

@@ -128,6 +128,7 @@ class Rounds:
     spread: learns from every comparison.
     resting: whether the GPU rests before prompts by now; where it begins to, a comparison begins anew.
     forgive: lets a configuration that has killed its worker be tried once more.
+    anew: is told the comparison that begins anew, and the number of its first round that counts.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class Rounds:
         spread: RoundSpread | None = None,
         resting: Callable[[], bool] = lambda: False,
         forgive: Callable[[Configuration], None] = lambda configuration: None,
+        anew: Callable[[str, int], None] = lambda key, first: None,
     ) -> None:
         self._measurement = measurement
         self._next_process = next_process
@@ -150,7 +152,7 @@ class Rounds:
         self._apart = apart
         self._spread = spread if spread is not None else RoundSpread()
         self._resting = resting
-        self._forgive = forgive
+        self._forgive, self._anew = forgive, anew
         self.running = Comparison([])  # the last one begun; what it holds is whole rounds
 
     def seconds(self, measurements: float) -> float:
@@ -224,6 +226,7 @@ class Rounds:
                 paired = self._steadied(f"{key}/r{number}", named, process, way, result, own)
             if self._resting() != rested:
                 result.begin_anew()
+                self._anew(key, result.begun)
                 before = 0
             elif moved:
                 voids += 1

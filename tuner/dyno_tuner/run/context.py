@@ -210,6 +210,7 @@ class RunContext:
         return Rounds(
             self.measure_in, self.processes.next, self.budget, tuple(self.weights), self.void_over,
             self._apart, self.spread, lambda: self.recorder.resting, self.recorder.forgive,
+            lambda key, first: self.note("anew", stage=key, first=first),
         )  # fmt: skip
 
     def _apart(self, configurations: Collection[Configuration]) -> bool:

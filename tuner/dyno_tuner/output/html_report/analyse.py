@@ -147,11 +147,13 @@ def paired(run: Run, settings: Mapping[str, Any], kernels: int = 0) -> Paired | 
     def moved(halves: Sequence[Measurement]) -> bool:
         return baseline_moved(halves[0], halves[1], run.metrics) > limit
 
+    # Of a comparison that began anew the rounds before are forgotten.
+    begins = {str(note.get("stage")): number(note.get("first")) or 0.0 for note in run.noted("anew")}
     result: Paired | None = None
     for stage, rounds in _stages(run).items():
         made = Paired(stage, dict(settings))
         logs: dict[str, list[list[float]]] = {m: [] for m in run.metrics}
-        for orders in rounds.values():
+        for orders in (ways for n, ways in rounds.items() if n >= begins.get(stage, 0.0)):
             first = orders[0][0]
             ours = next((s for s in orders[0] if _is_of(s, settings, kernels) and s is not first), None)
             if first.settings() != run.defaults or first.configuration.kernels or ours is None:
