@@ -135,6 +135,8 @@ class Request:
     last_token: float = 0.0
 
     def __post_init__(self) -> None:
+        # Here, in the caller's thread: what cannot be converted is the fault of this request alone.
+        self._settings = self.sampling.for_engine()
         self._random = self.sampling.random()
         self._numbers: list[float] = []
         self.pending = list(self.prompt)
@@ -190,8 +192,7 @@ class Request:
         """The settings of the next draw for the engine, and its random number."""
         if not self._numbers:
             self._numbers = uniforms(self._random, _NUMBERS)[::-1].tolist()
-        s = self.sampling
-        return s.temperature, s.top_k, s.top_p, s.min_p, self._numbers.pop()
+        return (*self._settings, self._numbers.pop())
 
     def give_back(self, numbers: list[float]) -> None:
         """Random numbers of the last draws, which count as never made; in the order of the draws."""

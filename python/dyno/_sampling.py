@@ -114,7 +114,10 @@ class Sampling:
             if value is not None and not accepted(value):
                 raise PlanError(f"[sample] {name} must be {wanted}, not {value!r}")
         if not isinstance(self.logit_bias, Mapping) or not all(
-            isinstance(token, int) and isinstance(value, numbers.Real) and value < float("inf")
+            isinstance(token, int)
+            and 0 <= token <= _LARGEST_COUNT
+            and isinstance(value, numbers.Real)
+            and value < float("inf")
             for token, value in self.logit_bias.items()
         ):
             raise PlanError(f"[sample] logit_bias must be numbers by token id, not {self.logit_bias!r:.80}")
@@ -155,21 +158,30 @@ class Sampling:
 
         def draw(logits: NDArray[np.float32]) -> int:
             uniform = float(uniforms(source, 1)[0])
-            token = _core.sample(logits, self.temperature, self.top_k, self.top_p, self.min_p, uniform)
-            return int(token)
+            return int(_core.sample(logits, *self.for_engine(), uniform))
 
         return draw
+
+    def for_engine(self) -> tuple[float, int, float, float]:
+        """Temperature, top_k, top_p and min_p, as numbers that the engine takes."""
+        return float(self.temperature), _counted(self.top_k), float(self.top_p), float(self.min_p)
+
+
+def _counted(count: int) -> int:
+    """A number of tokens for the engine. A larger one than it takes means the same: no model has so many."""
+    return min(int(count), _LARGEST_COUNT)
 
 
 def _between(least: float, most: float) -> Callable[[float], bool]:
     return lambda value: least <= value <= most
 
 
-_INFINITY = float("inf")
 _LARGEST = float(np.finfo(np.float32).max)
-_INTEGERS = ("top_k", "seed", "repeat_last_n", "dry_allowed_length", "logprobs")
+_LARGEST_COUNT = 2**31 - 1
+_COUNTS = ("top_k", "repeat_last_n", "dry_allowed_length")
+_INTEGERS = (*_COUNTS, "seed", "logprobs")
 _BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda value: 0.0 <= value < _INFINITY, "at least 0"),
+    "temperature": (_between(0, _LARGEST), "at least 0"),
     "top_k": (lambda value: value >= 0, "at least 0 (0: all tokens)"),
     "top_p": (lambda value: 0.0 < value <= 1.0, "in (0, 1]"),
     "min_p": (_between(0, 1), "in [0, 1]"),
@@ -219,8 +231,8 @@ class HostSampler:
         from dyno import _core
 
         settings = {
-            **{name: getattr(sampling, name) for name in _NUMBERS},
-            **{name: getattr(sampling, name) for name in ("top_k", "repeat_last_n", "dry_allowed_length")},
+            **{name: float(getattr(sampling, name)) for name in _NUMBERS},
+            **{name: _counted(getattr(sampling, name)) for name in _COUNTS},
             "logit_bias": [(token, float(value)) for token, value in sampling.logit_bias.items()],
         }
         if sampling.dry_multiplier > 0:
@@ -229,7 +241,7 @@ class HostSampler:
         self._sampler.begin(np.asarray(prompt, np.int32))
         self._random = sampling.random()
         self._two = sampling.xtc_probability > 0
-        self._top = sampling.logprobs
+        self._top = None if sampling.logprobs is None else _counted(sampling.logprobs)
         self._grammar: Grammar | None = None
         self._tokenizer, self._waits_for = tokenizer, sampling.rules_after.encode()
         self._seen = b""  # while the rules have not begun

@@ -206,6 +206,7 @@ def _drawn_on_device(
     """
     slot = owner.slot
     tokens = token_array(prompt[kept:])
+    temperature, top_k, top_p, min_p = sampling.for_engine()
     random = sampling.random()
     generation = None
     for left in range(max_tokens, 0, -1):
@@ -217,12 +218,7 @@ def _drawn_on_device(
                 _begin(session, kept, slot)
                 engine._check_batch(session, [(slot, tokens)], False, owner)
                 generation = session.generation(
-                    tokens,
-                    slot=slot,
-                    temperature=sampling.temperature,
-                    top_k=sampling.top_k,
-                    top_p=sampling.top_p,
-                    min_p=sampling.min_p,
+                    tokens, slot=slot, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
                 )
             queued = int(generation.queued)
             if queued <= _DRAWS_AHEAD and queued < left:

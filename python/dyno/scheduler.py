@@ -18,7 +18,7 @@ from dyno._sampling import HostSampler, Sampling
 from dyno._steps import Answer, Checked, computed, described, is_drafted
 from dyno._teller import Teller
 from dyno._vocabulary import has_vocabulary
-from dyno.errors import ClosedError, DynoError, PlanError, QueueFullError
+from dyno.errors import ClosedError, PlanError, QueueFullError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -360,7 +360,11 @@ class Scheduler:
                     self._end(request, "stop")
                 continue
             if request.wants_all_rows and answer.rows is not None:
-                request.keep_prompt_logprobs(answer.rows)
+                try:
+                    request.keep_prompt_logprobs(answer.rows)
+                except Exception as error:  # as in _take()
+                    self._end(request, "error", error)
+                    continue
             if not request.pending:
                 self._take(request, answer)
         if self._drafting is not None and texts == len(batch):
@@ -542,7 +546,7 @@ class Scheduler:
             token = answer.token if answer.rows is None else request.draw(finite(answer.rows[-1], last))
             if token < 0:
                 raise not_finite(last)
-        except DynoError as error:
+        except Exception as error:  # whatever it is: other texts have drawn their tokens
             self._end(request, "error", error)
             return
         now = time.monotonic()

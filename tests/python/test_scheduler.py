@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from chat_model import chat_model, numerics
 from dyno import ClosedError, Engine, PlanError, QueueFullError, Sampling, Scheduler
+from dyno._requests import Handling, Request
+from dyno._sampling import HostSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,6 +129,41 @@ def test_a_failed_step_ends_its_requests_and_no_others(
             assert scheduler.failure is not None
         assert len(list(scheduler.drawn([1, 2], Sampling(), 3))) == 3
         assert scheduler.failure is None
+
+
+def test_a_draw_that_fails_ends_its_own_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise ValueError("made to fail")
+
+    monkeypatch.setattr(HostSampler, "draw", fail)
+    monkeypatch.setattr(Request, "keep_prompt_logprobs", fail)
+    with Scheduler(engine) as scheduler:
+        other = scheduler.drawn([1, 2], Sampling(), 100, handling=Handling(ignore_end=True))
+        next(other)
+        with pytest.raises(ValueError, match="made to fail"):
+            list(scheduler.drawn([3, 4], Sampling(repeat_penalty=1.3), 5))
+        with pytest.raises(ValueError, match="made to fail"):
+            list(scheduler.drawn([3, 4], Sampling(), 5, handling=Handling(prompt_logprobs=0)))
+        assert len(list(other)) == 99
+        assert scheduler.failure is None
+
+
+@pytest.mark.parametrize("more", [{}, {"repeat_penalty": 1.3, "logprobs": 2**70}])
+def test_counts_past_the_engine_s_numbers_mean_all(engine: Engine, more: dict[str, float]) -> None:
+    def drawn(top_k: int, last_n: int) -> list[int]:
+        sampling = Sampling(1.0, top_k, 0.9, 0.0, seed=4, repeat_last_n=last_n, **more)  # type: ignore[arg-type]
+        return [each.token for each in scheduler.drawn([3, 4, 5], sampling, 10)]
+
+    alone = "".join(engine.generate("ab", 10, 1.0, top_k=3_000_000_000, seed=3))
+    assert alone == "".join(engine.generate("ab", 10, 1.0, top_k=0, seed=3))
+    with Scheduler(engine) as scheduler:
+        other = scheduler.drawn([1, 2], Sampling(), 40, handling=Handling(ignore_end=True))
+        next(other)
+        assert drawn(3_000_000_000, 2**70) == drawn(2**70, 2**40) == drawn(0, -1)
+        assert len(list(other)) == 39
+    for wrong in ({"temperature": 1e39}, {"logit_bias": {2**40: 1.0}}, {"logit_bias": {-1: 1.0}}):
+        with pytest.raises(PlanError, match="must be"):
+            Sampling(**wrong)  # type: ignore[arg-type]
 
 
 def test_one_scheduler_an_engine_and_none_after_close(
