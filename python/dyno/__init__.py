@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         PlanError,
         ProfileError,
         QueueFullError,
+        StepError,
         UnsupportedError,
     )
     from dyno.profiles import Profile, find_profile, load_profile
@@ -51,6 +52,7 @@ __all__ = [
     "QueueFullError",
     "Sampling",
     "Scheduler",
+    "StepError",
     "Tokenizer",
     "UnsupportedError",
     "__version__",

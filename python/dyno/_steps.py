@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dyno._requests import Step
+from dyno.errors import ClosedError, PlanError, StepError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from dyno._requests import Request
 
-__all__ = ["Answer", "computed", "described", "is_drafted"]
+__all__ = ["Answer", "computed", "described", "is_drafted", "told_of"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,13 @@ def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[An
             answers.append(draws[at])
         at += count
     return answers
+
+
+def told_of(error: Exception) -> Exception:
+    """The error of a step, as its requests get it. None of them is at fault, so no error says so."""
+    if isinstance(error, (PlanError, UnsupportedError)) and not isinstance(error, ClosedError):
+        return StepError(f"[scheduler] a step failed: {error}")
+    return error
 
 
 def is_drafted(request: Request, tokens: Sequence[int]) -> bool:

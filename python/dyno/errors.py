@@ -16,6 +16,7 @@ __all__ = [
     "PlanError",
     "ProfileError",
     "QueueFullError",
+    "StepError",
     "UnsupportedError",
 ]
 
@@ -62,6 +63,10 @@ class QueueFullError(DynoError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class StepError(DynoError):
+    """A step of a scheduler failed, and with it all requests that ran or waited. None of them is at fault."""
 
 
 class UnsupportedError(DynoError):

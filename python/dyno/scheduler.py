@@ -15,7 +15,7 @@ from dyno._generate import finite, not_finite
 from dyno._prefixes import Prefixes
 from dyno._requests import Drawn, Handling, Request, SchedulerEvents
 from dyno._sampling import HostSampler, Sampling
-from dyno._steps import Answer, Checked, computed, described, is_drafted
+from dyno._steps import Answer, Checked, computed, described, is_drafted, told_of
 from dyno._teller import Teller
 from dyno._vocabulary import has_vocabulary
 from dyno.errors import ClosedError, PlanError, QueueFullError
@@ -315,7 +315,7 @@ class Scheduler:
                 self.failure = None
             except Exception as error:
                 self.failure = error
-                self._fail_all(error)
+                self._fail_all(told_of(error))
         self._fail_all(ClosedError("[scheduler] the scheduler is closed"))
 
     def _step(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chat_model import chat_model, numerics
-from dyno import ClosedError, Engine, PlanError, QueueFullError, Sampling, Scheduler
+from dyno import ClosedError, Engine, PlanError, QueueFullError, Sampling, Scheduler, StepError
 from dyno._requests import Handling, Request
 from dyno._sampling import HostSampler
 
@@ -124,7 +124,8 @@ def test_a_failed_step_ends_its_requests_and_no_others(
 
         with monkeypatch.context() as patch:
             patch.setattr(scheduler, "_batch", fail)
-            with pytest.raises(PlanError, match="made to fail"):
+            # The request is not wrong, so its client must not be told so.
+            with pytest.raises(StepError, match="a step failed: made to fail"):
                 list(scheduler.drawn([1, 2], Sampling(), 3))
             assert scheduler.failure is not None
         assert len(list(scheduler.drawn([1, 2], Sampling(), 3))) == 3
