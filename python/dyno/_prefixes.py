@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from dyno import _core
     from dyno._requests import Request
+    from dyno._slots import Slots
 
 __all__ = ["Place", "Prefixes", "common_prefix"]
 
@@ -90,9 +91,12 @@ class Prefixes:
         held = sum(int(session.position(slot)) for slot in range(self._sequences))
         return held + tokens > self._cache_tokens
 
-    def forget_oldest(self, session: Any, but: int = -1) -> bool:
-        """Forget the ended text that was not used for the longest time; False if there is none."""
-        oldest = next((slot for slot in self._kept if slot != but), None)
+    def forget_oldest(self, session: Any, free: Iterable[int], but: int = -1) -> bool:
+        """Forget what one of the `free` sequences holds: tokens that nobody knows, or else the ended text
+        that was not used for the longest time. False if there is nothing to forget.
+        """
+        unknown = (s for s in free if s not in self._kept and int(session.position(s)) > 0)
+        oldest = next((slot for slot in itertools.chain(unknown, self._kept) if slot != but), None)
         if oldest is None:
             return False
         self.drop(oldest)
@@ -158,6 +162,31 @@ class Prefixes:
             self.keep(source, self._kept[source])  # it was used just now
         return Place(target, source if tokens else target, tokens, branch if branch > tokens else 0)
 
+    def give(self, session: Any, request: Request, slots: Slots, running: Sequence[Request]) -> Place | None:
+        """Give a request a free sequence, and the tokens of its prompt that any sequence holds; under the
+        engine's lock. None if no sequence is free.
+        """
+        for slot in slots.foreign:
+            self.drop(slot)
+        slots.foreign.clear()
+        free = slots.free(self._sequences)
+        if not free:
+            return None
+        place = self.place(session, request.pending, free, running, request.reuses)
+        place = self.that_fits(session, place, free)
+        slots.take(request.owner, place.slot, self._sequences)
+        slots.foreign.discard(place.slot)
+        self.drop(place.slot)
+        if place.source != place.slot:
+            session.copy_prefix(place.source, place.slot, place.tokens)
+        elif place.tokens:
+            session.rewind(place.tokens, place.slot)
+        else:
+            session.reset(place.slot)
+        self.begin(place.slot, place.tokens if place.source == place.slot else 0)
+        request.begin(place.tokens, place.branch)
+        return place
+
     def _use_checkpoint(self, slot: int, tokens: int) -> None:
         """Keep the checkpoint that gives so many tokens of a sequence longer than the others."""
         able = [each for each in self._checkpoints if each.slot == slot and each.position >= tokens]
@@ -177,7 +206,7 @@ class Prefixes:
         self.drop(place.slot)
         session.reset(place.slot)
         while self.lacks(session, place.tokens):
-            if self.forget_oldest(session, but=place.source):
+            if self.forget_oldest(session, free, but=place.source):
                 continue
             if place.source in free:
                 return Place(place.source, place.source, place.tokens, place.branch)

@@ -73,6 +73,10 @@ class Slots:
         """Whether no generation owns `slot`."""
         return slot not in self._owners
 
+    def free(self, count: int) -> list[int]:
+        """The slots of `count` that no generation owns."""
+        return [slot for slot in range(count) if self.is_free(slot)]
+
     def check_exists(self, slot: int, count: int) -> None:
         """Raises PlanError for a slot that the engine was not opened with."""
         if isinstance(slot, bool) or not isinstance(slot, numbers.Integral) or not 0 <= slot < count:

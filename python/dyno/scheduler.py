@@ -409,31 +409,13 @@ class Scheduler:
         return 0 < self._cache_tokens < wanted + len(self._running) + 1
 
     def _take_slot(self, request: Request, session: Any) -> bool:
-        """Give a request a free sequence, and the tokens of its prompt that any sequence holds; under the
-        engine's lock.
-        """
-        slots = self._engine._slots
-        for slot in slots.foreign:
-            self._prefixes.drop(slot)
-        slots.foreign.clear()
-        free = [slot for slot in range(self._sequences) if slots.is_free(slot)]
-        if not free:
+        """Give a request a free sequence, under the engine's lock; whether there is one."""
+        place = self._prefixes.give(session, request, self._engine._slots, self._running)
+        if place is None:
             return False
-        place = self._prefixes.place(session, request.pending, free, self._running, request.reuses)
-        place = self._prefixes.that_fits(session, place, free)
-        slots.take(request.owner, place.slot, self._sequences)
-        slots.foreign.discard(place.slot)
-        self._prefixes.drop(place.slot)
-        if place.source != place.slot:
-            session.copy_prefix(place.source, place.slot, place.tokens)
-            self._totals["copied_tokens"] += place.tokens
-        elif place.tokens:
-            session.rewind(place.tokens, place.slot)
-        else:
-            session.reset(place.slot)
-        self._prefixes.begin(place.slot, place.tokens if place.source == place.slot else 0)
         self._totals["reused_tokens"] += place.tokens
-        request.begin(place.tokens, place.branch)
+        if place.source != place.slot:
+            self._totals["copied_tokens"] += place.tokens
         return True
 
     def _that_fits(
@@ -441,16 +423,16 @@ class Scheduler:
     ) -> list[tuple[Request, list[int]]]:
         """The part of a step that the cache has room for; under the engine's lock.
 
-        Drafts go first, then texts that have ended; then running ones go back into the queue, the last one
-        first.
+        Drafts go first, then tokens that nobody knows and texts that have ended; then running ones go back
+        into the queue, the last one first.
         """
         if self._prefixes.lacks(session, sum(len(tokens) for _, tokens in batch)):
             batch = [(r, tokens[: len(r.pending)]) for r, tokens in batch]
         while self._prefixes.lacks(session, sum(len(tokens) for _, tokens in batch)):
-            if self._prefixes.forget_oldest(session):
+            if self._prefixes.forget_oldest(session, self._engine._slots.free(self._sequences)):
                 continue
             if len(self._running) == 1:
-                break  # the other tokens are nobody's here: the engine says what is wrong
+                break  # the other tokens belong to generations outside: the engine says what is wrong
             last = self._running[-1]
             batch = [each for each in batch if each[0] is not last]
             session.reset(last.owner.slot)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from chat_model import chat_model
-from dyno import Engine, Sampling, Scheduler
+from dyno import Engine, PlanError, Sampling, Scheduler, StepError
 from dyno._prefixes import common_prefix
 from dyno._requests import Handling
 from served import until
@@ -174,6 +174,28 @@ def test_penalties_and_seeds_outlast_a_stop(path: Path) -> None:
     with opened(path, cache_tokens=CTX) as engine, Scheduler(engine) as scheduler:
         assert together(engine, scheduler, lambda prompt: tokens(scheduler, prompt), prompts) == wanted
         assert scheduler.totals()["stopped"] > 0
+
+
+def test_tokens_that_nobody_knows_are_not_in_the_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = numbers(9, 150)
+    with opened(path, cache_tokens=CTX) as engine:
+        wanted = alone(engine, long)
+        with Scheduler(engine) as scheduler:
+            for seed in range(3):
+                drawn(scheduler, numbers(seed, 50))
+
+            def fail() -> None:
+                raise PlanError("made to fail")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(scheduler, "_batch", fail)
+                with pytest.raises(StepError):
+                    drawn(scheduler, [1, 2])
+            assert drawn(scheduler, long) == (wanted, 0)
+        engine.reset()
+        with Scheduler(engine) as scheduler:
+            engine.logits(numbers(7, 100), slot=2)  # nor does an outsider
+            assert drawn(scheduler, long) == (wanted, 0)
 
 
 def test_an_outsider_s_tokens_count_and_are_not_reused(path: Path) -> None:
