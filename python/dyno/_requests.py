@@ -139,6 +139,7 @@ class Request:
         self._settings = self.sampling.for_engine()
         self._random = self.sampling.random()
         self._numbers: list[float] = []
+        self._counted = 0
         self.pending = list(self.prompt)
 
     @property
@@ -160,6 +161,12 @@ class Request:
         self.branch = branch
         if not self.drawn:
             self.cached = cached
+
+    def count(self) -> int:
+        """Tokens of the prompt that the sequence holds and that no earlier call has counted."""
+        new = max(min(len(self.held), len(self.prompt)) - self._counted, 0)
+        self._counted += new
+        return new
 
     def stop(self) -> None:
         """The request has lost its sequence and begins again later; what it has told stays told."""

@@ -37,6 +37,10 @@ _SECONDS_WITHOUT_SLOT = 0.005
 _ALL_ROWS_TOKENS = 64
 """Tokens of a prompt in a step if the logits after each of them are needed: one row is a whole vocabulary."""
 _LONGEST_RETRY_S = 60
+_TOTALS = (
+    *("steps", "prompt_tokens", "reused_tokens", "copied_tokens", "recomputed_tokens"),
+    *("generated_tokens", "stopped"),
+)
 _WEIGHT_OF_NEWEST = 0.2
 """Of the newest request in the running mean of their durations."""
 
@@ -114,9 +118,7 @@ class Scheduler:
         self._events = events or SchedulerEvents()
         self._mean_s = 0.0
         """Running mean of the seconds that a request owns a sequence."""
-        self._totals = dict.fromkeys(
-            ("steps", "prompt_tokens", "reused_tokens", "copied_tokens", "generated_tokens", "stopped"), 0
-        )
+        self._totals = dict.fromkeys(_TOTALS, 0)
         self.failure: BaseException | None = None
         """The error that ended the last failed step; None if the last step worked."""
         self._teller = Teller()
@@ -211,7 +213,8 @@ class Scheduler:
     def totals(self) -> dict[str, int]:
         """Since the scheduler was opened: `steps`, tokens of prompts that were computed (`prompt_tokens`) or
         that a sequence held (`reused_tokens`, of which `copied_tokens` came from another one), tokens that
-        were drawn (`generated_tokens`), and how often a text had to wait again for memory (`stopped`).
+        were drawn (`generated_tokens`), and how often a text had to wait again for memory (`stopped`). Such a
+        text is read again: its prompt counts once, and tokens that are read again are `recomputed_tokens`.
         """
         return dict(self._totals)
 
@@ -351,10 +354,13 @@ class Scheduler:
             if answer.checked is not None:
                 self._take_checked(request, tokens, answer.checked, marks.get(request.owner.slot))
                 continue
-            self._totals["prompt_tokens"] += len(tokens) if request.reads else 0
+            read = len(tokens) if request.reads else 0
             request.held += tokens
             del request.pending[: len(tokens)]
             request.taken_back = 0
+            new = request.count()
+            self._totals["prompt_tokens"] += new
+            self._totals["recomputed_tokens"] += max(read - new, 0)
             if request.pooler is not None:
                 if not request.pending:
                     self._end(request, "stop")
@@ -413,9 +419,10 @@ class Scheduler:
         place = self._prefixes.give(session, request, self._engine._slots, self._running)
         if place is None:
             return False
-        self._totals["reused_tokens"] += place.tokens
+        reused = request.count()
+        self._totals["reused_tokens"] += reused
         if place.source != place.slot:
-            self._totals["copied_tokens"] += place.tokens
+            self._totals["copied_tokens"] += reused
         return True
 
     def _that_fits(

@@ -157,7 +157,10 @@ def test_texts_wait_again_when_the_cache_is_full(path: Path, device: str) -> Non
         wanted = [alone(engine, prompt, 120) for prompt in prompts]
         with Scheduler(engine) as scheduler:
             found = together(engine, scheduler, lambda prompt: drawn(scheduler, prompt, 120)[0], prompts)
-            assert scheduler.totals()["stopped"] > 0  # 3 x 140 tokens do not fit into 192
+            totals = scheduler.totals()
+            assert totals["stopped"] > 0  # 3 x 140 tokens do not fit into 192
+            assert totals["recomputed_tokens"] > 0
+            assert totals["prompt_tokens"] + totals["reused_tokens"] == 3 * 20  # each prompt once
         assert found == wanted
 
 

@@ -103,6 +103,10 @@ class _OfScheduler(Collector):
                 "Tokens of prompts that were copied from another sequence.",
                 totals["copied_tokens"],
             ),
+            "dyno_recomputed_tokens": (
+                "Tokens of texts that were read again, because the texts had waited for memory.",
+                totals["recomputed_tokens"],
+            ),
             "vllm:num_preemptions": ("Texts that had to wait again for memory.", totals["stopped"]),
             "vllm:spec_decode_num_drafts": ("Drafts that were checked.", drafts.drafts),
             "vllm:spec_decode_num_draft_tokens": ("Tokens of drafts.", drafts.tokens),
