@@ -107,9 +107,11 @@ def test_the_promise_of_a_profile_is_compared_with_like_work() -> None:
         {"seconds": 10.0},  # a median does not follow one slow step
         {"sequences": 2, "tokens": 2, "seconds": 1.0},
         {"deepest": 5000, "seconds": 1.0},
+        *3 * ({"tokens": 9, "seconds": 0.01},),  # a draft of 8 that was checked
     ):
         promise.stepped(Step(**{**alone, **change}))  # type: ignore[arg-type]
     prompt = {"sequences": 1, "tokens": 256, "prompt_tokens": 256, "deepest": 256, "seconds": 0.512}
-    for change in ({}, {"tokens": 20, "prompt_tokens": 20}, {"sequences": 3}):
+    deep = {"deepest": 30000, "seconds": 5.0}  # attention over so many tokens takes long
+    for change in ({}, {"tokens": 20, "prompt_tokens": 20}, {"sequences": 3}, deep, deep):
         promise.stepped(Step(**{**prompt, **change}))  # type: ignore[arg-type]
     assert promise.ratios() == pytest.approx({"pp": 0.5, "tg": 0.8})

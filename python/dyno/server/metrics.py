@@ -67,9 +67,11 @@ class Promise:
         if step.sequences != 1 or step.seconds <= 0:
             return
         kind = "pp" if step.prompt_tokens else "tg"
-        if kind == "tg" and step.deepest > self.SHALLOW:
+        # More tokens than one are checked drafts or a text that is read again.
+        if kind == "tg" and (step.tokens != 1 or step.deepest > self.SHALLOW):
             return
-        if kind == "pp" and not self._pp_tokens <= 2 * step.tokens <= 4 * self._pp_tokens:
+        # Not far behind a prompt's beginning: attention over more tokens takes longer.
+        if kind == "pp" and not (self._pp_tokens <= 2 * step.tokens and step.deepest <= 2 * self._pp_tokens):
             return
         if kind in self._rates:
             self._rates[kind].append(step.tokens / step.seconds)
