@@ -14,7 +14,7 @@ from dyno._placement import Placement
 from dyno._slots import Slots
 from dyno._ubatch import UsualUbatch, free_bytes
 from dyno.devices import limited, resolve_device
-from dyno.errors import ClosedError, DeviceError, DynoError
+from dyno.errors import ClosedError, DeviceError, DynoError, PlanError
 from dyno.settings import has_latent_cache, is_dense_quantised
 
 if TYPE_CHECKING:
@@ -144,11 +144,13 @@ class OpenModel:
         """Change context settings: the cache is made again and is empty, the weights stay.
 
         Raises:
-            PlanError: An unknown name, an impossible value, a setting of another kind, it does not fit, or a
-            generation owns a slot.
+            PlanError: An unknown name, an impossible value, a setting of another kind, it does not fit, a
+            generation owns a slot, or a scheduler is open.
         """
 
         def change(session: _core.Session, values: dict[str, Any]) -> None:
+            if self._scheduler is not None:
+                raise PlanError("[engine] set_context() under an open scheduler; close the scheduler first")
             self._slots.check_free(None, int(self.settings["sequences"]))
             session.set_context(values)
 

@@ -167,6 +167,15 @@ def test_counts_past_the_engine_s_numbers_mean_all(engine: Engine, more: dict[st
             Sampling(**wrong)  # type: ignore[arg-type]
 
 
+def test_the_context_does_not_change_under_a_scheduler(engine: Engine) -> None:
+    with Scheduler(engine) as scheduler:
+        with pytest.raises(PlanError, match="under an open scheduler; close the scheduler first"):
+            engine.set_context(ctx=64, sequences=2)
+        assert engine.settings["ctx"] == 256
+        assert len(list(scheduler.drawn([1] * 100, Sampling(), 3, handling=Handling(ignore_end=True)))) == 3
+    engine.set_context(ctx=256, sequences=3)
+
+
 def test_one_scheduler_an_engine_and_none_after_close(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
