@@ -28,6 +28,8 @@ void DraftHead::forget(int32_t slot, int64_t positions) {
   s.rows.resize(kept * static_cast<size_t>(n_embd_));
   s.given.resize(std::min(s.given.size(), kept));
   s.last.clear();
+  // Its cache goes back too, also of a sequence for which it never drafts again.
+  head_->rewind(slot, std::min(head_->position(slot), static_cast<int64_t>(s.given.size())));
 }
 
 void DraftHead::copy(int32_t from, int32_t to, int64_t positions) {
@@ -117,6 +119,8 @@ void Session::load_draft_head() {
   load.expert_cache = {};
   load.numa = plan::NumaMode::off;
   plan::ContextOptions context = plan_.context;
+  // It holds what the model holds, and beside that a draft of each sequence.
+  if (context.cache_tokens > 0) context.cache_tokens += context.sequences * kMostDraft;
   context.window_cache = plan::WindowCache::full;
   load.cpu_repack = false;  // its embedding and output are the model's: pages of the file, which cost no second copy
   auto head = std::make_unique<Session>(file_, load, context, settings_, plan_.main_device(),

@@ -13,6 +13,9 @@ namespace dyno::runtime {
 
 class Session;
 
+// Tokens of a draft at most (setting spec_max), for which the head's cache has room beside what the model's holds.
+inline constexpr int64_t kMostDraft = 64;
+
 // A token that is about to follow a sequence.
 struct Following {
   int32_t slot = 0;

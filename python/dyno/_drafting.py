@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dyno._draft_head import DraftHead
 from dyno._draft_model import DraftModel
 from dyno._drafts import DraftCounts, Drafter, Judge, Speculation
+from dyno.errors import DynoError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,6 +58,7 @@ class Drafting:
         self.judge = Judge()
         self.counts = DraftCounts()
         self._told_of: set[int] = set()
+        self._has_failed = False
 
     def close(self) -> None:
         """Give back what was loaded for drafts."""
@@ -90,26 +92,38 @@ class Drafting:
             )
             for r, tokens in batch
         ]
+        try:
+            drafts = self._drafts(batch, rooms)
+        except DynoError as error:  # texts go on without drafts
+            self._failed(len(batch), error)
+            return
+        for (_, tokens), draft in zip(batch, drafts, strict=True):
+            tokens += draft
+
+    def _drafts(self, batch: Sequence[tuple[Request, list[int]]], rooms: Sequence[int]) -> list[list[int]]:
         if self._head is not None:
             # It knows the rows of tokens in the cache alone: not of those that were taken back.
             next_tokens = [
                 (request.owner.slot, tokens[-1], most if len(tokens) == 1 else 0)
                 for (request, tokens), most in zip(batch, rooms, strict=True)
             ]
-            for (_, tokens), draft in zip(batch, self._head.draft(next_tokens), strict=True):
-                tokens += draft
-            return
+            return self._head.draft(next_tokens)
         if self._model is not None:
             texts = [
                 (request.owner.slot, [*request.held, *tokens], most)
                 for (request, tokens), most in zip(batch, rooms, strict=True)
             ]
-            for (_, tokens), draft in zip(batch, self._model.draft(texts), strict=True):
-                tokens += draft
-            return
-        for (request, tokens), most in zip(batch, rooms, strict=True):
-            if request.drafter is not None and most > 0:
-                tokens += request.drafter.draft(most)
+            return self._model.draft(texts)
+        return [
+            request.drafter.draft(most) if request.drafter is not None and most > 0 else []
+            for (request, _), most in zip(batch, rooms, strict=True)
+        ]
+
+    def _failed(self, texts: int, error: DynoError) -> None:
+        self.judge.pause(texts)
+        level = logging.INFO if self._has_failed else logging.WARNING
+        self._has_failed = True
+        _log.log(level, "a draft failed; speculation is paused for %d steps: %s", Judge.PAUSE, error)
 
     def stepped(self, texts: int, drafted: bool, tokens: int, seconds: float) -> None:
         """Learn from a step of texts alone, and say if drafts pause; arguments as of `Judge.stepped`."""

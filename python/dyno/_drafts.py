@@ -147,6 +147,10 @@ class Judge:
         # The plain speed is learned first, and kept fresh.
         return len(plain) == self.WINDOW and self._steps[bucket] % self.WINDOW != 0
 
+    def pause(self, texts: int) -> None:
+        """No drafts for so many texts in the next `PAUSE` steps."""
+        self._pause[texts.bit_length()] = self.PAUSE
+
     def stepped(self, texts: int, drafted: bool, tokens: int, seconds: float) -> tuple[float, float] | None:
         """Learn from a step.
 
@@ -167,6 +171,6 @@ class Judge:
         speeds = [sum(t for t, _ in rates) / max(sum(s for _, s in rates), 1e-9) for rates in both]
         if speeds[0] >= speeds[1]:
             return None
-        self._pause[bucket] = self.PAUSE
+        self.pause(texts)
         self._rates[bucket, True].clear()
         return speeds[0], speeds[1]

@@ -149,6 +149,26 @@ def test_a_draft_goes_further_with_the_head_s_own_rows(tiny_dir: Path, golden: d
     assert nmse(drafted(s, tokens[24]), want[23]) < 1e-8
 
 
+def test_a_limit_of_the_cache_is_one_of_the_model_s_texts(
+    tiny_dir: Path, golden: dict[str, np.ndarray]
+) -> None:
+    """The head forgets what the model forgets, and its drafts have room beside a full cache."""
+    tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
+    context = {**F32, "ctx": 64, "sequences": 2, "cache_tokens": 64}
+    s = _core.Session(tiny_dir / "qwen35-tiny.gguf", context=context, session={"threads": 2})
+    s.load_draft_head()
+    for slot in (0, 1, 0):
+        s.reset()
+        s.decode([(slot, tokens[:50].copy())], "none")
+        assert nmse(drafted(s, tokens[50], slot), want[49]) < 1e-8
+    s.reset()
+    s.decode([(0, tokens[:32].copy()), (1, tokens[:32].copy())], "none")
+    both = [(0, int(tokens[32])), (1, int(tokens[32]))]
+    assert nmse(s.draft(both), want[[31, 31]]) < 1e-8
+    for _ in range(8):
+        s.draft(both, further=True)
+
+
 def test_of_an_engine(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
     tokens = golden["tokens_long"]
     with dyno.Engine(tiny_dir / "qwen35-tiny.gguf", device="cpu", profile=None, ctx=256) as engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-from dyno import Engine, PlanError, Sampling, Scheduler, UnsupportedError, _core
+from dyno import Engine, OutOfMemoryError, PlanError, Sampling, Scheduler, UnsupportedError, _core
+from dyno._draft_head import DraftHead
 from dyno._drafts import Drafter, Judge
 from dyno._requests import Handling
 from dyno.scheduler import Speculation
@@ -55,6 +57,10 @@ def agreeing(source: Path, target: Path, share: float) -> Path:
             tensor.data[:] = 1.0
     reader.data.flush()
     return target
+
+
+def numbers(seed: int, count: int) -> list[int]:
+    return [int(each) for each in np.random.default_rng(seed).integers(1, 250, count)]
 
 
 @pytest.fixture(scope="module", params=[None, 0.0, 0.15], ids=["random", "agreeing", "often"])
@@ -149,6 +155,42 @@ def test_each_accepted_token_saves_a_step(tiny_dir: Path, tmp_path: Path) -> Non
             list(scheduler.drawn([5, 6], Sampling(), 10, handling=ON))
             assert scheduler.drafts.drafts > 0
         assert engine._open().has_draft_head
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_drafts_have_room_where_the_cache_is_full(tiny_dir: Path, together: bool) -> None:
+    settings = {**EXACT, "cache_tokens": EXACT["ctx"]}
+    prompts = [numbers(seed, 40 if together else 100) for seed in range(3 - together)]
+    with Engine(tiny_dir / "qwen35-tiny.gguf", device="cpu", profile=None, **settings) as engine:
+
+        def one(prompt: list[int]) -> list[int]:
+            # Two at a time come to the limit, and one of them waits again.
+            count = 80 if together else 38
+            return [each.token for each in scheduler.drawn(prompt, Sampling(), count, handling=ON)]
+
+        with Scheduler(engine) as scheduler:
+            alone = [one(prompt) for prompt in prompts]
+        with drafting(engine, most=8, min_p=0.0) as scheduler, ThreadPoolExecutor(1 + together) as pool:
+            assert list(pool.map(one, prompts)) == alone
+            assert scheduler.drafts.drafts > 20
+            assert scheduler.failure is None
+
+
+def test_a_draft_that_fails_is_none_and_fails_no_text(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Scheduler(engine) as scheduler:
+        alone = texts(scheduler, {})
+
+    def fail(*_: object) -> None:
+        raise OutOfMemoryError("made to fail")
+
+    monkeypatch.setattr(DraftHead, "draft", fail)
+    with caplog.at_level(logging.WARNING, "dyno.scheduler"), drafting(engine) as scheduler:
+        assert texts(scheduler, {}) == alone
+        assert (scheduler.drafts.drafts, scheduler.failure) == (0, None)
+    (line,) = [r.message for r in caplog.records if r.name == "dyno.scheduler"]
+    assert line == "a draft failed; speculation is paused for 512 steps: made to fail"
 
 
 def test_an_ended_text_is_reused_although_its_last_draft_was_rejected(engine: Engine) -> None:
