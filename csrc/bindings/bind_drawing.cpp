@@ -205,6 +205,19 @@ void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
             return s.with([&](const runtime::Session& real) { return real.can_draft(slot); });
           },
           "slot"_a = 0, "Whether a loaded head knows all that a sequence holds, and it holds something.")
+      .def(
+          "draft_lacks",
+          [](PySession& s, int32_t slot) {
+            return s.with([&](const runtime::Session& real) { return real.draft_lacks(slot); });
+          },
+          "slot"_a = 0,
+          "Tokens of a sequence that a loaded head has still to read before a draft; 0 if it cannot draft.")
+      .def(
+          "read_for_draft",
+          [](PySession& s, int32_t slot, int64_t tokens) {
+            s.change([&](runtime::Session& real) { real.read_for_draft(slot, tokens); });
+          },
+          "slot"_a, "tokens"_a, "Has the head read up to so many of them now. Else the next draft reads all of them.")
       .def("draft", &draft, "texts"_a, "further"_a = false,
            nb::sig("def draft(self, texts: collections.abc.Sequence[tuple[int, int]], further: bool = False) -> "
                    "numpy.typing.NDArray[numpy.float32]"),

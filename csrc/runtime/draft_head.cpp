@@ -43,6 +43,31 @@ bool DraftHead::knows(int32_t slot, int64_t positions) const {
   return positions > 0 && sequences_[static_cast<size_t>(slot)].tokens.size() == static_cast<size_t>(positions);
 }
 
+size_t DraftHead::agreeing(const Sequence& s) {
+  if (s.tokens.empty()) return 0;
+  const auto differ = std::mismatch(s.given.begin(), s.given.end(), s.tokens.begin() + 1, s.tokens.end());
+  return static_cast<size_t>(differ.first - s.given.begin());
+}
+
+int64_t DraftHead::lacks(int32_t slot) const {
+  const Sequence& s = sequences_[static_cast<size_t>(slot)];
+  return s.tokens.empty() ? 0 : static_cast<int64_t>(s.tokens.size() - 1 - agreeing(s));
+}
+
+void DraftHead::read(int32_t slot, int64_t count) {
+  Sequence& s = sequences_[static_cast<size_t>(slot)];
+  const size_t begin = agreeing(s);
+  const auto n = static_cast<size_t>(std::min(count, lacks(slot)));
+  if (n == 0) return;
+  head_->rewind(slot, static_cast<int64_t>(begin));
+  s.given.resize(begin);
+  const std::span<const int32_t> tokens = std::span<const int32_t>(s.tokens).subspan(begin + 1, n);
+  head_->decode({.sequences = {{.slot = slot, .tokens = tokens}},
+                 .rows = LogitRows::none,
+                 .rows_in = s.rows.data() + begin * static_cast<size_t>(n_embd_)});
+  s.given.insert(s.given.end(), tokens.begin(), tokens.end());
+}
+
 void DraftHead::draft(std::span<const Following> texts, float* logits) {
   const auto width = static_cast<size_t>(n_embd_);
   std::vector<std::vector<int32_t>> follow;
@@ -130,6 +155,12 @@ void Session::load_draft_head() {
 
 bool Session::can_draft(int32_t slot) const {
   return draft_head_ != nullptr && draft_head_->knows(slot, position(slot));
+}
+
+int64_t Session::draft_lacks(int32_t slot) const { return can_draft(slot) ? draft_head_->lacks(slot) : 0; }
+
+void Session::read_for_draft(int32_t slot, int64_t tokens) {
+  if (can_draft(slot)) draft_head_->read(slot, tokens);
 }
 
 void Session::draft(std::span<const std::pair<int32_t, int32_t>> texts, bool further, float* logits) {

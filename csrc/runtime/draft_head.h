@@ -39,6 +39,11 @@ class DraftHead {
   void copy(int32_t from, int32_t to, int64_t positions);
   // Whether the head knows the hidden rows of a sequence that holds so many positions.
   bool knows(int32_t slot, int64_t positions) const;
+  // Pairs of a sequence that the head has still to read before a draft, but for the one with the token that is about to
+  // follow.
+  int64_t lacks(int32_t slot) const;
+  // Reads up to so many of these now.
+  void read(int32_t slot, int64_t count);
   // Logits [texts, n_vocab] of the token behind each, in one decode. Throws PlanError where the head does not know all
   // that a sequence holds.
   void draft(std::span<const Following> texts, float* logits);
@@ -54,6 +59,8 @@ class DraftHead {
     std::vector<float> last;     // [n_embd], the head's row of its last pair
   };
 
+  // Pairs that the head holds and that are the sequence's.
+  static size_t agreeing(const Sequence& s);
   // Feeds pairs of tokens, and the rows beside them, to the head and keeps the last row of each sequence.
   void feed(std::span<const Following> texts, std::span<const std::span<const int32_t>> tokens,
             std::span<const float> rows, float* logits);

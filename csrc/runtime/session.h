@@ -154,6 +154,10 @@ class Session {
   void drop_draft_head() { draft_head_.reset(); }
   // Whether there is a head that knows all that a sequence holds, and it holds something.
   bool can_draft(int32_t slot) const;
+  // Tokens of such a sequence that the head has still to read before a draft, which otherwise reads them all at once,
+  // and a way to read up to so many of them now.
+  int64_t draft_lacks(int32_t slot) const;
+  void read_for_draft(int32_t slot, int64_t tokens);
   // Logits [texts, n_vocab] that the head gives to the token behind each, which is about to follow its sequence (by
   // slot, each given once) and is not decoded by this. `further`: each is what was drafted last for its sequence, and
   // follows the token that was given then. Throws PlanError.

@@ -472,6 +472,16 @@ class Session:
         Whether a loaded head knows all that a sequence holds, and it holds something.
         """
 
+    def draft_lacks(self, slot: int = 0) -> int:
+        """
+        Tokens of a sequence that a loaded head has still to read before a draft; 0 if it cannot draft.
+        """
+
+    def read_for_draft(self, slot: int, tokens: int) -> None:
+        """
+        Has the head read up to so many of them now. Else the next draft reads all of them.
+        """
+
     def draft(self, texts: Sequence[tuple[int, int]], further: bool = False) -> numpy.typing.NDArray[numpy.float32]:
         """
         Logits float32 [texts, n_vocab] of the token behind each text: a slot, and the token that is about to follow its sequence, which is not decoded by this. further: the token is what was drafted last for the sequence, behind the token given then. Raises PlanError.

@@ -14,6 +14,7 @@ from dyno._draft_model import most_probable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dyno._drafts import Reads
     from dyno.engine import Engine
 
 __all__ = ["DraftHead"]
@@ -46,24 +47,31 @@ class DraftHead:
             if self._loaded and self._engine._session is not None:
                 self._engine._session.drop_draft_head()
 
-    def draft(self, texts: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+    def draft(self, texts: Sequence[tuple[int, int, int]], reads: Reads) -> list[list[int]]:
         """The tokens that the head expects.
 
         Args:
             texts: Slot, the token that follows its sequence next, and how many may be drafted behind it at
                 most, of each.
+            reads: The tokens of the sequences that it may read now.
 
         Returns:
-            A draft for each; without tokens where the head is not certain, or does not know the sequence.
+            A draft for each; without tokens where the head is not certain, does not know the sequence, or has
+            not read the whole of it yet.
         """
         drafts: list[list[int]] = [[] for _ in texts]
         with self._engine._lock:
             session = self._engine._open()
-            feed = {
-                index: (slot, token)
-                for index, (slot, token, most) in enumerate(texts)
-                if most > 0 and session.can_draft(slot)
-            }
+            feed: dict[int, tuple[int, int]] = {}
+            for index, (slot, token, most) in enumerate(texts):
+                if most <= 0 or not session.can_draft(slot):
+                    continue
+                lacking = session.draft_lacks(slot)
+                allowed = reads.allowed(lacking)
+                if allowed < lacking:
+                    session.read_for_draft(slot, allowed)
+                else:
+                    feed[index] = (slot, token)
             further = False
             while feed:
                 logits = session.draft(list(feed.values()), further)

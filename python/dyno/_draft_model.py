@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dyno._drafts import Reads
     from dyno.engine import Engine
 
 __all__ = ["DraftModel", "check_rewinds", "check_vocabulary", "most_probable"]
@@ -56,22 +57,31 @@ class DraftModel:
         self._n_vocab = min(int(engine.model["n_vocab"]), int(target.model["n_vocab"]))
         self._held: list[list[int]] = [[] for _ in range(sequences)]
 
-    def draft(self, texts: Sequence[tuple[int, list[int], int]]) -> list[list[int]]:
+    def draft(self, texts: Sequence[tuple[int, list[int], int]], reads: Reads) -> list[list[int]]:
         """The tokens that the small model expects.
 
         Args:
             texts: Slot, all tokens of the text, and how many may be drafted at most, of each.
+            reads: The tokens of the texts that it may read now.
 
         Returns:
-            A draft for each; without tokens where the small model is not certain, or its context is full.
+            A draft for each; without tokens where the small model is not certain, its context is full, or it
+            has not read the whole text yet.
         """
         drafts: list[list[int]] = [[] for _ in texts]
         with self._engine._lock:
             session = self._engine._open()
             feed: dict[int, list[int]] = {}
+            unread: set[int] = set()
             for index, (slot, tokens, most) in enumerate(texts):
-                if most > 0 and len(tokens) <= self._ctx:
-                    feed[index] = self._begin(session, slot, tokens)
+                if most <= 0 or len(tokens) > self._ctx:
+                    continue
+                lacking = self._begin(session, slot, tokens)
+                allowed = reads.allowed(len(lacking))
+                if allowed < len(lacking):
+                    unread.add(index)
+                if allowed > 0:
+                    feed[index] = lacking[:allowed]
             while feed:
                 batch = [(texts[i][0], np.array(tokens, np.int32)) for i, tokens in feed.items()]
                 proposed = self._proposed(session, batch)
@@ -79,7 +89,7 @@ class DraftModel:
                 for (index, tokens), token in zip(feed.items(), proposed, strict=True):
                     slot, _, most = texts[index]
                     self._held[slot] += tokens
-                    if token < 0:
+                    if token < 0 or index in unread:
                         continue
                     drafts[index].append(token)
                     if len(drafts[index]) < most and len(self._held[slot]) < self._ctx:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno._draft_head import DraftHead
 from dyno._draft_model import DraftModel
-from dyno._drafts import DraftCounts, Drafter, Judge, Speculation
+from dyno._drafts import DraftCounts, Drafter, Judge, Reads, Speculation
 from dyno.errors import DynoError
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class Drafting:
         self.counts = DraftCounts()
         self._told_of: set[int] = set()
         self._has_failed = False
+        self._reads = Reads(0, 0)
+        """Of a draft model or the head, for the step that is made now."""
 
     def close(self) -> None:
         """Give back what was loaded for drafts."""
@@ -77,8 +79,9 @@ class Drafting:
         Args:
             batch: Each text, and what is to be fed: the token that it has drawn last, and the tokens before
                 it that a rejected draft took back.
-            room: Tokens of the step at most.
+            room: Tokens of the step at most, and tokens of prompts that a draft model or a head reads in it.
         """
+        self._reads = Reads(room, self._speculation.most)
         if not self.judge.wants(len(batch)):
             return
         share = (room - sum(len(tokens) for _, tokens in batch)) // len(batch)
@@ -107,13 +110,13 @@ class Drafting:
                 (request.owner.slot, tokens[-1], most if len(tokens) == 1 else 0)
                 for (request, tokens), most in zip(batch, rooms, strict=True)
             ]
-            return self._head.draft(next_tokens)
+            return self._head.draft(next_tokens, self._reads)
         if self._model is not None:
             texts = [
                 (request.owner.slot, [*request.held, *tokens], most)
                 for (request, tokens), most in zip(batch, rooms, strict=True)
             ]
-            return self._model.draft(texts)
+            return self._model.draft(texts, self._reads)
         return [
             request.drafter.draft(most) if request.drafter is not None and most > 0 else []
             for (request, _), most in zip(batch, rooms, strict=True)
@@ -126,8 +129,15 @@ class Drafting:
         _log.log(level, "a draft failed; speculation is paused for %d steps: %s", Judge.PAUSE, error)
 
     def stepped(self, texts: int, drafted: bool, tokens: int, seconds: float) -> None:
-        """Learn from a step of texts alone, and say if drafts pause; arguments as of `Judge.stepped`."""
-        lost = self.judge.stepped(texts, drafted, tokens, seconds)
+        """Learn from a step of texts alone, and say if drafts pause; arguments as of `Judge.stepped`.
+
+        A step in which a model or a head was asked and had nothing to propose counts as one with drafts: it
+        took their time. A step in which they read a prompt does not count: each text has that once.
+        """
+        reads, self._reads = self._reads, Reads(0, 0)
+        if reads.behind:
+            return
+        lost = self.judge.stepped(texts, drafted or reads.any, tokens, seconds)
         if lost is None:
             return
         level = logging.INFO if texts in self._told_of else logging.WARNING  # once is enough

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
     from dyno.engine import Engine
 
-__all__ = ["DraftCounts", "Drafter", "Judge", "Speculation"]
+__all__ = ["DraftCounts", "Drafter", "Judge", "Reads", "Speculation"]
 
 _LONGEST, _SHORTEST = 4, 2
 """Tokens of the n-grams that are looked up, the longest first."""
+_LEAST_READ = 32
+"""Tokens that a draft model reads of a prompt in a step, however small the steps are: it has to catch up."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,35 @@ class Drafter:
         return None
 
 
+class Reads:
+    """The tokens that a draft model or a head reads in one step, before it drafts.
+
+    A text that it follows lacks as many tokens as a draft has. One that it has not read for long lacks a
+    whole prompt, and is read in parts, so that no step of all texts waits for that.
+
+    Args:
+        room: Tokens of such texts at most, of all together.
+        most: Tokens of a draft at most.
+    """
+
+    def __init__(self, room: int, most: int) -> None:
+        self._left, self._usual = max(room, _LEAST_READ), most + 1
+        self.any = False
+        """Whether anything was read."""
+        self.behind = False
+        """Whether a text lacked more than a draft."""
+
+    def allowed(self, lacking: int) -> int:
+        """How many of the tokens that a text lacks may be read now."""
+        self.any = True
+        if lacking <= self._usual:
+            return lacking
+        self.behind = True
+        part = min(lacking, self._left)
+        self._left -= part
+        return part
+
+
 @dataclass
 class DraftCounts:
     """Drafts since the scheduler was opened."""
@@ -156,7 +187,7 @@ class Judge:
 
         Args:
             texts: Running in it.
-            drafted: Whether it checked a draft.
+            drafted: Whether it checked a draft, or its duration holds the time of a model that made none.
             tokens: Drawn in it.
             seconds: Its duration, with the time that the draft took.
 

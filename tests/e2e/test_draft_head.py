@@ -149,6 +149,25 @@ def test_a_draft_goes_further_with_the_head_s_own_rows(tiny_dir: Path, golden: d
     assert nmse(drafted(s, tokens[24]), want[23]) < 1e-8
 
 
+def test_a_head_reads_a_prompt_in_parts(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+    tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
+    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=2, ubatch=7)
+    s.decode([(1, tokens[:60].copy())], "none")
+    lacking = []
+    while s.draft_lacks(1):
+        lacking.append(s.draft_lacks(1))
+        s.read_for_draft(1, 20)
+    assert lacking == [59, 39, 19]
+    s.read_for_draft(1, 20)  # there is nothing to read
+    assert nmse(drafted(s, tokens[60], 1), want[59]) < 1e-8
+    s.reset(1)
+    assert (s.draft_lacks(0), s.draft_lacks(1)) == (0, 0)
+    s.decode([(1, tokens[:30].copy())], "none")
+    s.read_for_draft(1, 11)
+    assert nmse(drafted(s, tokens[30], 1), want[29]) < 1e-8  # it reads the rest itself
+    assert s.draft_lacks(1) == 0
+
+
 def test_a_limit_of_the_cache_is_one_of_the_model_s_texts(
     tiny_dir: Path, golden: dict[str, np.ndarray]
 ) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from chat_model import chat_model
 from dyno import Engine, PlanError, Sampling, Scheduler
+from dyno._draft_model import DraftModel
 from dyno._drafts import Judge
 from dyno._requests import Handling
 from dyno.scheduler import Speculation
@@ -175,6 +176,51 @@ def test_it_pauses_where_it_loses_and_says_so(
     assert "speculation slows decoding of 1 concurrent texts" in lines[0]
     assert 16 <= made < 40
     assert next(ticks) > 150
+
+
+@ON_THE_HOST
+def test_a_prompt_is_read_in_parts_that_a_step_has_room_for(
+    engine: Engine, twin: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [list(range(10 + i, 90 + i)) for i in range(2)]
+
+    def drawn(prompt: list[int]) -> list[int]:
+        return [
+            each.token for each in scheduler.drawn(prompt, Sampling(), 30, handling=Handling(ignore_end=True))
+        ]
+
+    with Scheduler(engine) as scheduler:
+        alone = [drawn(prompt) for prompt in prompts]
+    fed: list[int] = []
+    proposed = DraftModel._proposed
+
+    def watched(model: DraftModel, session: Any, batch: list[tuple[int, NDArray[np.int32]]]) -> list[int]:
+        fed.append(sum(len(tokens) for _, tokens in batch))
+        return proposed(model, session, batch)
+
+    monkeypatch.setattr(DraftModel, "_proposed", watched)
+    with drafting(engine, twin, most=4, min_p=0.0) as scheduler, ThreadPoolExecutor(2) as pool:
+        scheduler._room = 40
+        assert list(pool.map(drawn, prompts)) == alone
+        assert scheduler.drafts.accepted > 10
+    assert 40 <= max(fed) <= 40 + 5  # beside it, the other text as far as it is known
+    assert sum(fed) >= 2 * 80
+
+
+@ON_THE_HOST
+def test_time_for_drafts_that_came_to_nothing_is_held_against_them(
+    engine: Engine, twin: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[bool] = []
+    monkeypatch.setattr(Judge, "stepped", lambda _, texts, drafted, *__: judged.append(drafted))
+    monkeypatch.setattr(Judge, "wants", lambda *_: True)
+    with Scheduler(
+        engine, speculation=Speculation(min_p=1.0, draft=twin)
+    ) as scheduler:  # it is never certain
+        list(scheduler.drawn(list(range(10, 60)), Sampling(), 20, handling=Handling(ignore_end=True)))
+        assert scheduler.drafts.drafts == 0
+    # The last token has no draft behind it, and the first step is left out: the draft model read the prompt.
+    assert judged == [True] * 17 + [False]
 
 
 @ON_THE_HOST

@@ -193,6 +193,28 @@ def test_a_draft_that_fails_is_none_and_fails_no_text(
     assert line == "a draft failed; speculation is paused for 512 steps: made to fail"
 
 
+def test_a_prompt_is_read_in_parts_that_a_step_has_room_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = numbers(5, 110)
+    with Scheduler(engine) as scheduler:
+        alone = [each.token for each in scheduler.drawn(prompt, Sampling(), 40, handling=ON)]
+    lacking = []
+    draft = DraftHead.draft
+
+    def watched(head: DraftHead, *arguments: Any) -> list[list[int]]:
+        lacking.append(engine._open().draft_lacks(0))
+        return draft(head, *arguments)
+
+    monkeypatch.setattr(DraftHead, "draft", watched)
+    with drafting(engine, min_p=0.0) as scheduler:
+        scheduler._room = 40
+        assert [each.token for each in scheduler.drawn(prompt, Sampling(), 40, handling=ON)] == alone
+        assert scheduler.drafts.drafts > 3
+    assert lacking[:3] == [109, 70, 31]
+    assert max(lacking[3:]) <= 9
+
+
 def test_an_ended_text_is_reused_although_its_last_draft_was_rejected(engine: Engine) -> None:
     with Scheduler(engine) as scheduler:
         alone = [each.token for each in scheduler.drawn([5, 6, 7], Sampling(), 30, handling=ON)]
