@@ -75,8 +75,7 @@ int64_t Session::rewindable(int32_t slot, int64_t position) const {
 }
 
 std::shared_ptr<const Checkpoint> Session::checkpoint(int32_t slot) {
-  DYNO_CHECK(PlanError, executor_ != nullptr,
-             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
+  check_ready();
   check_slot(slot);
   end_steps();
   auto made = std::make_shared<Checkpoint>();
@@ -94,8 +93,7 @@ std::shared_ptr<const Checkpoint> Session::checkpoint(int32_t slot) {
 }
 
 void Session::restore(const Checkpoint& checkpoint) {
-  DYNO_CHECK(PlanError, executor_ != nullptr,
-             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
+  check_ready();
   const bool known = std::any_of(checkpoints_.begin(), checkpoints_.end(), [&](const std::weak_ptr<Checkpoint>& kept) {
     return kept.lock().get() == &checkpoint;
   });

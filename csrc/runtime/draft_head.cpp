@@ -130,14 +130,17 @@ void DraftHead::feed(std::span<const Following> texts, std::span<const std::span
 // ---- of the session whose model the head belongs to ----
 
 void Session::load_draft_head() {
-  DYNO_CHECK(PlanError, executor_ != nullptr,
-             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
+  check_ready();
+  draft_head_ = make_draft_head();
+}
+
+// For the sequences of the plan, which may be about to become the session's.
+std::unique_ptr<DraftHead> Session::make_draft_head() const {
   const bool on_gpu = std::any_of(plan_.devices.begin(), plan_.devices.end(), [](const plan::PlannedDevice& device) {
     return device.info.kind == DeviceKind::cuda;
   });
   DYNO_CHECK(UnsupportedError, !on_gpu,
              "[draft] the head that drafts tokens runs only with the whole model on the CPU; open it with device=cpu");
-  draft_head_.reset();
   plan::LoadOptions load = plan_.load;
   load.placement = {};
   load.layers = {};
@@ -150,7 +153,7 @@ void Session::load_draft_head() {
   load.cpu_repack = false;  // its embedding and output are the model's: pages of the file, which cost no second copy
   auto head = std::make_unique<Session>(file_, load, context, settings_, plan_.main_device(),
                                         std::vector<profile::KernelEntry>(), Loading::weights, model::Part::draft_head);
-  draft_head_ = std::make_unique<DraftHead>(std::move(head), model_.n_embd, positions_.size());
+  return std::make_unique<DraftHead>(std::move(head), model_.n_embd, static_cast<size_t>(context.sequences));
 }
 
 bool Session::can_draft(int32_t slot) const {

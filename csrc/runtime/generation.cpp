@@ -83,8 +83,7 @@ void Session::take_memory_for(const Generation& generation) {
 }
 
 int32_t Session::next_token(Generation& generation, const std::function<void()>& between) {
-  DYNO_CHECK(PlanError, executor_ != nullptr,
-             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
+  check_ready();
   DYNO_CHECK(PlanError, !generation.queued().empty(), "[generation] no draw is queued");
   if (!draws_on_device()) return draw_on_host(generation, between);
   const int32_t slot = generation.slot();

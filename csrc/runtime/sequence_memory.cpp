@@ -12,8 +12,7 @@ namespace dyno::runtime {
 void Session::copy(int32_t from, int32_t to) { copy_prefix(from, to, position(from)); }
 
 void Session::copy_prefix(int32_t from, int32_t to, int64_t positions) {
-  DYNO_CHECK(PlanError, executor_ != nullptr,
-             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
+  check_ready();
   check_slot(from);
   check_slot(to);
   DYNO_CHECK(PlanError, positions >= 0 && positions <= position(from), "[session] cannot copy ", positions,

@@ -200,7 +200,9 @@ void Session::choose() {
 void Session::prepare(bool clear_cache) {
   if (executor_ == nullptr) return;
   executor_->use_graphs(settings_.cuda_graphs, settings_.graph_concurrency);
+  prepared_ = false;
   executor_->prepare(*selection_, std::max(settings_.threads, settings_.threads_batch), clear_cache);
+  prepared_ = true;
   held_bytes_.clear();
   for (const plan::PlannedDevice& device : plan_.devices) {
     // A cache that takes memory by need may hold next to nothing of a GPU.
@@ -248,22 +250,28 @@ void Session::finish() const {
 }
 
 void Session::set(const SessionSettings& settings) {
-  const SessionSettings next = resolved(settings, detect_cpu().cores);
-  replan(
-      [&] {
-        if (next.offload != settings_.offload) {
-          std::string note = std::move(plan_.placement_note);
-          plan_ = plan::build_plan(model_, plan_.main_device(), plan_.load, plan_.context, next.ubatch, next.mla_mode,
-                                   next.offload);
-          plan_.placement_note = std::move(note);
-        } else {
-          plan_.mla_mode = next.mla_mode;
-          plan::layout_arena(plan_, next.ubatch);
-        }
-        settings_ = next;
-      },
-      /*clear_cache=*/false);
-  if (draft_head_ != nullptr) draft_head_->session().set(settings);
+  const SessionSettings next = resolved(settings, detect_cpu().cores), before = settings_;
+  // The head first: if it has no room, nothing has changed yet.
+  if (draft_head_ != nullptr) draft_head_->session().set(next);
+  try {
+    replan(
+        [&] {
+          if (next.offload != settings_.offload) {
+            std::string note = std::move(plan_.placement_note);
+            plan_ = plan::build_plan(model_, plan_.main_device(), plan_.load, plan_.context, next.ubatch, next.mla_mode,
+                                     next.offload);
+            plan_.placement_note = std::move(note);
+          } else {
+            plan_.mla_mode = next.mla_mode;
+            plan::layout_arena(plan_, next.ubatch);
+          }
+          settings_ = next;
+        },
+        /*clear_cache=*/false);
+  } catch (...) {
+    if (draft_head_ != nullptr) draft_head_->session().set(before);
+    throw;
+  }
 }
 
 void Session::set_kernels(std::vector<profile::KernelEntry> kernels) {
@@ -271,6 +279,7 @@ void Session::set_kernels(std::vector<profile::KernelEntry> kernels) {
 }
 
 void Session::set_context(const plan::ContextOptions& context) {
+  std::unique_ptr<DraftHead> head;  // anew, for as many sequences; before anything changes, for it may find no room
   // Cache types are part of the attention ops, so the op list is made again; layouts do not depend on them.
   replan(
       [&] {
@@ -278,6 +287,7 @@ void Session::set_context(const plan::ContextOptions& context) {
         plan_ = plan::build_plan(model_, plan_.main_device(), plan_.load, context, settings_.ubatch, settings_.mla_mode,
                                  settings_.offload);
         plan_.placement_note = std::move(note);
+        if (draft_head_ != nullptr) head = make_draft_head();
       },
       /*clear_cache=*/true);
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
@@ -287,7 +297,7 @@ void Session::set_context(const plan::ContextOptions& context) {
     if (const std::shared_ptr<Checkpoint> c = kept.lock()) c->good = false;
   }
   checkpoints_.clear();
-  if (draft_head_ != nullptr) load_draft_head();  // anew, for as many sequences
+  draft_head_ = std::move(head);
 }
 
 // The host's knowledge of a cache that is gone with its device must not look like an answer.
@@ -297,6 +307,14 @@ void Session::check_device() const {
     if (is_gpu(device)) check_not_lost(device.info.ordinal);
   }
   executor_->check_devices();
+}
+
+void Session::check_ready() const {
+  DYNO_CHECK(PlanError, executor_ != nullptr,
+             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
+  DYNO_CHECK(OutOfMemoryError, prepared_,
+             "[session] a change of settings gave memory back that could not be taken again; set() settings again when "
+             "memory is free");
 }
 
 // Weights that were copied at load do not change with the file.
@@ -381,8 +399,7 @@ void Session::check_token(int32_t token, int64_t index, int32_t slot) const {
 }
 
 void Session::lose_device(std::string_view name, int64_t after_segments) {
-  DYNO_CHECK(PlanError, executor_ != nullptr,
-             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
+  check_ready();
   const auto found = std::find_if(plan_.devices.begin(), plan_.devices.end(),
                                   [&](const plan::PlannedDevice& device) { return device_name(device.info) == name; });
   DYNO_CHECK(PlanError, found != plan_.devices.end(), "[device] '", name, "' is not a device of this plan");
@@ -421,8 +438,7 @@ std::shared_ptr<float[]> Session::device_logits_memory(size_t count) const {
 }
 
 void Session::decode(const DecodeRequest& request) {
-  DYNO_CHECK(PlanError, executor_ != nullptr,
-             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
+  check_ready();
   check(request);
   check_file();
   end_steps();

@@ -227,6 +227,9 @@ class Session {
   void check_window(int32_t slot, int64_t position, const char* doing) const;
   void check_device() const;
   void check_file() const;
+  // Throws PlanError without weights, OutOfMemoryError if a change has cost the executor its memory.
+  void check_ready() const;
+  std::unique_ptr<DraftHead> make_draft_head() const;
   void choose();
   void place(Loading loading);
   void cache_experts();
@@ -249,6 +252,7 @@ class Session {
   std::unique_ptr<Weights> weights_;  // of the CPU; on a GPU the executor holds them
   std::unique_ptr<plan::Selection> selection_;
   std::unique_ptr<Executor> executor_;  // null for plan_only
+  bool prepared_ = true;                // the executor has the memory that the plan names
   bool reads_file_ = false;             // weights are pages of the file, also after they were loaded
   RowLogits row_logits_;                // that the host draws from
   std::unique_ptr<DraftHead> draft_head_;

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import TYPE_CHECKING
 
 import dyno
 import numpy as np
 import pytest
 from dyno import _core
-from dyno.errors import PlanError, UnsupportedError
+from dyno.errors import GgufError, OutOfMemoryError, PlanError, UnsupportedError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,6 +188,31 @@ def test_a_limit_of_the_cache_is_one_of_the_model_s_texts(
     assert nmse(s.draft(both), want[[31, 31]]) < 1e-8
     for _ in range(8):
         s.draft(both, further=True)
+
+
+def test_a_change_that_the_head_refuses_changes_nothing(
+    tiny_dir: Path, tmp_path: Path, golden: dict[str, np.ndarray]
+) -> None:
+    tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
+    path = shutil.copyfile(tiny_dir / "qwen35-tiny.gguf", tmp_path / "m.gguf")
+    settings = {"ctx": 64, "kv_type_k": "f32", "kv_type_v": "f32"}
+    with dyno.Engine(path, device="cpu", profile=None, ubatch=32, **settings) as engine:
+        engine.load_draft_head()
+        engine.logits(tokens[:20], rows="last")
+        # A new head reads the file again, and the file is not the same.
+        times = path.stat()
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
+        with pytest.raises(GgufError, match="changed"):
+            engine.set_context(ctx=128, sequences=2)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert engine.plan["settings"]["ctx"] == engine.settings["ctx"] == 64
+        assert nmse(engine.draft(int(tokens[20])), want[19]) < 1e-4
+        with pytest.raises((OutOfMemoryError, PlanError)):
+            engine.set(ubatch=1 << 40)
+        assert nmse(engine.draft(int(tokens[20])), want[19]) < 1e-4
+        engine.set_context(ctx=128, sequences=2)
+        engine.logits(tokens[:100], rows="last", slot=1)
+        assert engine._open().can_draft(1)
 
 
 def test_of_an_engine(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
