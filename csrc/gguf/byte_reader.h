@@ -14,22 +14,29 @@ namespace dyno {
 
 class ByteReader {
  public:
-  ByteReader(std::span<const std::byte> bytes, const std::string& path) : bytes_(bytes), path_(path) {}
+  // `file_bytes`: of the file that begins with these bytes, or is them.
+  ByteReader(std::span<const std::byte> bytes, const std::string& path, uint64_t file_bytes)
+      : bytes_(bytes), path_(path), file_bytes_(file_bytes) {}
 
   uint64_t position() const { return position_; }
   uint64_t remaining() const { return bytes_.size() - position_; }
   const std::byte* here() const { return bytes_.data() + position_; }
+  // remaining(), for a message.
+  std::string left() const {
+    if (bytes_.size() == file_bytes_) return str_cat(remaining(), " bytes");
+    return str_cat(remaining(), " bytes of the ", bytes_.size(), " that a header may have");
+  }
 
   // Throws GgufError "[gguf] PATH: WHAT… (at byte OFFSET)".
   template <typename... Args>
   [[noreturn]] void fail(uint64_t offset, const Args&... what) const {
-    throw GgufError(str_cat("[gguf] ", path_, ": ", what..., " (at byte ", offset, " of ", bytes_.size(), ")"));
+    throw GgufError(str_cat("[gguf] ", path_, ": ", what..., " (at byte ", offset, " of ", file_bytes_, ")"));
   }
 
   // Moves over `n` bytes of `field` and returns the first of them.
   template <typename Field>
   const std::byte* take(uint64_t n, const Field& field) {
-    if (n > remaining()) fail(position_, field, " needs ", n, " bytes, but only ", remaining(), " are left");
+    if (n > remaining()) fail(position_, field, " needs ", n, " bytes, but only ", left(), " are left");
     const std::byte* start = here();
     position_ += n;
     return start;
@@ -45,15 +52,14 @@ class ByteReader {
   std::string_view read_string(const Field& field) {
     const uint64_t start = position_;
     const auto length = read<uint64_t>(field);
-    if (length > remaining()) {
-      fail(start, field, " has length ", length, ", but only ", remaining(), " bytes are left");
-    }
+    if (length > remaining()) fail(start, field, " has length ", length, ", but only ", left(), " are left");
     return {reinterpret_cast<const char*>(take(length, field)), length};
   }
 
  private:
   std::span<const std::byte> bytes_;
   const std::string& path_;
+  uint64_t file_bytes_ = 0;
   uint64_t position_ = 0;
 };
 

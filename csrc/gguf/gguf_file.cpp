@@ -1,5 +1,6 @@
 #include "gguf/gguf_file.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <optional>
@@ -46,11 +47,11 @@ constexpr uint64_t kMaxHeaderBytes = uint64_t{1} << 30;
 // Of a mapped file a copy of the header is read, put into `header`: what is checked is what is used later, even if the
 // file changes meanwhile.
 ParsedFile parse_mapping(const FileMapping& mapping, uint32_t file, std::unique_ptr<std::byte[]>& header) {
-  ParsedFile parsed = parse_file(mapping.bytes(), mapping.path(), file);
+  const std::span<const std::byte> bytes = mapping.bytes();
+  const std::span<const std::byte> beginning = bytes.first(std::min<uint64_t>(bytes.size(), kMaxHeaderBytes));
+  ParsedFile parsed = parse_file(beginning, mapping.path(), file, bytes);
   if (!mapping.mapped()) return parsed;
   const uint64_t size = parsed.header_bytes;
-  DYNO_CHECK(GgufError, size <= kMaxHeaderBytes, "[gguf] ", mapping.path(), ": the header takes ", size,
-             " bytes; at most ", kMaxHeaderBytes, " are read");
   header.reset(new (std::nothrow) std::byte[size]);
   DYNO_CHECK(OutOfMemoryError, header != nullptr, "[gguf] cannot allocate ", size, " bytes for the header of ",
              mapping.path());

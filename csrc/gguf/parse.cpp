@@ -71,7 +71,7 @@ void skip_array(ByteReader& in, const Field& field, int depth) {
   const uint64_t smallest = size != 0 ? size : element == MetaType::string ? 8 : 12;
   if (count > in.remaining() / smallest) {
     in.fail(start, field, " is an array of ", count, " ", meta_type_name(element), " values, which need at least ",
-            smallest, " bytes each, but only ", in.remaining(), " bytes are left");
+            smallest, " bytes each, but only ", in.left(), " are left");
   }
   if (size != 0) {
     const uint64_t first = in.position();
@@ -226,7 +226,7 @@ std::string describe_shape(const TensorInfo& tensor) {
 
 ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path, uint32_t file,
                       std::span<const std::byte> data) {
-  ByteReader in(bytes, path);
+  ByteReader in(bytes, path, data.size());
   ParsedFile parsed;
   parsed.metadata = Metadata(path);
   if (const auto magic = in.read<uint32_t>("the magic number"); magic != kMagic) {
@@ -244,10 +244,10 @@ ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path,
   const auto tensor_count = in.read<uint64_t>("the tensor count");
   const auto key_count = in.read<uint64_t>("the metadata count");
   if (tensor_count > in.remaining() / kMinTensorBytes) {
-    in.fail(8, "the tensor count ", tensor_count, " is too large for the ", in.remaining(), " bytes that are left");
+    in.fail(8, "the tensor count ", tensor_count, " is too large for the ", in.left(), " that are left");
   }
   if (key_count > in.remaining() / kMinKeyValueBytes) {
-    in.fail(16, "the metadata count ", key_count, " is too large for the ", in.remaining(), " bytes that are left");
+    in.fail(16, "the metadata count ", key_count, " is too large for the ", in.left(), " that are left");
   }
   read_metadata(in, key_count, parsed.metadata);
   parsed.alignment = read_alignment(in, parsed.metadata);

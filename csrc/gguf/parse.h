@@ -25,7 +25,7 @@ struct ParsedFile {
 };
 
 // `bytes` is the whole file and outlives the result, `path` is its name in messages and `file` its index among shards.
-// Tensors point into `data`, the whole file once more, if `bytes` is a copy of its header alone.
+// If `bytes` is the beginning of the file, or a copy of its header, tensors point into `data`, the whole of it.
 // Time and memory are linear in the size of the header, whatever its counts claim. Throws GgufError, naming field,
 // value and byte offset, unless all of this holds:
 //   - magic number and version 2 or 3, little-endian; counts, lengths and arrays end within the file;

@@ -221,6 +221,19 @@ def test_array_counts(tmp_path: Path, element: str, count: int) -> None:
     rejected(tmp_path, bad.data, rf"'k' is an array of {count} {element}", offset=bad.offset("value:k"))
 
 
+def test_a_header_has_a_largest_size(tmp_path: Path) -> None:
+    """A hole of many gigabytes costs nothing on the disk, and passes for an array of empty strings."""
+    bad = build_gguf({"k": Array("string", [], count=2**28)})
+    path = tmp_path / "hole.gguf"
+    with path.open("wb") as file:
+        file.write(bad.data)
+        file.truncate(3 << 30)
+    with pytest.raises(
+        GgufError, match=rf"'k' is an array of {2**28} .* \d+ bytes of the {1 << 30} that a header may"
+    ):
+        _core.Gguf(path)
+
+
 def test_string_lengths_inside_arrays(tmp_path: Path) -> None:
     clean = build_gguf({"k": ["ab", "cd"], "z": 1})
     at = clean.offset("value:k") + 12 + 10
