@@ -1,12 +1,12 @@
 #include "core/cpu_limits.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
 
+#include "core/allowed_cpus.h"
 #include "core/control_groups.h"
 
 namespace dyno {
@@ -54,8 +54,8 @@ void take_omp(CpuLimits& limits, const char* text) {
 CpuLimits detect_cpu_limits(const std::string& root) {
   CpuLimits limits;
   limits.online = static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
-  cpu_set_t set;
-  limits.affinity = sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+  const auto allowed = static_cast<int>(allowed_cpus().size());
+  limits.affinity = allowed > 0 ? allowed : limits.online;
   limits.installed_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   limits.memory_bytes = limits.installed_bytes;
   take_omp(limits, std::getenv("OMP_NUM_THREADS"));

@@ -1,7 +1,6 @@
 #include "core/numa_memory.h"
 
 #include <linux/mempolicy.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,22 +9,15 @@
 #include <climits>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
+#include "core/allowed_cpus.h"
 #include "core/error.h"
 
 namespace dyno {
 namespace {
 
 uintptr_t page_bytes() { return static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)); }
-
-cpu_set_t set_of(std::span<const int> cpus) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int cpu : cpus) {
-    if (cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &set);
-  }
-  return set;
-}
 
 }  // namespace
 
@@ -55,29 +47,19 @@ std::vector<int> nodes_of_pages(std::span<const std::byte> memory) {
   return nodes;
 }
 
-std::string pin_this_thread(std::span<const int> cpus) {
-  const cpu_set_t set = set_of(cpus);
-  return sched_setaffinity(0, sizeof(set), &set) == 0 ? "" : std::strerror(errno);
-}
-
 ThreadOnCpus::ThreadOnCpus(std::span<const int> cpus) {
-  cpu_set_t before;
-  if (sched_getaffinity(0, sizeof(before), &before) != 0) {
-    problem_ = std::strerror(errno);
+  std::vector<int> before = allowed_cpus();
+  if (before.empty()) {
+    problem_ = "the system does not tell the cores of this thread";
     return;
   }
   problem_ = pin_this_thread(cpus);
-  if (!problem_.empty()) return;
-  before_.resize(sizeof(before));
-  std::memcpy(before_.data(), &before, sizeof(before));
+  if (problem_.empty()) before_ = std::move(before);
 }
 
 ThreadOnCpus::~ThreadOnCpus() {
-  if (before_.empty()) return;
-  cpu_set_t before;
-  std::memcpy(&before, before_.data(), sizeof(before));
   // Cores may have gone meanwhile; the system then has put the thread where it may run.
-  (void)sched_setaffinity(0, sizeof(before), &before);
+  if (!before_.empty()) (void)pin_this_thread(before_);
 }
 
 }  // namespace dyno

@@ -19,9 +19,6 @@ std::string place_pages(std::span<std::byte> memory, PagePolicy policy, std::spa
 // The node of each page of `memory`; -1 for a page that is not resident. Throws Error if the system does not tell.
 std::vector<int> nodes_of_pages(std::span<const std::byte> memory);
 
-// Keeps the calling thread on these cores. Empty, or why the system refused.
-std::string pin_this_thread(std::span<const int> cpus);
-
 // Keeps the calling thread on these cores as long as it lives, then gives back the affinity that the thread had.
 class ThreadOnCpus {
  public:
@@ -34,7 +31,7 @@ class ThreadOnCpus {
   const std::string& problem() const { return problem_; }
 
  private:
-  std::vector<unsigned char> before_;  // a cpu_set_t; empty: nothing was changed
+  std::vector<int> before_;  // cores; empty: nothing was changed
   std::string problem_;
 };
 

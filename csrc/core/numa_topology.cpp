@@ -1,7 +1,5 @@
 #include "core/numa_topology.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -10,6 +8,7 @@
 #include <optional>
 #include <string_view>
 
+#include "core/allowed_cpus.h"
 #include "core/control_groups.h"
 #include "core/error.h"
 
@@ -24,12 +23,6 @@ std::string root_of(const std::string& given) {
   if (!given.empty()) return given;
   const char* forced = std::getenv("DYNO_NUMA_ROOT");
   return forced != nullptr && *forced != '\0' ? forced : "/";
-}
-
-bool allowed(int cpu) {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return true;  // more cores than the set has room for
-  return cpu < CPU_SETSIZE && CPU_ISSET(static_cast<size_t>(cpu), &set);
 }
 
 // "Node 0 MemTotal: 15165652 kB"
@@ -56,11 +49,12 @@ struct Found {
   int64_t memory_bytes = 0;    // 0: none that may be used
 };
 
-Found read_node(const fs::path& folder) {
+// `allowed`: ascending; empty: every CPU.
+Found read_node(const fs::path& folder, const std::vector<int>& allowed) {
   Found node;
   node.memory_bytes = installed(folder / "meminfo");
   for (const int cpu : parse_cpu_list(word_of(folder / "cpulist"))) {
-    if (allowed(cpu)) node.cpus.push_back(cpu);
+    if (allowed.empty() || std::binary_search(allowed.begin(), allowed.end(), cpu)) node.cpus.push_back(cpu);
   }
   std::ifstream distances(folder / "distance");
   for (int distance = 0; distances >> distance;) node.distances.push_back(distance);
@@ -69,11 +63,12 @@ Found read_node(const fs::path& folder) {
 
 std::map<int, Found> read_nodes(const fs::path& root) {
   std::map<int, Found> nodes;
+  const std::vector<int> allowed = allowed_cpus();
   std::error_code absent;
   for (const auto& entry : fs::directory_iterator(root / "sys/devices/system/node", absent)) {
     const std::string name = entry.path().filename();
     const auto number = name.starts_with("node") ? whole_number(std::string_view(name).substr(4)) : std::nullopt;
-    if (number && *number < kMostNumbers) nodes[static_cast<int>(*number)] = read_node(entry.path());
+    if (number && *number < kMostNumbers) nodes[static_cast<int>(*number)] = read_node(entry.path(), allowed);
   }
   const auto memory = allowed_memory(root / "proc/self/status");
   for (auto& [number, node] : nodes) {

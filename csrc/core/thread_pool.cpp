@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/allowed_cpus.h"
 #include "core/error.h"
 #include "core/numa_copies.h"
 #include "core/relax.h"

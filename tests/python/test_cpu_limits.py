@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from dyno import Engine, _core, info
 from dyno._effective import usable_cores
+from own_process import found_by
 
 MODEL = Path(__file__).parents[1] / "data" / "tiny" / "qwen3moe-tiny.gguf"
 
@@ -132,6 +133,14 @@ def test_one_reader_of_control_groups(tmp_path: Path) -> None:
     (tmp_path / "1/proc/self/cgroup").unlink()
     assert _core.available_host_bytes(str(tmp_path / "1")) == 800_000
     assert _core.cpu_limits(str(tmp_path / "1"))["memory_bytes"] == 900_000
+
+
+def test_a_kernel_that_knows_more_cpus_than_a_usual_set() -> None:
+    found, _ = found_by(Path(__file__).parent / "many_cpus.py")
+    if not found["filtered"]:
+        pytest.skip("the system takes no filter of calls")
+    assert found["limits"]["affinity"] == len(found["cpus"])
+    assert sorted(cpu for node in found["nodes"] for cpu in node["cpus"]) in ([], found["cpus"])
 
 
 def test_one_place() -> None:
