@@ -73,10 +73,9 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
   drop_graphs();
   // Old memory is freed first: both together need not fit.
   const auto resize = [](DeviceBuffer& buffer, size_t bytes, const char* purpose) {
-    if (buffer.size() == bytes) return false;
+    if (buffer.size() == bytes) return;
     buffer = DeviceBuffer();
     buffer = DeviceBuffer(bytes, purpose);
-    return true;
   };
   resize(arena_, planned().arena_bytes, "the arena");
   const bool shares =
@@ -114,8 +113,10 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
   }
   if (device_ == plan::kMainDevice) copies_.prepare();
   const InputLayout layout(plan_.ubatch);
-  if (resize(inputs_, layout.bytes, "inputs")) {
+  if (inputs_.size() != layout.bytes) {
+    inputs_ = DeviceBuffer();
     for (PinnedBuffer& stage : staged_) stage = PinnedBuffer(layout.bytes, "inputs");
+    inputs_ = DeviceBuffer(layout.bytes, "inputs");  // last: its size stands for all three
   }
 }
 

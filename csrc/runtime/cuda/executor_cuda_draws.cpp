@@ -119,8 +119,8 @@ void CudaExecutor::draw_rows(const MicroBatch& batch, const plan::Selection& sel
   if (d.device.size() < bytes) {
     // Nothing is under way that reads the old memory: each call waits for its tokens.
     d.device = DeviceBuffer();
-    d.device = DeviceBuffer(bytes, "draws");
     d.host = PinnedBuffer(bytes, "draws");
+    d.device = DeviceBuffer(bytes, "draws");  // last: its size stands for both
   }
   const RowDrawInputs inputs(batch.row_draws);
   std::memcpy(d.host.data(), inputs.settings.data(), uniforms_at);
