@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
+import time
 from typing import Any
 
 import pytest
@@ -271,6 +273,50 @@ def test_arguments_that_no_client_can_read_are_text(arguments: str, step: int) -
 def test_names_that_no_client_can_read_are_text(name: str) -> None:
     text = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
     assert parsed(parser_for("<tool_call>", "", TOOLS), text, 10**6) == Answer(text)
+
+
+@pytest.mark.parametrize(
+    ("template", "begin", "repeated", "end"),
+    [
+        ("<tool_call>", "<function=find>", "<parameter=where>", ""),
+        ("<tool_call>", "find", "<arg_key>a</arg_key>", ""),
+        ("<tool_call>", "find", "<arg_key>", ""),
+        ("<tool_call>", "", '{"name": "now", "arguments": {}}\n', "!"),
+        ("<minimax:tool_call>", "", '<invoke name="find">', ""),
+        ("<minimax:tool_call>", '<invoke name="find">', '<parameter name="where">', ""),
+        ("<｜tool▁calls▁begin｜>", "", "<｜tool▁call▁begin｜>", ""),
+        ("<｜tool▁calls▁begin｜>", "", "<｜tool▁call▁begin｜>x<｜tool▁sep｜>{}", ""),
+        ("<|tool_calls_section_begin|>", "", "<|tool_call_begin|>", ""),
+        ("<|tool_calls_section_begin|>", "", "<|tool_call_begin|>x<|tool_call_argument_begin|>", ""),
+    ],
+)
+def test_readers_take_time_in_proportion_to_their_text(
+    template: str, begin: str, repeated: str, end: str
+) -> None:
+    """Steps inside of expressions cannot be counted. A megabyte takes a fraction of a second, and minutes if
+    each part looks for its end in all others.
+    """
+    marks = marks_of(template)
+    assert marks is not None
+    body = begin + repeated * (1_000_000 // len(repeated)) + end
+    begun = time.process_time()
+    with contextlib.suppress(ValueError):
+        marks.read(body, {})
+    assert time.process_time() - begun < 20
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("<tool_call>", "<tool_call><function=></tool_call>"),
+        ("<tool_call>", "<tool_call>find<arg_key>a</arg_key>b<arg_value>c</arg_value></tool_call>"),
+        ("<minimax:tool_call>", "<minimax:tool_call>now</minimax:tool_call>"),
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜>now<｜tool▁calls▁end｜>"),
+        ("<|tool_calls_section_begin|>", "<|tool_calls_section_begin|>now<|tool_calls_section_end|>"),
+    ],
+)
+def test_marks_without_a_call_lose_no_text(template: str, text: str) -> None:
+    assert parsed(parser_for(template, "", TOOLS), f"So: {text} Done.", 5) == Answer(f"So: {text} Done.")
 
 
 def test_content_is_shown_as_soon_as_it_is_certain() -> None:

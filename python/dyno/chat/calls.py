@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["CallMarks", "Schemas", "ToolCall", "marks_of", "read_any", "read_json", "schemas_of"]
 
@@ -85,6 +85,40 @@ def _value(text: str, schema: Any) -> Any:
 
 
 # ---- readers ----
+#
+# A text that is no call so far is read again at each mark that may end it, so a reader takes time in
+# proportion to its text: no expression here looks for the end of a part from each possible beginning.
+
+_BETWEEN_VALUES = re.compile(r"[ \t\r\n,;]*")
+
+
+def _enclosed(text: str, opening: str, closing: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Each match of `opening`, and the text from it to the next match of `closing`."""
+    opens, closes, at = re.compile(opening), re.compile(closing), 0
+    while (begin := opens.search(text, at)) and (end := closes.search(text, begin.end())):
+        yield begin, text[begin.end() : end.start()]
+        at = end.end()
+
+
+def _between(text: str, *marks: str, to_end: bool = False) -> Iterator[list[str]]:
+    """The texts between `marks`, again and again; with `to_end`, the last one needs no mark behind it."""
+    at = 0
+    while (at := text.find(marks[0], at)) >= 0:
+        at += len(marks[0])
+        parts: list[str] = []
+        for mark in marks[1:]:
+            end = text.find(mark, at)
+            if end < 0 and not (to_end and len(parts) == len(marks) - 2):
+                return
+            parts.append(text[at:] if end < 0 else text[at:end])
+            at = len(text) if end < 0 else end + len(mark)
+        yield parts
+
+
+def _some(found: list[ToolCall]) -> list[ToolCall]:
+    if not found:
+        raise ValueError("no call")
+    return found
 
 
 def read_json(body: str, schemas: Schemas) -> list[ToolCall]:
@@ -98,66 +132,73 @@ def read_json(body: str, schemas: Schemas) -> list[ToolCall]:
                 raise ValueError(f"{each!r:.60} is not a call")
             arguments = each["arguments"] if "arguments" in each else each["parameters"]
             found.append(_call(each.get("name"), arguments, each.get("id")))
-        at += len(body[at:]) - len(body[at:].lstrip(" \t\r\n,;"))
+        between = _BETWEEN_VALUES.match(body, at)
+        assert between is not None  # it may be empty
+        at = between.end()
     return found
 
 
 def _read_functions(body: str, schemas: Schemas) -> list[ToolCall]:
     """`<function=NAME><parameter=KEY>value</parameter></function>`."""
     found = []
-    for name, inside in re.findall(r"<function=([^>\n]+)>(.*?)(?:</function>|$)", body, re.DOTALL):
-        known = schemas.get(name.strip(), {})
-        pairs = re.findall(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", inside, re.DOTALL)
-        found.append(_call(name, {key: _value(text, known.get(key)) for key, text in pairs}))
-    return found
+    for function, inside in _enclosed(body, r"<function=([^>\n]+)>", r"</function>|\Z"):
+        known = schemas.get(function[1].strip(), {})
+        pairs = _enclosed(inside, r"<parameter=([^>\n]+)>\n?", r"\n?</parameter>")
+        found.append(_call(function[1], {key[1]: _value(text, known.get(key[1])) for key, text in pairs}))
+    return _some(found)
 
 
 def _read_argument_pairs(body: str, schemas: Schemas) -> list[ToolCall]:
     """`NAME<arg_key>KEY</arg_key><arg_value>value</arg_value>`."""
     name = body.partition("<arg_key>")[0].strip()
-    if not name:  # before the search, which takes long if no argument has an end
-        raise ValueError("no name of a function")
-    pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", body, re.DOTALL)
     known = schemas.get(name, {})
-    return [_call(name, {key.strip(): _value(text, known.get(key.strip())) for key, text in pairs})]
+    arguments = {}
+    for key, blanks, text in _between(body, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"):
+        if blanks.strip():
+            raise ValueError(f"between a key and its value stands {blanks!r:.60}")
+        arguments[key.strip()] = _value(text, known.get(key.strip()))
+    return [_call(name, arguments)]
 
 
 def _read_invocations(body: str, schemas: Schemas) -> list[ToolCall]:
     """`<invoke name="NAME"><parameter name="KEY">value</parameter></invoke>`, perhaps with a prefix."""
     found = []
     prefix = r"(?:｜DSML｜|\w+:)?"
-    invocation = rf'<{prefix}invoke name="([^"]+)">(.*?)</{prefix}invoke>'
-    parameter = rf'<{prefix}parameter name="([^"]+)"(?: string="(true|false)")?>(.*?)</{prefix}parameter>'
-    for name, inside in re.findall(invocation, body, re.DOTALL):
-        known = schemas.get(name, {})
+    parameter = rf'<{prefix}parameter name="([^"]+)"(?: string="(true|false)")?>'
+    for invoke, inside in _enclosed(body, rf'<{prefix}invoke name="([^"]+)">', f"</{prefix}invoke>"):
+        known = schemas.get(invoke[1], {})
         arguments = {}
-        for key, is_string, text in re.findall(parameter, inside, re.DOTALL):
+        for begin, text in _enclosed(inside, parameter, f"</{prefix}parameter>"):
+            key, is_string = begin.groups()
             arguments[key] = text if is_string == "true" else _value(text, known.get(key))
-        found.append(_call(name, arguments))
-    return found
+        found.append(_call(invoke[1], arguments))
+    return _some(found)
 
 
 def _read_separated(body: str, schemas: Schemas) -> list[ToolCall]:
     """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, the object perhaps in a code block."""
     found = []
-    call = r"<｜tool▁call▁begin｜>(.*?)<｜tool▁sep｜>(.*?)(?:<｜tool▁call▁end｜>|$)"
-    for first, rest in re.findall(call, body, re.DOTALL):
+    marks = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+    for first, rest in _between(body, *marks, to_end=True):
         if first.strip() == "function":
             name, _, arguments = rest.partition("\n")
         else:
             name, arguments = first, rest
-        found.append(_call(name, re.sub(r"^\s*```(?:json)?|```\s*$", "", arguments).strip()))
-    return found
+        block = arguments.strip()
+        if block.startswith("```"):
+            block = block.removeprefix("```").removeprefix("json")
+        found.append(_call(name, block.removesuffix("```").strip()))
+    return _some(found)
 
 
 def _read_numbered(body: str, schemas: Schemas) -> list[ToolCall]:
     """`<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`."""
-    call = r"<\|tool_call_begin\|>(.*?)<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>"
+    marks = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
     found = []
-    for id_, arguments in re.findall(call, body, re.DOTALL):
+    for id_, arguments in _between(body, *marks):
         name = re.sub(r":\d+$", "", id_.strip().removeprefix("functions."))
         found.append(_call(name, arguments.strip(), id_.strip()))
-    return found
+    return _some(found)
 
 
 def _read_python(body: str, schemas: Schemas) -> list[ToolCall]:
