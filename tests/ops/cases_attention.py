@@ -127,6 +127,15 @@ def attention_cases() -> Iterator[Case]:
     for heads, kv_heads, depth in ((3, 3, 200), (8, 4, 139), (3, 1, 77), (4, 1, 67), (14, 2, 90)):
         for types in ("f16 f16", "q8_0 q8_0"):
             yield make(heads, kv_heads, 160, 96, [(0, 1, depth, 0)], types)
+    # Heads of a position that a thread takes together: eight, six, seven or one of them.
+    shapes = ((16, 8, 300), (16, 16, 130), (12, 12, 95), (21, 7, 67), (64, 8, 190), (11, 11, 64))
+    for heads, kv_heads, depth in shapes:
+        for types in ("f16 f16", "q8_0 q8_0", "bf16 q8_0"):
+            yield make(heads, kv_heads, 64, 32, [(0, 1, depth, 0)], types)
+    runs = [(0, 2, 260, 1), (2, 1, 5, 0), (3, 1, 129, 2)]
+    yield make(24, 8, 72, 40, runs, "f16 f16", window=100, sinks=True)
+    yield make(16, 8, 20, 27, [(0, 1, 333, 0)], softcap=15.0, gap=3)
+    yield make(32, 4, 128, 128, [(i, 1, 83 * i % 390, 5 - i) for i in range(6)], "q8_0 q8_0")
     yield make(2, 1, 256, 192, [(0, 1, 700, 0)], "f16 f16", softcap=20.0)
     # Prompts, from an empty cache and behind one.
     yield make(4, 4, 64, 64, [(0, 70, 0, 0)])

@@ -357,8 +357,10 @@ Config default_config(const AttentionDesc& desc, const DeviceInfo& device) {
   // Transposed scores waste the lanes that few rows leave empty; and only the decode variant splits the keys, for when
   // there are fewer tiles than cores.
   if (rows <= kDecodeRows || (desc.m <= kDecodeMaxTokens && tiles(16) < device.cores)) {
+    // Parts enough for a task to take heads that lie together: these are read faster than heads apart.
+    const int64_t tasks = tiles(kDecodeRows) / most_decode_heads(desc.kv_heads);
     int16_t splits = 1;
-    while (splits < 16 && tiles(kDecodeRows) * splits < 4 * device.cores) splits = static_cast<int16_t>(splits * 2);
+    while (splits < 16 && tasks * splits < 2 * device.cores) splits = static_cast<int16_t>(splits * 2);
     return decode_params{.splits = splits};
   }
   // The largest tile that leaves every core several of them and half of its second-level cache to others: a tile reads

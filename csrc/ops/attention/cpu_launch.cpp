@@ -82,9 +82,18 @@ struct Tiles {
   }
 };
 
-// Keys of one head that decode reads before it turns to the next head; whole blocks of kDecodeKeys, so that the order
-// of the sums does not depend on it.
-constexpr int64_t kKeysOfHead = 4 * kDecodeKeys;
+// The keys of a decode task in up to `splits` parts of `least` blocks or more, the longest first; no two differ by more
+// than a block.
+struct KeyParts {
+  int64_t begin, end, blocks, parts;
+
+  KeyParts(int64_t begin, int64_t end, int64_t splits, int64_t least)
+      : begin(begin),
+        end(end),
+        blocks(ceil_div(end - begin, kDecodeKeys)),
+        parts(std::clamp<int64_t>(blocks / least, 1, splits)) {}
+  int64_t first(int64_t part) const { return std::min(end, begin + ceil_div(blocks * part, parts) * kDecodeKeys); }
+};
 
 // Multiply-adds that are worth waking a thread for.
 constexpr int64_t kThreadWork = int64_t{1} << 16;
@@ -105,8 +114,17 @@ int64_t blocked_floats(int64_t q_tile, int64_t k_block, int64_t dk, int64_t dv) 
   return rows * dk + k_block * (dk_pad + dv_pad + kBlockedPanel) + rows * dv_pad + 4 * rows + 6 * 16;
 }
 
+int64_t most_decode_heads(int64_t kv_heads) {
+  int64_t most = 1;
+  for (int64_t heads = 2; heads <= std::min<int64_t>(kv_heads, 8); ++heads) {
+    if (kv_heads % heads == 0) most = heads;
+  }
+  return most;
+}
+
 DecodeLayout::DecodeLayout(const AttentionDesc& desc, int64_t splits) {
-  private_floats = kDecodeRows * (round_up(desc.dk, 16) + kDecodeKeys) + round_up(desc.dv, 16);
+  const int64_t heads = most_decode_heads(desc.kv_heads);
+  private_floats = heads * kDecodeRows * (round_up(desc.dk, 16) + kDecodeKeys) + round_up(desc.dv, 16);
   row_floats = kPartialHead + round_up(desc.dv, 16);
   part_floats = kDecodeRows * row_floats;
   tile_floats = splits * part_floats;
@@ -132,45 +150,44 @@ void launch_decode(int64_t splits, const AttentionDesc& desc, const AttentionArg
   // The partial results lie behind the first thread's private part; its own share of the scratch holds them all.
   float* partials = reinterpret_cast<float*>(context.scratch) + layout.private_floats;
   const int64_t work = total_work(desc, args);
-  // Heads of a position lie next to each other: a thread that takes several of them, some keys at a time, finds their
-  // pages and the lines beside those it has read. Every thread still gets two items at least.
   const int64_t all = tiles.count();
+  // Another thread may read what a part adds up, so parts are longer where many heads make items enough.
+  const int64_t least = std::clamp<int64_t>(2 * desc.kv_heads / splits, 1, 4);
+  const auto parts_of = [&](const AttentionTask& task) {
+    return KeyParts(task.key_begin, task.key_end, splits, least);
+  };
+  // Heads of a position lie next to each other: a thread that takes them all reads one stream. As many as leave every
+  // thread two items at least.
+  int64_t parts = 0;
+  for (int64_t tile = 0; tile < all; tile += desc.kv_heads) parts += parts_of(tiles.get(base, tile)).parts;
   int64_t together = 1;
-  for (int64_t heads = 2; heads <= std::min(desc.kv_heads, layout.tiles_per_round); ++heads) {
-    const bool enough = all / heads * splits >= 2 * int64_t{context.threads};
+  for (int64_t heads = 2; heads <= std::min(most_decode_heads(desc.kv_heads), layout.tiles_per_round); ++heads) {
+    const bool enough = desc.kv_heads / heads * parts >= 2 * int64_t{context.threads};
     if (desc.kv_heads % heads == 0 && enough) together = heads;
   }
   const int64_t round_tiles = layout.tiles_per_round / together * together;
-  const auto part_keys = [&](const AttentionTask& task) {
-    return round_up(ceil_div(task.key_end - task.key_begin, splits), kDecodeKeys);
-  };
   for (int64_t first = 0; first < all; first += round_tiles) {
     const int64_t round = std::min(round_tiles, all - first);
-    parallel_items(context, round / together * splits, work, kThreadWork, [&](int64_t item, std::byte* scratch) {
-      const int64_t tile = item / splits * together;
+    const int64_t groups = round / together;
+    parallel_items(context, groups * splits, work, kThreadWork, [&](int64_t item, std::byte* scratch) {
+      const int64_t tile = item % groups * together, part = item / groups;
       AttentionTask task = tiles.get(base, first + tile);
-      const int64_t keys = part_keys(task), begin = task.key_begin + item % splits * keys;
-      const int64_t end = std::min(begin + keys, task.key_end), kv_head = task.kv_head;
-      float* partial = partials + tile * layout.tile_floats + item % splits * layout.part_floats;
-      for (int64_t key = begin; key < end; key += kKeysOfHead) {
-        task.resumed = key > begin;
-        task.key_begin = key;
-        task.key_end = together == 1 ? end : std::min(key + kKeysOfHead, end);
-        for (int64_t head = 0; head < together; ++head) {
-          task.kv_head = kv_head + head;
-          DYNO_DISPATCH_ISA(context.isa, attention_decode(task, reinterpret_cast<float*>(scratch),
-                                                          partial + head * layout.tile_floats, layout.row_floats));
-        }
-        if (together == 1) break;
-      }
+      const KeyParts keys = parts_of(task);
+      if (part >= keys.parts) return;
+      task.kv_heads = together;
+      task.key_begin = keys.first(part);
+      task.key_end = keys.first(part + 1);
+      float* partial = partials + tile * layout.tile_floats + part * layout.part_floats;
+      DYNO_DISPATCH_ISA(context.isa, attention_decode(task, reinterpret_cast<float*>(scratch), partial,
+                                                      layout.tile_floats, layout.row_floats));
     });
     const auto combine = [&](int64_t begin, int64_t end, std::byte* scratch) {
       for (int64_t t = begin; t < end; ++t) {
         const AttentionTask task = tiles.get(base, first + t);
-        const int64_t parts = ceil_div(task.key_end - task.key_begin, part_keys(task));
+        const int64_t parts_done = parts_of(task).parts;
         for (int64_t row = task.row_begin; row < task.row_end; ++row) {
           const float* partial = partials + t * layout.tile_floats + (row - task.row_begin) * layout.row_floats;
-          DYNO_DISPATCH_ISA(context.isa, attention_combine(task, row, partial, layout.part_floats, parts,
+          DYNO_DISPATCH_ISA(context.isa, attention_combine(task, row, partial, layout.part_floats, parts_done,
                                                            reinterpret_cast<float*>(scratch)));
         }
       }

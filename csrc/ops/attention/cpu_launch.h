@@ -10,6 +10,9 @@ namespace dyno::ops {
 // Floats of a thread of variant blocked, over all instruction sets: blocked.cpp pads rows to whole panels.
 int64_t blocked_floats(int64_t q_tile, int64_t k_block, int64_t dk, int64_t dv);
 
+// KV heads of a position that a decode task takes together at most: a divisor of all of them, up to 8.
+int64_t most_decode_heads(int64_t kv_heads);
+
 // Numbers of the decode variant's layout: a tile is up to kDecodeRows rows of one run and kv head.
 struct DecodeLayout {
   int64_t private_floats;  // of each thread

@@ -8,19 +8,69 @@ namespace {
 
 constexpr float kMasked = -__builtin_inff();
 
-// Rows of the cache that are wanted soon. Heads lie apart from each other by all heads of a position, too far for the
-// processor's own prefetchers, so each half of a block asks for the rows of the next half.
-struct Ahead {
-  const std::byte* row = nullptr;  // nullptr: nothing to ask for
-  int64_t stride = 0;
-  int64_t bytes = 0;
-  int64_t count = 0;
+// Keys that all heads of a task meet before the next ones. As many are on their way beside them, so both fit into the
+// second-level cache of any processor.
+constexpr int64_t kTileKeys = 32;
 
-  DYNO_INLINE void fetch(int64_t j) const {
-    if (row == nullptr || j >= count) return;
-    const std::byte* const begin = row + j * stride;
-    const std::byte* line = begin - reinterpret_cast<uintptr_t>(begin) % 64;
-    for (; line < begin + bytes; line += 64) __builtin_prefetch(line, 0, 3);
+// The rows that a task reads, in the order of their addresses: keys of a block, its values, keys of the next block. The
+// heads of a position lie side by side, so a thread that takes them all reads whole pages. Requests in that order are a
+// stream that the processor's own prefetchers follow; the products jump from key to key.
+class Ahead {
+ public:
+  explicit Ahead(const AttentionTask& task) : task_(&task), key_(task.key_begin), row_(kTileKeys) { enter(); }
+
+  // Asks for the next `bytes`.
+  DYNO_INLINE void fetch(int64_t bytes) {
+    at_ += static_cast<uintptr_t>(bytes);
+    if (at_ > end_) return next();
+    ask(at_);
+  }
+
+ private:
+  const AttentionTask* task_;
+  uintptr_t line_ = 0, at_ = 0, end_ = 0;  // the next line, the next byte, the end of the row
+  int64_t key_, row_;                      // the block, and the row within it
+  bool values_ = false;
+
+  // Into the second-level cache alone: the first one has no room, and its few buffers would wait for memory.
+  DYNO_INLINE void ask(uintptr_t end) {
+    for (; line_ < end; line_ += 64) __builtin_prefetch(reinterpret_cast<const void*>(line_), 0, 2);
+  }
+
+  // To row `row_` of the block or, behind its last row, to the rows after it.
+  void enter() {
+    const AttentionTask& task = *task_;
+    for (; key_ < task.key_end; row_ -= kDecodeKeys) {
+      const int64_t left = task.key_end - key_, count = left < kDecodeKeys ? left : kDecodeKeys;
+      if (row_ < count) {
+        const int64_t stride = values_ ? task.args->v_row_bytes : task.args->k_row_bytes;
+        const int64_t bytes = task.kv_heads * (values_ ? task.v_head_bytes : task.k_head_bytes);
+        const std::byte* row = values_ ? value_row(task, key_ + row_) : key_row(task, key_ + row_);
+        const bool whole = bytes == stride;  // then rows follow each other
+        at_ = reinterpret_cast<uintptr_t>(row);
+        line_ = at_ / 64 * 64;
+        end_ = at_ + static_cast<uintptr_t>(whole ? (count - row_) * stride : bytes);
+        row_ = whole ? count : row_ + 1;
+        return;
+      }
+      if (row_ < kDecodeKeys) row_ = kDecodeKeys;
+      if (values_ || task.v_in_k) key_ += kDecodeKeys;
+      values_ = !values_ && !task.v_in_k;
+    }
+    at_ = 0;  // nothing is left
+    line_ = end_ = UINTPTR_MAX;
+  }
+
+  [[gnu::noinline]] void next() {
+    for (;;) {
+      const uintptr_t beyond = at_ - end_;
+      ask(end_);
+      enter();
+      if (end_ == UINTPTR_MAX) return;
+      at_ += beyond;
+      if (at_ <= end_) break;
+    }
+    ask(at_);
   }
 };
 
@@ -38,14 +88,16 @@ DYNO_INLINE void dot_tile(const float* queries, int64_t query_stride, const std:
       load_cache_step<T>(key + j * key_stride, d, k);
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int i = 0; i < R; ++i) acc[i][j] += load(queries + i * query_stride + d + n * kLanes) * k[n];
       }
     }
   }
-  if (d < dk) {
+  if (d < dk) {  // unrolled too: accumulators that are indexed by a variable lie on the stack
+#pragma GCC unroll 16
     for (int j = 0; j < K; ++j) {
       const vf k = load_cache_tail<T>(key + j * key_stride, d, dk - d);
+#pragma GCC unroll 8
       for (int i = 0; i < R; ++i) acc[i][j] += load(queries + i * query_stride + d) * k;
     }
   }
@@ -55,10 +107,12 @@ DYNO_INLINE void dot_tile(const float* queries, int64_t query_stride, const std:
     for (int n = 0; n < kSums; ++n) sums[sum_slot(n)] = acc[n / K][n % K];
     float out[kSums];
     horizontal_sums(sums, out);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < R; ++i) __builtin_memcpy(scores + i * kDecodeKeys, out + i * K, K * sizeof(float));
   } else {
+#pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 16
       for (int j = 0; j < K; ++j) scores[i * kDecodeKeys + j] = horizontal_sum(acc[i][j]);
     }
   }
@@ -66,15 +120,15 @@ DYNO_INLINE void dot_tile(const float* queries, int64_t query_stride, const std:
 
 template <CacheType T, int R>
 void dot_rows(const float* queries, int64_t query_stride, const std::byte* key, int64_t key_stride, int64_t dk,
-              int64_t count, const Ahead& ahead, float* scores) {
+              int64_t count, Ahead& ahead, int64_t bytes, float* scores) {
   constexpr int K = kSums / R;
   int64_t j = 0;
   for (; j + K <= count; j += K) {
-    for (int i = 0; i < K; ++i) ahead.fetch(j + i);
+    ahead.fetch(K * bytes);
     dot_tile<T, R, K>(queries, query_stride, key + j * key_stride, key_stride, dk, scores + j);
   }
   for (; j < count; ++j) {
-    ahead.fetch(j);
+    ahead.fetch(bytes);
     dot_tile<T, R, 1>(queries, query_stride, key + j * key_stride, key_stride, dk, scores + j);
   }
 }
@@ -82,19 +136,21 @@ void dot_rows(const float* queries, int64_t query_stride, const std::byte* key, 
 // sums[i][0, V vectors) += sum over j of weights[i][j] * value[j], for R rows from dimension d on.
 template <CacheType T, int R, int V>
 DYNO_INLINE void value_tile(const float* weights, const std::byte* value, int64_t value_stride, int64_t d,
-                            int64_t count, const Ahead& ahead, float* sums, int64_t sum_stride) {
+                            int64_t count, Ahead& ahead, int64_t bytes, float* sums, int64_t sum_stride) {
   constexpr int N = kCacheStep<T> < V ? kCacheStep<T> : V;
   vf acc[R][V];
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) acc[i][v] = load(sums + i * sum_stride + d + v * kLanes);
   }
   for (int64_t j = 0; j < count; ++j) {
-    ahead.fetch(j);
+    ahead.fetch(bytes);
 #pragma GCC unroll 8
     for (int v = 0; v < V; v += N) {
       vf x[N];
       load_cache_step<T>(value + j * value_stride, d + v * kLanes, x);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int i = 0; i < R; ++i) {
         const vf w = broadcast(weights[i * kDecodeKeys + j]);
 #pragma GCC unroll 8
@@ -102,25 +158,26 @@ DYNO_INLINE void value_tile(const float* weights, const std::byte* value, int64_
       }
     }
   }
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) store(sums + i * sum_stride + d + v * kLanes, acc[i][v]);
   }
 }
 
 template <CacheType T, int R>
 void value_rows(const float* weights, const std::byte* value, int64_t value_stride, int64_t dv, int64_t count,
-                const Ahead& ahead, float* sums, int64_t sum_stride) {
+                Ahead& ahead, int64_t bytes, float* sums, int64_t sum_stride) {
   constexpr int kWide = kSums / R < 8 ? kSums / R : 8;
-  constexpr Ahead kNothing;
   int64_t d = 0;
   const auto step = [&]<int V>() {
     for (; d + V * kLanes <= dv; d += V * kLanes) {
-      value_tile<T, R, V>(weights, value, value_stride, d, count, d == 0 ? ahead : kNothing, sums, sum_stride);
+      value_tile<T, R, V>(weights, value, value_stride, d, count, ahead, d == 0 ? bytes : 0, sums, sum_stride);
     }
   };
   step.template operator()<kWide>();
-  step.template operator()<2>();
-  step.template operator()<1>();
+  if constexpr (kWide > 2) step.template operator()<2>();
+  if constexpr (kWide > 1) step.template operator()<1>();
   if (d == dv) return;
   for (int64_t j = 0; j < count; ++j) {
     const vf x = load_cache_tail<T>(value + j * value_stride, d, dv - d);
@@ -131,36 +188,36 @@ void value_rows(const float* weights, const std::byte* value, int64_t value_stri
   }
 }
 
-template <CacheType T>
-void dot_block(const float* queries, int64_t query_stride, const std::byte* key, int64_t key_stride, int64_t dk,
-               int64_t count, int64_t rows, Ahead ahead, float* scores) {
+// body.operator()<R>(i) for rows [i, i + R) until all have been met.
+template <typename Body>
+DYNO_INLINE void by_rows(int64_t rows, const Body& body) {
   int64_t i = 0;
   const auto step = [&]<int R>() {
-    for (; i + R <= rows; i += R) {
-      dot_rows<T, R>(queries + i * query_stride, query_stride, key, key_stride, dk, count, ahead,
-                     scores + i * kDecodeKeys);
-      ahead = {};
-    }
+    for (; i + R <= rows; i += R) body.template operator()<R>(i);
   };
+  step.template operator()<8>();
   step.template operator()<4>();
   step.template operator()<2>();
   step.template operator()<1>();
 }
 
+// `bytes` of the rows ahead are wanted for each key.
+template <CacheType T>
+void dot_block(const float* queries, int64_t query_stride, const std::byte* key, int64_t key_stride, int64_t dk,
+               int64_t count, int64_t rows, Ahead& ahead, int64_t bytes, float* scores) {
+  by_rows(rows, [&]<int R>(int64_t i) {
+    dot_rows<T, R>(queries + i * query_stride, query_stride, key, key_stride, dk, count, ahead, i == 0 ? bytes : 0,
+                   scores + i * kDecodeKeys);
+  });
+}
+
 template <CacheType T>
 void value_block(const float* weights, const std::byte* value, int64_t value_stride, int64_t dv, int64_t count,
-                 int64_t rows, Ahead ahead, float* sums, int64_t sum_stride) {
-  int64_t i = 0;
-  const auto step = [&]<int R>() {
-    for (; i + R <= rows; i += R) {
-      value_rows<T, R>(weights + i * kDecodeKeys, value, value_stride, dv, count, ahead, sums + i * sum_stride,
-                       sum_stride);
-      ahead = {};
-    }
-  };
-  step.template operator()<4>();
-  step.template operator()<2>();
-  step.template operator()<1>();
+                 int64_t rows, Ahead& ahead, int64_t bytes, float* sums, int64_t sum_stride) {
+  by_rows(rows, [&]<int R>(int64_t i) {
+    value_rows<T, R>(weights + i * kDecodeKeys, value, value_stride, dv, count, ahead, i == 0 ? bytes : 0,
+                     sums + i * sum_stride, sum_stride);
+  });
 }
 
 // One row's scores of a block become weights; its running maximum, total and sum are brought up to date.
@@ -212,37 +269,58 @@ DYNO_INLINE void with_type(CacheType type, const Body& body) {
 
 }  // namespace
 
-void attention_decode(const AttentionTask& task, float* scratch, float* partial, int64_t row_stride) {
-  const int64_t rows = task.row_end - task.row_begin;
+void attention_decode(const AttentionTask& task, float* scratch, float* partial, int64_t head_stride,
+                      int64_t row_stride) {
+  const int64_t rows = task.row_end - task.row_begin, heads = task.kv_heads;
   const int64_t dk_pad = round_up(task.dk, 16);
   float* queries = scratch;
-  float* scores = scratch + kDecodeRows * dk_pad;
+  float* scores = scratch + heads * rows * dk_pad;
   const float scale = query_scale(task);
-  for (int64_t i = 0; i < rows; ++i) {
-    const float* q = query_row(task, task.row_begin + i);
-    for (int64_t d = 0; d < dk_pad; ++d) queries[i * dk_pad + d] = d < task.dk ? q[d] * scale : 0.0f;
-    if (task.resumed) continue;
-    float* out = partial + i * row_stride;
-    __builtin_memset(out, 0, static_cast<size_t>(kPartialHead + round_up(task.dv, 16)) * sizeof(float));
-    out[0] = kMasked;
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const float* q = query_row(task, task.row_begin + i) + h * task.group * task.dk;
+      float* query = queries + (h * rows + i) * dk_pad;
+      for (int64_t d = 0; d < dk_pad; ++d) query[d] = d < task.dk ? q[d] * scale : 0.0f;
+      float* out = partial + h * head_stride + i * row_stride;
+      __builtin_memset(out, 0, static_cast<size_t>(kPartialHead + round_up(task.dv, 16)) * sizeof(float));
+      out[0] = kMasked;
+    }
   }
   const int64_t key_stride = task.args->k_row_bytes;
   const int64_t value_stride = task.v_in_k ? key_stride : task.args->v_row_bytes;
+  const int64_t value_bytes = task.v_in_k ? task.k_head_bytes : task.v_head_bytes;
+  // Where values lie within keys, both halves of a block ask for keys.
+  const int64_t wanted_by_values = task.v_in_k ? task.k_head_bytes / 2 : task.v_head_bytes;
+  const int64_t wanted_by_keys = task.v_in_k ? task.k_head_bytes - wanted_by_values : task.k_head_bytes;
+  Ahead ahead(task);
   for (int64_t key = task.key_begin; key < task.key_end; key += kDecodeKeys) {
     const int64_t count = task.key_end - key < kDecodeKeys ? task.key_end - key : kDecodeKeys;
-    const int64_t next = key + kDecodeKeys, left = task.key_end - next;
-    const Ahead keys = left <= 0 ? Ahead{} : Ahead{key_row(task, next), key_stride, task.k_head_bytes, left};
-    const Ahead values = task.v_in_k ? Ahead{} : Ahead{value_row(task, key), value_stride, task.v_head_bytes, count};
+    const std::byte* const keys = key_row(task, key);
     with_type(task.k_type, [&]<CacheType T>() {
-      dot_block<T>(queries, dk_pad, key_row(task, key), key_stride, task.dk, count, rows, values, scores);
+      for (int64_t j = 0; j < count; j += kTileKeys) {
+        const int64_t tile = count - j < kTileKeys ? count - j : kTileKeys;
+        for (int64_t h = 0; h < heads; ++h) {
+          dot_block<T>(queries + h * rows * dk_pad, dk_pad, keys + j * key_stride + h * task.k_head_bytes, key_stride,
+                       task.dk, tile, rows, ahead, wanted_by_keys, scores + h * rows * kDecodeKeys + j);
+        }
+      }
     });
-    for (int64_t i = 0; i < rows; ++i) {
-      softmax_row(task, row_position(task, task.row_begin + i), key, count, scores + i * kDecodeKeys,
-                  partial + i * row_stride);
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < rows; ++i) {
+        softmax_row(task, row_position(task, task.row_begin + i), key, count, scores + (h * rows + i) * kDecodeKeys,
+                    partial + h * head_stride + i * row_stride);
+      }
     }
+    const std::byte* const values = value_row(task, key);
     with_type(task.v_in_k ? task.k_type : task.v_type, [&]<CacheType T>() {
-      value_block<T>(scores, value_row(task, key), value_stride, task.dv, count, rows, keys, partial + kPartialHead,
-                     row_stride);
+      for (int64_t j = 0; j < count; j += kTileKeys) {
+        const int64_t tile = count - j < kTileKeys ? count - j : kTileKeys;
+        for (int64_t h = 0; h < heads; ++h) {
+          value_block<T>(scores + h * rows * kDecodeKeys + j, values + j * value_stride + h * value_bytes, value_stride,
+                         task.dv, tile, rows, ahead, wanted_by_values, partial + h * head_stride + kPartialHead,
+                         row_stride);
+        }
+      }
     });
   }
 }

@@ -18,10 +18,9 @@ struct AttentionTask {
   bool v_in_k, sinks, windowed, softcap;
   int64_t k_head_bytes, v_head_bytes;
   SequenceRun run;
-  int64_t kv_head;
+  int64_t kv_head, kv_heads;  // decode: that many heads of a position together
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;  // positions that some row of the task may see
-  bool resumed;                // decode: the partial results of earlier keys are there and go on
 };
 
 // Rows a decode task holds at most, and the keys it looks at together.
@@ -39,10 +38,11 @@ DYNO_DECLARE_KERNELS(
     // All keys for rows [row_begin, row_end); writes their outputs. `scratch` is 64-byte aligned.
     void attention_blocked(const AttentionTask& task, int64_t q_tile, int64_t k_block, float* scratch);
 
-    // Keys [key_begin, key_end) for up to kDecodeRows rows. partial[row]: the maximum score, the sum of e^(score - max),
-    // then from kPartialHead on the weighted sum of values. Rows are `row_stride` floats apart. `scratch` holds
-    // kDecodeRows * (dk padded to 16 + kDecodeKeys) floats.
-    void attention_decode(const AttentionTask& task, float* scratch, float* partial, int64_t row_stride);
+    // Keys [key_begin, key_end) for up to kDecodeRows rows of each of kv_heads heads. partial[head][row]: the maximum
+    // score, the sum of e^(score - max), then from kPartialHead on the weighted sum of values. `scratch` holds
+    // kv_heads * kDecodeRows * (dk padded to 16 + kDecodeKeys) floats.
+    void attention_decode(const AttentionTask& task, float* scratch, float* partial, int64_t head_stride,
+                          int64_t row_stride);
     // Adds the `parts` partial results of one row, in their order, and writes the output. `scratch` holds dv
     // padded to 16 floats.
     void attention_combine(const AttentionTask& task, int64_t row, const float* partial, int64_t part_stride, int64_t parts,
