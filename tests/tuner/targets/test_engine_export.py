@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from dyno import profiles
 from dyno.cli import app as dyno_app
+from dyno_tuner.cli import export as cli_export
 from dyno_tuner.cli.arguments import command_line
 from dyno_tuner.core.errors import TuneError
 from dyno_tuner.core.machine_match import device_of, model_of
@@ -190,6 +191,18 @@ def test_a_unit_keeps_control_characters_on_their_line(tmp_path: Path) -> None:
     unit = export(_profile("llama.cpp", {}), "systemd", binaries=str(folder), model="/m\r\n\t\x7f.gguf")
     assert r'llama-server -m "/m\x0d\x0a\x09\x7f.gguf" ' in unit
     assert "\r" not in unit
+
+
+def test_a_hostile_name_of_a_model_reaches_no_terminal_raw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, path = fake(tmp_path / "b", "llama.cpp-0c1e570"), tmp_path / "p.yaml"
+    profiles.save_profile(_profile("llama.cpp", {}), path)
+    own = ["llama-server", "-m", "x.gguf"]
+    cli_export.export(path, own, "systemd", str(folder), "/m\r\n\x1b[2J.gguf")
+    assert capsys.readouterr().err == (
+        "-m x.gguf of the command line is replaced by /m\\r\\n\\x1b[2J.gguf, the tuned or given model\n"
+    )
 
 
 @pytest.mark.parametrize("form", ["llama-server", "systemd"])

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dyno import profiles
+from dyno._shell import escaped
 from dyno.errors import ProfileError
 
 from ..core.errors import TargetFailure, TuneError
@@ -40,7 +41,7 @@ def export(
         folder = ggml_export.binaries_folder(file, profile, binaries) if foreign else binaries or ""
         return ggml_export.export(
             profile, form, binaries=folder, model=tuned or "", command=list(command) if command else own,
-            tell=lambda line: print(line, file=sys.stderr),
+            tell=lambda line: print(escaped(line), file=sys.stderr),
         )  # fmt: skip
     except (TuneError, TargetFailure) as error:
         raise ProfileError(str(error)) from error
