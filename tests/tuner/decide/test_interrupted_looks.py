@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from conftest_tuner import Simulated
+from dyno_tuner.core.errors import DisturbedError
 from dyno_tuner.decide.ablation import without
 from dyno_tuner.decide.acceptance import Choice
 from dyno_tuner.decide.elimination import Elimination
@@ -38,6 +39,29 @@ def stopped(monkeypatch: pytest.MonkeyPatch, weak: list[str]) -> Choice:
         Elimination(run.tune.context.judge()).run(point, choice, "w")
     assert len(looks) == 2
     return choice
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DisturbedError])
+def test_what_rounds_have_proven_is_written_whatever_ends_them(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, or others that do not leave the machine alone, in the fourth round of a look."""
+    run = Simulated("saturating", 1, QUIET, max_trials=12)
+    space, choice, recorder = run.space, Choice(run.space.default), run.tune.context.recorder
+    measured = recorder.measurement
+
+    def ended(key: str, *args: Any, **kwargs: Any) -> Any:
+        if key.startswith("w/0/r3/"):
+            raise error
+        return measured(key, *args, **kwargs)
+
+    monkeypatch.setattr(recorder, "measurement", ended)
+    point = space.point({**space.settings(space.default), **WHOLE})
+    with pytest.raises(error):
+        Elimination(run.tune.context.judge()).run(point, choice, "w")
+    assert {e.name: e.value for e in choice.entries} == WHOLE
+    assert choice.evidence is not None
+    assert choice.evidence.rounds == 3
 
 
 def test_a_point_that_was_never_measured_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

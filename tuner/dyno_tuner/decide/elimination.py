@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ..core.errors import DisturbedError
 from ..measure.paired_rounds import ALL_DIFFER, measurements_in_round
 from ..space.knobs import Fidelity
 from .ablation import DEFAULT, FULL, left_out, rest_of, variants, without
@@ -66,7 +67,7 @@ class Elimination:
                 return choice.clear(space.default)
             try:
                 result, found, weak = self._look(f"{key}/{attempt}", point, choice, known)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, DisturbedError):
                 self._stop(f"{key}/{attempt}", point, before, parts, choice)
                 raise
             if FULL in result.failed:
