@@ -409,6 +409,14 @@ void bind_session(nb::module_& m) {
             return bytes;
           },
           "Bytes of GPUs that the cache takes now; with cache_tokens it takes them as sequences grow.")
+      .def_prop_ro(
+          "cache_memory",
+          [](PySession& s) {
+            size_t bytes = 0;
+            s.change([&](runtime::Session& real) { bytes = real.cache_memory(); });
+            return bytes;
+          },
+          "Bytes that the cache takes now: gpu_cache_bytes, and the rows that it keeps in host memory.")
       .def(
           "checkpoint",
           [](PySession& s, int32_t slot) {

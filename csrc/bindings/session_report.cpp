@@ -40,6 +40,7 @@ nb::dict plan_dict(const runtime::Session& session) {
   d["kv_address_bytes"] = p.kv_address_bytes;
   d["cache_window"] = p.cache_window();
   d["window_slack"] = plan::kWindowSlack;
+  d["window_stride"] = p.cache_stride();
   d["window_checkpoints"] = p.window_checkpoints();
   d["state_bytes"] = p.state_bytes;
   d["arena_bytes"] = p.arena_bytes;

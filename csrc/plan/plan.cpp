@@ -44,20 +44,39 @@ void check_cache_tokens(const Plan& plan) {
              "; expected 0 (room for all sequences), or at least ctx=", c.ctx, ", so that one sequence can be full");
 }
 
+// Positions that the cache has room for, of all sequences together.
+size_t cache_positions(const ContextOptions& c) {
+  return static_cast<size_t>(c.cache_tokens > 0 ? c.cache_tokens : c.ctx * c.sequences);
+}
+
+struct WindowedRows {
+  size_t rows = 0;
+  size_t pieces = 0;  // rows that stand together
+};
+
+// The most that a layer keeps of all sequences. Of each: where it is, with the u-batch that it writes, and where its
+// decode began. Of a checkpoint and of a stop: its window.
+WindowedRows windowed_rows(const ContextOptions& c, int64_t window, int64_t stride, int64_t ubatch) {
+  const auto sequences = static_cast<size_t>(c.sequences);
+  const auto kept = static_cast<size_t>(window + kWindowSlack), steps = static_cast<size_t>(kWindowStep + ubatch);
+  const size_t stops = stride > 0 ? cache_positions(c) / static_cast<size_t>(stride) : 0;
+  const size_t rows = sequences * (2 * kept + steps) + (sequences + 1) * kept + stops * static_cast<size_t>(window);
+  return {rows, 4 * sequences + 1 + stops};  // and on a GPU, rows behind the sequence before it
+}
+
 }  // namespace
 
-size_t kv_memory(const ContextOptions& c, const DeviceInfo& device, int64_t row, int64_t window, int64_t ubatch) {
+size_t kv_memory(const Plan& plan, const ContextOptions& c, const KvLayer& layer, int64_t row) {
+  const DeviceInfo& device = plan.device(layer.device);
   const size_t sequences = static_cast<size_t>(c.sequences), positions = static_cast<size_t>(c.ctx) * sequences;
   const size_t all = positions * static_cast<size_t>(row);
-  size_t held = c.cache_tokens > 0 ? static_cast<size_t>(c.cache_tokens) : positions;
-  size_t pieces = sequences;  // rows that stand together
-  if (window > 0) {
-    // Of each sequence: where it is, with the u-batch that it writes, and where its decode began. Of a checkpoint: its
-    // window.
-    const auto kept = static_cast<size_t>(window + kWindowSlack), steps = static_cast<size_t>(kWindowStep + ubatch);
-    const size_t rows = sequences * (2 * kept + steps) + (sequences + 1) * kept;
-    if (rows < held) pieces = 4 * sequences + 1;  // and on a GPU, rows behind the sequence before it
-    held = std::min(held, rows);
+  size_t held = cache_positions(c);
+  size_t pieces = sequences;
+  if (layer.window > 0) {
+    // All windowed layers keep rows for the longest window.
+    const WindowedRows kept = windowed_rows(c, plan.cache_window(), plan.cache_stride(), plan.ubatch);
+    if (kept.rows < held) pieces = kept.pieces;
+    held = std::min(held, kept.rows);
   }
   if (held >= positions) return all;
   // Of such rows, the first and the last page may be shared with nothing.
@@ -136,6 +155,20 @@ int64_t Plan::cache_window() const {
 
 namespace {
 
+bool on_cpu_alone(const Plan& plan) {
+  return std::none_of(plan.devices.begin(), plan.devices.end(),
+                      [](const PlannedDevice& device) { return device.info.kind == DeviceKind::cuda; });
+}
+
+}  // namespace
+
+int64_t Plan::cache_stride() const {
+  const int64_t window = cache_window();
+  return window > 0 && on_cpu_alone(*this) ? window_stride(window) : 0;
+}
+
+namespace {
+
 // The longest window in which the layer's rows are read, by itself or by layers that share them; 0: all are read.
 int64_t window_of(const model::ModelDesc& model, size_t layer) {
   int64_t longest = model.layers[layer].attention.window;
@@ -147,6 +180,18 @@ int64_t window_of(const model::ModelDesc& model, size_t layer) {
   return longest;
 }
 
+// Whether windows are worth it: full rows let a sequence go back anywhere, which a short context pays with little
+// memory. The u-batch does not count, so that it changes nothing but memory.
+bool windows_halve_rows(const Plan& plan, const model::ModelDesc& model, const ContextOptions& c) {
+  int64_t window = 0;
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const model::AttentionSpec& a = model.layers[i].attention;
+    if (a.heads > 0 && a.shared_kv < 0) window = std::max(window, window_of(model, i));
+  }
+  if (window == 0 || !on_cpu_alone(plan)) return false;
+  return 2 * windowed_rows(c, window, window_stride(window), 0).rows <= cache_positions(c);
+}
+
 }  // namespace
 
 void count_kv(Plan& plan) {
@@ -155,8 +200,7 @@ void count_kv(Plan& plan) {
   for (const KvLayer& layer : plan.kv) {
     PlannedDevice& device = plan.devices[static_cast<size_t>(layer.device)];
     for (const int64_t row : {layer.k_row_bytes, layer.v_row_bytes}) {
-      const size_t memory =
-          checked_align(kv_memory(plan.context, device.info, row, layer.window, plan.ubatch), 64, "the KV cache");
+      const size_t memory = checked_align(kv_memory(plan, plan.context, layer, row), 64, "the KV cache");
       device.kv_bytes = checked_add(device.kv_bytes, memory, "the KV cache");
       plan.kv_bytes = checked_add(plan.kv_bytes, memory, "the KV cache");
     }
@@ -177,7 +221,6 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   const bool latent = has_latents(model);
   plan.kv_type_k = c.kv_type_k.value_or(latent ? DType::f32 : DType::f16);
   plan.kv_type_v = c.kv_type_v.value_or(latent ? plan.kv_type_k : DType::f16);
-  if (c.window_cache == WindowCache::automatic) c.window_cache = WindowCache::full;
   plan.context = c;
   plan.kv.clear();
   plan.kv_address_bytes = 0;
@@ -185,6 +228,10 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   const size_t positions =
       checked_mul(static_cast<size_t>(c.ctx), static_cast<size_t>(c.sequences), "the KV cache (ctx x sequences)");
   check_cache_tokens(plan);
+  if (c.window_cache == WindowCache::automatic) {
+    c.window_cache = windows_halve_rows(plan, model, c) ? WindowCache::window : WindowCache::full;
+    plan.context.window_cache = c.window_cache;
+  }
   // The offset of a layer's keys or values.
   const auto take = [&](DeviceId device, int64_t row) {
     const size_t bytes = checked_align(
@@ -366,8 +413,8 @@ std::string describe_windows(const Plan& plan) {
   const auto windowed = count([](const KvLayer& layer) { return layer.window > 0; });
   if (windowed == 0) return "";
   const auto all = count([](const KvLayer& layer) { return layer.k_row_bytes > 0; });
-  return str_cat(": ", windowed, " of ", all, " layers keep their window, of up to ", plan.cache_window(),
-                 " positions");
+  return str_cat(": ", windowed, " of ", all, " layers keep their window, of up to ", plan.cache_window(), " positions",
+                 plan.cache_stride() > 0 ? str_cat(", also of every ", plan.cache_stride(), "th position") : "");
 }
 
 }  // namespace

@@ -111,15 +111,20 @@ struct LoadOptions {
 
 // The rows that layers with a sliding window keep in the cache.
 enum class WindowCache : uint8_t {
-  automatic,  // `full`
+  automatic,  // `window` if the whole cache is a CPU's and these layers then keep at most half their rows; else `full`
   full,       // of all positions, so that a sequence can go back anywhere
-  window,     // that later tokens read, and of checkpoints
+  window,     // that later tokens read, of checkpoints, and on a CPU of stops on the way
 };
 std::string_view window_cache_name(WindowCache mode);  // auto, full, window
 // Rows before the window that stay, so that a sequence can go back by so many positions at any time.
 inline constexpr int64_t kWindowSlack = 256;
 // Rows are given back in steps of so many positions.
 inline constexpr int64_t kWindowStep = 256;
+// Positions between two stops, of which the window stays. A sequence that goes back further than its window reads so
+// many tokens again at most, and stops keep an eighth of the rows.
+constexpr int64_t window_stride(int64_t window) {
+  return std::max<int64_t>(1024, (8 * window + kWindowStep - 1) / kWindowStep * kWindowStep);
+}
 
 // Settings that re-create the KV cache and keep the weights.
 struct ContextOptions {
@@ -354,6 +359,9 @@ struct Plan {
   int64_t cache_window() const;
   // Whether a GPU's cache takes memory as rows are written.
   bool cache_by_need() const { return context.cache_tokens > 0 || cache_window() > 0; }
+  // Of windows that stay on the way, see window_stride(); 0: none do. A GPU maps such large pieces that stops would
+  // keep most of the rows.
+  int64_t cache_stride() const;
   // Checkpoints of all sequences that can keep their window in the cache.
   int64_t window_checkpoints() const { return cache_window() > 0 ? context.sequences + 1 : 0; }
   std::vector<State> states;  // of all layers; empty where every layer has keys and values
@@ -442,9 +450,8 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
 inline constexpr int64_t kRowsBehind = 256;
 inline constexpr size_t kMappedPiece = size_t{2} << 20;
 
-// Bytes of the keys or the values of one layer, of `row` bytes a position, on a device.
-// `window`: KvLayer::window, with u-batches of that size.
-size_t kv_memory(const ContextOptions& context, const DeviceInfo& device, int64_t row, int64_t window, int64_t ubatch);
+// Bytes of the keys or the values of a layer, of `row` bytes a position, with other context settings than the plan's.
+size_t kv_memory(const Plan& plan, const ContextOptions& context, const KvLayer& layer, int64_t row);
 
 // Device memory that is nobody's plan: kernels' code, cuBLAS, graphs, logits.
 inline constexpr size_t kDeviceReserve = size_t{512} << 20;

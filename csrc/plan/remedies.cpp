@@ -24,6 +24,9 @@ Remedy smaller_ubatch(const Plan& plan, const Holder& holder, size_t missing) {
   return found;
 }
 
+// With less to hold, the default may be full rows, which take more.
+std::string with_windows(const Plan& plan) { return plan.cache_stride() > 0 ? " with window_cache=window" : ""; }
+
 Remedy smaller_context(const Plan& plan, const Holder& holder, size_t missing) {
   // Layers that keep their window take as much with a shorter context.
   size_t per_position = 0;
@@ -35,7 +38,7 @@ Remedy smaller_context(const Plan& plan, const Holder& holder, size_t missing) {
   if (shared || per_position == 0 || plan.context.ctx <= kLeastContext) return {};
   const auto fewer = static_cast<int64_t>((missing + per_position - 1) / per_position);
   const int64_t ctx = std::max(kLeastContext, (plan.context.ctx - fewer) / kLeastContext * kLeastContext);
-  return {str_cat("ctx=", ctx), per_position * static_cast<size_t>(plan.context.ctx - ctx)};
+  return {str_cat("ctx=", ctx, with_windows(plan)), per_position * static_cast<size_t>(plan.context.ctx - ctx)};
 }
 
 Remedy absorbed_attention(const Plan& plan, const Holder& holder) {
@@ -49,9 +52,8 @@ size_t freed_cache(const Plan& plan, const Holder& holder, const ContextOptions&
   for (const KvLayer& layer : plan.kv) {
     if (holder.device && layer.device != *holder.device) continue;
     for (const int64_t row : {layer.k_row_bytes, layer.v_row_bytes}) {
-      const DeviceInfo& device = plan.device(layer.device);
-      const size_t now = kv_memory(plan.context, device, row, layer.window, plan.ubatch);
-      frees += now - std::min(now, kv_memory(then, device, row, layer.window, plan.ubatch));
+      const size_t now = kv_memory(plan, plan.context, layer, row);
+      frees += now - std::min(now, kv_memory(plan, then, layer, row));
     }
   }
   return frees;
@@ -65,7 +67,7 @@ Remedy fewer_sequences(const Plan& plan, const Holder& holder, size_t missing) {
     ContextOptions then = plan.context;
     then.sequences = left;
     const size_t frees = freed_cache(plan, holder, then) + state * static_cast<size_t>(plan.context.sequences - left);
-    found = {str_cat("sequences=", left), frees};
+    found = {str_cat("sequences=", left, with_windows(plan)), frees};
   }
   return found;
 }
@@ -87,7 +89,7 @@ Remedy fewer_cache_tokens(const Plan& plan, const Holder& holder, size_t missing
     (frees(middle * kLeastContext) >= missing ? enough : too_many) = middle;
   }
   const int64_t left = std::max(c.ctx, std::min(now, enough * kLeastContext));
-  return {str_cat("cache_tokens=", left, " for all sequences together"), frees(left)};
+  return {str_cat("cache_tokens=", left, " for all sequences together", with_windows(plan)), frees(left)};
 }
 
 // Only where every row holds whole blocks: latents of multi-head latent attention need not.
@@ -171,7 +173,7 @@ Remedy weights_on_the_cpu(const Plan& plan, const Holder& holder, size_t missing
     frees += whole[n];
     if (layer.device != kMainDevice) continue;
     for (const int64_t row : {layer.k_row_bytes, layer.v_row_bytes}) {
-      frees += kv_memory(plan.context, plan.main_device(), row, layer.window, plan.ubatch);
+      frees += kv_memory(plan, plan.context, layer, row);
     }
   }
   // The output counts as a layer that stays.

@@ -61,9 +61,16 @@ void Session::trim(int32_t slot) {
   filled_[at] = positions_[at];
 }
 
-size_t Session::cache_bytes() const {
+size_t Session::cache_bytes() const { return bytes_of_rows(/*all_devices=*/true); }
+
+size_t Session::cache_memory() const { return bytes_of_rows(/*all_devices=*/false) + gpu_cache_bytes(); }
+
+size_t Session::bytes_of_rows(bool all_devices) const {
   int64_t whole = 0, windowed = 0;
-  for (const plan::KvLayer& kv : plan_.kv) (kv.window > 0 ? windowed : whole) += kv.k_row_bytes + kv.v_row_bytes;
+  for (const plan::KvLayer& kv : plan_.kv) {
+    if (!all_devices && plan_.device(kv.device).kind != DeviceKind::cpu) continue;
+    (kv.window > 0 ? windowed : whole) += kv.k_row_bytes + kv.v_row_bytes;
+  }
   int64_t bytes = 0;
   for (size_t i = 0; i < filled_.size(); ++i) {
     const int64_t lost = windows_.lost_rows(static_cast<int32_t>(i));

@@ -64,7 +64,7 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
       positions_(static_cast<size_t>(plan_.context.sequences), 0),
       filled_(positions_.size(), 0),
       begun_(filled_),
-      windows_(plan_.cache_window(), positions_.size()) {
+      windows_(plan_.cache_window(), plan_.cache_stride(), positions_.size()) {
   const int threads = std::max(settings_.threads, settings_.threads_batch);
   choose();
   place(loading);
@@ -292,7 +292,7 @@ void Session::set_context(const plan::ContextOptions& context) {
       /*clear_cache=*/true);
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
   filled_ = begun_ = positions_;
-  windows_ = WindowRows(plan_.cache_window(), positions_.size());
+  windows_ = WindowRows(plan_.cache_window(), plan_.cache_stride(), positions_.size());
   for (const std::weak_ptr<Checkpoint>& kept : checkpoints_) {
     if (const std::shared_ptr<Checkpoint> c = kept.lock()) c->good = false;
   }

@@ -110,7 +110,7 @@ class Session {
   int64_t position(int32_t slot) const;
   // Drops the positions from `position` on. A model with recurrent state goes back only to 0 and to checkpoints that
   // somebody holds: elsewhere it throws PlanError. So does a model whose windowed layers keep their window alone, but
-  // it also goes back by kWindowSlack, and to where the last decode of the sequence began.
+  // it also goes back by kWindowSlack, to where the last decode of the sequence began, and on a CPU to stops.
   void rewind(int32_t slot, int64_t position);
   // The last position up to `position` that rewind() takes.
   int64_t rewindable(int32_t slot, int64_t position) const;
@@ -128,6 +128,8 @@ class Session {
   size_t cache_bytes() const;
   // Of GPUs, that the cache takes now.
   size_t gpu_cache_bytes() const;
+  // Bytes that the cache takes now: of GPUs those, of the host the rows that it keeps.
+  size_t cache_memory() const;
   // Where the sequence is now, with a copy of its state. Layers that keep their window alone also keep that of
   // plan().window_checkpoints(); of more, the oldest is no good any more.
   std::shared_ptr<const Checkpoint> checkpoint(int32_t slot);
@@ -202,6 +204,8 @@ class Session {
   void take_memory(const std::vector<int64_t>& ends);
   void take_memory(int32_t slot, int64_t end);
   // Of layers that keep their window alone: the rows that a u-batch writes, and rows that no later one reads.
+  // Of rows that the cache keeps, on all devices or in host memory.
+  size_t bytes_of_rows(bool all_devices) const;
   void take_windows(std::span<const ops::SequenceRun> runs);
   void give_back_windows(int32_t slot);
   // Their rows from `position` on, which the sequence is about to forget.

@@ -1,6 +1,8 @@
 #include "runtime/window_rows.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace dyno::runtime {
 
@@ -15,6 +17,7 @@ int64_t WindowRows::last_held(int32_t slot, int64_t position) const {
   // From the last lost rows to the first: if they cut the window, the sequence goes back to where they begin.
   for (auto rows = lost.rbegin(); rows != lost.rend(); ++rows) {
     const Rows window = needed(held);
+    if (window.begin == window.end) break;  // the next token sees itself alone
     if (rows->begin < window.end && window.begin < rows->end) held = rows->begin;
   }
   return held;
@@ -29,10 +32,11 @@ int64_t WindowRows::first_kept(int32_t slot, int64_t position) const {
   return first;
 }
 
-std::span<const Rows> WindowRows::lose(int32_t slot, int64_t position, std::span<const Rows> kept) {
+std::vector<Rows> WindowRows::lose(int32_t slot, int64_t position, std::span<const Rows> kept) {
   const int64_t end = needed(position, plan::kWindowSlack).begin / plan::kWindowStep * plan::kWindowStep;
   std::vector<Rows> all = of(slot);
   std::vector<Rows> sorted(kept.begin(), kept.end());
+  for (int64_t stop = stride_; stop > 0 && needed(stop).begin < end; stop += stride_) sorted.push_back(needed(stop));
   std::sort(sorted.begin(), sorted.end(), [](const Rows& a, const Rows& b) { return a.begin < b.begin; });
   int64_t at = 0;
   for (const Rows& rows : sorted) {
@@ -50,9 +54,13 @@ std::span<const Rows> WindowRows::lose(int32_t slot, int64_t position, std::span
       merged.push_back(rows);
     }
   }
-  if (merged == of(slot)) return {};
+  // Of rows that were lost before, a page that they shared with new ones is still there.
+  std::vector<Rows> changed;
+  std::set_difference(
+      merged.begin(), merged.end(), of(slot).begin(), of(slot).end(), std::back_inserter(changed),
+      [](const Rows& a, const Rows& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   of(slot) = std::move(merged);
-  return of(slot);
+  return changed;
 }
 
 void WindowRows::forget(int32_t slot, int64_t position) {

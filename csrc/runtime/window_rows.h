@@ -19,7 +19,9 @@ struct Rows {
 class WindowRows {
  public:
   // `window`: of the layers that keep theirs alone, the longest; 0: no layer does, and nothing is ever lost.
-  explicit WindowRows(int64_t window = 0, size_t sequences = 0) : window_(window), lost_(sequences) {}
+  // `stride`: the window of each multiple of it stays; 0: none does.
+  explicit WindowRows(int64_t window = 0, int64_t stride = 0, size_t sequences = 0)
+      : window_(window), stride_(stride), lost_(sequences) {}
 
   bool active() const { return window_ > 0; }
   // The rows that a sequence of `position` tokens needs for its next one, and `slack` before them.
@@ -28,9 +30,9 @@ class WindowRows {
   int64_t last_held(int32_t slot, int64_t position) const;
   // The first of the rows up to `position`, whose window is there, that a copy of the sequence takes.
   int64_t first_kept(int32_t slot, int64_t position) const;
-  // Counts the rows far behind `position` as lost, but those in `kept`. All lost rows where that has changed them, else
-  // none.
-  std::span<const Rows> lose(int32_t slot, int64_t position, std::span<const Rows> kept);
+  // Counts the rows far behind `position` as lost, but those in `kept` and of stops. The lost rows that stand together
+  // with new ones.
+  std::vector<Rows> lose(int32_t slot, int64_t position, std::span<const Rows> kept);
   // Rows from `position` on will be written anew.
   void forget(int32_t slot, int64_t position);
   // Rows [0, first) are lost and no others: the sequence has become a copy.
@@ -42,7 +44,7 @@ class WindowRows {
   std::vector<Rows>& of(int32_t slot) { return lost_[static_cast<size_t>(slot)]; }
   const std::vector<Rows>& of(int32_t slot) const { return lost_[static_cast<size_t>(slot)]; }
 
-  int64_t window_ = 0;
+  int64_t window_ = 0, stride_ = 0;
   std::vector<std::vector<Rows>> lost_;  // by slot, ascending and apart
 };
 

@@ -390,6 +390,12 @@ class Session:
         Bytes of GPUs that the cache takes now; with cache_tokens it takes them as sequences grow.
         """
 
+    @property
+    def cache_memory(self) -> int:
+        """
+        Bytes that the cache takes now: gpu_cache_bytes, and the rows that it keeps in host memory.
+        """
+
     def checkpoint(self, slot: int = 0) -> Checkpoint:
         """Where a sequence is now, to come back to it."""
 

@@ -93,6 +93,7 @@ class OpenModel:
         model = _core.describe_model(file)
         self._n_ctx_train = int(model["n_ctx_train"])
         self._n_vocab = int(model["n_vocab"])
+        self._recurrent = int(model["recurrent_layers"]) > 0
         self._file_pooling = file_pooling(file.get(f"{model['architecture']}.pooling_type"))
         self._latent_cache = has_latent_cache(model)
         self._dense_quantised = is_dense_quantised(model)

@@ -51,7 +51,7 @@ class Prefixes:
     """The tokens of ended texts, which stay in their sequences until these are needed.
 
     Args:
-        plan: Of the session: its `window_checkpoints` and `window_slack`.
+        plan: Of the session: its `window_checkpoints`, `window_slack` and `window_stride`.
         sequences: Of the engine.
         cache_tokens: That all sequences hold at most; 0: no limit.
         stateful: Whether the model has recurrent state.
@@ -69,6 +69,8 @@ class Prefixes:
         """The one that was used last stands at the end."""
         self._goes_back = 0 if stateful else int(plan["window_slack"]) if windows else None
         """By so many tokens a sequence can go back without a checkpoint; None: to any place."""
+        self._stride = 0 if stateful else int(plan["window_stride"])
+        """Between places to which it can go back besides; 0: there are none."""
 
     def keep(self, slot: int, tokens: list[int]) -> None:
         """A text has ended, and its sequence holds so many tokens."""
@@ -127,8 +129,9 @@ class Prefixes:
                 continue
             coming = [*request.held, *request.pending]
             same = common_prefix(coming, prompt)
-            there = self._goes_back is None or len(coming) - same < self._goes_back
-            if there and same >= best + _WORTH_WAITING:
+            if self._goes_back is not None and len(coming) - same >= self._goes_back:
+                same = same // self._stride * self._stride if self._stride else 0
+            if same >= best + _WORTH_WAITING:
                 return True
         return False
 

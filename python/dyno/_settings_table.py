@@ -210,7 +210,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "choice",
         "Rows that layers with a sliding window keep: `full` keeps all, so that a sequence can go back "
         "anywhere; `window` keeps the rows that later tokens read, and goes back 256 tokens, to where the "
-        "last decode began and to checkpoints. `auto`: `full`.",
+        "last decode began, to checkpoints, and on a CPU to each eighth window. `auto`: `window` on a CPU "
+        "without GPUs if these layers then keep at most half their rows, else `full`.",
         default="auto",
         choices=("auto", "full", "window"),
         moves=("memory",),

@@ -33,6 +33,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._owners: dict[int, Owner] = {}
+        self._prompt_ends: dict[int, _core.Checkpoint] = {}
         self.foreign: set[int] = set()
         """Slots that calls outside of a scheduler have fed or cleared; the scheduler empties it."""
 
@@ -68,6 +69,13 @@ class Slots:
         """Free the slot of `owner`; without one, nothing happens."""
         if self._owners.get(owner.slot) is owner:
             del self._owners[owner.slot]
+
+    def mark_prompt_end(self, session: _core.Session, slot: int) -> None:
+        """A generation has read its prompt. If layers keep their windows alone, the one at its end stays.
+
+        The next turn of a chat often goes on there, because its template leaves reasoning out.
+        """
+        self._prompt_ends[slot] = session.checkpoint(slot)
 
     def is_free(self, slot: int) -> bool:
         """Whether no generation owns `slot`."""

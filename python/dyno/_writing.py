@@ -31,6 +31,7 @@ __all__ = [
     "drawn_tokens",
     "most_tokens",
     "prompt_tokens",
+    "reusable",
     "written",
 ]
 
@@ -143,7 +144,7 @@ def drawn_tokens(
         with engine._lock:
             engine._open()
             engine._slots.take(owner, slot, int(engine.settings["sequences"]))
-        kept = _agreeing(engine, tokens, held, owner.slot)
+        kept = reusable(engine, tokens, held, owner.slot)
         if engine.diagnostics.draws_on_device and not sampling.needs_logits:
             yield from map(Drawn, _drawn_on_device(engine, tokens, kept, sampling, max_tokens, owner))
         else:
@@ -152,7 +153,7 @@ def drawn_tokens(
         engine._slots.give_back(owner)
 
 
-def _agreeing(engine: Engine, tokens: Sequence[int], held: Sequence[int], slot: int) -> int:
+def reusable(engine: Engine, tokens: Sequence[int], held: Sequence[int], slot: int) -> int:
     """Tokens of the prompt that the slot holds and can go back to; never the last: its logits are needed."""
     most = min(len(tokens) - 1, len(held), engine.position(slot))
     same = next((i for i in range(most) if tokens[i] != held[i]), max(most, 0))
@@ -184,15 +185,22 @@ def _drawn_on_host(
         logits = engine._decode({slot: tokens}, reset=False, rows="last", owner=owner)[0][slot][-1]
         return finite(logits, engine.position(slot) - 1)
 
+    def after_prompt() -> NDArray[np.float32]:
+        logits = after(prompt[kept:])
+        if not engine._recurrent:  # else it would copy the state
+            with engine._lock:
+                engine._slots.mark_prompt_end(engine._open(), slot)
+        return logits
+
     def step(token: int) -> NDArray[np.float32] | None:
         return None if _is_full(engine, slot) else after([token])
 
     with engine._lock:
         _begin(engine._open(), kept, slot)
     if not sampling.needs_logits:
-        return map(Drawn, drawn(after(prompt[kept:]), step, sampling.sampler()))
+        return map(Drawn, drawn(after_prompt(), step, sampling.sampler()))
     sampler = HostSampler(sampling, engine.tokenizer, int(engine.model["n_vocab"]), prompt)
-    return (Drawn(t, sampler.logprobs) for t in drawn(after(prompt[kept:]), step, sampler.draw))
+    return (Drawn(t, sampler.logprobs) for t in drawn(after_prompt(), step, sampler.draw))
 
 
 def _drawn_on_device(

@@ -192,8 +192,9 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         """Forget what a sequence holds from `position` on.
 
         A model with recurrent state (`model["recurrent_layers"]` above 0) goes back only to 0 and to places
-        of which the caller still holds a `checkpoint()`. With `window_cache=window`, a model with sliding
-        windows goes back to these, by 256 tokens, and to where the last decode began.
+        of which the caller still holds a `checkpoint()`. If layers keep their windows alone
+        (`plan["cache_window"]` above 0; see the setting `window_cache`), a sequence goes back to checkpoints,
+        by 256 tokens, to where the last decode began, and to multiples of `plan["window_stride"]`.
 
         Raises:
             PlanError: The sequence does not reach that far, a generation owns it, or recurrent state or a
@@ -221,8 +222,8 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
 
         Recurrent state is copied: `state_bytes` of the result is the memory of that copy, which lasts while
         somebody holds it. Keys and values are not copied: a checkpoint is good until its sequence forgets a
-        position before it. With `window_cache=window`, only the newest `plan["window_checkpoints"]` are good;
-        these within 256 tokens of the end of their sequence do not count.
+        position before it. If layers keep their windows alone, only the newest `plan["window_checkpoints"]`
+        are good; these within 256 tokens of the end of their sequence do not count.
 
         Raises:
             PlanError: No such slot, or a generation owns it.

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 SLACK, STEP = 256, 256
 """Rows before the window that stay, and in what steps rows go."""
+STRIDE = 1024
+"""Between stops of a CPU's cache, with windows of up to 128 positions."""
 WINDOWED = [
-    shape
+    replace(shape, metadata={**shape.metadata, "context_length": 16384})
     for shape in SHAPES
     if shape.architecture in {"gemma3", "gpt-oss", "gemma4", "olmo2", "muse-glimmer"}
 ]
@@ -104,6 +106,99 @@ def test_logits_are_those_of_the_full_cache(tmp_path: Path, shape: Shape, device
     for part in np.split(text, [1000, 1001, 1002, 1064]):  # a prompt, single tokens, and both again
         assert np.array_equal(decode(full, 0, part), decode(windowed, 0, part))
     assert windowed.cache_bytes < full.cache_bytes
+    on_host = device == "cpu"
+    assert [s.cache_memory for s in (full, windowed)] == [
+        s.cache_bytes if on_host else s.gpu_cache_bytes for s in (full, windowed)
+    ]
+
+
+@pytest.mark.parametrize("shape", WINDOWED, ids=lambda shape: shape.name)
+def test_the_default_goes_back_to_stops_with_the_same_bits(tmp_path: Path, shape: Shape) -> None:
+    path = random_model(tmp_path / "m.gguf", shape)
+    full, windowed = opened(path, "full", ctx=8192), opened(path, "auto", ctx=8192)
+    assert windowed.plan["cache_window"] == shape.window
+    assert windowed.plan["window_stride"] == STRIDE
+    text, other = tokens(11, 2600, shape), tokens(12, 400, shape)
+    for each in (full, windowed):
+        for part in np.split(text, [2500]):
+            each.decode([(0, part)], "none")
+    places = {2500: 2500, 2300: 2 * STRIDE, 1500: STRIDE, 1023: 0}
+    if shape.window == 1:  # a token sees itself alone, so nothing is lost
+        places = {place: place for place in places}
+    assert {place: windowed.rewindable(place) for place in places} == places
+    for stop in (2 * STRIDE, STRIDE):
+        for each in (full, windowed):
+            each.rewind(stop)
+        for part in np.split(other, [399]):
+            assert np.array_equal(decode(full, 0, part), decode(windowed, 0, part))
+
+
+def test_many_stops_stay_until_their_text_goes(gpt_oss: Path) -> None:
+    shape = replace(GPT_OSS, metadata={**GPT_OSS.metadata, "context_length": 16384})
+    path = random_model(gpt_oss.parent / "long.gguf", shape)
+    full, s = opened(path, "full", ctx=8192), opened(path, "window", ctx=8192)
+    text = tokens(13, 7000, shape)
+    for each in (full, s):
+        each.decode([(0, text)], "none")
+        each.decode([(0, text[:1])], "none")
+    stops = [STRIDE * k for k in range(1, 6)]
+    assert [s.rewindable(stop + STRIDE - 1) for stop in stops] == stops
+    assert s.cache_bytes < s.plan["kv_bytes"]
+    s.rewind(stops[2])
+    full.rewind(stops[2])
+    part = tokens(14, 2000, shape)
+    assert np.array_equal(decode(full, 0, part), decode(s, 0, part))
+    assert [s.rewindable(stop) for stop in stops] == [*stops[:4], 5072]  # its end
+    s.decode([(0, part[:1])], "none")
+    for each in (full, s):
+        each.rewind(stops[3])
+    assert np.array_equal(decode(full, 0, part[:300]), decode(s, 0, part[:300]))
+    s.reset(0)
+    assert s.rewindable(stops[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("context", "mode"),
+    [
+        ({"ctx": 4096}, "full"),  # windows would take more than half of it
+        ({"ctx": 8192}, "window"),
+        ({"ctx": 2048, "sequences": 8}, "full"),
+        ({"ctx": 8192, "sequences": 8}, "window"),
+        ({"ctx": 8192, "sequences": 8, "cache_tokens": 8192}, "full"),
+    ],
+    ids=str,
+)
+def test_the_default_keeps_windows_if_they_are_half_of_a_cpu_s_rows(
+    tmp_path: Path, context: dict[str, int], mode: str
+) -> None:
+    shape = replace(GPT_OSS, window=128, metadata={**GPT_OSS.metadata, "context_length": 16384})
+    path = random_model(tmp_path / "m.gguf", shape)
+
+    def plan(window_cache: str, device: dict[str, Any] | None = None) -> dict[str, Any]:
+        more = {"device": device} if device else {}
+        s = _core.Session(
+            path,
+            context={**context, "window_cache": window_cache},
+            session={"ubatch": 64},
+            plan_only=True,
+            **more,
+        )
+        return dict(s.plan)
+
+    found = plan("auto")
+    assert found["settings"]["window_cache"] == mode
+    assert found["kv_bytes"] == plan(mode)["kv_bytes"]
+    assert plan("auto", GPU)["settings"]["window_cache"] == "full"
+
+
+def test_the_default_is_chosen_anew_with_the_context(tmp_path: Path) -> None:
+    path = random_model(tmp_path / "m.gguf", WINDOWED[0])
+    s = opened(path, "auto")
+    for ctx, mode in ((2048, "full"), (8192, "window"), (1024, "full")):
+        s.set_context({"ctx": ctx})
+        assert s.plan["settings"]["window_cache"] == mode
+        s.decode([(0, tokens(15, 1000, WINDOWED[0]))], "none")
+        assert s.rewindable(10) == (10 if mode == "full" else 0)
 
 
 def test_a_window_longer_than_the_context_changes_nothing(tmp_path: Path) -> None:
@@ -293,8 +388,9 @@ def test_the_plan_counts_windows(gpt_oss: Path) -> None:
     full, windowed = planned("full"), planned("window")
     assert full["kv_bytes"] == full["kv_address_bytes"] == windowed["kv_address_bytes"] == 3 * 2 * 4096 * row
     # Two of three layers; where the sequence is, where its decode began, and two checkpoints.
-    kept = 4 * (9 + SLACK) + STEP + 64
-    assert windowed["kv_bytes"] == 2 * (4096 + 2 * kept) * row + 2 * 2 * 5 * 2 * 4096
+    # Four stops.
+    kept = 4 * (9 + SLACK) + STEP + 64 + 4 * 9
+    assert windowed["kv_bytes"] == 2 * (4096 + 2 * kept) * row + 2 * 2 * (5 + 4) * 2 * 4096
     few = planned("window", sequences=4, cache_tokens=4096)
     assert few["kv_bytes"] <= planned("full", sequences=4, cache_tokens=4096)["kv_bytes"]
     on_gpu = planned("window", GPU, sequences=1)

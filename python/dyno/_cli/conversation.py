@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from dyno._sampling import DrawOptions, Sampling
 from dyno._shell import escaped
+from dyno._writing import reusable
 from dyno.chat.reply import Reply
 from dyno.errors import DynoError, PlanError
 from dyno.settings import SETTINGS
@@ -176,7 +177,7 @@ class Conversation:
 
     def _write(self, reply: Reply) -> None:
         engine = self._engine
-        kept = _agreeing(reply.prompt, self._held)
+        kept = reusable(engine, reply.prompt, self._held, 0)
         start = first = time.perf_counter()
         ended = ""
         reasoning = False
@@ -228,11 +229,6 @@ def _defaults() -> dict[str, Any]:
         "max_tokens": None,
         **{k: v for k, v in plain.items() if v is None or isinstance(v, (int, float))},
     }
-
-
-def _agreeing(prompt: list[int], held: list[int]) -> int:
-    most = min(len(prompt) - 1, len(held))
-    return next((i for i in range(most) if prompt[i] != held[i]), most)
 
 
 def _printable(text: str) -> str:
