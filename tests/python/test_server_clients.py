@@ -95,6 +95,27 @@ def test_tools_of_a_chat(chatgpt: Any, answers: list[Part]) -> None:
     assert final.message.tool_calls[0].function.name == "weather"
 
 
+def test_one_call_of_several(chatgpt: Any, claude: Any, answers: list[Part]) -> None:
+    answers += [Part(tool_call=ToolCall("weather", f'{{"place": "{place}"}}')) for place in "xyz"]
+    tool = {"type": "function", "function": {"name": "weather", "parameters": TOOL["input_schema"]}}
+    asked = {"model": "any", "messages": HELLO, "tools": [tool]}
+    for several in (True, False):
+        (choice,) = chatgpt.chat.completions.create(**asked, parallel_tool_calls=several).choices
+        with chatgpt.chat.completions.stream(**asked, parallel_tool_calls=several) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        for each in (choice, streamed):
+            assert each.finish_reason == "tool_calls"
+            assert len(each.message.tool_calls) == (3 if several else 1)
+    asked = {"model": "any", "messages": HELLO, "tools": [TOOL], "max_tokens": 9}
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    message = claude.messages.create(**asked, tool_choice=choice)
+    with claude.messages.stream(**asked, tool_choice=choice) as stream:
+        streamed = stream.get_final_message()
+    for each in (message, streamed):
+        assert [block.input for block in each.content] == [{"place": "x"}]
+        assert each.stop_reason == "tool_use"
+
+
 def test_completions_and_errors(served: Served, chatgpt: Any) -> None:
     expected = ["".join(served.engine.generate(p, 12)) for p in ("a", "def main")]
     got = chatgpt.completions.create(model="any", prompt=["a", "def main"], n=1, echo=True, **GREEDY)

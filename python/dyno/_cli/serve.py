@@ -124,6 +124,12 @@ def serve(
     max_body: Annotated[
         float, typer.Option("--max-body", help="Largest body of a request, in MiB.", min=0.001)
     ] = 8.0,
+    strict_fields: Annotated[
+        bool,
+        typer.Option(
+            "--strict-fields", help="Refuse requests with unknown fields. Default: ignore these and say so."
+        ),
+    ] = False,
     chat_template: drawing.ChatTemplateName = None,
     ctx: options.Ctx = None,
     *,
@@ -173,6 +179,7 @@ def serve(
             max_waiting=queue,
             max_body_bytes=int(max_body * 2**20),
             timeout_s=timeout,
+            strict_fields=strict_fields,
         ),
         device=opening.device_name,
         arguments=arguments,

@@ -77,7 +77,7 @@ class Chat:
                 body.messages,
                 template,
                 tools,
-                body.chat_template_kwargs,
+                body.variables(),
                 Sampling(seed=seed, **body.sampling()),
                 body.limit,
                 body.stops,
@@ -89,6 +89,7 @@ class Chat:
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         self._head = Head.of("chatcmpl", kind, model)
         self._calls = [0] * len(self.texts)
+        self._one_call = body.parallel_tool_calls is False
         self._told = [0] * len(self.texts)
 
     def whole(self, pieces: Sequence[Sequence[Part]]) -> dict[str, Any]:
@@ -100,6 +101,8 @@ class Chat:
         choices = []
         for index, reply in enumerate(self.texts):
             message = reply.answer.message()
+            if self._one_call and "tool_calls" in message:
+                del message["tool_calls"][1:]
             if not message["content"] and "tool_calls" in message:
                 message["content"] = None
             choice = {"index": index, "message": message, "finish_reason": reply.finish_reason}
@@ -120,7 +123,8 @@ class Chat:
         elif part.tool_call is not None:
             call = {"index": self._calls[index], **part.tool_call.to_dict()}
             self._calls[index] += 1
-            yield self._chunk(index, {"tool_calls": [call]})
+            if not self._one_call or self._calls[index] == 1:
+                yield self._chunk(index, {"tool_calls": [call]})
         elif part.reasoning:
             yield self._chunk(index, {"reasoning_content": part.reasoning})
         else:

@@ -16,6 +16,7 @@ from dyno.errors import NotInstalledError
 from dyno.server import page
 from dyno.server.endpoints import Endpoints
 from dyno.server.errors import ApiError, api_error
+from dyno.server.fields import IGNORED_FIELDS
 from dyno.server.options import Options
 from dyno.server.running import ClientGoneError
 from dyno.server.wire import MESSAGES, OPENAI
@@ -55,6 +56,8 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
         async def answered(request: Request) -> Response:
             begun = time.monotonic()
             response = await attempt(request)
+            if ignored := getattr(request.state, "ignored_fields", None):
+                response.headers[IGNORED_FIELDS] = ", ".join(ignored)
             seconds = time.monotonic() - begun
             server.metrics.answered(request.url.path, response.status_code, seconds)
             return response

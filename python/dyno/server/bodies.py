@@ -1,4 +1,4 @@
-"""Bodies of requests, with the fields of the public API and a few more; unknown fields are ignored."""
+"""Bodies of requests, with the fields of the public API and a few more; `Fields` judges all others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from dyno._generate import StopFilter
 from dyno._requests import Handling
-from dyno._sampling import Sampling
+from dyno._sampling import DrawOptions, Sampling
 from dyno.errors import PlanError
 
 __all__ = [
@@ -30,6 +30,12 @@ _MAX_INPUTS = 2048
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+class _Whole(_Body):
+    """A body with the fields that it does not know, in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 def _can_stop(given: list[str]) -> list[str]:
@@ -54,7 +60,7 @@ class StreamOptions(_Body):
     include_usage: bool = False
 
 
-class RequestBody(_Body):
+class RequestBody(_Whole):
     """The fields of every request that the engine works on."""
 
     model: str | None = None
@@ -77,9 +83,16 @@ class DrawBody(RequestBody):
     top_p: float = Field(default=0.95, gt=0, le=1)
     min_p: float = Field(default=0.05, ge=0, le=1)
     typical_p: float = Field(default=1.0, gt=0, le=1)
+    xtc_probability: float = Field(default=0.0, ge=0, le=1)
+    xtc_threshold: float = Field(default=0.1, ge=0, le=1)
     repeat_penalty: float = Field(default=1.0, gt=0, le=1e9)
+    repeat_last_n: int = Field(default=64, ge=-1)
     presence_penalty: float = Field(default=0.0, ge=-100, le=100)
     frequency_penalty: float = Field(default=0.0, ge=-100, le=100)
+    dry_multiplier: float = Field(default=0.0, ge=0, le=1e9)
+    dry_base: float = Field(default=1.75, ge=1, le=1e9)
+    dry_allowed_length: int = Field(default=2, ge=0)
+    dry_sequence_breakers: list[str] = Field(default_factory=lambda: list(Sampling.dry_sequence_breakers))
     logit_bias: dict[int, float] = Field(default_factory=dict, max_length=1024)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: Annotated[Stops | None, BeforeValidator(_as_list)] = None
@@ -101,9 +114,8 @@ class DrawBody(RequestBody):
 
     def drawing(self) -> dict[str, Any]:
         """The settings of draws by their names in `dyno.Sampling`, without `seed` and `logprobs`."""
-        names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty")
-        more = ("presence_penalty", "frequency_penalty", "logit_bias", "grammar", "regex")
-        return {name: getattr(self, name) for name in (*names, *more)}
+        names = ("temperature", "top_k", "top_p", "min_p", *DrawOptions.__annotations__)
+        return {name: getattr(self, name) for name in names if name in type(self).model_fields}
 
     def seeds(self) -> list[int | None]:
         """One for each choice. Draws know no negative seeds: they count from the upper end."""
@@ -137,6 +149,10 @@ class ChatBody(DrawBody):
     max_completion_tokens: int | None = Field(default=None, ge=0)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    """False: only the first call of an answer is told."""
+    reasoning_effort: str | None = Field(default=None, max_length=32)
+    """A variable of the template; `none` also switches reasoning off where the template can."""
     response_format: ResponseFormat | None = None
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
@@ -147,6 +163,14 @@ class ChatBody(DrawBody):
         if self.tool_choice not in (None, "auto", "none"):
             raise ValueError(f"tool_choice is {self.tool_choice!r:.80}; supported: auto, none")
         return self
+
+    def variables(self) -> dict[str, Any]:
+        """Variables of the template."""
+        effort = self.reasoning_effort
+        given: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        if effort == "none":
+            given["enable_thinking"] = False
+        return {**given, **self.chat_template_kwargs}
 
     @property
     def limit(self) -> int | None:
@@ -224,7 +248,7 @@ def _several(given: str | list[int] | list[str] | list[list[int]]) -> list[str |
     return [*several] if several else [tokens]
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(_Whole):
     """The body of POST /tokenize."""
 
     content: str
@@ -232,7 +256,7 @@ class TokenizeBody(_Body):
     parse_special: bool = True
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(_Whole):
     """The body of POST /detokenize."""
 
     tokens: list[int]

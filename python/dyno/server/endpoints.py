@@ -12,6 +12,7 @@ from dyno.server.answers import Chat, Completions, joined
 from dyno.server.bodies import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
 from dyno.server.embeddings import Embeddings
 from dyno.server.errors import ApiError, from_validation
+from dyno.server.fields import Fields
 from dyno.server.messages import Messages, count_tokens
 from dyno.server.messages_body import CountBody, MessagesBody
 from dyno.server.metrics import CONTENT_TYPE_LATEST, Metrics
@@ -96,6 +97,7 @@ class Endpoints:
         # A request for vectors holds its thread to the end.
         self._embedders = Threads(self._sequences + options.max_waiting + 8)
         self._bell = Bell()
+        self._fields = Fields(strict=options.strict_fields)
 
     # ---- texts ----
 
@@ -226,6 +228,8 @@ class Endpoints:
             if len(data) > most:
                 raise ApiError(413, f"the body has more than {most} bytes", code="body_too_large")
         try:
-            return kind.model_validate_json(bytes(data))
+            body = kind.model_validate_json(bytes(data))
         except ValidationError as error:
             raise from_validation(error) from error
+        request.state.ignored_fields = self._fields.ignored(request.url.path, body)
+        return body

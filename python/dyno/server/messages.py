@@ -62,6 +62,7 @@ class Messages:
         self._open: str | None = None
         """Type of the block that is being written."""
         self._block = -1
+        self._one_call, self._calls = body.one_call, 0
 
     def whole(self, pieces: Sequence[Sequence[Part]]) -> dict[str, Any]:
         """The response.
@@ -75,7 +76,7 @@ class Messages:
             content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
         if answer.content:
             content.append({"type": "text", "text": answer.content})
-        for call in answer.tool_calls:
+        for call in answer.tool_calls[: 1 if self._one_call else None]:
             content.append({**_tool_use(call), "input": json.loads(call.arguments)})
         return self._message(content) | self._end()
 
@@ -88,6 +89,9 @@ class Messages:
         if part is None:
             yield from self._close()
         elif part.tool_call is not None:
+            self._calls += 1
+            if self._one_call and self._calls > 1:
+                return
             yield from self._begin("tool_use", {**_tool_use(part.tool_call), "input": {}})
             arguments = part.tool_call.arguments
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})

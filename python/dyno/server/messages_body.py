@@ -62,6 +62,7 @@ class _Tool(_Part):
 
 class _ToolChoice(_Part):
     type: Literal["auto", "none"]
+    disable_parallel_tool_use: bool = False
 
 
 class _ThinkingChoice(_Part):
@@ -127,6 +128,11 @@ class CountBody(RequestBody):
             }
             for tool in self.tools
         ]
+
+    @property
+    def one_call(self) -> bool:
+        """Whether only the first call of an answer is told."""
+        return self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
 
     def variables(self) -> dict[str, Any]:
         """Variables of the template."""

@@ -38,6 +38,8 @@ class Options:
     speculation: Speculation | None = None
     """As of `Scheduler`."""
     max_body_bytes: int = 8 << 20
+    strict_fields: bool = False
+    """Refuse requests with fields that nobody knows, instead of ignoring these."""
     timeout_s: float | None = None
     """Seconds after which a request ends, done or not; None: never. A request may ask for less."""
     template: ChatTemplate | None = None

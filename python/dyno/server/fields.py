@@ -1,0 +1,148 @@
+"""Fields of requests beside those of the bodies: harmless ones, refused ones, and ones that nobody knows."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dyno.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pydantic import BaseModel
+
+__all__ = ["IGNORED_FIELDS", "Fields"]
+
+IGNORED_FIELDS = "dyno-ignored-fields"
+"""Header of a response: the fields of its request that nobody knows."""
+
+_log = logging.getLogger("dyno.server")
+_LONGEST_NAME = 64
+_MOST_TOLD = 100
+"""Names that the log tells, so that a client cannot fill it."""
+_MOST_IN_HEADER = 8
+
+_HARMLESS = frozenset(
+    {
+        # The public chat API: about accounts, caches and delivery, or faster answers.
+        *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        *("safety_identifier", "service_tier", "store", "user"),
+        # The public messages API.
+        *("cache_control", "diagnostics", "inference_geo"),
+        # vLLM and llama-server: order and place of the work.
+        *("cache_salt", "id_slot", "priority", "request_id"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """A field of other servers without which an answer would be another one."""
+
+    neutral: Callable[[Any, Any], bool]
+    """Whether a value, in a body, asks for nothing."""
+    instead: str = ""
+    """The way to have it here."""
+
+
+def _only(*values: Any, instead: str = "") -> _Refused:
+    return _Refused(lambda value, _: value in values, instead)
+
+
+_RULES = "use response_format, grammar or regex"
+_REFUSED: dict[str, _Refused] = {
+    # The public APIs.
+    "audio": _only(),
+    "best_of": _Refused(lambda value, body: value in (1, getattr(body, "n", 1))),
+    "container": _only(),
+    "function_call": _only("none", "auto", instead="use tool_choice"),
+    "functions": _only([], instead="use tools"),
+    "mcp_servers": _only([]),
+    "modalities": _only(["text"]),
+    "output_format": _only(instead="use output_config.format"),
+    "suffix": _only(""),
+    "verbosity": _only("medium"),
+    "web_search_options": _only(),
+    # vLLM.
+    "add_generation_prompt": _only(True),
+    "allowed_token_ids": _only([]),
+    "bad_words": _only([]),
+    "chat_template": _only(instead="start the server with --chat-template"),
+    "continue_final_message": _only(False),
+    "echo": _only(False),
+    "guided_choice": _only(instead=_RULES),
+    "guided_grammar": _only(instead="use grammar"),
+    "guided_json": _only(instead="use response_format"),
+    "guided_regex": _only(instead="use regex"),
+    "include_stop_str_in_output": _only(False),
+    "min_tokens": _only(0),
+    "repetition_penalty": _only(1, instead="use repeat_penalty"),
+    "stop_token_ids": _only([]),
+    "structured_outputs": _only(instead=_RULES),
+    "truncate_prompt_tokens": _only(),
+    "use_beam_search": _only(False),
+    # llama-server.
+    "dynatemp_range": _only(0),
+    "json_schema": _only(instead="use response_format"),
+    "mirostat": _only(0),
+    "n_predict": _Refused(
+        lambda value, body: value == -1 or getattr(body, "max_tokens", None) is not None, "use max_tokens"
+    ),
+    "top_n_sigma": _Refused(lambda value, _: isinstance(value, (int, float)) and value <= 0),
+    "with_pieces": _only(False),
+}
+
+
+class Fields:
+    """Judges the fields of requests that their bodies do not have.
+
+    Args:
+        strict: Refuse fields that nobody knows.
+    """
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._told: set[tuple[str, str]] = set()
+
+    def ignored(self, path: str, body: BaseModel) -> list[str]:
+        """The names of fields that nobody knows; the log tells each one once.
+
+        Args:
+            path: Of the request.
+            body: With fields beside its own, whose value null counts as absent.
+
+        Raises:
+            ApiError: The answer would be another one without a field, or a field is unknown and the server is
+            strict.
+        """
+        given = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
+        for name in given.keys() & _REFUSED.keys():
+            rule = _REFUSED[name]
+            if not rule.neutral(given[name], body):
+                instead = f"; {rule.instead}" if rule.instead else ""
+                raise ApiError(
+                    400,
+                    f"{name} is not supported here, and the answer would be another one without it{instead}",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+        unknown = [name for name in given if name not in _HARMLESS and name not in _REFUSED]
+        for name in unknown:
+            near = difflib.get_close_matches(name[:_LONGEST_NAME], type(body).model_fields, 1, 0.75)
+            advice = f"; did you mean {near[0]}?" if near else ""
+            text = f"{_shown(name)} is not a field of {path}{advice}"
+            if self._strict:
+                raise ApiError(400, text, param=_shown(name), code="unknown_parameter")
+            if len(self._told) < _MOST_TOLD and (path, name[:_LONGEST_NAME]) not in self._told:
+                self._told.add((path, name[:_LONGEST_NAME]))
+                _log.warning("a request has an unknown field, which is ignored: %s", text)
+        shown = [_shown(name) for name in unknown]
+        return [*shown[:_MOST_IN_HEADER], *(["..."] if len(shown) > _MOST_IN_HEADER else [])]
+
+
+def _shown(name: str) -> str:
+    """A name for a log and a header: printable ASCII, and not long."""
+    return ascii(name)[1:-1].replace(",", r"\x2c")[:_LONGEST_NAME]

@@ -1,0 +1,182 @@
+"""Fields of requests that no body has: harmless, refused, unknown."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from chat_model import chat_model
+from dyno.server import Options
+from dyno.server.bodies import ChatBody
+from dyno.server.fields import IGNORED_FIELDS
+from served import GREEDY, HELLO, KEY, Served, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CHAT: dict[str, Any] = {"messages": HELLO, **GREEDY}
+TEXT: dict[str, Any] = {"prompt": "Hello", **GREEDY}
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": TEXT,
+    "/v1/messages": CHAT,
+    "/v1/messages/count_tokens": {"messages": HELLO},
+    "/v1/embeddings": {"input": "Hello"},
+    "/tokenize": {"content": "Hello"},
+    "/detokenize": {"tokens": [5]},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_model(tmp_path_factory.mktemp("model") / "m.gguf")
+
+
+@pytest.fixture(scope="module")
+def served(model: Path) -> Iterator[Served]:
+    with serving(model, Options(model="tiny", api_key=KEY)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_unknown_field_is_ignored_and_told(
+    served: Served, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    with caplog.at_level(logging.WARNING, "dyno.server"):
+        plain = served.client.post(path, json=PATHS[path])
+        given = [served.client.post(path, json={**PATHS[path], "max_tokns": 3, "none": None}) for _ in (1, 2)]
+    assert plain.status_code == 200
+    assert IGNORED_FIELDS not in plain.headers
+    for each in given:
+        assert each.status_code == 200
+        assert each.headers[IGNORED_FIELDS] == "max_tokns"
+    told = [record.getMessage() for record in caplog.records if "max_tokns" in record.getMessage()]
+    assert len(told) == 1  # once, not for each request
+    assert f"max_tokns is not a field of {path}" in told[0]
+    if "max_tokens" in PATHS[path]:
+        assert "did you mean max_tokens?" in told[0]
+
+
+def test_streams_tell_it_too(served: Served) -> None:
+    with served.client.stream(
+        "POST", "/v1/chat/completions", json={**CHAT, "stream": True, "temprature": 0}
+    ) as answer:
+        assert answer.headers[IGNORED_FIELDS] == "temprature"
+        assert "[DONE]" in answer.read().decode()
+
+
+def test_names_are_no_way_into_headers_and_logs(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    names = ["a\r\nset-cookie: x", "ü,b", "c" * 500, *(f"field_{i}" for i in range(300))]
+    with caplog.at_level(logging.WARNING, "dyno.server"):
+        answer = served.client.post("/tokenize", json={"content": "Hello", **dict.fromkeys(names, 1)})
+    assert answer.status_code == 200
+    assert "set-cookie" not in answer.headers
+    shown = answer.headers[IGNORED_FIELDS].split(", ")
+    assert shown[:3] == [r"a\r\nset-cookie: x", r"\xfc\x2cb", "c" * 64]
+    assert len(shown) == 9
+    assert shown[-1] == "..."
+    assert len(caplog.records) <= 100
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "words"),
+    [
+        ("/v1/completions", "suffix", "end", "suffix is not supported"),
+        ("/v1/completions", "best_of", 3, "best_of"),
+        ("/v1/chat/completions", "n_predict", 5, "use max_tokens"),
+        ("/v1/chat/completions", "functions", [{"name": "f"}], "use tools"),
+        ("/v1/chat/completions", "modalities", ["text", "audio"], "modalities"),
+        ("/v1/chat/completions", "verbosity", "low", "verbosity"),
+        ("/v1/chat/completions", "guided_json", {}, "use response_format"),
+        ("/v1/chat/completions", "repetition_penalty", 1.1, "use repeat_penalty"),
+        ("/v1/chat/completions", "continue_final_message", True, "continue_final_message"),
+        ("/v1/messages", "container", "c", "container"),
+        ("/tokenize", "with_pieces", True, "with_pieces"),
+    ],
+)
+def test_a_field_that_would_change_the_answer_is_refused(
+    served: Served, path: str, field: str, value: object, words: str
+) -> None:
+    body = {name: each for name, each in PATHS[path].items() if field != "n_predict" or name != "max_tokens"}
+    answer = served.client.post(path, json={**body, field: value})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert words in error["message"]
+    if path != "/v1/messages":
+        assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+    else:
+        assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            "/v1/chat/completions",
+            {
+                **{"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+                **{"parallel_tool_calls": True, "safety_identifier": "x", "prompt_cache_key": "k"},
+                **{"modalities": ["text"], "verbosity": "medium", "n_predict": 7, "function_call": "none"},
+                **{"min_tokens": 0, "mirostat": 0, "top_n_sigma": -1.0, "suffix": None},
+            },
+        ),
+        ("/v1/completions", {"user": "me", "best_of": 1, "suffix": "", "use_beam_search": False}),
+        ("/v1/messages", {"metadata": {"user_id": "me"}, "service_tier": "auto", "mcp_servers": []}),
+        ("/v1/embeddings", {"user": "me"}),
+    ],
+)
+def test_harmless_fields_change_nothing(served: Served, path: str, fields: dict[str, Any]) -> None:
+    plain, given = (served.client.post(path, json={**PATHS[path], **more}) for more in ({}, fields))
+    assert given.status_code == 200, given.text
+    assert IGNORED_FIELDS not in given.headers
+    made = [
+        answer.json().get("choices", answer.json().get("content", answer.json().get("data")))
+        for answer in (plain, given)
+    ]
+    assert made[0] == made[1]
+
+
+def test_a_strict_server_refuses_unknown_fields(model: Path) -> None:
+    with serving(model, Options(model="tiny", api_key=KEY, strict_fields=True)) as server:
+        answer = server.client.post("/v1/chat/completions", json={**CHAT, "max_tokns": 3})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == ("max_tokns", "unknown_parameter")
+        assert "did you mean max_tokens?" in error["message"]
+        assert server.client.post("/v1/chat/completions", json={**CHAT, "user": "me"}).status_code == 200
+
+
+def test_settings_of_draws_reach_the_engine(served: Served) -> None:
+    """The words of llama-server for XTC, DRY and the reach of penalties."""
+    body = {**TEXT, "prompt": "abcabcabcabc", "max_tokens": 24}
+    texts = {
+        name: served.client.post("/v1/completions", json={**body, **more}).json()["choices"][0]["text"]
+        for name, more in (
+            ("plain", {}),
+            ("dry", {"dry_multiplier": 50, "dry_allowed_length": 1, "dry_sequence_breakers": ["\n"]}),
+            ("far", {"repeat_penalty": 50, "repeat_last_n": -1}),
+            ("not at all", {"repeat_penalty": 50, "repeat_last_n": 0}),
+            ("xtc", {"xtc_probability": 1, "xtc_threshold": 0, "temperature": 1, "top_k": 2, "seed": 1}),
+            ("no xtc", {"temperature": 1, "top_k": 2, "seed": 1}),
+        )
+    }
+    assert texts["dry"] != texts["plain"]
+    assert texts["far"] != texts["plain"]
+    assert texts["not at all"] == texts["plain"]
+    assert texts["xtc"] != texts["no xtc"]
+    wrong = served.client.post("/v1/completions", json={**body, "dry_base": 0})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "dry_base")
+
+
+def test_an_effort_is_a_variable_of_the_template() -> None:
+    def variables(**fields: Any) -> dict[str, Any]:
+        return ChatBody.model_validate({"messages": HELLO, **fields}).variables()
+
+    assert variables() == {}
+    assert variables(reasoning_effort="low") == {"reasoning_effort": "low"}
+    assert variables(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
+    own = {"reasoning_effort": "high"}
+    assert variables(reasoning_effort="low", chat_template_kwargs=own) == own
