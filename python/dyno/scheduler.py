@@ -111,6 +111,8 @@ class Scheduler:
         self._prefixes = Prefixes(
             engine._open().plan, self._sequences, self._cache_tokens, stateful=self._stateful
         )
+        self._cache_bytes = int(engine._open().cache_memory)
+        self._cache_bytes_most = int(engine._open().plan["kv_bytes"])
         self._changed = threading.Condition()
         self._closing = False
         speculation = speculation or speculation_of(engine.settings)
@@ -194,7 +196,8 @@ class Scheduler:
 
     def load(self) -> dict[str, int]:
         """How many generations run and wait now, and how many may; `held_tokens` of the running ones are in
-        the cache.
+        the cache. It takes `cache_bytes` of memory, with the beginnings that it keeps, after the last step,
+        and at most `cache_bytes_most`.
         """
         with self._changed:
             return {
@@ -203,6 +206,8 @@ class Scheduler:
                 "sequences": self._sequences,
                 "max_waiting": self._max_waiting,
                 "held_tokens": sum(len(request.held) for request in self._running),
+                "cache_bytes": self._cache_bytes,
+                "cache_bytes_most": self._cache_bytes_most,
             }
 
     @property
@@ -348,6 +353,7 @@ class Scheduler:
                 at_branch = request.branch and len(request.held) + len(tokens) == request.branch
                 if at_branch or (self._prefixes.marks_ends and request.ends_prompt(tokens)):
                     self._prefixes.checkpoint(session, request.owner.slot)
+            self._cache_bytes = int(session.cache_memory)
         self._totals["steps"] += 1
         self._events.stepped(described(batch, seconds))
         for (request, tokens), answer in zip(batch, answers, strict=True):

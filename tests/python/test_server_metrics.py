@@ -93,6 +93,21 @@ def test_running_and_waiting_texts_are_gauges(served: Served, monkeypatch: pytes
     until(lambda: scheduler.load()["running"] == 0)
 
 
+def test_the_memory_of_the_cache_is_a_gauge(served: Served) -> None:
+    name, most = f"dyno_kv_cache_bytes{LABEL}", f"dyno_kv_cache_max_bytes{LABEL}"
+    short = {"prompt": [1, 2, 3], "max_tokens": 2, "cache_prompt": False}
+    long = {"prompt": [4, *range(1, 90), *range(1, 90)], "max_tokens": 2, "cache_prompt": False}
+    held = []
+    for body in (short, long):
+        assert served.client.post("/v1/completions", json=body).status_code == 200
+        until(lambda: served.scheduler.load()["running"] == 0)
+        held.append(served.metrics()[name])
+    assert 0 < held[0] < held[1] <= served.metrics()[most] == served.engine.plan["kv_bytes"]
+    assert held[1] == served.engine._open().cache_memory
+    props = served.client.get("/props").json()
+    assert (props["cache_bytes"], props["cache_bytes_most"]) == (held[1], served.metrics()[most])
+
+
 def test_the_promise_of_a_profile_is_compared_with_like_work() -> None:
     tuned = {"pp512": 1000.0, "pp64": 10.0, "tg64": 50.0, "tg64@d4096": 1.0, "memory_mib": 9.0}
     profile = SimpleNamespace(evidence=SimpleNamespace(tuned=tuned))

@@ -125,6 +125,11 @@ class _OfScheduler(Collector):
                 "Share of the cache that running texts hold, 0 to 1.",
                 load["held_tokens"] / self._cache_tokens,
             ),
+            "dyno_kv_cache_bytes": (
+                "Memory that the cache takes, with kept beginnings.",
+                load["cache_bytes"],
+            ),
+            "dyno_kv_cache_max_bytes": ("Memory that the cache takes at most.", load["cache_bytes_most"]),
             "dyno_sequences": ("Texts that can be written at a time.", load["sequences"]),
         }
         for name, (text, value) in counters.items():

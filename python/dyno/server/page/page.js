@@ -30,6 +30,10 @@ async function failure(response) {
   }
 }
 
+function mib(bytes) {
+  return (bytes / 2 ** 20).toLocaleString("en", { maximumSignificantDigits: 3 });
+}
+
 async function facts() {
   try {
     const response = await fetch("props", { headers: headers() });
@@ -45,6 +49,7 @@ async function facts() {
     at("facts").textContent =
       `${props.architecture} on ${props.device} · ${profile} · ${props.sequences} sequences of ${props.settings.ctx} tokens`;
     at("load").textContent = `${props.running} / ${props.waiting}`;
+    at("cache").textContent = `${mib(props.cache_bytes)} of ${mib(props.cache_bytes_most)} MiB`;
   } catch (error) {
     at("facts").textContent = `the server does not answer: ${error.message}`;
   }
