@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest_tuner import WORKLOAD, Simulated, SlowToStart, short_measurements
+from dyno_tuner.core.protocol import TrialStatus
 from dyno_tuner.decide import finalists as finalists_module
 from dyno_tuner.decide.acceptance import Choice
 from dyno_tuner.decide.elimination import Elimination
+from dyno_tuner.decide.unproven import left_open
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.measure.comparison import Comparison
 from dyno_tuner.output.report import print_outcome
 from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Options, Tune
+from dyno_tuner.search.observation import Trial
 from dyno_tuner.targets.simulated.surfaces import SURFACES
 from dyno_tuner.targets.simulated.target import SimulatedTarget, SimulationNoise
 from rich.console import Console
@@ -193,6 +196,19 @@ def test_what_looked_faster_when_it_was_interrupted_is_said() -> None:
     assert outcome.entries == []
     assert outcome.unproven
     assert outcome.promises
+
+
+def test_all_that_looked_faster_is_left_open() -> None:
+    run = Simulated("saturating", 1, max_trials=2)
+    space = run.space
+
+    def trial(number: int, log_ratio: float, **settings: int) -> Any:
+        point = space.point({**space.settings(space.default), **settings})
+        score = SimpleNamespace(log_ratio=lambda metric: log_ratio)
+        return Trial(number, point, TrialStatus.OK, log_ratio, score=score)  # type: ignore[arg-type]
+
+    trials = [trial(0, 0.5, ubatch=2048), trial(1, 0.2, threads=4), trial(2, 0.001, threads_batch=12)]
+    assert left_open(run.tune.context.judge(), trials) == ["ubatch", "threads"]
 
 
 def test_a_smaller_point_is_proven_where_comparing_answers_took_the_time(

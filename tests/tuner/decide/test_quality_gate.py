@@ -292,3 +292,5 @@ def test_a_profile_whose_answers_nobody_could_compare_is_not_called_slow(
     assert outcome.promises
     assert not any("needed" in p for p in outcome.promises), "a longer budget would not help"
     assert not {name for p in outcome.promises for name in p["settings"]} & set(outcome.judged)
+    assert outcome.left_open
+    assert not set(outcome.left_open) & set(outcome.judged)

@@ -199,6 +199,7 @@ def test_a_default_is_written_only_of_what_was_judged() -> None:
     assert _outcome(promises=[promise], unproven=True).judged == ["threads"]
     assert _outcome(promises=[{"kernels": 2, "ratio": 1.1, "needed": 60}]).judged == ["ubatch", "threads"]
     assert _outcome(missed=promise).judged == ["threads"]
+    assert _outcome(promises=[promise], unproven=True, left_open=["ubatch", "threads"]).judged == []
 
 
 @pytest.mark.parametrize("budget", [14.0, 16.0])  # 17 s prove it

@@ -110,6 +110,7 @@ class Outcome:
     conditions: dict[str, Any] = field(default_factory=dict)  # what the GPU did meanwhile
     status: str = "complete"  # complete | budget | interrupted
     unproven: bool = False  # something looked faster, and there was no time to prove it
+    left_open: list[str] = field(default_factory=list)  # knobs of all that looked faster then
     unanswered: str = ""  # why the answers of what gained could not be compared, so that it is not written
     missed: dict[str, Any] = field(default_factory=dict)  # settings and ratio of what was proven in part only
     # The parts that looked faster and were not proven: `settings` or `kernels` (how many), `ratio`, and,
@@ -127,6 +128,7 @@ class Outcome:
             return [e.name for e in self.entries]
         looked_faster = [p for p in self.promises if "needed" in p or self.unproven]
         left_open = {name for p in [*looked_faster, self.missed] for name in p.get("settings", ())}
+        left_open |= set(self.left_open)
         return [n for n in self.searched if n not in left_open or n in {e.name for e in self.entries}]
 
     @property

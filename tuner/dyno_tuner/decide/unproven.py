@@ -45,6 +45,16 @@ def best_trial(judge: Judge, trials: Sequence[Trial], now: float, short: bool) -
     return [{"settings": {k: settings[k] for k in changed}, "ratio": math.exp(best.log_ratio), **found}]
 
 
+def left_open(judge: Judge, trials: Sequence[Trial]) -> list[str]:
+    """The knobs with another value in a trial that gained the margin: if rounds have not told, no default of
+    theirs has won."""
+    bar, space = judge.bar(judge.wanted()), judge.space
+    least = bar.of(list(judge.weights))
+    worth = [t for t in worth_proving(trials, bar, judge.weights) if (t.log_ratio or 0.0) >= least]
+    changed = {n for t in worth for n in space.entries(t.point)}
+    return [k.name for n, k in enumerate(space.knobs) if n in changed]
+
+
 def in_part(space: Space, missed: tuple[Point, float] | None) -> dict[str, Any]:
     """Settings that were faster in the search than the profile, and were proven in part only.
 

@@ -14,7 +14,7 @@ from ..core.options import Options as Options  # noqa: TC001  (others import it 
 from ..core.outcome import Failure, Outcome
 from ..core.protocol import Configuration, TrialStatus
 from ..decide.finalists import Chooser
-from ..decide.unproven import best_trial, in_part
+from ..decide.unproven import best_trial, in_part, left_open
 from ..kernels.stage import KernelStage
 from ..measure.machine_monitor import Conditions
 from ..search.crossover_stage import ThresholdStage
@@ -296,6 +296,7 @@ class Tune:
             if t.status is not TrialStatus.OK
         ] + [Failure(space.settings(p), v.status, v.message) for p, v in choice.failed]
         if context.noise and not choice.entries:
+            result.left_open = left_open(context.judge(), self.trials) if self.unproven else []
             short = self._short and self.status != "interrupted"
             result.promises += best_trial(context.judge(), self.trials, context.recorder.now, short)
         if self._kernels is not None:
