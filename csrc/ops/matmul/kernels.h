@@ -35,7 +35,7 @@ struct ProductJob {
   int tokens = 1;                // gemm, dot: tokens of a register tile
   int weight_rows = 4;           // dot: weight rows of a register tile
   int kc = 256;                  // gemm: k unpacked at a time, a multiple of 256
-  int prefetch = 0;              // matvec, layout x16: bytes ahead
+  int prefetch = 0;              // matvec, layout x16: bytes ahead that come into the second-level cache
 };
 
 // Scratch of gemm: `nr` unpacked tiles of kc columns with their scales.

@@ -10,8 +10,16 @@
 namespace DYNO_KERNEL_NAMESPACE {
 namespace {
 
-inline void prefetch_lines(const uint8_t* p, int bytes) {
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
+// Bytes from which weights come into the first-level cache. Its buffers are few: a request that waits there for memory
+// keeps one from the loads behind it. So weights further ahead go into the second-level cache alone.
+constexpr int kNearBytes = 2048;
+
+inline void prefetch_lines(const uint8_t* p, int bytes, int ahead) {
+  const int near = ahead < kNearBytes ? ahead : kNearBytes;
+  for (int i = 0; i < bytes; i += 64) {
+    __builtin_prefetch(p + i + ahead, 0, 2);
+    __builtin_prefetch(p + i + near, 0, 3);
+  }
 }
 
 template <typename Source, int kMr>
@@ -35,7 +43,7 @@ void matvec_tile(const ProductJob& job, const WeightTile& tile, const std::byte*
     for (int sub = 0; sub < f.block / 32; ++sub, ++block) {
       if constexpr (requires { source.record(); }) {
         constexpr int kBytes = Source::bytes / (f.block / 32);
-        prefetch_lines(source.record() + sub * kBytes + job.prefetch, kBytes);
+        prefetch_lines(source.record() + sub * kBytes, kBytes, job.prefetch);
       }
       B w[8];
       source.load(sub, w);
