@@ -373,7 +373,7 @@ void Session::check(const DecodeRequest& request) const {
     for (size_t i = 0; i < s.tokens.size(); ++i) check_token(s.tokens[i], static_cast<int64_t>(i), s.slot);
   }
   DYNO_CHECK(PlanError, request.hidden == nullptr || (request.logits == nullptr && request.row_draws.empty()),
-             "[session] hidden rows come instead of logits and draws");
+             "[session] hidden rows cannot be combined with logits or draws in one decode");
   const auto draws = static_cast<int64_t>(request.row_draws.size());
   DYNO_CHECK(PlanError, draws == 0 || draws == row_count(request), "[session] ", draws, " draws for ",
              row_count(request), " rows of logits");
