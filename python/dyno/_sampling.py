@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dyno._grammar import Grammar
     from dyno.tokenizer import Tokenizer
 
-__all__ = ["DrawOptions", "HostSampler", "Sampling", "TokenLogprobs", "uniforms"]
+__all__ = ["BOUNDS", "Bound", "DrawOptions", "HostSampler", "Sampling", "TokenLogprobs", "uniforms"]
 
 _BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 _BREAKERS = ("\n", ":", '"', "*")
@@ -109,10 +109,10 @@ class Sampling:
                 continue
             if isinstance(value, bool) or not isinstance(value, numbers.Integral):
                 raise PlanError(f"[sample] {name} must be an integer, not {value!r}")
-        for name, (accepted, wanted) in _BOUNDS.items():
+        for name, bound in BOUNDS.items():
             value = getattr(self, name)
-            if value is not None and not accepted(value):
-                raise PlanError(f"[sample] {name} must be {wanted}, not {value!r}")
+            if value is not None and not bound.holds(value):
+                raise PlanError(f"[sample] {name} must be {bound.words}, not {value!r}")
         if not isinstance(self.logit_bias, Mapping) or not all(
             isinstance(token, int)
             and 0 <= token <= _LARGEST_COUNT
@@ -172,33 +172,49 @@ def _counted(count: int) -> int:
     return min(int(count), _LARGEST_COUNT)
 
 
-def _between(least: float, most: float) -> Callable[[float], bool]:
-    return lambda value: least <= value <= most
-
-
 _LARGEST = float(np.finfo(np.float32).max)
 _LARGEST_COUNT = 2**31 - 1
 _COUNTS = ("top_k", "repeat_last_n", "dry_allowed_length")
 _INTEGERS = (*_COUNTS, "seed", "logprobs")
-_BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (_between(0, _LARGEST), "at least 0"),
-    "top_k": (lambda value: value >= 0, "at least 0 (0: all tokens)"),
-    "top_p": (lambda value: 0.0 < value <= 1.0, "in (0, 1]"),
-    "min_p": (_between(0, 1), "in [0, 1]"),
-    "seed": (lambda value: value >= 0, "at least 0"),
-    "typical_p": (lambda value: 0.0 < value <= 1.0, "in (0, 1]"),
-    "xtc_probability": (_between(0, 1), "in [0, 1]"),
-    "xtc_threshold": (_between(0, 1), "in [0, 1]"),
-    "repeat_penalty": (lambda value: 0.0 < value <= _LARGEST, "above 0 (1: off)"),
-    "repeat_last_n": (lambda value: value >= -1, "at least -1 (-1: all tokens)"),
-    "presence_penalty": (_between(-_LARGEST, _LARGEST), "a finite number"),
-    "frequency_penalty": (_between(-_LARGEST, _LARGEST), "a finite number"),
-    "dry_multiplier": (_between(0, _LARGEST), "at least 0 (0: off)"),
-    "dry_base": (_between(1, _LARGEST), "at least 1"),
-    "dry_allowed_length": (lambda value: value >= 0, "at least 0"),
-    "logprobs": (lambda value: value >= 0, "at least 0, or None"),
+_ANY = float("inf")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The values that a setting of a draw may have, in Python and in a request of the server."""
+
+    least: float
+    most: float
+    words: str
+    """The same, for messages."""
+    above: bool = False
+    """Whether `least` itself is no such value."""
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` is one of them."""
+        return (value > self.least if self.above else value >= self.least) and value <= self.most
+
+
+BOUNDS = {
+    "temperature": Bound(0, _LARGEST, "at least 0"),
+    "top_k": Bound(0, _ANY, "at least 0 (0: all tokens)"),
+    "top_p": Bound(0, 1, "in (0, 1]", above=True),
+    "min_p": Bound(0, 1, "in [0, 1]"),
+    "seed": Bound(0, _ANY, "at least 0"),
+    "typical_p": Bound(0, 1, "in (0, 1]", above=True),
+    "xtc_probability": Bound(0, 1, "in [0, 1]"),
+    "xtc_threshold": Bound(0, 1, "in [0, 1]"),
+    "repeat_penalty": Bound(0, _LARGEST, "above 0 (1: off)", above=True),
+    "repeat_last_n": Bound(-1, _ANY, "at least -1 (-1: all tokens)"),
+    "presence_penalty": Bound(-_LARGEST, _LARGEST, "a finite number"),
+    "frequency_penalty": Bound(-_LARGEST, _LARGEST, "a finite number"),
+    "dry_multiplier": Bound(0, _LARGEST, "at least 0 (0: off)"),
+    "dry_base": Bound(1, _LARGEST, "at least 1"),
+    "dry_allowed_length": Bound(0, _ANY, "at least 0"),
+    "logprobs": Bound(0, _ANY, "at least 0, or None"),
 }
-_NUMBERS = tuple(name for name in _BOUNDS if name not in _INTEGERS)
+"""The bounds of the settings that are numbers."""
+_NUMBERS = tuple(name for name in BOUNDS if name not in _INTEGERS)
 _RULES = ("json_schema", "grammar", "regex")
 _ON_HOST = {
     *("typical_p", "xtc_probability", "repeat_penalty", "presence_penalty", "frequency_penalty"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -19,17 +20,22 @@ import pytest
 from chat_model import chat_model
 from dyno import ClosedError, ContextLengthError, Engine, GgufError, ModelError, PlanError
 from dyno._grammar import Grammar
-from dyno._sampling import Sampling
+from dyno._sampling import BOUNDS, Sampling
 from dyno.server import Options, create_app
+from dyno.server.bodies import CompletionBody
 from dyno.server.errors import api_error
+from dyno.server.messages_body import MessagesBody
 from dyno.server.opening import Recipe, opened
 from dyno.server.running import Pieces
 from dyno.testing import Array, tiny_model
+from pydantic import ValidationError
 from served import GREEDY, HELLO, KEY, Served, serving, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from pydantic import BaseModel
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +264,32 @@ def test_errors_name_the_field(
     assert words in error["message"]
     if param is not None:
         assert str(error["param"]).startswith(param)
+
+
+@pytest.mark.parametrize("kind", [CompletionBody, MessagesBody])
+def test_a_request_may_have_the_settings_that_python_may(kind: type[BaseModel]) -> None:
+    required: dict[str, Any] = {"prompt": "a", "messages": HELLO, "max_tokens": 1}
+    names = [name for name in BOUNDS if name in kind.model_fields and name not in ("seed", "logprobs")]
+    assert {"temperature", "top_k", "top_p", "min_p"} <= set(names)
+
+    def takes(make: Callable[..., object], *given: object, **named: Any) -> bool:
+        try:
+            make(*given, **named)
+        except (ValidationError, PlanError):
+            return False
+        return True
+
+    for name in names:
+        bound, number = BOUNDS[name], type(getattr(Sampling, name))
+        most = 10**30 if math.isinf(bound.most) else bound.most
+        below = min(bound.least * 2, bound.least - 1)
+        values = [number(value) for value in (below, bound.least, 1, most, most * 2)]
+        ours = [takes(Sampling, **{name: value}) for value in values]
+        bodies = [json.dumps({**required, name: value}) for value in values]
+        theirs = [takes(kind.model_validate_json, body) for body in bodies]
+        assert ours == theirs, (name, values)
+        assert not ours[0]
+        assert ours[2]
 
 
 @pytest.mark.parametrize("words", ["the bracket is closed", "5 tokens, ctx is 3"])

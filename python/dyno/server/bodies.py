@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dyno._generate import StopFilter
 from dyno._requests import Handling
-from dyno._sampling import DrawOptions, Sampling
+from dyno._sampling import BOUNDS, DrawOptions, Sampling
 from dyno.errors import PlanError
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "RequestBody",
     "Stops",
     "TokenizeBody",
+    "draw_field",
 ]
 
 _MAX_CHOICES = 16
@@ -48,6 +50,17 @@ def _can_stop(given: list[str]) -> list[str]:
 
 def _as_list(given: object) -> object:
     return [given] if isinstance(given, str) else given
+
+
+def draw_field(name: str, default: float | None = None) -> Any:
+    """A setting of draws, with the bounds and, if no other is given, the default of `Sampling`."""
+    bound = BOUNDS[name]
+    return Field(
+        default=getattr(Sampling, name) if default is None else default,
+        gt=bound.least if bound.above else None,
+        ge=None if bound.above else bound.least,
+        le=bound.most if math.isfinite(bound.most) else None,
+    )
 
 
 Stops = Annotated[list[str], AfterValidator(_can_stop)]
@@ -78,20 +91,20 @@ class RequestBody(_Whole):
 class DrawBody(RequestBody):
     """The fields that texts and answers share. The default temperature is that of the public API."""
 
-    temperature: float = Field(default=1.0, ge=0, le=100)
-    top_k: int = Field(default=40, ge=0)
-    top_p: float = Field(default=0.95, gt=0, le=1)
-    min_p: float = Field(default=0.05, ge=0, le=1)
-    typical_p: float = Field(default=1.0, gt=0, le=1)
-    xtc_probability: float = Field(default=0.0, ge=0, le=1)
-    xtc_threshold: float = Field(default=0.1, ge=0, le=1)
-    repeat_penalty: float = Field(default=1.0, gt=0, le=1e9)
-    repeat_last_n: int = Field(default=64, ge=-1)
-    presence_penalty: float = Field(default=0.0, ge=-100, le=100)
-    frequency_penalty: float = Field(default=0.0, ge=-100, le=100)
-    dry_multiplier: float = Field(default=0.0, ge=0, le=1e9)
-    dry_base: float = Field(default=1.75, ge=1, le=1e9)
-    dry_allowed_length: int = Field(default=2, ge=0)
+    temperature: float = draw_field("temperature", 1.0)
+    top_k: int = draw_field("top_k")
+    top_p: float = draw_field("top_p")
+    min_p: float = draw_field("min_p")
+    typical_p: float = draw_field("typical_p")
+    xtc_probability: float = draw_field("xtc_probability")
+    xtc_threshold: float = draw_field("xtc_threshold")
+    repeat_penalty: float = draw_field("repeat_penalty")
+    repeat_last_n: int = draw_field("repeat_last_n")
+    presence_penalty: float = draw_field("presence_penalty")
+    frequency_penalty: float = draw_field("frequency_penalty")
+    dry_multiplier: float = draw_field("dry_multiplier")
+    dry_base: float = draw_field("dry_base")
+    dry_allowed_length: int = draw_field("dry_allowed_length")
     dry_sequence_breakers: list[str] = Field(default_factory=lambda: list(Sampling.dry_sequence_breakers))
     logit_bias: dict[int, float] = Field(default_factory=dict, max_length=1024)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)

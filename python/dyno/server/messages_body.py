@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dyno.server.bodies import RequestBody, Stops
+from dyno.server.bodies import RequestBody, Stops, draw_field
 
 __all__ = ["CountBody", "MessagesBody"]
 
@@ -147,10 +147,10 @@ class MessagesBody(CountBody):
     max_tokens: int = Field(ge=1)
     stop_sequences: Stops = Field(default_factory=list)
     stream: bool = False
-    temperature: float = Field(default=1.0, ge=0, le=100)
-    top_k: int = Field(default=40, ge=0)
-    top_p: float = Field(default=0.95, gt=0, le=1)
-    min_p: float = Field(default=0.05, ge=0, le=1)
+    temperature: float = draw_field("temperature", 1.0)
+    top_k: int = draw_field("top_k")
+    top_p: float = draw_field("top_p")
+    min_p: float = draw_field("min_p")
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     output_config: _OutputConfig | None = None
 
