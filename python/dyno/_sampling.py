@@ -25,6 +25,10 @@ __all__ = ["BOUNDS", "Bound", "DrawOptions", "HostSampler", "Sampling", "TokenLo
 
 _BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 _BREAKERS = ("\n", ":", '"', "*")
+_MOST_BREAKERS = 32
+"""Each of them is looked for in all tokens of a vocabulary."""
+_KEPT_BREAKERS = 16
+"""Lists of breakers whose tokens are kept: a server's clients choose the lists."""
 
 
 class DrawOptions(TypedDict, total=False):
@@ -123,7 +127,12 @@ class Sampling:
             raise PlanError(f"[sample] logit_bias must be numbers by token id, not {self.logit_bias!r:.80}")
         breakers = self.dry_sequence_breakers
         if isinstance(breakers, str) or not all(isinstance(b, str) and b for b in breakers):
-            raise PlanError(f"[sample] dry_sequence_breakers must be a list of strings, not {breakers!r}")
+            raise PlanError(f"[sample] dry_sequence_breakers must be a list of strings, not {breakers!r:.80}")
+        if len(breakers) > _MOST_BREAKERS:
+            raise PlanError(
+                f"[sample] dry_sequence_breakers has {len(breakers)} strings; "
+                f"expected at most {_MOST_BREAKERS}"
+            )
 
         rules = [name for name in _RULES if getattr(self, name) is not None]
         if len(rules) > 1:
@@ -293,13 +302,19 @@ _breakers: WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], list[int]]] = Weak
 
 
 def _holding(tokenizer: Tokenizer, words: tuple[str, ...], n_vocab: int) -> list[int]:
-    """Tokens whose text holds one of `words`; kept, because the whole vocabulary is searched for them."""
+    """Tokens whose text holds one of `words`. The lists that were used last are kept, because the whole
+    vocabulary is searched for them.
+    """
     known = _breakers.setdefault(tokenizer, {})
-    if words not in known:
+    found = known.pop(words, None)
+    if found is None:
         wanted = [word.encode() for word in words]
         pieces = enumerate(map(tokenizer.piece, range(len(tokenizer))))
-        known[words] = [t for t, piece in pieces if any(word in piece for word in wanted)]
-    return [t for t in known[words] if t < n_vocab]
+        found = [t for t, piece in pieces if any(word in piece for word in wanted)]
+    known[words] = found
+    for oldest in list(known)[:-_KEPT_BREAKERS]:
+        known.pop(oldest, None)
+    return [t for t in found if t < n_vocab]
 
 
 def uniforms(random: np.random.Generator, count: int) -> NDArray[np.float32]:

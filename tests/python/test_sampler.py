@@ -10,7 +10,7 @@ import dyno
 import numpy as np
 import pytest
 from dyno import _core
-from dyno._sampling import HostSampler, Sampling, _holding
+from dyno._sampling import HostSampler, Sampling, _breakers, _holding
 from dyno._writing import drawn_tokens
 from dyno.errors import PlanError
 from dyno.testing import tiny_model
@@ -259,6 +259,8 @@ def test_impossible_biases_and_breakers() -> None:
     for breakers in ("\n", [""], [1]):
         with pytest.raises(PlanError, match="dry_sequence_breakers must be a list"):
             Sampling(dry_sequence_breakers=breakers)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="dry_sequence_breakers has 33 strings; expected at most 32"):
+        Sampling(dry_sequence_breakers=["a"] * 33)
     with pytest.raises(PlanError, match="1 settings are not known"):
         _core.Sampler({"temprature": 1.0}, N)
 
@@ -325,6 +327,12 @@ def test_breakers_are_tokens_that_hold_a_word(engine: dyno.Engine) -> None:
     wanted = [ord("\n"), ord("b")]
     for n_vocab, want in ((288, wanted), (50, wanted[:1]), (288, wanted)):
         assert _holding(engine.tokenizer, ("\n", "b"), n_vocab) == want
+    for i in range(50):  # as many lists as clients choose, of which the last ones stay
+        _holding(engine.tokenizer, ("\n", "b"), 288)
+        _holding(engine.tokenizer, (f"b{i}",), 288)
+    kept = list(_breakers[engine.tokenizer])
+    assert len(kept) == 16
+    assert kept[-2:] == [("\n", "b"), ("b49",)]
     logits = np.zeros(288, np.float32)
     logits[[ord("d"), ord("x")]] = 2.0, 1.0
     for breaker, drawn in (("b", "x"), ("c", "d")):  # after bcd and bc, the d costs unless c breaks
