@@ -232,6 +232,11 @@ def test_schemas_hold(client: httpx.Client) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     got = chat(client, response_format=wanted, max_tokens=60).json()["choices"][0]
     assert json.loads(got["message"]["content"]) in ("first", "second")
+    more = {"type": "json_object", "schema": schema}  # of llama-server
+    got = chat(client, response_format=more, max_tokens=60).json()["choices"][0]
+    assert json.loads(got["message"]["content"]) in ("first", "second")
+    got = chat(client, response_format={"type": "json_object"}, max_tokens=8).json()["choices"][0]
+    assert got["message"]["content"].lstrip().startswith("{")  # an object, not any JSON
 
 
 @pytest.mark.parametrize(

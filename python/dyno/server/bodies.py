@@ -146,12 +146,23 @@ class ResponseFormat(_Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    """Of a `json_object`, as llama-server takes it."""
 
     @model_validator(mode="after")
     def _schema_is_there(self) -> ResponseFormat:
         if self.type == "json_schema" and self.json_schema is None:
             raise ValueError("type is json_schema; json_schema is missing")
         return self
+
+    @property
+    def schema_of_text(self) -> dict[str, Any] | None:
+        """The schema that a text has to follow; None: any text."""
+        if self.type == "text":
+            return None
+        if self.json_schema is not None and self.type == "json_schema":
+            return self.json_schema.schema_
+        return self.schema_ or {"type": "object"}
 
 
 class ChatBody(DrawBody):
@@ -193,9 +204,8 @@ class ChatBody(DrawBody):
     def sampling(self) -> dict[str, Any]:
         """Arguments of `Engine.chat` for the draws."""
         more: dict[str, Any] = self.drawing()
-        if self.response_format is not None and self.response_format.type != "text":
-            wanted = self.response_format.json_schema
-            more["json_schema"] = wanted.schema_ if wanted is not None else {}
+        if self.response_format is not None:
+            more["json_schema"] = self.response_format.schema_of_text
         return more | {"logprobs": self.top_logprobs if self.logprobs else None}
 
 
