@@ -179,7 +179,7 @@ void bind_session(nb::module_& m) {
                    "plan_only: bool = False, device: dict | None = None, placement: dict = {}) -> None"),
            "file: an open file, which the session shares, or a path. "
            "load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, numa, layers, "
-           "expert_cache_mib, "
+           "expert_cache_mib, expert_cache, "
            "placement (rules), "
            "cpu_moe, "
            "n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, "
@@ -293,11 +293,13 @@ void bind_session(nb::module_& m) {
             nb::dict d;
             d["chosen"] = counts.chosen;
             d["cached"] = counts.cached;
+            d["swapped"] = counts.swapped;
             return d;
           },
           nb::sig("def experts(self) -> dict[str, int]"),
           "Of layers with cached experts, since the session began: experts that the router has `chosen` for tokens, "
-          "and of these the `cached` ones, which the main device multiplied by.")
+          "and of these the `cached` ones, which the main device multiplied by; `swapped`: experts that took the place "
+          "of another one, if the cache adapts.")
       .def_prop_ro(
           "warnings", [](PySession& s) { return s.with([](const runtime::Session& real) { return real.warnings(); }); },
           "What the user should know of the memory that this session got: where page-locking was refused, and why.")

@@ -49,6 +49,10 @@ plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>&
   load.numa = *mode;
   load.layers = r.integer("layers", 0);
   load.expert_cache.mib = r.integer("expert_cache_mib", 0);
+  const std::string cache = r.text("expert_cache", "static");
+  DYNO_CHECK(ProfileError, cache == "static" || cache == "adaptive", "[settings] expert_cache is '", cache,
+             "'; expected static or adaptive");
+  load.expert_cache.adaptive = cache == "adaptive";
   plan::PlacementOptions& placement = load.placement;
   placement.rules = r.texts("placement");
   placement.cpu_moe = r.flag("cpu_moe", false);

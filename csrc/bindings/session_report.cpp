@@ -77,6 +77,7 @@ nb::dict plan_dict(const runtime::Session& session) {
   settings["cpu_isa"] = std::string(cpu_isa_name(p.main_device().isa));
   settings["numa"] = std::string(plan::numa_name(p.load.numa));
   settings["expert_cache_mib"] = p.load.expert_cache.mib;
+  settings["expert_cache"] = p.load.expert_cache.adaptive ? "adaptive" : "static";
   settings["device"] = device_name(p.main_device());
   settings["cuda_graphs"] = session.settings().cuda_graphs;
   settings["fusion"] = session.settings().fusion;

@@ -61,14 +61,6 @@ void check_uses(const Plan& plan, const model::ModelDesc& model) {
   }
 }
 
-const std::vector<int64_t>* uses_of(const Plan& plan, const model::ModelDesc& model, size_t layer) {
-  const std::vector<std::vector<int64_t>>& uses = plan.load.expert_cache.uses;
-  if (uses.empty()) return nullptr;
-  size_t mixture = 0;
-  for (size_t i = 0; i < layer; ++i) mixture += model.layers[i].mixture() != nullptr ? 1 : 0;
-  return &uses[mixture];
-}
-
 struct CacheCandidate {
   double use = 0;  // for each byte that it takes
   size_t layer = 0;
@@ -78,22 +70,35 @@ struct CacheCandidate {
 
 }  // namespace
 
+const std::vector<int64_t>* recorded_uses(const Plan& plan, const model::ModelDesc& model, size_t layer) {
+  const std::vector<std::vector<int64_t>>& uses = plan.load.expert_cache.uses;
+  if (uses.empty()) return nullptr;
+  size_t mixture = 0;
+  for (size_t i = 0; i < layer; ++i) mixture += model.layers[i].mixture() != nullptr ? 1 : 0;
+  return &uses[mixture];
+}
+
 std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::ModelDesc& model) {
   constexpr int64_t kMost = int64_t{1} << 30;
   const int64_t wanted = plan.load.expert_cache.mib;
   DYNO_CHECK(PlanError, wanted >= 0 && wanted <= kMost, "[experts] expert_cache_mib is ", wanted, "; expected 0 to ",
              kMost);
+  const bool adaptive = plan.load.expert_cache.adaptive;
+  DYNO_CHECK(PlanError, !adaptive || plan.main_device().kind == DeviceKind::cpu,
+             "[experts] expert_cache=adaptive runs over virtual devices alone so far, and the main device is ",
+             device_name(plan.main_device()),
+             "; take expert_cache=static, with the use of a text like yours recorded (`dyno experts`)");
   check_uses(plan, model);
   std::vector<std::vector<int32_t>> chosen(model.layers.size());
   std::vector<CacheCandidate> candidates;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::FfnSpec* f = cacheable(plan, model, model.layers[i]);
     if (f == nullptr) continue;
-    const std::vector<int64_t>* uses = uses_of(plan, model, i);
+    const std::vector<int64_t>* uses = recorded_uses(plan, model, i);
     const size_t bytes = expert_bytes(plan, model, *f);
     for (int32_t expert = 0; expert < f->experts; ++expert) {
       const auto use = uses == nullptr ? 1 : (*uses)[static_cast<size_t>(expert)];
-      if (use == 0) continue;
+      if (use == 0 && !adaptive) continue;
       candidates.push_back(
           {.use = static_cast<double>(use) / static_cast<double>(bytes), .layer = i, .expert = expert, .bytes = bytes});
     }
@@ -117,7 +122,7 @@ double cached_share(const Plan& plan, const model::ModelDesc& model, int32_t lay
   const auto at = static_cast<size_t>(layer);
   const model::FfnSpec& f = *model.layers[at].mixture();
   const std::vector<int32_t>& cached = f.cached.experts;
-  const std::vector<int64_t>* uses = uses_of(plan, model, at);
+  const std::vector<int64_t>* uses = recorded_uses(plan, model, at);
   const double all = uses == nullptr ? 0 : static_cast<double>(std::accumulate(uses->begin(), uses->end(), int64_t{0}));
   if (all <= 0) return static_cast<double>(cached.size()) / static_cast<double>(f.experts);
   double hits = 0;

@@ -7,10 +7,14 @@
 
 namespace dyno::plan {
 
-// By layer, the experts that the recorded text has chosen at all, the most used ones, in the order of their
-// places; empty where a layer has none or its experts lie elsewhere. They take at most ExpertCacheOptions::mib
-// together. Throws PlanError if the recorded use is not of this model.
+// By layer, the most used experts in the order of their places; empty where a layer has none or its experts lie
+// elsewhere. They take at most ExpertCacheOptions::mib together. Of a cache that does not adapt, only those that the
+// recorded text has chosen at all. Throws PlanError if the recorded use is not of this model, or if a GPU is to adapt
+// its cache.
 std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::ModelDesc& model);
+
+// How often the recorded text chose each expert of a layer with a mixture; null if nothing is recorded.
+const std::vector<int64_t>* recorded_uses(const Plan& plan, const model::ModelDesc& model, size_t layer);
 
 // The share of a layer's choices that the cached experts are expected to be, by their recorded use, or else evenly.
 double cached_share(const Plan& plan, const model::ModelDesc& model, int32_t layer);

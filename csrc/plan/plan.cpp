@@ -468,7 +468,8 @@ std::string Plan::describe(const model::ModelDesc& model) const {
     }
     out += str_cat("expert cache ", mib(cached_bytes), " on ", device_name(device), ": ", experts, " of ", all,
                    " experts of ", layers, layers == 1 ? " layer" : " layers", " that lie on the CPU",
-                   load.expert_cache.uses.empty() ? ", by their numbers: no use is recorded\n" : "\n");
+                   load.expert_cache.uses.empty() ? ", by their numbers: no use is recorded" : "",
+                   load.expert_cache.adaptive ? "; they change with the choices of the text\n" : "\n");
   }
   const auto distinct = [&](ListId list) {
     return std::count_if(keys.begin(), keys.end(), [&](const OpUse& use) { return use.count_in(list) > 0; });

@@ -83,8 +83,10 @@ struct PlacementOptions {
 // The most used experts of layers whose experts lie on the CPU also lie on the main device, which multiplies by them.
 struct ExpertCacheOptions {
   int64_t mib = 0;  // that they take at most
-  // How often each expert was chosen while a text ran, [layers with experts][experts], of which those that never were
-  // are not cached; empty: not recorded, and the first experts of each layer are cached.
+  // Which these are changes with the choices of the tokens that run.
+  bool adaptive = false;
+  // How often each expert was chosen while a text ran, [layers with experts][experts]; empty: not recorded, and the
+  // first experts of each layer are cached. Experts that never were chosen are not cached, unless the cache adapts.
   std::vector<std::vector<int64_t>> uses{};
 };
 

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "core/error.h"
 #include "plan/plan.h"
 #include "plan/selection.h"
 #include "runtime/executor.h"
@@ -100,9 +102,21 @@ class Backend {
   // The places of a layer's experts for launches from now on, in its table of Plan::shared_experts.
   virtual void set_places(int32_t layer, std::span<const int32_t> places) = 0;
   virtual void await_copies(model::WeightId weight) = 0;
+  // Of the main device, where the expert cache adapts; a plan with a GPU there refuses that. How often each expert of a
+  // layer was chosen in lists that divide its experts, since the last call; empty if never.
+  virtual std::vector<int64_t> take_choices(int32_t) { return {}; }
+  // The places of a layer's cached experts for launches from now on.
+  virtual void set_cached_places(int32_t, std::span<const int32_t>) { refuse_swaps(); }
+  // A copy of a matrix of a weight of the CPU to a place of `own` is started, which launches from now on do not read
+  // until the copy has arrived.
+  virtual void fill_place(model::WeightId, int64_t, model::WeightId, int64_t) { refuse_swaps(); }
+  virtual bool has_arrived(model::WeightId) const { return true; }
 
   // A value to host memory; returns when it is there.
   virtual void read(plan::ValueId value, std::span<std::byte> out) = 0;
+
+ private:
+  [[noreturn]] static void refuse_swaps() { throw Error("[experts] the cached experts of this device do not change"); }
 };
 
 }  // namespace dyno::runtime

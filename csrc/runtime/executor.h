@@ -91,7 +91,8 @@ struct StreamCounts {
 // Choices of experts in layers of which some experts are cached, since the session began.
 struct ExpertCounts {
   int64_t chosen = 0;
-  int64_t cached = 0;  // of these, on the main device
+  int64_t cached = 0;   // of these, on the main device
+  int64_t swapped = 0;  // experts that took the place of another one, where the cache adapts
 };
 
 class Executor {

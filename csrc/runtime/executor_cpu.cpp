@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "runtime/launch_node.h"
 
@@ -67,15 +68,15 @@ bool beside_gpu(const plan::Plan& plan) { return plan.main_device().kind == Devi
 
 }  // namespace
 
-CpuExecutor::CpuExecutor(const model::ModelDesc& model, const plan::Plan& plan, const Weights& weights,
-                         ThreadPool& pool)
+CpuExecutor::CpuExecutor(const model::ModelDesc& model, const plan::Plan& plan, Weights& weights, ThreadPool& pool)
     : model_(model),
       plan_(plan),
       weights_(weights),
       pool_(pool),
       memory_(plan.devices.size()),
       virtual_(plan),
-      cached_places_(plan.expert_places) {}
+      cached_places_(plan.expert_places),
+      choices_(cached_places_.size()) {}
 
 CpuExecutor::~CpuExecutor() = default;
 
@@ -317,6 +318,27 @@ void CpuExecutor::set_places(int32_t layer, std::span<const int32_t> places) {
 
 void CpuExecutor::await_copies(model::WeightId weight) { VirtualDevices::wait_until(virtual_.copy_arrival(weight)); }
 
+std::vector<int64_t> CpuExecutor::take_choices(int32_t layer) {
+  return std::exchange(choices_[static_cast<size_t>(layer)], {});
+}
+
+void CpuExecutor::set_cached_places(int32_t layer, std::span<const int32_t> places) {
+  cached_places_[static_cast<size_t>(layer)].assign(places.begin(), places.end());
+}
+
+// As bring(): made at once, and there when the link would have brought it.
+void CpuExecutor::fill_place(model::WeightId weight, int64_t matrix, model::WeightId own, int64_t place) {
+  const plan::WeightPlacement& placed = plan_.weights[static_cast<size_t>(weight)];
+  const size_t bytes = placed.bytes / static_cast<size_t>(model_.weight(weight).batch);
+  const auto start = VirtualDevices::Clock::now();
+  weights_.copy_matrix(weight, matrix, own, place, bytes);
+  virtual_.copy(own, placed.device, bytes, start);
+}
+
+bool CpuExecutor::has_arrived(model::WeightId own) const {
+  return virtual_.copy_arrival(own) <= VirtualDevices::Clock::now();
+}
+
 // Logits are written to the memory of the machine, where a device behind a link would have sent them.
 void CpuExecutor::end() {
   const plan::DeviceId device = plan_.logits_device();
@@ -339,12 +361,24 @@ void CpuExecutor::count_experts(const plan::Node& node) {
   expert_counts_.cached += std::count_if(ids, ids + count, [](int32_t id) { return id < 0; });
 }
 
+// All that a layer with cached experts chose. A GPU would count beside its split.
+void CpuExecutor::count_choices(const plan::Node& node) {
+  const auto* split = std::get_if<plan::MoeSplitOperands>(&node.operands);
+  if (split == nullptr || plan_.is_shared_table(split->place_table)) return;
+  const auto& desc = std::get<ops::MoeSplitDesc>(node.desc);
+  const auto* ids = reinterpret_cast<const int32_t*>(env_->at(split->ids));
+  std::vector<int64_t>& choices = choices_[static_cast<size_t>(split->place_table)];
+  choices.resize(static_cast<size_t>(desc.experts));
+  for (int64_t i = 0; i < env_->tokens * desc.used; ++i) ++choices[static_cast<size_t>(ids[i])];
+}
+
 // A launch, and what it has to wait for on the link of a virtual device.
 void CpuExecutor::launch_and_wait(const plan::Node& node) {
   const auto* moved = std::get_if<plan::TransferOperands>(&node.operands);
   if (node.divided && !node.at_home && env_->list != plan::ListId::streamed) count_experts(node);
   if (moved == nullptr || plan_.devices.size() == 1) {
     launch_node(node, *env_);
+    if (plan_.load.expert_cache.adaptive) count_choices(node);
     return;
   }
   const auto start = VirtualDevices::Clock::now();

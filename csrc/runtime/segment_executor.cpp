@@ -15,18 +15,16 @@ bool is_transfer(const plan::Node& node) { return std::holds_alternative<plan::T
 
 SegmentExecutor::SegmentExecutor(const plan::Plan& plan, const model::ModelDesc& model, std::unique_ptr<Backend> cpu,
                                  std::vector<Gpu> gpus)
-    : plan_(plan),
-      cpu_(std::move(cpu)),
-      gpus_(std::move(gpus)),
-      by_device_(plan.devices.size(), cpu_.get()),
-      places_(plan) {
+    : plan_(plan), cpu_(std::move(cpu)), gpus_(std::move(gpus)), by_device_(plan.devices.size(), cpu_.get()) {
   for (const Gpu& gpu : gpus_) by_device_[static_cast<size_t>(gpu.device)] = gpu.backend.get();
   for (size_t i = 0; i < by_device_.size(); ++i) {
     DYNO_CHECK(Error, by_device_[i] != nullptr, "[executor] no backend for ", device_name(plan.devices[i].info));
   }
   for_each_backend([&](Backend& backend) { backend.connect(*this); });
   if (cpu_ == nullptr) return;
-  stream_ = std::make_unique<WeightStream>(plan_, model, places_, *cpu_, backend_of(plan::kMainDevice));
+  Backend& main = backend_of(plan::kMainDevice);
+  places_ = std::make_unique<ExpertPlaces>(plan_, model, main);
+  stream_ = std::make_unique<WeightStream>(plan_, model, *places_, *cpu_, main);
 }
 
 template <typename Visit>
@@ -88,6 +86,13 @@ std::shared_ptr<float[]> SegmentExecutor::logits_memory(size_t count) {
 
 std::shared_ptr<float[]> SegmentExecutor::device_logits_memory(size_t count) {
   return backend_of(plan_.logits_device()).device_logits(count);
+}
+
+ExpertCounts SegmentExecutor::expert_counts() const {
+  if (cpu_ == nullptr) return {};
+  ExpertCounts counts = cpu_->expert_counts();
+  counts.swapped = places_->swapped();
+  return counts;
 }
 
 StreamCounts SegmentExecutor::stream_counts() const { return stream_ != nullptr ? stream_->counts() : StreamCounts{}; }
@@ -245,6 +250,7 @@ void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& select
     throw;
   }
   for_each_backend([](Backend& backend) { backend.end(); });
+  if (places_ != nullptr) places_->adapt();
   const bool answers = batch.logits != nullptr && wanted > 0;
   if (batch.hidden != nullptr && wanted > 0) {
     read_rows(list.hidden, batch.hidden, wanted);

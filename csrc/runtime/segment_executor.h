@@ -35,7 +35,7 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   void check_devices() const override;
   std::vector<std::string> warnings() const override;
   StreamCounts stream_counts() const override;
-  ExpertCounts expert_counts() const override { return cpu_ != nullptr ? cpu_->expert_counts() : ExpertCounts{}; }
+  ExpertCounts expert_counts() const override;
   std::shared_ptr<float[]> logits_memory(size_t count) override;
   std::shared_ptr<float[]> device_logits_memory(size_t count) override;
   void finish() override;
@@ -72,8 +72,8 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   std::unique_ptr<Backend> cpu_;
   std::vector<Gpu> gpus_;
   std::vector<Backend*> by_device_;
-  Backend* last_gpu_ = nullptr;  // that was handed work
-  ExpertPlaces places_;
+  Backend* last_gpu_ = nullptr;           // that was handed work
+  std::unique_ptr<ExpertPlaces> places_;  // null without the CPU, as stream_
   std::unique_ptr<WeightStream> stream_;
 };
 

@@ -205,8 +205,11 @@ void WeightStream::fetch(size_t index, int64_t tokens) {
       std::none_of(fetches().begin(), fetches().begin() + static_cast<std::ptrdiff_t>(index), chooses);
   if (first_routed) {
     const std::vector<int64_t> rows = routed(fetch, tokens);
+    // A layer that is shared begins with its split, which reads no weights.
+    const bool shared = fetch.shared_layer >= 0;
+    places_.note(shared ? fetch.shared_layer : plan_.weights[static_cast<size_t>(fetch.weights.front())].layer, rows);
     Experts experts;
-    if (fetch.shared_layer >= 0) {
+    if (shared) {
       experts = share(fetch, rows, tokens);
     } else {
       for (const int64_t count : rows) experts.wanted.push_back(count > 0);

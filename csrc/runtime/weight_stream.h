@@ -13,8 +13,7 @@ namespace dyno::runtime {
 class WeightStream {
  public:
   // All arguments must outlive it.
-  WeightStream(const plan::Plan& plan, const model::ModelDesc& model, const ExpertPlaces& places, Backend& cpu,
-               Backend& main)
+  WeightStream(const plan::Plan& plan, const model::ModelDesc& model, ExpertPlaces& places, Backend& cpu, Backend& main)
       : plan_(plan),
         model_(model),
         places_(places),
@@ -64,7 +63,7 @@ class WeightStream {
 
   const plan::Plan& plan_;
   const model::ModelDesc& model_;
-  const ExpertPlaces& places_;
+  ExpertPlaces& places_;
   Backend& cpu_;
   Backend& main_;
   std::vector<std::vector<bool>> present_;  // by weight and matrix

@@ -193,6 +193,14 @@ Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan
     lock_ = PageLock(streamed_.block(), plan.main_device().ordinal, "weights that the GPU takes copies of");
 }
 
+void Weights::copy_matrix(model::WeightId weight, int64_t matrix, model::WeightId own, int64_t place, size_t bytes) {
+  const std::byte* from = data(weight) + bytes * static_cast<size_t>(matrix);
+  const auto at = static_cast<size_t>(own);
+  const size_t offset = bytes * static_cast<size_t>(place);
+  std::memcpy(owned_.at(at) + offset, from, bytes);
+  for (const auto& of_node : numa_.further()) std::memcpy(of_node.front().at(at) + offset, from, bytes);
+}
+
 std::vector<std::map<int, size_t>> Weights::bytes_by_node() const {
   std::vector<std::map<int, size_t>> all(1);
   for (const PartedBuffer* buffer : {&owned_, &streamed_}) add_by_node(*buffer, all.front());

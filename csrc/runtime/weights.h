@@ -26,6 +26,9 @@ class Weights {
           int dealt);
 
   const std::byte* data(model::WeightId id) const { return data_[static_cast<size_t>(id)]; }
+  // A matrix of `bytes` bytes of one weight to a place among those of an owned one of the same layout, on every NUMA
+  // node that has a copy.
+  void copy_matrix(model::WeightId weight, int64_t matrix, model::WeightId own, int64_t place, size_t bytes);
   // Why these are not page-locked; empty where they are, or need not be.
   const std::string& lock_problem() const { return lock_.problem(); }
   // As NumaWeights has them.

@@ -203,7 +203,8 @@ class OpenModel:
     @property
     def expert_choices(self) -> dict[str, int]:
         """Choices of experts in layers with an expert cache since the engine was opened: `chosen`, and of
-        these the `cached` ones. Both are 0 without such layers, and for prompts that are streamed.
+        these the `cached` ones. Both are 0 without such layers, and for prompts that are streamed. `swapped`:
+        experts that took the place of another one (`expert_cache=adaptive`).
         """
         return dict(self._open().experts)
 
@@ -366,6 +367,10 @@ class OpenModel:
         mib = int(self._open().plan["settings"]["expert_cache_mib"])
         if mib == 0 and self._expert_use is not None:
             _log.warning("expert_use does nothing while expert_cache_mib is 0: no experts are cached")
+        if mib == 0 and self.settings.get("expert_cache") == "adaptive":
+            _log.warning(
+                "expert_cache=adaptive does nothing while expert_cache_mib is 0: no experts are cached"
+            )
         cached = any(t["name"].endswith("(cached)") for t in self._open().plan["tensors"]) if mib else False
         if not cached or self._file is None or self._expert_use is not None:
             return

@@ -153,6 +153,19 @@ TABLE: Final[tuple[Setting, ...]] = (
         ranks_by="bandwidth",
     ),
     Setting(
+        "expert_cache",
+        "load",
+        "choice",
+        "Which experts `expert_cache_mib` keeps: `static` keeps those of the recorded use; with `adaptive`, "
+        "experts that the text chooses more often take the places of others while it runs. A GPU refuses "
+        "`adaptive` so far; virtual devices take it.",
+        default="static",
+        choices=("static", "adaptive"),
+        fidelity="rounding",
+        moves=("tg", "pp"),
+        ranks_by="bandwidth",
+    ),
+    Setting(
         "layers",
         "load",
         "int",

@@ -83,8 +83,8 @@ class BenchResult:
     energy: dict[str, dict[str, float]] = field(default_factory=dict)
     """By source (`cpu`, `gpu`) that could be read: `joules_per_token` and `watts`, idle power included."""
     expert_choices: dict[str, int] = field(default_factory=dict)
-    """Of the samples, in layers with an expert cache: experts that were `chosen` for tokens, and the `cached`
-    ones of them."""
+    """Of the samples, in layers with an expert cache: experts that were `chosen` for tokens, the `cached`
+    ones of them, and experts that were `swapped`, if the cache adapts."""
     samples_ts: list[float] = field(init=False)
     """Tokens per second of every repetition."""
 

@@ -104,13 +104,13 @@ def test_hits_are_counted() -> None:
     uses = np.zeros((layers, experts), int)
     uses[:, ::3] = 1  # few enough for the cache
     session = opened(MOE, uses=uses.tolist())
-    assert session.experts == {"chosen": 0, "cached": 0}
+    assert session.experts == {"chosen": 0, "cached": 0, "swapped": 0}
     chosen = hits = 0
     for batch in ([(0, tokens(session, 7))], [(0, tokens(session, 1)), (2, tokens(session, 4, 2))]):
         routing = session.decode(batch, "last", capture_routing=True)[1]
         chosen += routing.size
         hits += int((routing % 3 == 0).sum())
-        assert session.experts == {"chosen": chosen, "cached": hits}
+        assert session.experts == {"chosen": chosen, "cached": hits, "swapped": 0}
     assert 0 < hits < chosen == 12 * layers * used
 
 

@@ -73,12 +73,13 @@ def print_choices(engine: Engine) -> None:
 
 def print_expert_choices(choices: Mapping[str, int], where: str = "") -> None:
     """One line on the hits of the expert cache, if there is one."""
-    if choices.get("chosen"):
-        share = 100 * choices["cached"] / choices["chosen"]
-        print(
-            f"expert cache{f' ({where})' if where else ''}: {share:.1f} % of {choices['chosen']} choices",
-            file=sys.stderr,
-        )
+    if not choices.get("chosen"):
+        return
+    line = f"expert cache{f' ({where})' if where else ''}: "
+    line += f"{100 * choices['cached'] / choices['chosen']:.1f} % of {choices['chosen']} choices"
+    if choices.get("swapped"):
+        line += f"; {choices['swapped']} experts swapped"
+    print(line, file=sys.stderr)
 
 
 def print_choices_once() -> Callable[[Engine], None]:

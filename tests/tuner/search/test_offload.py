@@ -143,6 +143,20 @@ def test_the_expert_cache_is_searched_where_the_use_is_known() -> None:
     assert SETTINGS["expert_cache_mib"].memory_bound
 
 
+def test_the_kind_of_expert_cache_is_searched_where_a_device_takes_both() -> None:
+    def found(**more: Any) -> dict[str, Knob]:
+        at = facts(file_bytes=16 << 30, expert_use=True)
+        at = replace(at, defaults={**at.defaults, "expert_cache_mib": 0, "expert_cache": "static"}, **more)
+        return {k.name: k for k in resolve(at, approx=False)}
+
+    assert "expert_cache" not in found()  # a GPU refuses `adaptive`
+    knob = found(device={**facts().device, "kind": "cpu"})["expert_cache"]
+    assert knob.values == ("static", "adaptive")
+    assert knob.code is not None
+    assert knob.code("adaptive", {}) == knob.code("static", {"expert_cache_mib": 0}) == "unused"
+    assert knob.code("adaptive", {"expert_cache_mib": 9}) != knob.code("static", {"expert_cache_mib": 9})
+
+
 # ---- memory
 
 

@@ -150,6 +150,12 @@ def _cache_sizes(f: Facts) -> Sequence[Value]:
     return sorted({0} | {max(1, round(mib * part)) for part in (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2)})
 
 
+def _cache_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    """Without effect where nothing is cached."""
+    usual = f.defaults.get("expert_cache_mib", 0)
+    return lambda value, settings: str(value) if settings.get("expert_cache_mib", usual) else "unused"
+
+
 def _by_layers(f: Facts) -> bool:
     """Whole layers go to the CPU: of dense models, and of mixtures whose other weights do not fit either."""
     whole = not _is_moe(f) or int(f.defaults.get("n_gpu_layers", -1)) >= 0
@@ -360,6 +366,8 @@ KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("ubatch", _ubatches, lambda f: f.workload.pp > 1, code=_ubatch_code),
     KnobSpec("n_cpu_moe", _expert_layers, _by_experts, code=_layers_code),
     KnobSpec("expert_cache_mib", _cache_sizes, _caches_experts),
+    KnobSpec("expert_cache", lambda f: SETTINGS["expert_cache"].choices,
+             lambda f: _caches_experts(f) and not _is_cuda(f), code=_cache_code, ordinal=False),
     KnobSpec("n_gpu_layers", _gpu_layers, _by_layers, code=_gpu_layers_code, ordinal=False),
     KnobSpec("threads", _thread_counts, lambda f: _on_cpu(f) and f.workload.tg > 0),
     KnobSpec("threads_batch", _thread_counts, lambda f: _on_cpu(f) and f.workload.pp > 1),
