@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LABEL = '{model_name="tiny"}'
+MOE = Path(__file__).resolve().parents[1] / "data" / "tiny" / "qwen3moe-tiny.gguf"
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,21 @@ def test_requests_are_counted_with_the_names_of_vllm(served: Served) -> None:
         assert grown(f'dyno_requests_total{{path="/v1/chat/completions",status="{status}"}}') == count
     assert after[f"dyno_sequences{LABEL}"] == 2
     assert after['dyno_profile_info{hash="",match="default",state="off"}'] == 1
+
+
+def test_an_expert_cache_is_counted(served: Served) -> None:
+    assert f"dyno_expert_choices_total{LABEL}" not in served.metrics()
+    with serving(
+        MOE, Options(model="tiny", api_key=KEY), device="cpu:1", numerics="default", virtual_devices=1,
+        cpu_moe=True, expert_cache_mib=1, expert_cache="adaptive",
+    ) as server:  # fmt: skip
+        body = {"prompt": "abc", "temperature": 0, "max_tokens": 4}
+        assert server.client.post("/v1/completions", json=body).status_code == 200
+        after = server.metrics()
+        choices = server.engine.expert_choices
+    assert choices["chosen"] > 0
+    for name, key in (("choices", "chosen"), ("cache_hits", "cached"), ("cache_swaps", "swapped")):
+        assert after[f"dyno_expert_{name}_total{LABEL}"] == choices[key]
 
 
 def test_running_and_waiting_texts_are_gauges(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

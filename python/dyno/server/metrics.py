@@ -85,8 +85,10 @@ class Promise:
 class _OfScheduler(Collector):
     """The scheduler's own numbers and the facts of the profile, read when somebody asks."""
 
-    def __init__(self, scheduler: Scheduler, engine: Engine, model: str, promise: Promise) -> None:
-        self._scheduler, self._promise = scheduler, promise
+    def __init__(
+        self, scheduler: Scheduler, engine: Engine, model: str, promise: Promise, experts: dict[str, int]
+    ) -> None:
+        self._scheduler, self._promise, self._experts = scheduler, promise, experts
         self._labels = {"model_name": model}
         whole = int(engine.settings["sequences"]) * int(engine.settings["ctx"])
         self._cache_tokens = int(engine.settings.get("cache_tokens", 0)) or whole
@@ -118,6 +120,18 @@ class _OfScheduler(Collector):
             ),
             "dyno_steps": ("Steps of the engine.", totals["steps"]),
         }
+        if self._experts:
+            counters |= {
+                "dyno_expert_choices": (
+                    "Experts that tokens chose in layers with an expert cache.",
+                    self._experts["chosen"],
+                ),
+                "dyno_expert_cache_hits": ("Chosen experts that the cache held.", self._experts["cached"]),
+                "dyno_expert_cache_swaps": (
+                    "Experts that took the place of another one in the cache.",
+                    self._experts["swapped"],
+                ),
+            }
         gauges: dict[str, tuple[str, float]] = {
             "vllm:num_requests_running": ("Texts that are being written.", load["running"]),
             "vllm:num_requests_waiting": ("Texts that wait for a sequence.", load["waiting"]),
@@ -174,6 +188,8 @@ class Metrics(SchedulerEvents):
     def __init__(self, engine: Engine, model: str) -> None:
         self._engine, self._model = engine, model
         self._promise = Promise(engine)
+        self._caches_experts = int(engine.plan["settings"]["expert_cache_mib"]) > 0
+        self._experts: dict[str, int] = {}  # choices as of the last step
         self._registry = CollectorRegistry()
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -215,7 +231,9 @@ class Metrics(SchedulerEvents):
 
     def watch(self, scheduler: Scheduler) -> None:
         """Read the scheduler's own numbers too, whenever somebody asks."""
-        self._registry.register(_OfScheduler(scheduler, self._engine, self._model, self._promise))
+        self._registry.register(
+            _OfScheduler(scheduler, self._engine, self._model, self._promise, self._experts)
+        )
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         """Count one request."""
@@ -230,6 +248,8 @@ class Metrics(SchedulerEvents):
 
     def stepped(self, step: Step) -> None:
         self._steps.observe(step.tokens)
+        if self._caches_experts:  # the engine is between two steps, so nobody waits for it
+            self._experts.update(self._engine.expert_choices)
         self._promise.stepped(step)
 
     def admitted(self, queued_s: float) -> None:
