@@ -534,3 +534,8 @@ def test_a_busy_machine_is_named_by_a_measurement(
     monkeypatch.setattr(environment, "CpuWatch", Watch)
     warning = busy(0.0)
     assert named in warning if named else not warning
+    seen = environment.look_around("m.gguf", SimulatedTarget("saturating").describe())
+    assert named in seen.busy if named else not seen.busy
+    assert not any("busy" in line for line in seen.warnings)
+    if named:
+        assert not any("compute" in line for line in seen.warnings), "these processes are named already"

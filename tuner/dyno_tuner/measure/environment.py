@@ -111,18 +111,19 @@ class Surroundings(NamedTuple):
     state: dict[str, Any]
     rates: dict[str, float]  # measured here, GB/s
     gpu: dict[str, Any]
+    busy: str = ""  # a warning about load by others, which a tune without --force waits for
 
 
 def look_around(model: str, description: Description) -> Surroundings:
     """The state of this machine, on which `description` was made."""
     bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
-    warnings = [busy(), gpu_busy(bus)]
+    warnings, loaded = [gpu_busy(bus)], busy()
     gpu = description.device.get("kind") == "cuda"
     measured = {"host_memory_gbps" if gpu else "memory_gbps": round(_rates.cpu_memory(), 1)}
     state = environment(model)
-    if state.get("busy"):
+    if state.get("busy") and not loaded:
         warnings.append(f"other processes compute: {', '.join(state['busy'])}")
-    return Surroundings([w for w in warnings if w], state, measured, gpu_state(bus))
+    return Surroundings([w for w in warnings if w], state, measured, gpu_state(bus), loaded)
 
 
 BUSY = 0.2  # of a core; a process that uses less disturbs nothing

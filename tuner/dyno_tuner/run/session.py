@@ -462,7 +462,8 @@ def _note_machine(
     """Records the state of the machine, says what may disturb, and returns the rates measured here (GB/s)."""
     there = executor.look_around(request.model, description)
     seen: Surroundings = look_around(request.model, description) if there is None else there
-    for line in seen.warnings:
+    # Without --force, measurements that others disturb do not count, and who does so is named then.
+    for line in [seen.busy, *seen.warnings] if request.force and seen.busy else seen.warnings:
         progress.say(line)
     gpu = description.engine.get("gpu") or {}
     rates = {**description.rates, **seen.rates}
