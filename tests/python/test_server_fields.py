@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,9 @@ import pytest
 from chat_model import chat_model
 from dyno.server import Options
 from dyno.server.bodies import ChatBody
-from dyno.server.fields import IGNORED_FIELDS
+from dyno.server.errors import ApiError
+from dyno.server.fields import IGNORED_FIELDS, Fields
+from dyno.server.messages_body import MessagesBody
 from served import GREEDY, HELLO, KEY, Served, serving
 
 if TYPE_CHECKING:
@@ -68,9 +71,11 @@ def test_streams_tell_it_too(served: Served) -> None:
 
 
 def test_names_are_no_way_into_headers_and_logs(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    names = ["a\r\nset-cookie: x", "ü,b", "c" * 500, *(f"field_{i}" for i in range(300))]
+    names = ["a\r\nset-cookie: x", "ü,b", "c" * 500, *(f"field_{i}" for i in range(97))]
     with caplog.at_level(logging.WARNING, "dyno.server"):
         answer = served.client.post("/tokenize", json={"content": "Hello", **dict.fromkeys(names, 1)})
+        names = [f"other_{i}" for i in range(100)]
+        served.client.post("/tokenize", json={"content": "Hello", **dict.fromkeys(names, 1)})
     assert answer.status_code == 200
     assert "set-cookie" not in answer.headers
     shown = answer.headers[IGNORED_FIELDS].split(", ")
@@ -79,6 +84,36 @@ def test_names_are_no_way_into_headers_and_logs(served: Served, caplog: pytest.L
     assert shown[-1] == "..."
     assert len(caplog.records) <= 100
     assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+def test_many_unknown_fields_cost_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body has room for a million names, and they are judged on the loop of all answers."""
+    searches, search = 0, difflib.get_close_matches
+
+    def counted(*args: Any) -> list[str]:
+        nonlocal searches
+        searches += 1
+        return search(*args)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
+    fields = Fields(strict=False)
+    many = ChatBody.model_validate({**CHAT, **{f"max_tokenq{i}": 0 for i in range(100_000)}})
+    with pytest.raises(ApiError, match="100000 fields"):
+        fields.ignored("/v1/chat/completions", many)
+    assert searches == 0
+    for first in (0, 0, 90, 180):
+        some = {f"max_tokenq{i}": 0 for i in range(first, first + 90)}
+        assert len(fields.ignored("/v1/chat/completions", ChatBody.model_validate({**CHAT, **some}))) == 9
+    assert searches == 100
+
+
+@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
+def test_a_second_name_of_a_limit_does_not_count_beside_it(limit: str) -> None:
+    body = ChatBody.model_validate({"messages": HELLO, limit: 3, "n_predict": 5})
+    assert Fields(strict=True).ignored("/v1/chat/completions", body) == []
+    asked = MessagesBody.model_validate({"messages": HELLO, "max_tokens": 3, "n": 5, "best_of": 5})
+    with pytest.raises(ApiError, match="best_of"):
+        Fields(strict=False).ignored("/v1/messages", asked)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ _LONGEST_NAME = 64
 _MOST_TOLD = 100
 """Names that the log tells, so that a client cannot fill it."""
 _MOST_IN_HEADER = 8
+_MOST_UNKNOWN = 100
+"""Unknown fields of one request. A field's name costs a search, and a body has room for a million of them."""
 
 _HARMLESS = frozenset(
     {
@@ -52,11 +54,16 @@ def _only(*values: Any, instead: str = "") -> _Refused:
     return _Refused(lambda value, _: value in values, instead)
 
 
+def _given(body: Any, name: str, default: Any = None) -> Any:
+    """The value of a field that bodies of this kind have, and not of an unknown one with its name."""
+    return getattr(body, name) if name in type(body).model_fields else default
+
+
 _RULES = "use response_format, grammar or regex"
 _REFUSED: dict[str, _Refused] = {
     # The public APIs.
     "audio": _only(),
-    "best_of": _Refused(lambda value, body: value in (1, getattr(body, "n", 1))),
+    "best_of": _Refused(lambda value, body: value in (1, _given(body, "n", 1))),
     "container": _only(),
     "function_call": _only("none", "auto", instead="use tool_choice"),
     "functions": _only([], instead="use tools"),
@@ -89,7 +96,11 @@ _REFUSED: dict[str, _Refused] = {
     "json_schema": _only(instead="use response_format"),
     "mirostat": _only(0),
     "n_predict": _Refused(
-        lambda value, body: value == -1 or getattr(body, "max_tokens", None) is not None, "use max_tokens"
+        lambda value, body: (
+            value == -1
+            or any(_given(body, name) is not None for name in ("max_tokens", "max_completion_tokens"))
+        ),
+        "use max_tokens",
     ),
     "top_n_sigma": _Refused(lambda value, _: isinstance(value, (int, float)) and value <= 0),
     "with_pieces": _only(False),
@@ -115,8 +126,8 @@ class Fields:
             body: With fields beside its own, whose value null counts as absent.
 
         Raises:
-            ApiError: The answer would be another one without a field, or a field is unknown and the server is
-            strict.
+            ApiError: The answer would be another one without a field, or more than a hundred fields are
+            unknown, or one is and the server is strict.
         """
         given = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
         for name in given.keys() & _REFUSED.keys():
@@ -130,15 +141,24 @@ class Fields:
                     code="unsupported_parameter",
                 )
         unknown = [name for name in given if name not in _HARMLESS and name not in _REFUSED]
+        if len(unknown) > _MOST_UNKNOWN:
+            raise ApiError(
+                400,
+                f"{path} does not know {len(unknown)} fields of the body; it ignores {_MOST_UNKNOWN} at most",
+                code="unknown_parameter",
+            )
         for name in unknown:
-            near = difflib.get_close_matches(name[:_LONGEST_NAME], type(body).model_fields, 1, 0.75)
+            key = (path, name[:_LONGEST_NAME])
+            tells = len(self._told) < _MOST_TOLD and key not in self._told
+            if not (tells or self._strict):
+                continue
+            near = difflib.get_close_matches(key[1], type(body).model_fields, 1, 0.75)
             advice = f"; did you mean {near[0]}?" if near else ""
             text = f"{_shown(name)} is not a field of {path}{advice}"
             if self._strict:
                 raise ApiError(400, text, param=_shown(name), code="unknown_parameter")
-            if len(self._told) < _MOST_TOLD and (path, name[:_LONGEST_NAME]) not in self._told:
-                self._told.add((path, name[:_LONGEST_NAME]))
-                _log.warning("a request has an unknown field, which is ignored: %s", text)
+            self._told.add(key)
+            _log.warning("a request has an unknown field, which is ignored: %s", text)
         shown = [_shown(name) for name in unknown]
         return [*shown[:_MOST_IN_HEADER], *(["..."] if len(shown) > _MOST_IN_HEADER else [])]
 
