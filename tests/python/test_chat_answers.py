@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from dyno.chat import ChatTemplate
-from dyno.chat.answer import Answer, AnswerParser, parser_for
-from dyno.chat.calls import ToolCall, marks_of
+from dyno.chat.answer import Answer, AnswerParser, _TagParser, parser_for
+from dyno.chat.calls import Schemas, ToolCall, marks_of
 from dyno.errors import ChatError
 from test_chat_templates import public_templates
 
@@ -238,6 +238,22 @@ def test_each_closing_mark_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> Non
         assert read[:301] == ["!" + "</tool_call>" * marks for marks in range(301)]
 
 
+def test_a_long_text_is_no_call_after_many_closing_marks() -> None:
+    """A reading takes time in proportion to the text before the mark, on the loop of all answers."""
+    read: list[str] = []
+
+    def reads(body: str, schemas: Schemas) -> list[ToolCall]:
+        read.append(body)
+        raise ValueError("never")
+
+    parser = parser_for("<tool_call>", "", TOOLS)
+    assert isinstance(parser, _TagParser)
+    parser._calls = dataclasses.replace(marks_of("<tool_call>"), read=reads)  # type: ignore[type-var]
+    text = "<tool_call>" + "!" * 40_000 + "</tool_call>" * 10_000
+    assert parsed(parser, text, 1000) == Answer(text)
+    assert sum(map(len, read)) < 2.5e6
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -279,6 +295,8 @@ def test_names_that_no_client_can_read_are_text(name: str) -> None:
     ("template", "begin", "repeated", "end"),
     [
         ("<tool_call>", "<function=find>", "<parameter=where>", ""),
+        ("<tool_call>", "", "<function=", ""),
+        ("<tool_call>", "<function=find>", "<parameter=", ""),
         ("<tool_call>", "find", "<arg_key>a</arg_key>", ""),
         ("<tool_call>", "find", "<arg_key>", ""),
         ("<tool_call>", "", '{"name": "now", "arguments": {}}\n', "!"),

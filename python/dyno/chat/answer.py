@@ -24,6 +24,8 @@ _REASONING = (
 )
 _HEADERS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 _HEADERS_TO = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
+_MOST_READ = 1 << 21
+"""Characters of one call that are read in vain: before each closing mark inside of it, its whole text."""
 _UNREADABLE = (ValueError, RecursionError)
 """The errors of a reader for text that is no call; a model may nest arguments deeper than Python reads."""
 
@@ -142,6 +144,7 @@ class _TagParser(AnswerParser):
         self.content_after = self._close
         self._call_begun = -1  # where the text of a call begins in the buffer
         self._searched = 0  # up to where the marks that close it have been tried
+        self._read = 0  # characters, at these marks
         self._content, self._thoughts = _Blanks(), _Blanks()
         self._called = self._is_bare = False
         marks = [word for pair in reasoning for word in pair] + (["<|python_tag|>"] if bare else [])
@@ -199,6 +202,7 @@ class _TagParser(AnswerParser):
             self._buffer, self._close = self._buffer[len(mark) :], opens[mark]
         elif self._calls is not None and mark == self._calls.open:
             self._call_begun = self._searched = len(mark)
+            self._read = 0
         else:  # a reasoning tag after content is content
             yield from self._shown(mark)
             self._buffer = self._buffer[len(mark) :]
@@ -229,9 +233,10 @@ class _TagParser(AnswerParser):
         if calls is None or not calls.close:
             return
         # An argument may hold the closing mark: the call ends where it can be read. Each mark is tried once,
-        # since the text before it stays what it was.
-        while (at := self._buffer.find(calls.close, self._searched)) >= 0:
+        # since the text before it stays what it was. A long text with many marks is no call.
+        while self._read < _MOST_READ and (at := self._buffer.find(calls.close, self._searched)) >= 0:
             self._searched = at + 1
+            self._read += at - self._call_begun
             try:
                 found = calls.read(self._buffer[self._call_begun : at], self._schemas)
             except _UNREADABLE:

@@ -141,9 +141,9 @@ def read_json(body: str, schemas: Schemas) -> list[ToolCall]:
 def _read_functions(body: str, schemas: Schemas) -> list[ToolCall]:
     """`<function=NAME><parameter=KEY>value</parameter></function>`."""
     found = []
-    for function, inside in _enclosed(body, r"<function=([^>\n]+)>", r"</function>|\Z"):
+    for function, inside in _enclosed(body, r"<function=([^<>\n]+)>", r"</function>|\Z"):
         known = schemas.get(function[1].strip(), {})
-        pairs = _enclosed(inside, r"<parameter=([^>\n]+)>\n?", r"\n?</parameter>")
+        pairs = _enclosed(inside, r"<parameter=([^<>\n]+)>\n?", r"\n?</parameter>")
         found.append(_call(function[1], {key[1]: _value(text, known.get(key[1])) for key, text in pairs}))
     return _some(found)
 
