@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from dyno import profiles
+from dyno_tuner.core.errors import DisturbedError
 from dyno_tuner.core.intervals import Estimate
 from dyno_tuner.core.protocol import Workload
 from dyno_tuner.decide.pareto import TOO_SHORT, Sizes, Variant, front, named, plot, trade_memory, worthwhile
@@ -70,20 +71,28 @@ class _Planned(SimulatedTarget):
         return 100 * MIB + int(settings["ubatch"]) * MIB
 
 
-def test_an_interrupt_in_the_middle_writes_what_the_tune_has_proven(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DisturbedError("cc1plus used the CPUs")])
+def test_an_interrupt_in_the_middle_writes_what_the_tune_has_proven(
+    tmp_path: Path, error: BaseException
+) -> None:
     class Stopped(InlineExecutor):
         def measurement(self, *args: Any) -> Any:
             if args[4].key.startswith("pareto/"):
-                raise KeyboardInterrupt
+                raise error
             return super().measurement(*args)
 
     target = _Planned("saturating", 1)
     options = Options(Workload(pp=64, tg=8), seed=1, max_trials=28, pareto=True)
     request = Request("simulated", options, out=tmp_path / "p.yaml", quiet=True)
-    stopped = run(request, Stopped(target), target.surface.space())
-    assert stopped.outcome.status == "interrupted"
-    assert stopped.outcome.entries
+    if isinstance(error, DisturbedError):
+        with pytest.raises(DisturbedError, match=r"cc1plus used the CPUs; .*p\.yaml holds the entries"):
+            run(request, Stopped(target), target.surface.space())
+    else:
+        run(request, Stopped(target), target.surface.space())
     written = profiles.load_profile(tmp_path / "p.yaml")
+    assert written.provenance is not None
+    assert written.provenance.status == "interrupted"
+    assert any(isinstance(entry, profiles.SettingEntry) for entry in written.settings.values())
     request.resume = True
     resumed = run(request, InlineExecutor(target), target.surface.space())
     assert resumed.outcome.status == "complete"

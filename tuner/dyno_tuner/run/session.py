@@ -348,8 +348,9 @@ def _with_less_memory(
 
         try:
             variants, why = trade_memory(tune, needs)
-        except KeyboardInterrupt:  # what the tune itself has proven is written
+        except (KeyboardInterrupt, DisturbedError) as error:  # what the tune itself has proven is written
             outcome.status, why = "interrupted", "interrupted; --resume goes on with it"
+            tune.disturbance = str(error)
         if why:
             progress.say(f"--pareto: {why}")
         if options.objective == MEMORY and outcome.status != "interrupted":
