@@ -13,6 +13,7 @@ from conftest_tuner import WORKLOAD
 from dyno import profiles
 from dyno_tuner.cli.commands import app
 from dyno_tuner.core.errors import TuneError
+from dyno_tuner.core.protocol import Measurement, TrialStatus
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.execution.worker import WorkerExecutor
 from dyno_tuner.record.history import history
@@ -132,8 +133,6 @@ def test_entries_that_cannot_be_read_are_unsupported_and_the_others_measured(
 
 
 def test_one_bad_kernel_does_not_condemn_its_group(profile: Path, tmp_path: Path) -> None:
-    from dyno_tuner.core.protocol import TrialStatus
-
     another = '\n  "matmul b":\n    m1: {variant: other, group: kernels_tg, ratio: 1.1'
     # Its entry's braces are closed before the other kernel, which takes the rest of its line.
     text = "group: kernels_tg"
@@ -166,13 +165,29 @@ def test_wrong_answers_and_crashes_are_harmful(profile: Path) -> None:
     changed = _verify(profile, _surface(kld=lambda s: 0.02 if s["ubatch"] != 512 else 1e-6))
     assert changed["settings.ubatch"].verdict == HARMFUL
     assert "answers" in changed["settings.ubatch"].reason
-    from dyno_tuner.core.protocol import TrialStatus
-
     crash = _verify(profile, _surface(fault=lambda s: TrialStatus.CRASH if s["ubatch"] != 512 else None))
     assert crash["settings.ubatch"].verdict == HARMFUL
     assert crash["kernels.matmul a.m1"].verdict == KEEP
     refused = _verify(profile, _surface(fault=lambda s: TrialStatus.INVALID if s["ubatch"] != 512 else None))
     assert refused["settings.ubatch"].verdict == UNSUPPORTED
+
+
+def test_one_foreign_kill_makes_no_entry_harmful(profile: Path) -> None:
+    killed = []
+
+    class Killed(InlineExecutor):
+        def measurement(self, *args: Any) -> Any:
+            if args[4].key == "runs/full":
+                killed.append(args[4].process)
+                return Measurement(TrialStatus.OOM, message="SIGKILL")
+            return super().measurement(*args)
+
+    verdicts, _ = verify(
+        profile, budget=None, quiet=True, executor=Killed(SimulatedTarget(_surface(), 7)),
+        options={"rounds": 3, "max_rounds": 4},
+    )  # fmt: skip
+    assert len(killed) == 1
+    assert {v.verdict for v in verdicts} == {KEEP}
 
 
 def test_the_budget_bounds_what_an_engine_may_take(profile: Path) -> None:

@@ -275,7 +275,13 @@ class Verification(Tune):
         return self._taken(f"{key}/rest", unit.without(bad)) if len(bad) < len(entries) else None
 
     def _try(self, key: str, configuration: Configuration) -> Measurement:
-        return self.context.measure(key, configuration, tuple(self.context.weights))
+        """A measurement; if it fails, one more in a fresh process, because others can kill a worker."""
+        context, metrics = self.context, tuple(self.context.weights)
+        found = context.measure(key, configuration, metrics)
+        if not found.status.kills or context.recorder.was_cut(key):
+            return found
+        context.recorder.forgive(configuration)
+        return context.measure_in(f"{key}/retry", configuration, context.processes.next(), False, metrics)
 
     def _fails(self, unit: Unit, measurement: Measurement) -> None:
         refused = measurement.status is TrialStatus.INVALID
