@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
@@ -61,7 +61,9 @@ def adopt(
     while True:
         profiles.save_profile(left, place)
         found, gain = (run or verify)(place)
-        verdicts |= {v.entry: v for v in found}
+        # From the second pass on, what is recorded is a ratio of this machine, not the row's.
+        claims = {name: v.recorded for name, v in verdicts.items()}
+        verdicts |= {v.entry: replace(v, recorded=claims.get(v.entry, v.recorded)) for v in found}
         kept = {v.entry: v.measured for v in found if v.verdict == KEEP and v.proven}
         if not kept:
             return Adopted(None, list(verdicts.values()), gain)
