@@ -290,6 +290,19 @@ def test_the_gain_of_a_knob_is_no_gain_of_two_switches_together(tmp_path: Path) 
         assert found.ratios["pp512"].ratio == pytest.approx(1.21, rel=0.03)
 
 
+def test_the_gain_of_a_knob_is_no_gain_over_the_best_switch_alone(tmp_path: Path) -> None:
+    """The best switch has no knob; the other one adds nothing to it but the larger u-batch."""
+
+    def truth(name: str, settings: Mapping[str, Any]) -> dict[str, float]:
+        pp = 1000.0 * (1.5 if settings.get("ubatch") == 1024 else 1.0)
+        return {"pp": pp * (1.2 if "LTO" in name else 1.1 if "FAST" in name else 1.0), "tg": 100.0}
+
+    rows = [switch("LTO"), switch("FAST", knobs=("ubatch",))]
+    result = run(FakeBuilds(), FakeBench(truth), rows, tmp_path, knob_values={"ubatch": (1024,)})
+    assert [s.name for s in result.chosen] == ["LTO"]
+    assert "together with the others it gains no more than LTO=ON" in result.outcomes[1].reason
+
+
 def test_a_switch_that_the_budget_leaves_no_time_for_stays_default(tmp_path: Path) -> None:
     result = run(FakeBuilds(), FakeBench(factors(FAST=(1.2, 1.0))), [switch("FAST")], tmp_path, budget=15.0)
     (row,) = result.outcomes

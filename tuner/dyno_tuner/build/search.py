@@ -442,8 +442,8 @@ class _Run:
             settings=(_base_knobs(winners), mixed), profile=profile,
         )  # fmt: skip
         against = self._compare(
-            "best", best.built, both, self.clock.share(2), answers=False, settings=(_knobs(best), mixed),
-            profile=profile,
+            "best", best.built, both, self.clock.share(2), answers=False,
+            settings=({**_base_knobs(winners), **_knobs(best)}, mixed), profile=profile,
         )  # fmt: skip
         every = result.together.proof(*(row.switch.define for row in winners))
         if against.faster and accept(every):
