@@ -23,6 +23,7 @@ from dyno_tuner.measure.paired_rounds import Bar
 from dyno_tuner.output.verdict import verdict
 from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Options, Tune
+from dyno_tuner.space.search_space import Space
 from dyno_tuner.targets.simulated.surfaces import SURFACES, SimulatedOp, saturating
 from dyno_tuner.targets.simulated.target import SimulatedTarget
 
@@ -174,6 +175,23 @@ def test_an_interrupt_writes_no_default_kernel_before_the_confirmation_has_ended
         assert bool(outcome.kernels) == (not keys)
         assert defaults is None or len(outcome.kernel_defaults) == defaults
         assert outcome.judged, "settings were proven before kernels"
+
+
+@pytest.mark.parametrize("knobs", [True, False])
+def test_an_interrupt_among_kernels_is_not_called_a_loss(knobs: bool) -> None:
+    """Settings gain nothing, or none is searched; Ctrl-C comes in the rounds of the kernels."""
+    op = SimulatedOp("matmul a", "pp", 1.5, lambda settings: {"pp": 1.3})
+    surface = dataclasses.replace(SURFACES["null"](), ops=(op,))
+    executor = _Stopped(SimulatedTarget(surface, 3))
+    executor.keys = ("whole/",)
+    space = surface.space() if knobs else Space((), lambda settings: True)
+    recorder = Recorder(executor, WORKLOAD, identity=space.identity, virtual_time=True)
+    outcome = Tune(recorder, space, Options(WORKLOAD, seed=3, max_trials=8, kernels=True)).run()
+    assert (outcome.status, outcome.entries, outcome.kernels) == ("interrupted", [], [])
+    said = verdict(outcome)
+    assert "interrupted" in said
+    assert "--resume continues it" in said
+    assert "lost to the defaults" not in said
 
 
 def test_profiles_of_less_memory_pass_the_same_rule() -> None:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest_tuner import WORKLOAD, Simulated, SlowToStart, short_measurements
 from dyno import profiles
-from dyno_tuner.core.protocol import Configuration
+from dyno_tuner.core.protocol import Configuration, Quality, TrialStatus
 from dyno_tuner.core.workload import Workload
 from dyno_tuner.decide.end_to_end import EndToEnd
+from dyno_tuner.decide.quality_gate import QualityGate
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.kernels.stage import KernelStage
 from dyno_tuner.measure.paired_rounds import Rounds
+from dyno_tuner.output.verdict import verdict
 from dyno_tuner.record import journal
 from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.session import Request, run
@@ -80,6 +82,29 @@ def test_kernels_that_do_not_gain_in_serving_go_back(serving: dict[str, float], 
     assert outcome.kernel_defaults == [("matmul a", "m1")]
     assert outcome.gain == {}
     assert outcome.tuned == outcome.baseline
+
+
+@pytest.mark.parametrize("which", ["each group", "all together"])
+def test_kernels_whose_answers_nobody_could_compare_are_not_called_slow(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their checks die twice: no round has shown that the defaults are as fast."""
+    measured = QualityGate._measured
+
+    def dies(gate: QualityGate, key: str, configuration: Configuration) -> Quality:
+        if len(configuration.kernels) >= (1 if which == "each group" else 2):
+            return Quality(TrialStatus.CRASH, message="it died")
+        return measured(gate, key, configuration)
+
+    monkeypatch.setattr(QualityGate, "_measured", dies)
+    surface = _with(null(), _op("a", "tg", 1.3, tg=1.2), _op("b", "pp", 1.5, pp=1.2))
+    outcome = Simulated(surface, 1, kernels=True, max_trials=8).outcome
+    assert outcome.kernels == []
+    assert outcome.kernel_defaults == []
+    assert outcome.status == "budget"
+    assert "it died" in verdict(outcome)
+    assert "lost to the defaults" not in verdict(outcome)
+    assert not any("needed" in p for p in outcome.promises), "a longer budget would not help"
 
 
 def test_a_harmful_group_does_not_take_the_other_with_it() -> None:

@@ -110,8 +110,9 @@ class Outcome:
     conditions: dict[str, Any] = field(default_factory=dict)  # what the GPU did meanwhile
     status: str = "complete"  # complete | budget | interrupted
     unproven: bool = False  # something looked faster, and there was no time to prove it
-    left_open: list[str] = field(default_factory=list)  # knobs of all that looked faster then
+    left_open: list[str] = field(default_factory=list)  # knobs of all that looked faster or gained then
     unanswered: str = ""  # why the answers of what gained could not be compared, so that it is not written
+    unanswered_kernels: str = ""  # the same for kernels that looked faster
     missed: dict[str, Any] = field(default_factory=dict)  # settings and ratio of what was proven in part only
     # The parts that looked faster and were not proven: `settings` or `kernels` (how many), `ratio`, and,
     # where time was short, `needed`: seconds of a budget that would do.
@@ -122,8 +123,9 @@ class Outcome:
     @property
     def judged(self) -> list[str]:
         """Knobs about which the tune can speak: those without entry are `default`. A knob whose other value
-        looked faster, without the time to prove it, is left out: its default has won nothing. If the tune was
-        interrupted before rounds could tell, no default has won."""
+        looked faster, without the time to prove it, is left out: its default has won nothing. So is one that
+        gained in rounds, if its answers could not be compared. If the tune was interrupted before rounds
+        could tell, no default has won."""
         if self.status == "interrupted" and self.unproven:
             return [e.name for e in self.entries]
         looked_faster = [p for p in self.promises if "needed" in p or self.unproven]
@@ -143,10 +145,14 @@ class Outcome:
     def describe(self) -> str:
         """One line for logs."""
         if not self.entries and not self.kernels:
-            why = self.unanswered or (
-                "no time was left to prove settings that looked faster"
-                if self.unproven
-                else "nothing beat it"
+            why = (
+                self.unanswered
+                or self.unanswered_kernels
+                or (
+                    "no time was left to prove settings that looked faster"
+                    if self.unproven
+                    else "nothing beat it"
+                )
             )
             return f"every entry is default: {why}"
         named = [f"{e.name}={e.value} ({e.estimate.ratio:.3f}×)" for e in self.entries]
@@ -188,6 +194,7 @@ class Outcome:
             "status": self.status,
             "unproven": self.unproven,
             **({"unanswered": self.unanswered} if self.unanswered else {}),
+            **({"unanswered_kernels": self.unanswered_kernels} if self.unanswered_kernels else {}),
             "missed": self.missed,
             "promises": self.promises,
             "stage": self.stage,

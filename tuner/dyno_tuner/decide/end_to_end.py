@@ -53,7 +53,8 @@ class EndToEnd:
         self.note = context.note
         self.bar = context.bar
         self.candidates = kernels
-        self.unmeasured = False  # for want of time
+        self.unmeasured = False  # for want of time, or because answers could not be compared
+        self.unanswered = ""  # why they could not
         self.seen: dict[str, Estimate] = {}  # what rounds gave for each part, at last
 
     def run(self, choice: Choice) -> None:
@@ -104,8 +105,11 @@ class EndToEnd:
         return Configuration(self.space.settings(whole.point), tuple(chosen))
 
     def _wrong(self, whole: Whole) -> bool:
-        reason = self._context.gate.why_not(self.configuration(whole))
-        if reason:
+        configuration = self.configuration(whole)
+        reason = self._context.gate.why_not(configuration)
+        if self._context.gate.undecided(configuration):
+            self.unmeasured, self.unanswered = True, reason
+        elif reason:
             self.note("incorrect", settings=self.space.settings(whole.point), reason=reason)
         return bool(reason)
 

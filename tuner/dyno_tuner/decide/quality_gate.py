@@ -40,7 +40,8 @@ class QualityGate:
         self._tried_again: set[str] = set()  # keys of checks
         self._qualities: dict[Point, Quality] = {}
         self.cut = False  # the budget has ended a check of answers
-        self.unanswered = ""  # why the answers of a proven profile could not be compared, in two tries
+        self.unanswered = ""  # why the answers of a proven profile could not be compared
+        self.kernels_cut = False  # the budget has ended a check with kernels
         self._of_kernels: dict[object, Quality] = {}
         self._default: Quality | None = None
         self._met: set[object] = {space.code_class(space.default)}
@@ -212,7 +213,13 @@ class QualityGate:
             key = f"quality/kernels/{len(self._of_kernels)}"
             quality = self._measured(key, configuration)
             self._of_kernels[identity] = self._surely(key, configuration, quality)
+            self.kernels_cut |= any(self._recorder.was_cut(k) for k in (key, f"{key}/retry"))
         return self._judge(self._of_kernels[identity], self._fidelity(configuration)).reason
+
+    def undecided(self, configuration: Configuration) -> bool:
+        """Whether a check with these kernels told neither right nor wrong."""
+        quality = self.of_kernels(configuration)
+        return quality is not None and quality.status.kills
 
     def why_not_now(self, key: str, configuration: Configuration) -> str:
         """The same, asked under a key of the caller's."""

@@ -77,6 +77,7 @@ class KernelStage:
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
     cut: bool = False  # there was no time for any op, or none to confirm what was found
+    unanswered: str = ""  # why the answers of some could not be compared, if not for want of time
     ended: bool = False  # the confirmation; until then, as where Ctrl-C ends it, no default has won
     settings: bool = False  # whether the profile changes some
     listed: list[KernelOp] | None = None  # that have several kernels, heaviest first
@@ -314,7 +315,7 @@ class KernelStage:
         self.whole.run(choice)
         self.written = choice.kernels
         if self.whole.unmeasured:
-            self._unconfirmed(list(groups))
+            self._unconfirmed(list(groups), self.whole.unanswered)
         self.ended = True
 
     def _time_for(self, groups: int) -> bool:
@@ -323,9 +324,13 @@ class KernelStage:
         together = self.recorder.check_seconds + self.rounds.seconds(measurements)
         return self.rounds.affordable(measurements) and self.more(together)
 
-    def _unconfirmed(self, kinds: Sequence[str]) -> None:
-        """Nothing is known of these: not even that the default is as good."""
+    def _unconfirmed(self, kinds: Sequence[str], reason: str = "") -> None:
+        """Nothing is known of these: not even that the default is as good.
+
+        Args: `reason`: why their answers could not be compared."""
         self.cut = True
+        if not self.context.gate.kernels_cut:
+            self.unanswered = reason or self.unanswered
         self.looked_at = [op for op in self.looked_at if op.metric not in kinds]
 
     def _right(
@@ -335,17 +340,28 @@ class KernelStage:
         there is time to find it."""
         settings = self.space.settings(choice.point)
         begun = self.recorder.useful
-        reason = self.check(Configuration(settings, tuple(kernel for kernel, _ in chosen)))
+
+        def together(some: Sequence[tuple[KernelChoice, Screened]]) -> Configuration:
+            return Configuration(settings, tuple(kernel for kernel, _ in some))
+
+        reason = self.check(together(chosen))
         cost = self.recorder.useful - begun
         if not reason:
             return chosen
-        self.note("incorrect", kernels=metric, reason=reason)
-        if len(chosen) < 2 or not self.more((len(chosen) + 1) * cost + self._confirming()):
-            return []
-        kept = [one for one in chosen if not self.check(Configuration(settings, (one[0],)))]
-        if not 0 < len(kept) < len(chosen):
-            return []
-        return [] if self.check(Configuration(settings, tuple(kernel for kernel, _ in kept))) else kept
+        gate = self.context.gate
+        undecided = gate.undecided(together(chosen))
+        if not undecided:
+            self.note("incorrect", kernels=metric, reason=reason)
+        kept: list[tuple[KernelChoice, Screened]] = []
+        if len(chosen) > 1 and self.more((len(chosen) + 1) * cost + self._confirming()):
+            kept = [one for one in chosen if not self.check(together([one]))]
+        if 0 < len(kept) < len(chosen) and not self.check(together(kept)):
+            open_ = {(k.key, k.tokens) for k, how in chosen if gate.undecided(together([(k, how)]))}
+            self.looked_at = [op for op in self.looked_at if (op.key, op.tokens) not in open_]
+            return kept
+        if undecided or (kept and gate.undecided(together(kept))):
+            self._unconfirmed([metric], reason)
+        return []
 
     def _hopeful(self, kind: str, choice: Choice) -> bool:
         promise, enough = self._promise(kind, choice)
@@ -394,14 +410,13 @@ class KernelStage:
         if ratio < enough:
             return {}
         proof = len(self.kinds) * self.recorder.check_seconds + (SURE_ROUNDS + 1) * self._round(1)
-        return {
-            "kernels": len(self.in_situ.chosen), "ratio": ratio, "needed": budget(self.recorder.now + proof),
-        }  # fmt: skip
+        found: dict[str, Any] = {"kernels": len(self.in_situ.chosen), "ratio": ratio}
+        return found if self.unanswered else {**found, "needed": budget(self.recorder.now + proof)}
 
     def add_to(self, outcome: Outcome) -> None:
         """Writes what was proven into `outcome`, and `default` for all else that was looked at, if the
         confirmation has ended."""
-        outcome.kernels = list(self.written)
+        outcome.kernels, outcome.unanswered_kernels = list(self.written), self.unanswered
         if unproven := self.unproven():
             outcome.promises.append(unproven)
         named = {(e.choice.key, e.choice.tokens) for e in self.written}

@@ -113,7 +113,7 @@ def _print_unproven(outcome: Outcome, console: Console) -> None:
     if outcome.unproven:
         if verdict(outcome).startswith(UNPROVEN):
             return
-        longer = " Give a longer --budget." if outcome.status == "budget" else ""
+        longer = " Give a longer --budget." if outcome.status == "budget" and not outcome.unanswered else ""
         why = outcome.unanswered or "no time was left to prove it"
         console.print(
             f"Settings looked {better(outcome.objective)} than the defaults, but {why}: they are not in the "

@@ -73,7 +73,9 @@ def _nothing(outcome: Outcome) -> str:
     if interrupted and outcome.unproven:
         return f"{UNPROVEN}: the tune was interrupted before rounds told what gains; --resume continues it."
     if outcome.unanswered:
-        return f"{UNPROVEN}: settings gained in rounds, but {outcome.unanswered}, in two tries. Tune again."
+        return f"{UNPROVEN}: settings gained in rounds, but {outcome.unanswered}. Tune again."
+    if outcome.unanswered_kernels and not outcome.unproven:
+        return f"{UNPROVEN}: other kernels looked faster, but {outcome.unanswered_kernels}. Tune again."
     needed = any("needed" in p for p in outcome.promises)
     if outcome.unproven or needed:
         longer = "" if needed or outcome.status != "budget" else " Give a longer --budget."
@@ -81,6 +83,8 @@ def _nothing(outcome: Outcome) -> str:
             f"{UNPROVEN} to gain more than {noise}: no time was left to prove settings that looked "
             f"{better(outcome.objective)}.{longer}"
         )
+    if interrupted:
+        return f"{UNPROVEN} yet: the tune was interrupted while it tried kernels; --resume continues it."
     counted = f"{tried} other configuration{'s' if tried != 1 else ''}"
     counted += f" and other kernels for {len(outcome.kernel_defaults)} ops" if outcome.kernel_defaults else ""
     said = f"Nothing gains more than {noise}: {counted} lost to the defaults or tied with them."

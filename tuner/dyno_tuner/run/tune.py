@@ -70,6 +70,7 @@ class Tune:
         self._kernels: KernelStage | None = None
         self._left_open = False
         self._missed: tuple[Point, float] | None = None  # as Chooser has it
+        self._withdrawn: list[str] = []  # gained in rounds, and nobody could compare their answers
         self._solved: list[Solved] = []  # thresholds
         self.routing: dict[str, Any] = {}
         self.status = "complete"
@@ -124,7 +125,9 @@ class Tune:
             finally:
                 self._left_open, self._missed = chooser.unproven, chooser.missed
             choice = context.choice
-            if choice.entries and not context.gate.still_right(choice.point):
+            proven = [e.name for e in choice.entries]
+            if proven and not context.gate.still_right(choice.point):
+                self._withdrawn = proven if context.gate.unanswered or context.gate.cut else []
                 choice.clear(context.space.default)
         if self.options.kernels:
             self.stage("kernels")
@@ -134,7 +137,7 @@ class Tune:
             self._kernels.run(context.choice)
         untried = self._screen is not None and self._screen.ended == "budget" and len(self.trials) == 1
         cut = untried or self._short or (self._kernels is not None and self._kernels.cut)
-        if context.budget.used_up or cut or self._looked_faster():
+        if context.budget.used_up or cut or self._withdrawn or self._looked_faster():
             self.status = "budget"
         self.stage("done")
 
@@ -296,7 +299,8 @@ class Tune:
             if t.status is not TrialStatus.OK
         ] + [Failure(space.settings(p), v.status, v.message) for p, v in choice.failed]
         if context.noise and not choice.entries:
-            result.left_open = left_open(context.judge(), self.trials) if self.unproven else []
+            looked_faster = left_open(context.judge(), self.trials) if self.unproven else []
+            result.left_open = list(dict.fromkeys([*self._withdrawn, *looked_faster]))
             short = self._short and self.status != "interrupted"
             result.promises += best_trial(context.judge(), self.trials, context.recorder.now, short)
         if self._kernels is not None:
