@@ -67,7 +67,7 @@ class DraftHead:
                 if most <= 0 or not session.can_draft(slot):
                     continue
                 lacking = session.draft_lacks(slot)
-                allowed = reads.allowed(lacking)
+                allowed = reads.allowed(slot, lacking)
                 if allowed < lacking:
                     session.read_for_draft(slot, allowed)
                 else:

@@ -77,7 +77,7 @@ class DraftModel:
                 if most <= 0 or len(tokens) > self._ctx:
                     continue
                 lacking = self._begin(session, slot, tokens)
-                allowed = reads.allowed(len(lacking))
+                allowed = reads.allowed(slot, len(lacking))
                 if allowed < len(lacking):
                     unread.add(index)
                 if allowed > 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from dyno._draft_head import DraftHead
 from dyno._draft_model import DraftModel
@@ -59,8 +60,12 @@ class Drafting:
         self.counts = DraftCounts()
         self._told_of: set[int] = set()
         self._has_failed = False
-        self._reads = Reads(0, 0)
+        self._reads = Reads(0, 0, {})
         """Of a draft model or the head, for the step that is made now."""
+        self._begun = 0
+        """Texts whose reading begins in it."""
+        self._read: WeakSet[Request] = WeakSet()
+        """Texts whose reading has begun."""
 
     def close(self) -> None:
         """Give back what was loaded for drafts."""
@@ -81,7 +86,8 @@ class Drafting:
                 it that a rejected draft took back.
             room: Tokens of the step at most, and tokens of prompts that a draft model or a head reads in it.
         """
-        self._reads = Reads(room, self._speculation.most)
+        to_come = {request.owner.slot: request.max_tokens - request.drawn for request, _ in batch}
+        self._reads = Reads(room, self._speculation.most, to_come)
         if not self.judge.wants(len(batch)):
             return
         share = (room - sum(len(tokens) for _, tokens in batch)) // len(batch)
@@ -100,6 +106,9 @@ class Drafting:
         except DynoError as error:  # texts go on without drafts
             self._failed(len(batch), error)
             return
+        behind = {request for request, _ in batch if request.owner.slot in self._reads.behind}
+        self._begun = len(behind - set(self._read))
+        self._read |= behind
         for (_, tokens), draft in zip(batch, drafts, strict=True):
             tokens += draft
 
@@ -132,19 +141,19 @@ class Drafting:
         """Learn from a step of texts alone, and say if drafts pause; arguments as of `Judge.stepped`.
 
         A step in which a model or a head was asked and had nothing to propose counts as one with drafts: it
-        took their time. A step in which they read a prompt does not count: each text has that once.
+        took their time. Each text has the steps in which they read its prompt once: these count in sum alone.
         """
-        reads, self._reads = self._reads, Reads(0, 0)
-        if reads.behind:
-            return
-        lost = self.judge.stepped(texts, drafted or reads.any, tokens, seconds)
+        reads, self._reads = self._reads, Reads(0, 0, {})
+        begun, self._begun = self._begun, 0
+        drafted, behind = drafted or reads.any, bool(reads.behind)
+        lost = self.judge.stepped(texts, drafted, tokens, seconds, behind=behind, begun=begun)
         if lost is None:
             return
         level = logging.INFO if texts in self._told_of else logging.WARNING  # once is enough
         self._told_of.add(texts)
         _log.log(
             level,
-            "speculation slows decoding of %d concurrent texts (%.0f tokens/s with drafts, %.0f without); "
+            "speculation slows decoding with %d text(s) at a time (%.0f tokens/s with drafts, %.0f without); "
             "it pauses for %d steps",
             texts,
             *lost,

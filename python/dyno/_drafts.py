@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dyno.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from dyno.engine import Engine
 
@@ -100,26 +100,33 @@ class Reads:
     """The tokens that a draft model or a head reads in one step, before it drafts.
 
     A text that it follows lacks as many tokens as a draft has. One that it has not read for long lacks a
-    whole prompt, and is read in parts, so that no step of all texts waits for that.
+    whole prompt, and is read in parts, so that no step of all texts waits for that. A text that ends before
+    it is read is not begun.
 
     Args:
         room: Tokens of such texts at most, of all together.
         most: Tokens of a draft at most.
+        to_come: The tokens at most that the text in a slot has still to draw.
     """
 
-    def __init__(self, room: int, most: int) -> None:
-        self._left, self._usual = max(room, _LEAST_READ), most + 1
+    def __init__(self, room: int, most: int, to_come: Mapping[int, int]) -> None:
+        self._room, self._usual, self._to_come = max(room, _LEAST_READ), most + 1, to_come
+        self._left = self._room
         self.any = False
         """Whether anything was read."""
-        self.behind = False
-        """Whether a text lacked more than a draft."""
+        self.behind: list[int] = []
+        """Slots whose texts lacked more than a draft."""
 
-    def allowed(self, lacking: int) -> int:
-        """How many of the tokens that a text lacks may be read now."""
-        self.any = True
+    def allowed(self, slot: int, lacking: int) -> int:
+        """How many of the tokens that the text in a slot lacks may be read now."""
         if lacking <= self._usual:
+            self.any = True
             return lacking
-        self.behind = True
+        steps = -(-lacking // (self._room - 1))  # each step draws one more token
+        if steps >= self._to_come[slot]:
+            return 0
+        self.any = True
+        self.behind.append(slot)
         part = min(lacking, self._left)
         self._left -= part
         return part
@@ -151,10 +158,14 @@ class Judge:
     Speeds differ by the number of running texts, so each number, rounded down to a power of two, has a
     verdict of its own. Where drafts win, every 16th step goes without one. Where they lose, they pause for
     `PAUSE` steps and then try again.
+
+    Drafts also lose if their steps are slower in sum with the steps that read prompts for them. One reading
+    does not decide that: drafts may win back the time of `READINGS` for each running text.
     """
 
     WINDOW = 16
     PAUSE = 512
+    READINGS = 4
 
     def __init__(self) -> None:
         self._rates: defaultdict[tuple[int, bool], deque[tuple[int, float]]] = defaultdict(
@@ -162,6 +173,7 @@ class Judge:
         )
         self._steps: Counter[int] = Counter()
         self._pause: Counter[int] = Counter()
+        self._sums: defaultdict[int, _Sum] = defaultdict(_Sum)
 
     def wants(self, texts: int) -> bool:
         """Whether the next step should have drafts.
@@ -182,7 +194,9 @@ class Judge:
         """No drafts for so many texts in the next `PAUSE` steps."""
         self._pause[texts.bit_length()] = self.PAUSE
 
-    def stepped(self, texts: int, drafted: bool, tokens: int, seconds: float) -> tuple[float, float] | None:
+    def stepped(
+        self, texts: int, drafted: bool, tokens: int, seconds: float, *, behind: bool = False, begun: int = 0
+    ) -> tuple[float, float] | None:
         """Learn from a step.
 
         Args:
@@ -190,18 +204,52 @@ class Judge:
             drafted: Whether it checked a draft, or its duration holds the time of a model that made none.
             tokens: Drawn in it.
             seconds: Its duration, with the time that the draft took.
+            behind: Whether its duration holds the reading of a prompt for drafts.
+            begun: Texts whose reading began in it.
 
         Returns:
             Tokens per second with drafts and without, if drafts have lost just now and pause; else None.
         """
         bucket = texts.bit_length()
-        self._rates[bucket, drafted].append((tokens, seconds))
-        both = [self._rates[bucket, kind] for kind in (True, False)]
-        if not drafted or any(len(rates) < self.WINDOW for rates in both):
+        if not behind:
+            self._rates[bucket, drafted].append((tokens, seconds))
+        plain = _speed(self._rates[bucket, False])
+        if not drafted or len(self._rates[bucket, False]) < self.WINDOW:
             return None
-        speeds = [sum(t for t, _ in rates) / max(sum(s for _, s in rates), 1e-9) for rates in both]
-        if speeds[0] >= speeds[1]:
+        total = self._sums[bucket]
+        total.add(tokens, seconds, begun)
+        lost = total.speed if total.speed < plain and total.begun > self.READINGS * texts else None
+        if total.speed >= plain:
+            del self._sums[bucket]
+        window = self._rates[bucket, True]
+        if not behind and len(window) == self.WINDOW and _speed(window) < plain:
+            lost = _speed(window)
+        if lost is None:
             return None
         self.pause(texts)
-        self._rates[bucket, True].clear()
-        return speeds[0], speeds[1]
+        window.clear()
+        self._sums.pop(bucket, None)
+        return lost, plain
+
+
+@dataclass
+class _Sum:
+    """Steps with drafts since they were last as fast as plain ones, in sum."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    begun: int = 0
+
+    def add(self, tokens: int, seconds: float, begun: int) -> None:
+        self.tokens += tokens
+        self.seconds += seconds
+        self.begun += begun
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
+
+
+def _speed(steps: Collection[tuple[int, float]]) -> float:
+    """Tokens per second of steps, each with its tokens and seconds."""
+    return sum(t for t, _ in steps) / max(sum(s for _, s in steps), 1e-9)

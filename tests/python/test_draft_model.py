@@ -72,7 +72,7 @@ class Always(Judge):
     def wants(self, texts: int) -> bool:
         return True
 
-    def stepped(self, *_: object) -> None:
+    def stepped(self, *_: object, **__: object) -> None:
         return None
 
 
@@ -173,7 +173,7 @@ def test_it_pauses_where_it_loses_and_says_so(
         made = scheduler.drafts.drafts
     lines = [r.message for r in caplog.records if r.name == "dyno.scheduler"]
     assert len(lines) == 1
-    assert "speculation slows decoding of 1 concurrent texts" in lines[0]
+    assert "speculation slows decoding with 1 text(s) at a time" in lines[0]
     assert 16 <= made < 40
     assert next(ticks) > 150
 
@@ -212,15 +212,49 @@ def test_time_for_drafts_that_came_to_nothing_is_held_against_them(
     engine: Engine, twin: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[bool] = []
-    monkeypatch.setattr(Judge, "stepped", lambda _, texts, drafted, *__: judged.append(drafted))
+    monkeypatch.setattr(Judge, "stepped", lambda _, texts, drafted, *__, **___: judged.append(drafted))
     monkeypatch.setattr(Judge, "wants", lambda *_: True)
     with Scheduler(
         engine, speculation=Speculation(min_p=1.0, draft=twin)
     ) as scheduler:  # it is never certain
         list(scheduler.drawn(list(range(10, 60)), Sampling(), 20, handling=Handling(ignore_end=True)))
         assert scheduler.drafts.drafts == 0
-    # The last token has no draft behind it, and the first step is left out: the draft model read the prompt.
-    assert judged == [True] * 17 + [False]
+    assert judged == [True] * 18 + [False]  # the last token has no draft behind it
+
+
+@ON_THE_HOST
+def test_prompts_of_short_answers_are_held_against_drafts(
+    engine: Engine, twin: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No draft ever comes: the draft model reads each prompt in as many steps as its answer has tokens."""
+    judge, steps = Judge(), 0
+    learn = judge.stepped
+
+    def costly(texts: int, drafted: bool, tokens: int, seconds: float, **more: Any) -> Any:
+        nonlocal steps
+        steps += drafted
+        return learn(texts, drafted, tokens, tokens * (0.02 if drafted else 0.01), **more)
+
+    fed = []
+    proposed = DraftModel._proposed
+    monkeypatch.setattr(DraftModel, "_proposed", lambda *args: fed.append(1) or proposed(*args))
+    with drafting(engine, twin, most=4, min_p=0.0) as scheduler:
+        assert scheduler._drafting is not None
+        scheduler._room = 10
+        ends = Handling(ignore_end=True)
+        prompts = [[10 + i, *range(20, 99)] for i in range(12)]
+        for prompt in prompts:  # a reading takes three steps, and two are left
+            list(scheduler.drawn(prompt, Sampling(), 3, handling=ends))
+        assert fed == []
+        scheduler._drafting.judge = judge
+        monkeypatch.setattr(judge, "stepped", costly)
+        for prompt in prompts * 2:
+            tokens = scheduler.drawn(prompt, Sampling(), 60, handling=ends)
+            for _ in range(3):
+                next(tokens)
+            tokens.close()
+        assert not judge.wants(1)
+        assert 0 < steps < 24
 
 
 @ON_THE_HOST

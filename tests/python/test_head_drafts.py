@@ -35,7 +35,7 @@ class Always(Judge):
     def wants(self, texts: int) -> bool:
         return True
 
-    def stepped(self, *_: object) -> None:
+    def stepped(self, *_: object, **__: object) -> None:
         return None
 
 

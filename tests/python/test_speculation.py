@@ -33,7 +33,7 @@ class Always(Judge):
     def wants(self, texts: int) -> bool:
         return True
 
-    def stepped(self, *_: object) -> None:
+    def stepped(self, *_: object, **__: object) -> None:
         return None
 
 
@@ -118,6 +118,28 @@ def test_a_drafter_says_what_followed() -> None:
     assert drafter.draft(4) == []
     drafter.extend([9, 1, 2])  # but 9 came after 9, 1, 2
     assert drafter.draft(1) == [9]
+
+
+def test_a_judge_counts_what_drafts_have_to_read() -> None:
+    """A text's reading is won back by its drafts, or not; many that begin together are waited for."""
+    judge = Judge()
+    for _ in range(Judge.WINDOW):
+        judge.stepped(1, False, 1, 0.01)
+        judge.stepped(8, False, 8, 0.01)
+    for _ in range(50):
+        for step in range(20):
+            assert not judge.stepped(1, True, 1, 0.05, behind=True, begun=step == 0)
+        for _ in range(100):  # it wins a second, and the reading took 0.8
+            assert not judge.stepped(1, True, 3, 0.02)
+    lost = [
+        judge.stepped(1, True, 1, 0.05, behind=True, begun=step == 0) for _ in range(5) for step in range(4)
+    ]
+    assert lost[:16] == [None] * 16
+    assert lost[16] == (pytest.approx(20), pytest.approx(100))
+    for _ in range(20):
+        assert not judge.stepped(8, True, 8, 0.05, behind=True, begun=8 if _ == 0 else 0)
+    for _ in range(200):
+        assert not judge.stepped(8, True, 24, 0.02)
 
 
 def test_a_judge_pauses_what_loses() -> None:
