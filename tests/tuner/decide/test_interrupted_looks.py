@@ -1,16 +1,22 @@
-"""Ctrl-C between two looks of the elimination: nothing is written with the evidence of another point."""
+"""Ctrl-C and kills in the looks of the elimination: nothing is written that its rounds do not prove."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest_tuner import Simulated
 from dyno_tuner.core.errors import DisturbedError
+from dyno_tuner.core.protocol import Measurement, TrialStatus
 from dyno_tuner.decide.ablation import without
 from dyno_tuner.decide.acceptance import Choice
 from dyno_tuner.decide.elimination import Elimination
+from dyno_tuner.targets.simulated.surfaces import saturating
 from dyno_tuner.targets.simulated.target import SimulationNoise
+
+if TYPE_CHECKING:
+    from dyno_tuner.core.protocol import Configuration
 
 QUIET = SimulationNoise(within=0.001, process=0.002, layout=0.0005, outliers=0.0)
 WHOLE = {"ubatch": 1024, "threads": 4, "threads_batch": 12}
@@ -62,6 +68,32 @@ def test_what_rounds_have_proven_is_written_whatever_ends_them(
     assert {e.name: e.value for e in choice.entries} == WHOLE
     assert choice.evidence is not None
     assert choice.evidence.rounds == 3
+
+
+def test_two_kills_do_not_prove_an_entry_that_rounds_have_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program fills the memory from the fourth round on, and the threads gain nothing."""
+    usual = saturating()
+    threads = next(k.default for k in usual.knobs if k.name == "threads")
+    surface = dataclasses.replace(usual, rates=lambda s: usual.rates({**s, "threads": threads}))
+    run = Simulated(surface, 1, QUIET, max_trials=12)
+    space, choice, recorder = run.space, Choice(run.space.default), run.tune.context.recorder
+    measured = recorder.measurement
+    killed: list[str] = []
+
+    def full(key: str, configuration: Configuration, *args: Any, **kwargs: Any) -> Any:
+        rest = {**WHOLE, "threads": threads}.items() <= configuration.settings.items()
+        if rest and key.startswith("w/0/r3/"):
+            killed.append(key)
+            return Measurement(TrialStatus.OOM, message="SIGKILL")
+        return measured(key, configuration, *args, **kwargs)
+
+    monkeypatch.setattr(recorder, "measurement", full)
+    point = space.point({**space.settings(space.default), **WHOLE})
+    elimination = Elimination(run.tune.context.judge())
+    elimination.run(point, choice, "w")
+    assert len(killed) == 2
+    assert "threads" in elimination.weak
+    assert "threads" not in {e.name for e in choice.entries}
 
 
 def test_a_point_that_was_never_measured_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -488,6 +488,23 @@ def test_a_second_failure_leaves_a_configuration_out_and_a_refusal_needs_none() 
         assert [x for x, _ in engine.asked].count(1) == asked
 
 
+@pytest.mark.parametrize("ran", [0, 1, 2])
+def test_a_rest_that_has_run_keeps_its_rounds_and_ends_the_comparison(ran: int) -> None:
+    """It does run, whatever ended it, so nothing is needed for that."""
+    engine = Engine(lambda x, n: 100.0 + 5 * x)
+    engine.status = lambda c: TrialStatus.OOM if c == B and len(engine.asked) > 7 * ran else TrialStatus.OK
+    named, rests = {"a": A, "without b": B, "c": C}, {"without b"}
+    result = engine.rounds().compare("k", named, 4, rests=rests)
+    assert set(result.halted) == (rests if ran else set())
+    assert set(result.failed) == (set() if ran else rests)
+    assert result.rounds == (ran or 4)
+    assert {len(logs["pp"]) for logs in result.logs.values()} == {ran or 4}
+    asked = len(engine.asked)
+    if ran:
+        assert engine.rounds().compare("k", named, 4, result, rests=rests).rounds == ran
+        assert len(engine.asked) == asked, "no round that lacks it goes on with them"
+
+
 def test_a_failure_at_the_end_of_the_time_proves_nothing() -> None:
     """Nobody knows whether it would run: the rounds before it count, and it has not failed."""
     engine = Engine(lambda x, n: 100.0)

@@ -76,6 +76,11 @@ def variants(default: T, whole: T, parts: Iterable[Part], rest: Callable[[Part],
     return {DEFAULT: default, FULL: whole} | {n: r for n, r in named.items() if r not in (default, whole)}
 
 
+def rests(names: Iterable[str]) -> set[str]:
+    """Of the names of a comparison, the ones of profiles without a part."""
+    return {name for name in names if name.startswith(without(""))}
+
+
 def rest_of(result: Comparison, part: Part) -> str:
     """The configuration that shows the gain of a part: the rest, or the default if that was not measured."""
     name = without(part.label)

@@ -14,7 +14,7 @@ from ..core.outcome import Entry
 from ..measure.paired_rounds import ALL_DIFFER, Likeness, measurements_in_round
 from ..search.observation import Observation
 from ..space.knobs import Fidelity
-from .ablation import FULL, LeftOut, Part
+from .ablation import FULL, LeftOut, Part, rests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -215,13 +215,17 @@ class Judge:
 
         Args: `rounds`: so many, and no more; default: as many as the noise that they show asks for."""
         configurations: dict[str, Configuration] = {n: self.space.configuration(p) for n, p in points.items()}
-        voided, failed = (into.voided, set(into.failed)) if into is not None else (0, set())
+        voided, failed = (into.voided, {*into.failed, *into.halted}) if into is not None else (0, set())
         first = next(iter(points.values()))
         moved = [self.space.moved(p, first) for p in points.values() if p != first]
         touched = set[str]().union(*moved) if all(moved) else None
-        result = self.rounds.compare(key, configurations, rounds or self.wanted, into, alike, touched)
+        result = self.rounds.compare(
+            key, configurations, rounds or self.wanted, into, alike, touched, rests(points)
+        )
         choice.voided += result.voided - voided
-        choice.failed += [(points[n], v) for n, v in result.failed.items() if n not in failed]
+        choice.failed += [
+            (points[n], v) for n, v in {**result.failed, **result.halted}.items() if n not in failed
+        ]
         return result
 
     def affordable(self, stage: str, measurements: float, checked: Collection[Point] = ()) -> bool:

@@ -70,6 +70,8 @@ class Elimination:
             except (KeyboardInterrupt, DisturbedError):
                 self._stop(f"{key}/{attempt}", point, before, parts, choice)
                 raise
+            # Entries of which a rest failed after it had run are open, unless the rounds before prove them.
+            self.cut |= bool(result.halted)
             if FULL in result.failed:
                 return choice.clear(space.default)
             if self.hopeless:

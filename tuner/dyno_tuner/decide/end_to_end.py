@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..core.outcome import KernelEntry
 from ..core.protocol import Configuration, KernelChoice, kind_of
 from ..measure.paired_rounds import measurements_in_round
-from .ablation import DEFAULT, FULL, LeftOut, Part, left_out, rest_of, variants, without
+from .ablation import DEFAULT, FULL, LeftOut, Part, left_out, rest_of, rests, variants, without
 from .acceptance import LEAST_ROUNDS, Choice, Evidence, gains
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ class EndToEnd:
         if not self.rounds.affordable(self._context.round_count() * measurements_in_round(len(named()))):
             parts[:] = [p for p in parts if p.group]
         configurations = {n: self.configuration(w) for n, w in named().items()}
-        result = self.rounds.compare(key, configurations, self._context.round_count)
+        result = self.rounds.compare(
+            key, configurations, self._context.round_count, rests=rests(configurations)
+        )
         choice.voided += result.voided
         choice.failed += [(whole.point, v) for n, v in result.failed.items() if n == FULL]
         return result

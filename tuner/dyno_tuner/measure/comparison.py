@@ -32,6 +32,8 @@ class Comparison:
     joules: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     """Joules per token, where energy was counted."""
     failed: dict[str, Measurement] = field(default_factory=dict)
+    halted: dict[str, Measurement] = field(default_factory=dict)
+    """A configuration that had run in rounds and then failed twice, which ended the comparison."""
     forgiven: set[str] = field(default_factory=set)  # configurations that have failed once
     borrowed: set[tuple[str, str]] = field(default_factory=set)  # (configuration, metric): see Likeness
     voided: int = 0

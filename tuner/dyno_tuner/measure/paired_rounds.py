@@ -153,6 +153,7 @@ class Rounds:
         self._spread = spread if spread is not None else RoundSpread()
         self._resting = resting
         self._forgive, self._anew = forgive, anew
+        self._rests: frozenset[str] = frozenset()
         self.running = Comparison([])  # the last one begun; what it holds is whole rounds
 
     def seconds(self, measurements: float) -> float:
@@ -172,6 +173,7 @@ class Rounds:
         into: Comparison | None = None,
         alike: Mapping[str, Likeness] = ALL_DIFFER,
         touched: Collection[str] | None = None,
+        rests: Collection[str] = (),
     ) -> Comparison:
         """Runs up to `rounds` rounds, fewer where the stage's time ends first, and none where it does not
         last for two, because one decides nothing; one does beside rounds that were carried. So where rounds
@@ -186,7 +188,10 @@ class Rounds:
             alike: by configuration what cannot differ from another one.
             touched: the metrics that what differs can move, as far as is known; default: all. Only these make
                 a round void and a measurement one to repeat: noise in generation says nothing of prompts.
+            rests: configurations whose rounds are never dropped: if one of them has run in a round and then
+                fails twice, the comparison ends with the rounds so far.
         """
+        self._rests = frozenset(rests)
         self._touched = tuple(m for m in self._metrics if touched is None or m in touched) or self._metrics
         result = self.running = into or Comparison(list(configurations), key)
         self._spread.add(result)
@@ -205,7 +210,7 @@ class Rounds:
         forgiven = False
         while result.rounds < wanted():
             alive = [n for n in configurations if n not in result.failed]
-            if first_name in result.failed or len(alive) < 2:
+            if first_name in result.failed or result.halted or len(alive) < 2:
                 break
             late = result.begun > first and not self._time.more_seconds(took)
             measurements = self.measurements(alive, alike)
@@ -284,8 +289,7 @@ class Rounds:
                     if name == names[0] or not self._may_run(
                         at, name, configurations[name], own[name], measurement.status, result
                     ):
-                        result.failed[name] = measurement
-                        result.logs.pop(name, None)
+                        self._leave_out(name, measurement, result)
                     return None
                 measurements[position] = (
                     joined(measurements[position], measurement) if position in measurements else measurement
@@ -295,6 +299,14 @@ class Rounds:
             found.setdefault(order[position], []).append(measurements[position])
         there, turn, back = found.pop(names[0])
         return Way([there, back], turn, found, tuple(lasts))
+
+    def _leave_out(self, name: str, measurement: Measurement, result: Comparison) -> None:
+        """A rest that has run in whole rounds does run, whatever ended it now, so it keeps them."""
+        if name in self._rests and name in result.logs:
+            result.halted[name] = measurement
+        else:
+            result.failed[name] = measurement
+            result.logs.pop(name, None)
 
     def _may_run(
         self, key: str, name: str, configuration: Configuration, metrics: Sequence[str], status: TrialStatus,

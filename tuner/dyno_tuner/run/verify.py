@@ -19,7 +19,7 @@ from ..core.model_file import check_model
 from ..core.options import ENERGY, MEMORY, SPEED
 from ..core.protocol import METRICS, Configuration, KernelChoice, Switch, TrialStatus, Workload, kind_of
 from ..core.scratch import scratch_folder
-from ..decide.ablation import FULL, Part, left_out, rest_of, variants
+from ..decide.ablation import FULL, Part, left_out, rest_of, rests, variants
 from ..decide.acceptance import Evidence, accept, gains
 from ..execution.worker import WorkerExecutor
 from ..measure.machine_monitor import Machine, patience_of
@@ -180,9 +180,13 @@ class Verification(Tune):
             lambda part: self._configuration([u for u in units if u.part != part]),
         )  # fmt: skip
         self.context.budget.until_the_end()
-        result = self.context.rounds().compare("verify", configurations, self.context.round_count)
+        result = self.context.rounds().compare(
+            "verify", configurations, self.context.round_count, rests=rests(configurations)
+        )
         if result.rounds < 2 or FULL not in result.logs:
             failed = result.failed.get(FULL)
+            for name, end in result.halted.items():
+                raise TuneError(f"the profile {name} ran and then failed twice ({end.message}); verify again")
             if failed is None:
                 needed = self.context.recorder.now + self.context.rounds().seconds(
                     2 * measurements_in_round(len(configurations))
