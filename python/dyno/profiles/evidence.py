@@ -107,7 +107,7 @@ class Noise(StrictModel):
         default=None, description="Relative change of the baseline over the run."
     )
     voided: Count | None = Field(
-        default=None, description="Measurements and blocks that were repeated because the baseline moved."
+        default=None, description="Measurements and blocks that were repeated."
     )
     n: PositiveCount | None = Field(default=None, description="Pairs of samples.")
 

@@ -84,7 +84,7 @@ def profile_of(
 
 _EXPORT = "Use: dyno profiles export THIS_FILE (prints the command line of llama-server)"
 _USES = {
-    "dyno": "Use: dyno run --model MODEL.gguf --profile THIS_FILE, or put it into ~/.config/dyno/profiles",
+    "dyno": "Use: dyno run --model MODEL.gguf --profile THIS_FILE (dyno finds it in your profile folder)",
     "llama.cpp": _EXPORT,
     "ik_llama.cpp": _EXPORT,
 }

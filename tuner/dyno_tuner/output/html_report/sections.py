@@ -181,12 +181,14 @@ def _comparison(page: Page, run: Run, found: Verdict, pair: analyse.Paired | Non
         body.append(soft(f"Every setting stays at its default: {why}."))
     else:
         page.missing.append("These settings were not yet compared with the default in two paired rounds.")
-    entries = []
+    entries, remarks = [], []
     for name, data in found.entries.items():
         estimate = estimate_of(data)
         value = data.get("value", found.settings.get(name, ""))
         default = data.get("default", run.defaults.get(name, ""))
         entries.append([name, value, default, *ratio_cells(estimate), data.get("group") or ""])
+        if remark := str(data.get("note") or ""):
+            remarks.append(soft(f"{name}: {remark}."))
         if estimate is not None:
             marks.append((f"{name}={value}", estimate))
     for note in run.noted("kernels"):
@@ -195,7 +197,7 @@ def _comparison(page: Page, run: Run, found: Verdict, pair: analyse.Paired | Non
             marks.append((f"kernels for {note.get('group')}", estimate))
     if entries:
         columns = ["setting", "value", "default", "#ratio", "#95 % interval", "group"]
-        body += ["<h3>Entries, each left out alone</h3>\n", table(columns, entries)]
+        body += ["<h3>Entries, each left out alone</h3>\n", table(columns, entries), *remarks]
     if marks:
         body.append(page.plot("forest", figures.forest(marks, max(margins.values(), default=None))))
         body.append(soft("Bars are 95 % intervals, and the band is the largest margin around 1."))
