@@ -84,6 +84,27 @@ def test_a_file_begins_with_its_verdict_and_keeps_the_comments_of_people(tmp_pat
     assert not (tmp_path / "p.yaml.1").exists()
 
 
+def test_comments_of_people_outlive_a_resume(tmp_path: Path) -> None:
+    """A resumed run has another command and journal, so it writes the file anew."""
+    result = _tune(tmp_path, **LONG)
+    book = journal.of_profile(result.path).read_bytes()
+    assert result.profile.provenance is not None
+    provenance = result.profile.provenance.model_copy(update={"command": "tune --resume"})
+    resumed = result.profile.model_copy(update={"provenance": provenance})
+    plain = result.path.read_text()
+    for text in (f"# asked for in #12\n{plain}", plain.replace("\nsettings:", "\n# for the rack\nsettings:")):
+        assert text != plain
+        result.path.write_text(text)
+        written = replacement.write(resumed, result.path, book)
+        (aside,) = tmp_path.glob("p.yaml.[0-9]")
+        assert written.line == f"the profile of an earlier run is kept as {aside}"
+        assert aside.read_text() == text
+        aside.unlink()
+    result.path.write_text(plain)
+    assert replacement.write(resumed, result.path, book).line == ""
+    assert not list(tmp_path.glob("p.yaml.[0-9]"))
+
+
 def test_comments_change_neither_the_row_nor_the_diff_of_a_profile(tmp_path: Path) -> None:
     result = _tune(tmp_path, **LONG)
     plain = tmp_path / "plain.yaml"

@@ -91,6 +91,10 @@ _USES = {
 """A line for people, by the name of the engine."""
 
 
+GENERATED = ("A profile: ", "Made by: ", "Verdict: ", "Other programs used ", "Use: ", "Check: ")
+"""The beginnings of the lines of `comments_of`, by which lines of people are told apart."""
+
+
 def comments_of(profile: profiles.Profile, verdict: str) -> list[str]:
     """The lines for people at the top of a profile's file. Nothing reads them back.
 

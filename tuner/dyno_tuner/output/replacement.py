@@ -13,6 +13,8 @@ from dyno import profiles
 from dyno.errors import ProfileError
 from dyno.profiles.io import write_atomically
 
+from .emit import GENERATED
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -81,8 +83,8 @@ def free_name(path: Path) -> Path:
 def write(new: profiles.Profile, out: Path, journal: bytes, comments: Sequence[str] = ()) -> Written:
     """Writes `new` to `out`, or beside it if the profile there has more evidence.
 
-    A profile that is replaced by a different one stays under another name. If the profile there is equal, the
-    file stays as it is, with the comments that people may have written into it.
+    A profile that is replaced by a different one stays under another name, and so does a file that people
+    have edited. If the profile there is equal, the file stays as it is, with their comments.
 
     Args:
         journal: The bytes of the journal that `new` is from.
@@ -107,13 +109,21 @@ def write(new: profiles.Profile, out: Path, journal: bytes, comments: Sequence[s
         return _beside(new, out, comments, f"{out} stays: {_why(new, old)}")
     if old is not None and profiles.dumps_profile(old) == profiles.dumps_profile(new):
         return Written(out)
-    if old is not None and same_run and (old.settings, old.kernels) == (new.settings, new.kernels):
+    equal = old is not None and (old.settings, old.kernels) == (new.settings, new.kernels)
+    if old is not None and same_run and equal and not _edited(before, old):
         profiles.save_profile(new, out, comments)
         return Written(out)
     aside = free_name(out)
     write_atomically(aside, before)  # a copy: at no moment is there no profile
     profiles.save_profile(new, out, comments)
     return Written(out, f"the profile of an earlier run is kept as {aside}")
+
+
+def _edited(text: bytes, profile: profiles.Profile) -> bool:
+    """Whether the file of a profile holds more than a tune writes, such as comments of people."""
+    lines = [line.removeprefix("# ") for line in text.decode().splitlines() if line.startswith("# ")]
+    own = [line for line in lines if line.startswith(GENERATED)]
+    return profiles.dumps_profile(profile, own).encode() != text
 
 
 def _beside(new: profiles.Profile, out: Path, comments: Sequence[str], why: str) -> Written:
