@@ -106,9 +106,7 @@ class Noise(StrictModel):
     drift: Annotated[float, Field(ge=-10, le=10)] | None = Field(
         default=None, description="Relative change of the baseline over the run."
     )
-    voided: Count | None = Field(
-        default=None, description="Measurements and blocks that were repeated."
-    )
+    voided: Count | None = Field(default=None, description="Measurements and blocks that were repeated.")
     n: PositiveCount | None = Field(default=None, description="Pairs of samples.")
 
 
