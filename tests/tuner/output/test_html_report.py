@@ -511,6 +511,24 @@ def test_the_page_begins_with_the_verdict(tmp_path: Path) -> None:
     assert "</div>\n<h3>Noise of the default against itself</h3>" in shown
 
 
+def test_the_page_tells_beside_what_a_ratio_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = "the ratio was measured beside threads, which is at its default now"
+    usual = record_of
+
+    def settled(outcome: Outcome) -> dict[str, Any]:
+        record = usual(outcome)
+        record["entries"]["ubatch"]["note"] = note
+        return record
+
+    monkeypatch.setitem(globals(), "record_of", settled)
+    path = tmp_path / "n.yaml.journal.jsonl"
+    target = SimulatedTarget("saturating", 1)
+    _write(path, target, target.surface.space(), Options(Workload(64, 8), seed=1, max_trials=14))
+    assert f"ubatch: {note}." in page.render(path)
+
+
 def test_if_nothing_was_tried_the_page_claims_no_comparison(tmp_path: Path) -> None:
     path = tmp_path / "v.yaml.journal.jsonl"
     target = SimulatedTarget("saturating", 1)
