@@ -9,7 +9,7 @@
 namespace dyno::runtime {
 namespace {
 
-// Choices of so many tokens count fully; then all counts are halved.
+// All counts are halved when they hold the choices of twice as many tokens.
 constexpr int64_t kTokens = 256;
 // So many experts are on their way at once: a slow link is not flooded, since others wait until these are there.
 constexpr size_t kUnderWay = 4;
@@ -54,10 +54,10 @@ void ExpertPlaces::note(int32_t layer, std::span<const int64_t> choices) {
   if (to.places.empty()) return;
   for (size_t expert = 0; expert < choices.size(); ++expert) {
     to.uses[expert] += choices[expert];
-    to.fresh += choices[expert];
   }
-  const int64_t most = kTokens * model_.layers[static_cast<size_t>(layer)].mixture()->used;
-  for (; to.fresh >= most; to.fresh -= most) {
+  // A u-batch of many tokens brings as much as it leaves: of its own choices, too, the shares stay.
+  const int64_t most = 2 * kTokens * model_.layers[static_cast<size_t>(layer)].mixture()->used;
+  while (std::accumulate(to.uses.begin(), to.uses.end(), int64_t{0}) >= most) {
     for (int64_t& uses : to.uses) uses /= 2;
   }
 }

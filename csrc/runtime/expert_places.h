@@ -35,7 +35,6 @@ class ExpertPlaces {
   struct Layer {
     std::vector<int32_t> places;  // by expert; empty without cached ones
     std::vector<int64_t> uses;    // by expert: choices, of which old ones count less
-    int64_t fresh = 0;            // choices since all counted less
   };
   // Of an expert that is on its way.
   struct Swap {

@@ -55,7 +55,7 @@ def opened(
     return _core.Session(
         path,
         load={"device": "cpu:1", "expert_cache_mib": mib, "expert_cache": cache, **given.pop("load", {})},
-        context=CONTEXT,
+        context=given.pop("context", CONTEXT),
         session={"ubatch": ubatch, "threads": 2, "offload_min_tokens": 1},
         placement=placement,
         **given,
@@ -199,6 +199,17 @@ def test_streamed_prompts_count(models: dict[str, Path], share: int) -> None:
     session.set({"cpu_share": share})
     session.decode([(0, tokens(session, 96))], "none", pinned_routing=routing(session, 96, range(8, 10)))
     assert session.experts["chosen"] == 0
+    assert session.experts["swapped"] == 6
+
+
+def test_a_large_ubatch_is_not_forgotten(models: dict[str, Path]) -> None:
+    """Its own choices count as far as the ones of as many single tokens would."""
+    session = opened(models["qwen3moe"], ubatch=3072, context={"ctx": 1024, "sequences": 3})
+    texts = [(slot, tokens(session, 1024, slot)) for slot in range(3)]
+    session.decode(texts, "none", pinned_routing=routing(session, 3072, range(8, 10)))
+    feed(session, 3, range(8, 10))  # two experts of a layer come one after the other
+    assert session.experts["swapped"] == 6
+    feed(session, 5, range(2, 4))
     assert session.experts["swapped"] == 6
 
 
