@@ -57,7 +57,7 @@ int64_t DraftHead::lacks(int32_t slot) const {
 void DraftHead::read(int32_t slot, int64_t count) {
   Sequence& s = sequences_[static_cast<size_t>(slot)];
   const size_t begin = agreeing(s);
-  const auto n = static_cast<size_t>(std::min(count, lacks(slot)));
+  const auto n = static_cast<size_t>(std::clamp<int64_t>(count, 0, lacks(slot)));
   if (n == 0) return;
   head_->rewind(slot, static_cast<int64_t>(begin));
   s.given.resize(begin);

@@ -161,6 +161,10 @@ def test_a_head_reads_a_prompt_in_parts(tiny_dir: Path, golden: dict[str, np.nda
         s.read_for_draft(1, 20)
     assert lacking == [59, 39, 19]
     s.read_for_draft(1, 20)  # there is nothing to read
+    s.decode([(0, tokens[:9].copy())], "none")
+    s.read_for_draft(0, -1)
+    assert s.draft_lacks(0) == 8
+    s.reset(0)
     assert nmse(drafted(s, tokens[60], 1), want[59]) < 1e-8
     s.reset(1)
     assert (s.draft_lacks(0), s.draft_lacks(1)) == (0, 0)
