@@ -1,6 +1,7 @@
 #include "runtime/session.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "core/checked.h"
@@ -269,7 +270,12 @@ void Session::set(const SessionSettings& settings) {
         },
         /*clear_cache=*/false);
   } catch (...) {
-    if (draft_head_ != nullptr) draft_head_->session().set(before);
+    const std::exception_ptr error = std::current_exception();
+    try {
+      if (draft_head_ != nullptr) draft_head_->session().set(before);
+    } catch (...) {
+      std::rethrow_exception(error);  // the first one says why
+    }
     throw;
   }
 }
