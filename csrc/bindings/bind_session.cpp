@@ -421,12 +421,15 @@ void bind_session(nb::module_& m) {
           "Bytes that the cache takes now: gpu_cache_bytes, and the rows that it keeps in host memory.")
       .def(
           "checkpoint",
-          [](PySession& s, int32_t slot) {
+          [](PySession& s, int32_t slot, bool spare) {
             std::shared_ptr<const runtime::Checkpoint> made;
-            s.change([&](runtime::Session& real) { made = real.checkpoint(slot); });
+            s.change([&](runtime::Session& real) { made = real.checkpoint(slot, spare); });
             return PyCheckpoint{std::move(made)};
           },
-          "slot"_a = 0, "Where a sequence is now, to come back to it.")
+          "slot"_a = 0, "spare"_a = false,
+          "Where a sequence is now, to come back to it. spare: of layers that keep their window alone, its window "
+          "gives "
+          "way to the ones of all other checkpoints.")
       .def(
           "restore",
           [](PySession& s, const PyCheckpoint& checkpoint) {

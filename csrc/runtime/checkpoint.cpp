@@ -74,12 +74,13 @@ int64_t Session::rewindable(int32_t slot, int64_t position) const {
   return best;
 }
 
-std::shared_ptr<const Checkpoint> Session::checkpoint(int32_t slot) {
+std::shared_ptr<const Checkpoint> Session::checkpoint(int32_t slot, bool spare) {
   check_ready();
   check_slot(slot);
   end_steps();
   auto made = std::make_shared<Checkpoint>();
   made->slot = slot;
+  made->spare = spare;
   made->position = position(slot);
   // At position 0 a state counts as zeros, whatever is in its memory.
   if (made->position > 0) {

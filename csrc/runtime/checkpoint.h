@@ -15,6 +15,7 @@ struct Checkpoint {
   int64_t position = 0;
   std::vector<std::byte> state;  // Plan::sequence_state_bytes()
   bool good = true;              // kept by the session
+  bool spare = false;            // its window gives way to the ones of all others
 };
 
 }  // namespace dyno::runtime

@@ -1,6 +1,7 @@
 // Copies of what sequences hold, and the memory that they take: positions are written as sequences grow, and given back
 // when they are forgotten.
 #include <algorithm>
+#include <initializer_list>
 #include <numeric>
 
 #include "core/error.h"
@@ -140,11 +141,13 @@ void Session::give_back_forgotten(int32_t slot, int64_t position) {
 // A checkpoint that its sequence could go back to in any case costs nothing.
 void Session::drop_excess_checkpoints() {
   int64_t left = plan_.window_checkpoints();
-  for (auto held = checkpoints_.rbegin(); held != checkpoints_.rend(); ++held) {
-    const std::shared_ptr<Checkpoint> c = held->lock();
-    if (c == nullptr || !c->good || c->position == 0) continue;
-    const bool near = c->position + plan::kWindowSlack >= positions_[static_cast<size_t>(c->slot)];
-    if (!near && left-- <= 0) c->good = false;
+  for (const bool spare : {false, true}) {
+    for (auto held = checkpoints_.rbegin(); held != checkpoints_.rend(); ++held) {
+      const std::shared_ptr<Checkpoint> c = held->lock();
+      if (c == nullptr || !c->good || c->position == 0 || c->spare != spare) continue;
+      const bool near = c->position + plan::kWindowSlack >= positions_[static_cast<size_t>(c->slot)];
+      if (!near && left-- <= 0) c->good = false;
+    }
   }
 }
 

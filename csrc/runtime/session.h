@@ -131,8 +131,8 @@ class Session {
   // Bytes that the cache takes now: of GPUs those, of the host the rows that it keeps.
   size_t cache_memory() const;
   // Where the sequence is now, with a copy of its state. Layers that keep their window alone also keep that of
-  // plan().window_checkpoints(); of more, the oldest is no good any more.
-  std::shared_ptr<const Checkpoint> checkpoint(int32_t slot);
+  // plan().window_checkpoints(); of more, the oldest is no good any more, and spare ones go first.
+  std::shared_ptr<const Checkpoint> checkpoint(int32_t slot, bool spare = false);
   // Brings the sequence of a checkpoint back to it. Throws PlanError if the sequence has forgotten positions before it,
   // or if another session made it.
   void restore(const Checkpoint& checkpoint);
@@ -203,9 +203,9 @@ class Session {
   // back. Throws PlanError.
   void take_memory(const std::vector<int64_t>& ends);
   void take_memory(int32_t slot, int64_t end);
-  // Of layers that keep their window alone: the rows that a u-batch writes, and rows that no later one reads.
   // Of rows that the cache keeps, on all devices or in host memory.
   size_t bytes_of_rows(bool all_devices) const;
+  // Of layers that keep their window alone: the rows that a u-batch writes, and rows that no later one reads.
   void take_windows(std::span<const ops::SequenceRun> runs);
   void give_back_windows(int32_t slot);
   // Their rows from `position` on, which the sequence is about to forget.

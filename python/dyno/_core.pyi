@@ -396,8 +396,10 @@ class Session:
         Bytes that the cache takes now: gpu_cache_bytes, and the rows that it keeps in host memory.
         """
 
-    def checkpoint(self, slot: int = 0) -> Checkpoint:
-        """Where a sequence is now, to come back to it."""
+    def checkpoint(self, slot: int = 0, spare: bool = False) -> Checkpoint:
+        """
+        Where a sequence is now, to come back to it. spare: of layers that keep their window alone, its window gives way to the ones of all other checkpoints.
+        """
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """

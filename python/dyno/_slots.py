@@ -73,9 +73,10 @@ class Slots:
     def mark_prompt_end(self, session: _core.Session, slot: int) -> None:
         """A generation has read its prompt. If layers keep their windows alone, the one at its end stays.
 
-        The next turn of a chat often goes on there, because its template leaves reasoning out.
+        The next turn of a chat often goes on there, because its template leaves reasoning out. It gives way
+        to checkpoints of callers.
         """
-        self._prompt_ends[slot] = session.checkpoint(slot)
+        self._prompt_ends[slot] = session.checkpoint(slot, spare=True)
 
     def is_free(self, slot: int) -> bool:
         """Whether no generation owns `slot`."""

@@ -223,7 +223,8 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         Recurrent state is copied: `state_bytes` of the result is the memory of that copy, which lasts while
         somebody holds it. Keys and values are not copied: a checkpoint is good until its sequence forgets a
         position before it. If layers keep their windows alone, only the newest `plan["window_checkpoints"]`
-        are good; these within 256 tokens of the end of their sequence do not count.
+        are good; these within 256 tokens of the end of their sequence do not count, and a generation takes
+        no place of theirs.
 
         Raises:
             PlanError: No such slot, or a generation owns it.

@@ -270,6 +270,26 @@ def test_so_many_checkpoints_keep_their_window(gpt_oss: Path) -> None:
     assert s.position() == 900
 
 
+def test_spare_checkpoints_give_way(gpt_oss: Path) -> None:
+    """A generation marks the end of its prompt: that takes no checkpoint of a caller's."""
+    s = opened(gpt_oss, "window")
+    held = []
+    for at, spare in enumerate((False, False, True)):
+        s.decode([(0, tokens(at, 450, GPT_OSS))], "none")
+        held.append(s.checkpoint(0, spare))
+    for count in (500, 1):
+        s.decode([(0, tokens(9, count, GPT_OSS))], "none")
+    # 1024 is one of the places where windows stay in any case.
+    assert [s.rewindable(c.position) for c in held] == [450, 900, 1024]
+    s.restore(held[0])
+    del held[1:]
+    s.decode([(0, tokens(3, 450, GPT_OSS))], "none")
+    held.append(s.checkpoint(0, spare=True))
+    for count in (500, 1):
+        s.decode([(0, tokens(9, count, GPT_OSS))], "none")
+    assert [s.rewindable(c.position) for c in held] == [450, 900]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_calls_gives_the_logits_of_the_full_cache(gpt_oss: Path, device: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
