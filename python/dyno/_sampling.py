@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numbers
+import re
 import secrets
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -298,6 +300,7 @@ class HostSampler:
         return token
 
 
+_searching = threading.Lock()
 _breakers: WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], list[int]]] = WeakKeyDictionary()
 
 
@@ -305,15 +308,17 @@ def _holding(tokenizer: Tokenizer, words: tuple[str, ...], n_vocab: int) -> list
     """Tokens whose text holds one of `words`. The lists that were used last are kept, because the whole
     vocabulary is searched for them.
     """
-    known = _breakers.setdefault(tokenizer, {})
-    found = known.pop(words, None)
-    if found is None:
-        wanted = [word.encode() for word in words]
-        pieces = enumerate(map(tokenizer.piece, range(len(tokenizer))))
-        found = [t for t, piece in pieces if any(word in piece for word in wanted)]
-    known[words] = found
-    for oldest in list(known)[:-_KEPT_BREAKERS]:
-        known.pop(oldest, None)
+    with _searching:  # two threads that want the same list make it once
+        known = _breakers.setdefault(tokenizer, {})
+        found = known.pop(words, None)
+        if found is None:
+            # One expression is much faster than a search for each word.
+            any_of = re.compile(b"|".join(re.escape(word.encode()) for word in words))
+            pieces = enumerate(map(tokenizer.piece, range(len(tokenizer)))) if words else ()
+            found = [t for t, piece in pieces if any_of.search(piece)]
+        known[words] = found
+        for oldest in list(known)[:-_KEPT_BREAKERS]:
+            del known[oldest]
     return [t for t in found if t < n_vocab]
 
 
