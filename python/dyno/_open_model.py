@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -18,7 +19,7 @@ from dyno.errors import ClosedError, DeviceError, DynoError, PlanError
 from dyno.settings import has_latent_cache, is_dense_quantised
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -73,6 +74,7 @@ class OpenModel:
         self._process = os.getpid()
         self._slots = Slots()
         self._scheduler: Scheduler | None = None  # draws the tokens of all generations while it is open
+        self._scheduler_opens = False
         self._capture_failures = 0  # that were told of
         self._tokenizer: Tokenizer | None = None
         self.path = os.fspath(path)
@@ -150,12 +152,24 @@ class OpenModel:
         """
 
         def change(session: _core.Session, values: dict[str, Any]) -> None:
-            if self._scheduler is not None:
+            if self._scheduler is not None or self._scheduler_opens:
                 raise PlanError("[engine] set_context() under an open scheduler; close the scheduler first")
             self._slots.check_free(None, int(self.settings["sequences"]))
             session.set_context(values)
 
         self._change("context", settings, change)
+
+    @contextlib.contextmanager
+    def _opens_scheduler(self) -> Iterator[None]:
+        """Settings stay while a scheduler reads them. PlanError if there is one, or another one is opened."""
+        with self._lock:
+            if self._scheduler is not None or self._scheduler_opens:
+                raise PlanError("[scheduler] this engine has a scheduler already; close it first")
+            self._scheduler_opens = True
+        try:
+            yield
+        finally:
+            self._scheduler_opens = False
 
     def _change(
         self,

@@ -84,55 +84,54 @@ class Scheduler:
         speculation: Speculation | None = None,
         events: SchedulerEvents | None = None,
     ) -> None:
-        if engine._scheduler is not None:
-            raise PlanError("[scheduler] this engine has a scheduler already; close it first")
-        self._engine = engine
-        self._sequences = int(engine.settings["sequences"])
-        self._ctx = int(engine.settings["ctx"])
-        if max_waiting < 0:
-            raise PlanError(f"[scheduler] max_waiting is {max_waiting}; expected at least 0")
-        usual = int(engine.settings.get("step_tokens", 0)) or int(engine.settings["ubatch"])
-        room = usual if step_tokens is None else step_tokens
-        if step_tokens is not None and step_tokens < self._sequences:
-            raise PlanError(
-                f"[scheduler] step_tokens is {step_tokens}; expected at least one for each of the "
-                f"{self._sequences} sequences"
+        with engine._opens_scheduler():
+            self._engine = engine
+            self._sequences = int(engine.settings["sequences"])
+            self._ctx = int(engine.settings["ctx"])
+            if max_waiting < 0:
+                raise PlanError(f"[scheduler] max_waiting is {max_waiting}; expected at least 0")
+            usual = int(engine.settings.get("step_tokens", 0)) or int(engine.settings["ubatch"])
+            room = usual if step_tokens is None else step_tokens
+            if step_tokens is not None and step_tokens < self._sequences:
+                raise PlanError(
+                    f"[scheduler] step_tokens is {step_tokens}; expected at least one for each of the "
+                    f"{self._sequences} sequences"
+                )
+            self._room = max(room, self._sequences)
+            self._max_waiting = max_waiting
+            # Without a vocabulary there are no texts, but token ids still go on from each other.
+            known = engine._file is None or has_vocabulary(engine._file)
+            self._ends = engine.tokenizer.end_of_generation if known else frozenset()
+            self._n_vocab = int(engine.model["n_vocab"])
+            self._waiting: deque[Request] = deque()
+            self._running: list[Request] = []
+            self._cache_tokens = int(engine.settings.get("cache_tokens", 0))
+            self._stateful = int(engine.model["recurrent_layers"]) > 0
+            self._prefixes = Prefixes(
+                engine._open().plan, self._sequences, self._cache_tokens, stateful=self._stateful
             )
-        self._room = max(room, self._sequences)
-        self._max_waiting = max_waiting
-        # Without a vocabulary there are no texts, but token ids still go on from each other.
-        known = engine._file is None or has_vocabulary(engine._file)
-        self._ends = engine.tokenizer.end_of_generation if known else frozenset()
-        self._n_vocab = int(engine.model["n_vocab"])
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
-        self._cache_tokens = int(engine.settings.get("cache_tokens", 0))
-        self._stateful = int(engine.model["recurrent_layers"]) > 0
-        self._prefixes = Prefixes(
-            engine._open().plan, self._sequences, self._cache_tokens, stateful=self._stateful
-        )
-        self._cache_bytes = int(engine._open().cache_memory)
-        self._cache_bytes_most = int(engine._open().plan["kv_bytes"])
-        self._changed = threading.Condition()
-        self._closing = False
-        speculation = speculation or speculation_of(engine.settings)
-        self._drafting = None if speculation is None else Drafting(engine, speculation)
-        self._events = events or SchedulerEvents()
-        self._mean_s = 0.0
-        """Running mean of the seconds that a request owns a sequence."""
-        self._totals = dict.fromkeys(_TOTALS, 0)
-        self.failure: BaseException | None = None
-        """The error that ended the last failed step; None if the last step worked."""
-        self._teller = Teller()
-        self._thread = threading.Thread(target=self._run, name="dyno-scheduler", daemon=True)
-        try:
-            self._thread.start()
-        except BaseException:
-            self._teller.close()
-            if self._drafting is not None:
-                self._drafting.close()
-            raise
-        engine._scheduler = self
+            self._cache_bytes = int(engine._open().cache_memory)
+            self._cache_bytes_most = int(engine._open().plan["kv_bytes"])
+            self._changed = threading.Condition()
+            self._closing = False
+            speculation = speculation or speculation_of(engine.settings)
+            self._drafting = None if speculation is None else Drafting(engine, speculation)
+            self._events = events or SchedulerEvents()
+            self._mean_s = 0.0
+            """Running mean of the seconds that a request owns a sequence."""
+            self._totals = dict.fromkeys(_TOTALS, 0)
+            self.failure: BaseException | None = None
+            """The error that ended the last failed step; None if the last step worked."""
+            self._teller = Teller()
+            self._thread = threading.Thread(target=self._run, name="dyno-scheduler", daemon=True)
+            try:
+                self._thread.start()
+            except BaseException:
+                self._teller.close()
+                if self._drafting is not None:
+                    self._drafting.close()
+                raise
+            engine._scheduler = self
 
     # ---- for callers, in any thread ----
 

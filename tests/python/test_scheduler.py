@@ -176,6 +176,22 @@ def test_the_context_does_not_change_under_a_scheduler(engine: Engine) -> None:
     engine.set_context(ctx=256, sequences=3)
 
 
+def test_the_context_does_not_change_while_a_scheduler_is_opened(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(settings: object) -> None:
+        with pytest.raises(PlanError, match="under an open scheduler"):
+            engine.set_context(ctx=64, sequences=2)
+        with pytest.raises(PlanError, match="has a scheduler already"):
+            Scheduler(engine)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dyno.scheduler.speculation_of", opened)
+    with pytest.raises(KeyboardInterrupt):
+        Scheduler(engine)
+    engine.set_context(ctx=256, sequences=3)  # nothing is left of it
+
+
 def test_one_scheduler_an_engine_and_none_after_close(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
