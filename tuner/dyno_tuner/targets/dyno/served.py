@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
@@ -47,6 +48,9 @@ class _SessionEngine:
 
     def _open(self) -> Any:
         return self._session
+
+    def _opens_scheduler(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # nobody else has this session
 
     def _tell_failed_captures(self, session: Any) -> None:
         """The target looks for them itself."""
