@@ -125,6 +125,7 @@ def program(overlay: Path, compiler: str) -> Path:
         "ops/op",
         "ops/op_key",
         "ops/registry",
+        "core/allowed_cpus",
         "core/control_groups",
         "core/cpu_info",
         "core/dtype",

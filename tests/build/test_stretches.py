@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = ("thread_pool", "numa_copies", "numa_memory", "numa_topology", "control_groups", "text")
+NUMA = ("allowed_cpus", "numa_copies", "numa_memory", "numa_topology")
+CORE = ("thread_pool", *NUMA, "control_groups", "text")
 SOURCES = [ROOT / "tests/build/stretches.cpp", *(ROOT / "csrc/core" / f"{name}.cpp" for name in CORE)]
 
 

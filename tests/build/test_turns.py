@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from build.conftest import Configure
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNTIME = ROOT / "csrc" / "runtime"
 
 
 def test_the_next_piece_of_the_gpu_is_started_before_the_turn(
@@ -18,7 +17,8 @@ def test_the_next_piece_of_the_gpu_is_started_before_the_turn(
 ) -> None:
     program = tmp_path / "turns"
     generated = configure(GGML_CUDA="OFF").folder / "generated"
-    parts = [RUNTIME / "segment_executor.cpp", RUNTIME / "weight_stream.cpp"]
+    names = ("segment_executor", "weight_stream", "expert_places")
+    parts = [ROOT / "csrc" / "runtime" / f"{name}.cpp" for name in names]
     sources = [ROOT / "tests" / "build" / "turns.cpp", *parts]
     command = [
         compiler, "-std=c++20", "-O0", "-pthread", f"-I{ROOT / 'csrc'}", f"-I{generated}", *map(str, sources),

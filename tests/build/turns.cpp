@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "plan/expert_cache.h"
 #include "plan/expert_share.h"
 #include "runtime/segment_executor.h"
 
@@ -17,6 +18,10 @@ std::string device_name(const DeviceInfo&) { return "a device"; }
 int64_t plan::experts_for_cpu(const Plan&, const model::ModelDesc&, const model::FfnSpec&, int64_t, int64_t,
                               std::span<const int64_t>) {
   throw PlanError("no experts are shared here");
+}
+// Of an adaptive expert cache alone, and this plan has none.
+const std::vector<int64_t>* plan::recorded_uses(const Plan&, const model::ModelDesc&, size_t) {
+  throw PlanError("no experts are cached here");
 }
 }  // namespace dyno
 
