@@ -265,7 +265,7 @@ four bits the geometric mean of the ratios is {data["geometric_mean_low_bits"]:.
 
 
 def cpu_depth() -> str:
-    """Long prompts, and tokens behind them, with both types of cache."""
+    """Long prompts, and tokens behind them."""
     data = load("cpu_depth.json")
     rows = []
     for cache in data["caches"]:
@@ -275,17 +275,16 @@ def cpu_depth() -> str:
                 ik = max(of[e] for e in of if e.startswith("ik_llama.cpp"))
                 rows.append([
                     row["model"].removesuffix(".gguf"), cache["cache"], cell,
-                    rate(of["dyno"]), rate(of["llama.cpp"]), rate(ik), f"{of['ratio']:.2f} ×",
+                    rate(of["dyno"]), rate(ik), f"{of['ratio']:.2f} ×",
                 ])  # fmt: skip
-    head = ["model", "cache", "cell", "dyno", "llama.cpp", "ik_llama.cpp", "ratio"]
-    commits = " and ".join(f"{name} {commit}" for name, commit in data["commits"].items())
+    head = ["model", "cache", "cell", "dyno", "ik_llama.cpp", "ratio"]
     return f"""## Long contexts on a CPU
 
 {data["machine"]["cpu"]}, {data["machine"]["isa"]}, {data["threads"]} threads on
 {data["machine"]["cores"]} cores, {data["date"]} (`cpu_depth.json`). Tokens (tg) stand behind a prompt of
-{data["depth"]} tokens. The other engines are {commits}, built there for its processor and with flash
-attention; ik_llama.cpp ran with and without repacked rows, and the faster counts. The engines ran in turn on
-a quiet machine, in two processes each; a cell is the median. The ratio is to the faster of both.
+{data["depth"]} tokens. ik_llama.cpp {data["commit"]} was built there for its processor and ran with repacked
+rows, with and without flash attention; the faster counts. The engines ran in turn on a quiet machine, in two
+processes each; a cell is the median.
 
 {table(head, rows)}"""
 
