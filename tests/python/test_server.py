@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import signal
@@ -18,24 +17,18 @@ import httpx
 import numpy as np
 import pytest
 from chat_model import chat_model
-from dyno import ClosedError, ContextLengthError, Engine, GgufError, ModelError, PlanError
+from dyno import Engine, GgufError, ModelError, PlanError
 from dyno._grammar import Grammar
-from dyno._sampling import BOUNDS, Sampling
+from dyno._sampling import Sampling
 from dyno.server import Options, create_app
-from dyno.server.bodies import CompletionBody
-from dyno.server.errors import api_error
-from dyno.server.messages_body import MessagesBody
 from dyno.server.opening import Recipe, opened
 from dyno.server.running import Pieces
 from dyno.testing import Array, tiny_model
-from pydantic import ValidationError
 from served import GREEDY, HELLO, KEY, Served, serving, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
-
-    from pydantic import BaseModel
 
 
 @pytest.fixture(scope="module")
@@ -237,120 +230,6 @@ def test_schemas_hold(client: httpx.Client) -> None:
     assert json.loads(got["message"]["content"]) in ("first", "second")
     got = chat(client, response_format={"type": "json_object"}, max_tokens=8).json()["choices"][0]
     assert got["message"]["content"].lstrip().startswith("{")  # an object, not any JSON
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param", "words"),
-    [
-        ("/v1/chat/completions", {"messages": []}, "messages", "at least 1 item"),
-        ("/v1/chat/completions", {"messages": HELLO, "temperature": -1}, "temperature", "not -1"),
-        ("/v1/chat/completions", {"messages": HELLO, "timeout": 0}, "timeout", "greater than 0"),
-        ("/v1/chat/completions", {"messages": HELLO, "tool_choice": "required"}, None, "supported: auto"),
-        ("/v1/completions", {}, "prompt", "required"),
-        ("/v1/completions", {"prompt": ""}, None, "prompt is empty"),
-        ("/v1/completions", {"prompt": [99999]}, None, "99999"),
-        ("/detokenize", {"tokens": [-1]}, "tokens", "-1 is not one of 0 to"),
-        ("/v1/completions", {"prompt": "a", "regex": "("}, None, "regex"),
-        ("/v1/completions", {"prompt": "a", "stop": ["b"] * 33}, "stop", "33 strings; expected at most 32"),
-        ("/v1/completions", {"prompt": "a", "stop": "b" * 257}, "stop", "257 characters; expected at most"),
-        ("/v1/completions", {"prompt": "a", "stop": ["b", 1]}, "stop", "valid string"),
-        ("/v1/completions", {"prompt": "a", "stop": ""}, "stop", "must not be empty"),
-        ("/v1/messages", {"messages": HELLO, "max_tokens": 1, "stop_sequences": ["b"] * 33}, None, "most 32"),
-    ],
-)  # fmt: skip
-def test_errors_name_the_field(
-    client: httpx.Client, device: str, path: str, body: dict[str, Any], param: str | None, words: str
-) -> None:
-    if "regex" in body and device != "cpu":
-        pytest.importorskip("llguidance")  # which a machine that only lends its GPU need not have
-    response = client.post(path, json=body)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert words in error["message"]
-    if param is not None:
-        assert str(error["param"]).startswith(param)
-
-
-@pytest.mark.parametrize("kind", [CompletionBody, MessagesBody])
-def test_a_request_may_have_the_settings_that_python_may(kind: type[BaseModel]) -> None:
-    required: dict[str, Any] = {"prompt": "a", "messages": HELLO, "max_tokens": 1}
-    names = [name for name in BOUNDS if name in kind.model_fields and name not in ("seed", "logprobs")]
-    assert {"temperature", "top_k", "top_p", "min_p"} <= set(names)
-
-    def takes(make: Callable[..., object], *given: object, **named: Any) -> bool:
-        try:
-            make(*given, **named)
-        except (ValidationError, PlanError):
-            return False
-        return True
-
-    for name in names:
-        bound, number = BOUNDS[name], type(getattr(Sampling, name))
-        most = 10**30 if math.isinf(bound.most) else bound.most
-        below = min(bound.least * 2, bound.least - 1)
-        values = [number(value) for value in (below, bound.least, 1, most, most * 2)]
-        ours = [takes(Sampling, **{name: value}) for value in values]
-        bodies = [json.dumps({**required, name: value}) for value in values]
-        theirs = [takes(kind.model_validate_json, body) for body in bodies]
-        assert ours == theirs, (name, values)
-        assert not ours[0]
-        assert ours[2]
-
-
-@pytest.mark.parametrize("words", ["the bracket is closed", "5 tokens, ctx is 3"])
-def test_words_of_a_client_do_not_change_the_status(client: httpx.Client, device: str, words: str) -> None:
-    if device != "cpu":
-        pytest.importorskip("llguidance")
-    refused = client.post("/v1/completions", json={"prompt": "a", "grammar": f"start: ( // {words}"})
-    error = refused.json()["error"]
-    assert words in error["message"]
-    assert (refused.status_code, error["code"]) == (400, "invalid_value")
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "code"),
-    [
-        (ClosedError("x"), 503, "shutting_down"),
-        (ContextLengthError("x"), 400, "context_length_exceeded"),
-        (PlanError("is closed"), 400, "invalid_value"),
-        (RuntimeError("is closed"), 500, None),
-    ],
-    ids=repr,
-)
-def test_the_status_follows_from_the_kind_of_an_error(
-    error: Exception, status: int, code: str | None
-) -> None:
-    told = api_error(error)
-    assert (told.status, told.body["error"]["code"]) == (status, code)
-
-
-def test_a_library_that_is_not_installed_is_named(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    for stream in (False, True):
-        body = {"prompt": "a", "regex": "[a-f]*", "stream": stream}
-        response = client.post("/v1/completions", json=body)
-        assert response.status_code == 501
-        assert "gguf-dyno[grammar]" in response.json()["error"]["message"]
-    told = [record for record in caplog.records if record.name == "dyno.server"]
-    assert len(told) == 2
-    assert all("gguf-dyno[grammar]" in record.message and not record.exc_info for record in told)
-
-
-def test_another_failed_import_keeps_its_text_to_itself(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(*_: object) -> None:
-        raise ImportError("/home/somebody/lib.so: cannot be opened")
-
-    monkeypatch.setattr("dyno._grammar.Grammar.__init__", broken)
-    response = client.post("/v1/completions", json={"prompt": "a", "regex": "[a-f]*"})
-    assert response.status_code == 500
-    assert response.json()["error"]["message"] == "ImportError; the server's log has more"
-    (told,) = (record for record in caplog.records if record.name == "dyno.server")
-    assert told.exc_info
-    assert "somebody" in told.message
 
 
 def test_a_stream_tells_of_a_first_token_without_text(tmp_path: Path, device: str) -> None:

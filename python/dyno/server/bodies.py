@@ -39,6 +39,14 @@ class _Whole(_Body):
 
     model_config = ConfigDict(extra="allow")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_given(cls, given: Any) -> Any:
+        """Leaves known fields out if they are null, which in the public APIs means that none is given."""
+        if not isinstance(given, dict):
+            return given
+        return {k: v for k, v in given.items() if v is not None or k not in cls.model_fields}
+
 
 def _can_stop(given: list[str]) -> list[str]:
     try:

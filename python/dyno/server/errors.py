@@ -45,7 +45,8 @@ def from_validation(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_context=False)[0]
     param = ".".join(map(str, first["loc"])) or None
     given = f", not {first['input']!r:.80}" if param and first["type"] != "missing" else ""
-    message = f"{param}: {first['msg']}{given}" if param else str(first["msg"])
+    words = str(first["msg"]).removeprefix("Value error, ")  # which pydantic puts before words of our own
+    message = f"{param}: {words}{given}" if param else words
     return ApiError(400, message, param=param, code="invalid_value")
 
 

@@ -1,0 +1,169 @@
+"""Wrong requests to the HTTP server: which of them are refused, with which status and in which words."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from chat_model import chat_model
+from dyno import ClosedError, ContextLengthError, PlanError
+from dyno._sampling import BOUNDS, Sampling
+from dyno.server import Options
+from dyno.server.bodies import ChatBody, CompletionBody
+from dyno.server.errors import api_error
+from dyno.server.messages_body import MessagesBody
+from pydantic import ValidationError
+from served import HELLO, KEY, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import httpx
+    from pydantic import BaseModel
+
+REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
+    ChatBody: {"messages": HELLO},
+    CompletionBody: {"prompt": "a"},
+    MessagesBody: {"messages": HELLO, "max_tokens": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[httpx.Client]:
+    model: Path = chat_model(tmp_path_factory.mktemp("model") / "m.gguf")
+    with serving(model, Options(model="tiny", api_key=KEY), device=device) as server:
+        yield server.client
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        ("/v1/chat/completions", {"messages": []}, "messages", "at least 1 item"),
+        ("/v1/chat/completions", {"messages": HELLO, "temperature": -1}, "temperature", "not -1"),
+        ("/v1/chat/completions", {"messages": HELLO, "timeout": 0}, "timeout", "greater than 0"),
+        ("/v1/chat/completions", {"messages": HELLO, "tool_choice": "required"}, None, "supported: auto"),
+        ("/v1/completions", {}, "prompt", "required"),
+        ("/v1/completions", {"prompt": ""}, None, "prompt is empty"),
+        ("/v1/completions", {"prompt": [99999]}, None, "99999"),
+        ("/detokenize", {"tokens": [-1]}, "tokens", "-1 is not one of 0 to"),
+        ("/v1/completions", {"prompt": "a", "regex": "("}, None, "regex"),
+        ("/v1/completions", {"prompt": "a", "stop": ["b"] * 33}, "stop", "33 strings; expected at most 32"),
+        ("/v1/completions", {"prompt": "a", "stop": "b" * 257}, "stop", "257 characters; expected at most"),
+        ("/v1/completions", {"prompt": "a", "stop": ["b", 1]}, "stop", "valid string"),
+        ("/v1/completions", {"prompt": "a", "stop": ""}, "stop", "must not be empty"),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 1, "stop_sequences": ["b"] * 33}, None, "most 32"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_field(
+    client: httpx.Client, device: str, path: str, body: dict[str, Any], param: str | None, words: str
+) -> None:
+    if "regex" in body and device != "cpu":
+        pytest.importorskip("llguidance")  # which a machine that only lends its GPU need not have
+    response = client.post(path, json=body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert words in error["message"]
+    if param is not None:
+        assert str(error["param"]).startswith(param)
+
+
+@pytest.mark.parametrize("kind", [CompletionBody, MessagesBody])
+def test_a_request_may_have_the_settings_that_python_may(kind: type[BaseModel]) -> None:
+    names = [name for name in BOUNDS if name in kind.model_fields and name not in ("seed", "logprobs")]
+    assert {"temperature", "top_k", "top_p", "min_p"} <= set(names)
+
+    def takes(make: Callable[..., object], *given: object, **named: Any) -> bool:
+        try:
+            make(*given, **named)
+        except (ValidationError, PlanError):
+            return False
+        return True
+
+    for name in names:
+        bound, number = BOUNDS[name], type(getattr(Sampling, name))
+        most = 10**30 if math.isinf(bound.most) else bound.most
+        below = min(bound.least * 2, bound.least - 1)
+        values = [number(value) for value in (below, bound.least, 1, most, most * 2)]
+        ours = [takes(Sampling, **{name: value}) for value in values]
+        bodies = [json.dumps({**REQUIRED[kind], name: value}) for value in values]
+        theirs = [takes(kind.model_validate_json, body) for body in bodies]
+        assert ours == theirs, (name, values)
+        assert not ours[0]
+        assert ours[2]
+
+
+@pytest.mark.parametrize("kind", REQUIRED)
+def test_null_is_a_field_that_is_not_given(kind: type[BaseModel]) -> None:
+    required = REQUIRED[kind]
+    plain = kind.model_validate(required)
+    for name in kind.model_fields.keys() - required.keys():
+        assert kind.model_validate({**required, name: None}) == plain, name
+    with pytest.raises(ValidationError, match="Field required"):
+        kind.model_validate({name: None for name in required})
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_clients_may_send_null(client: httpx.Client, path: str) -> None:
+    nulls = dict.fromkeys(("temperature", "top_p", "n", "stream", "logit_bias", "presence_penalty", "stop"))
+    kind = CompletionBody if path == "/v1/completions" else ChatBody
+    assert client.post(path, json={**REQUIRED[kind], "max_tokens": 1, **nulls}).status_code == 200
+
+
+@pytest.mark.parametrize("words", ["the bracket is closed", "5 tokens, ctx is 3"])
+def test_words_of_a_client_do_not_change_the_status(client: httpx.Client, device: str, words: str) -> None:
+    if device != "cpu":
+        pytest.importorskip("llguidance")
+    refused = client.post("/v1/completions", json={"prompt": "a", "grammar": f"start: ( // {words}"})
+    error = refused.json()["error"]
+    assert words in error["message"]
+    assert (refused.status_code, error["code"]) == (400, "invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (ClosedError("x"), 503, "shutting_down"),
+        (ContextLengthError("x"), 400, "context_length_exceeded"),
+        (PlanError("is closed"), 400, "invalid_value"),
+        (RuntimeError("is closed"), 500, None),
+    ],
+    ids=repr,
+)
+def test_the_status_follows_from_the_kind_of_an_error(
+    error: Exception, status: int, code: str | None
+) -> None:
+    told = api_error(error)
+    assert (told.status, told.body["error"]["code"]) == (status, code)
+
+
+def test_a_library_that_is_not_installed_is_named(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    for stream in (False, True):
+        body = {"prompt": "a", "regex": "[a-f]*", "stream": stream}
+        response = client.post("/v1/completions", json=body)
+        assert response.status_code == 501
+        assert "gguf-dyno[grammar]" in response.json()["error"]["message"]
+    told = [record for record in caplog.records if record.name == "dyno.server"]
+    assert len(told) == 2
+    assert all("gguf-dyno[grammar]" in record.message and not record.exc_info for record in told)
+
+
+def test_another_failed_import_keeps_its_text_to_itself(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ImportError("/home/somebody/lib.so: cannot be opened")
+
+    monkeypatch.setattr("dyno._grammar.Grammar.__init__", broken)
+    response = client.post("/v1/completions", json={"prompt": "a", "regex": "[a-f]*"})
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "ImportError; the server's log has more"
+    (told,) = (record for record in caplog.records if record.name == "dyno.server")
+    assert told.exc_info
+    assert "somebody" in told.message
