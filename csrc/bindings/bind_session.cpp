@@ -427,9 +427,8 @@ void bind_session(nb::module_& m) {
             return PyCheckpoint{std::move(made)};
           },
           "slot"_a = 0, "spare"_a = false,
-          "Where a sequence is now, to come back to it. spare: of layers that keep their window alone, its window "
-          "gives "
-          "way to the ones of all other checkpoints.")
+          "Where a sequence is now, to come back to it. spare: if layers keep their window alone, this checkpoint's "
+          "window gives way to the ones of all others.")
       .def(
           "restore",
           [](PySession& s, const PyCheckpoint& checkpoint) {

@@ -398,7 +398,7 @@ class Session:
 
     def checkpoint(self, slot: int = 0, spare: bool = False) -> Checkpoint:
         """
-        Where a sequence is now, to come back to it. spare: of layers that keep their window alone, its window gives way to the ones of all other checkpoints.
+        Where a sequence is now, to come back to it. spare: if layers keep their window alone, this checkpoint's window gives way to the ones of all others.
         """
 
     def restore(self, checkpoint: Checkpoint) -> None:

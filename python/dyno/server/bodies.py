@@ -182,7 +182,7 @@ class ChatBody(DrawBody):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    """False: only the first call of an answer is told."""
+    """If this is false, an answer holds its first tool call alone."""
     reasoning_effort: str | None = Field(default=None, max_length=32)
     """A variable of the template; `none` also switches reasoning off where the template can."""
     response_format: ResponseFormat | None = None

@@ -131,7 +131,7 @@ class CountBody(RequestBody):
 
     @property
     def one_call(self) -> bool:
-        """Whether only the first call of an answer is told."""
+        """Whether an answer holds its first tool call alone."""
         return self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
 
     def variables(self) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class Rounds:
     spread: learns from every comparison.
     resting: whether the GPU rests before prompts by now; where it begins to, a comparison begins anew.
     forgive: lets a configuration that has killed its worker be tried once more.
-    anew: is told the comparison that begins anew, and the number of its first round that counts.
+    anew: a callback. It gets the comparison that begins anew, and the number of its first round that counts.
     """
 
     def __init__(

@@ -277,7 +277,7 @@ def _environment_file(
     """Only where this server lists a variable for every flag of the profile.
 
     Args:
-        kept: words of the user's own command line. A word without a variable stands in a comment.
+        kept: the user's own command line, by words. The export writes a word without a variable as a comment.
         tell: gets a line about these words.
     """
     lines, rest = _own_variables(kept, flags)
