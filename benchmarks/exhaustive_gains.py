@@ -362,6 +362,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="tunes of each model")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of a tune")
     parser.add_argument("--lanes", nargs="+", default=["auto"], help="CPUs of each: 0,1 2,3; default: auto")
+    parser.add_argument("--beside", default="", help="what other CPUs did meanwhile, for the JSON")
     parser.add_argument("--force", action="store_true", help="beside other programs: a try, no result")
     parser.add_argument("--json", type=Path, help="write everything there, after every job; goes on with it")
     parser.add_argument("--until", type=float, help="seconds after which nothing more is measured")
@@ -389,6 +390,14 @@ def main() -> int:
         for name in args.models:
             make_model(name, args.folder)
         return sweep(args)
+
+
+def beside(lanes: Sequence[Sequence[int]], args: argparse.Namespace) -> str:
+    """What ran at the same time, for readers of the JSON."""
+    widths = "/".join(map(str, sorted({len(lane) for lane in lanes})))
+    jobs = f"{len(lanes)} jobs at a time, each" if len(lanes) > 1 else "one job at a time,"
+    meanwhile = f"; beside them: {args.beside}" if args.beside else ""
+    return f"{jobs} on {widths} CPUs of a machine with {os.cpu_count()} CPUs{meanwhile}"
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -433,7 +442,8 @@ def sweep(args: argparse.Namespace) -> int:
                 report = {
                     "command": "python benchmarks/exhaustive_gains.py "
                     + " ".join(os.path.basename(a) for a in sys.argv[1:]),
-                    "machine": machine_facts("cpu"), "lanes": lanes, "workload": WORKLOAD,
+                    "machine": machine_facts("cpu"), "lanes": lanes, "side_by_side": beside(lanes, args),
+                    "workload": WORKLOAD,
                     **options_of(args), "jobs": rows,
                 }  # fmt: skip
                 if args.json is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from exhaustive_gains import Notebook, Stopped, sweep  # noqa: E402
+from exhaustive_gains import Notebook, Stopped, beside, sweep  # noqa: E402
 
 OPTIONS = {"force": False, "budget": 120.0}
 
@@ -79,3 +80,12 @@ def test_jobs_of_other_options_are_refused(tmp_path: Path, other: dict[str, Any]
     args = argparse.Namespace(json=path, lanes=["0"], models=[], seeds=0, **{**OPTIONS, **other})
     with pytest.raises(SystemExit, match=r"x\.json is of --budget 120\.0, force False; give the same"):
         sweep(args)
+
+
+def test_the_result_says_what_ran_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    alone, busy = argparse.Namespace(beside=""), argparse.Namespace(beside="a test suite")
+    assert beside([[4, 5]], alone) == "one job at a time, on 2 CPUs of a machine with 16 CPUs"
+    assert beside([[0, 1], [2, 3]], busy) == (
+        "2 jobs at a time, each on 2 CPUs of a machine with 16 CPUs; beside them: a test suite"
+    )
