@@ -173,10 +173,13 @@ def test_the_overhead_of_a_server_whose_tokens_have_no_text(tmp_path: Path) -> N
     model = tiny_model(tmp_path / "m.gguf", metadata=kinds)
     script = Path(__file__).resolve().parents[3] / "benchmarks" / "serve_overhead.py"
     out = tmp_path / "out.json"
-    size = ("--sequences", "2", "--pp", "4", "--tg", "5", "--rounds", "1")
+    size = ("--sequences", "1,2", "--pp", "4", "--tg", "5", "--rounds", "1", "--sampled")
     command = [sys.executable, str(script), str(model), "--device", "cpu", *size, "--json", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    rates = json.loads(out.read_text())["rates"]
-    assert set(rates) == {"batch", "scheduler", "server"}
-    assert all(len(each) == 1 and each[0] > 0 for each in rates.values())
+    runs = json.loads(out.read_text())["runs"]
+    assert [run["load"]["sequences"] for run in runs] == [1, 2]
+    for run in runs:
+        assert set(run["rates"]) == {"batch", "scheduler", "server"}
+        assert all(len(each) == 1 and each[0] > 0 for each in run["rates"].values())
+        assert all(0 < step["outside_us"] < step["step_us"] for step in run["steps"].values())

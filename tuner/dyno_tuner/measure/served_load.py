@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..core.serve_load import ServedLoad
 
@@ -152,15 +152,23 @@ class HttpClient:
         address: `http://host:port`, with `/v1` or without.
         model: name of the model in requests.
         key: of the server; None: it has none.
+        draws: fields of each request about its draws; None: the most probable token each time.
     """
 
-    def __init__(self, address: str, model: str = "any", key: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        model: str = "any",
+        key: str | None = None,
+        draws: Mapping[str, float] | None = None,
+    ) -> None:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise LoadError(f"{address!r} is not an address of a server; write http://host:port")
         self._https, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
         self._model = model
+        self._draws = {"temperature": 0} if draws is None else dict(draws)
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -170,7 +178,7 @@ class HttpClient:
             "model": self._model,
             "prompt": list(prompt),
             "max_tokens": tokens,
-            "temperature": 0,
+            **self._draws,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
