@@ -33,6 +33,8 @@ __all__ = ["Options", "create_app"]
 
 _log = logging.getLogger("dyno.server")
 _OPEN = ("/health", "/ready")
+_PROMPTS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/tokenize": "content"}
+"""The field that becomes the prompt, where it has another name than `messages`."""
 _CLIENT_GONE = 499
 """Nobody reads it; logs and metrics show it."""
 
@@ -69,7 +71,7 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
             except (ClientGoneError, ClientDisconnect):
                 return Response(status_code=_CLIENT_GONE)
             except Exception as error:
-                told = api_error(error)
+                told = api_error(error, _PROMPTS.get(request.url.path, "messages"))
                 if told.status >= 500 and not isinstance(error, ApiError):
                     # Of a library that is missing, the message says everything.
                     trace = not isinstance(error, NotInstalledError)

@@ -41,17 +41,45 @@ class ApiError(Exception):
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """The first field of a body that is wrong."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    param = ".".join(map(str, first["loc"])) or None
-    given = f", not {first['input']!r:.80}" if param and first["type"] != "missing" else ""
-    words = str(first["msg"]).removeprefix("Value error, ")  # which pydantic puts before words of our own
-    message = f"{param}: {words}{given}" if param else words
-    return ApiError(400, message, param=param, code="invalid_value")
+    """The field of a body that is wrong.
+
+    A value of several types has errors of each. The type that accepts the most of it counts.
+    """
+    found = error.errors(include_url=False, include_context=False)
+    paths = [_path(each["loc"]) for each in found]
+    path = max(paths, key=lambda path: (len(path), [step for step in path if isinstance(step, int)]))
+    chosen = [each for each, its in zip(found, paths, strict=True) if its == path]
+    first = chosen[0]
+    param = ".".join(map(str, path)) or None
+    given = _not(first["input"], str(first["type"])) if param else ""
+    # Words of our own have a beginning that pydantic puts before them.
+    words = dict.fromkeys(str(each["msg"]).removeprefix("Value error, ") for each in chosen)
+    text = " or ".join(words)
+    return ApiError(400, f"{param}: {text}{given}" if param else text, param=param, code="invalid_value")
 
 
-def api_error(error: BaseException) -> ApiError:
-    """The error that a client gets for an exception."""
+def _path(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The place of an error without the types of values among which pydantic chose."""
+    return tuple(step for step in place if isinstance(step, int) or not (step == "str" or "[" in step))
+
+
+def _not(given: object, kind: str) -> str:
+    """The end of a message, which shows the wrong value, and the kind of one that may be large."""
+    if kind == "missing":
+        return ""
+    if isinstance(given, (dict, list)):
+        name = "an object" if isinstance(given, dict) else "a list"
+        return f", not {name}" if kind.endswith("_type") else ""
+    return f", not {given[:80] if isinstance(given, str) else given!r:.80}"
+
+
+def api_error(error: BaseException, prompt: str | None = None) -> ApiError:
+    """The error that a client gets for an exception.
+
+    Args:
+        error: The exception.
+        prompt: The field of the request that becomes the prompt.
+    """
     if isinstance(error, ApiError):
         return error
     text = " ".join(str(error).split())
@@ -59,7 +87,7 @@ def api_error(error: BaseException) -> ApiError:
         wait = {"Retry-After": str(error.retry_after_s)}
         return ApiError(429, text, kind="rate_limit_error", code="queue_full", headers=wait)
     if isinstance(error, ContextLengthError):
-        return ApiError(400, text, code="context_length_exceeded", param="messages")
+        return ApiError(400, text, code="context_length_exceeded", param=prompt)
     if isinstance(error, ClosedError):
         return ApiError(503, "the server shuts down", kind="server_error", code="shutting_down")
     if isinstance(error, NotInstalledError):
