@@ -47,13 +47,17 @@ def prompt_tokens(engine: Engine, prompt: str | Sequence[int], parse_special: bo
 
     Raises:
         ContextLengthError: It is longer than the context.
-        PlanError: It is empty.
+        PlanError: It is empty, or a token is not one of the vocabulary.
     """
     if isinstance(prompt, str):
         check_least("[generate] the prompt", engine, prompt)
         tokens = engine.tokenizer.encode(prompt, parse_special=parse_special)
     else:
         tokens = token_array(prompt).tolist()
+        n_vocab = int(engine.model["n_vocab"])
+        wrong = next((token for token in tokens if not 0 <= token < n_vocab), None)
+        if wrong is not None:
+            raise PlanError(f"[generate] token {wrong} is not one of 0 to {n_vocab - 1}")
     if not tokens:
         raise PlanError("[generate] the prompt is empty and the model has no BOS token to start from")
     check_length("[generate] the prompt", engine, len(tokens))

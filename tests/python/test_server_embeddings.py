@@ -50,6 +50,10 @@ def test_vectors_are_those_of_the_engine(served: Served) -> None:
     for same in (TEXTS[1], [TEXTS[1]], one, [one]):
         vector = ask(served, input=same).json()["data"][0]["embedding"]
         assert np.allclose(vector, wanted[1], atol=1e-6)
+    years = ask(served, input=["2024", "2025"]).json()["data"]  # texts, not one text of two tokens
+    assert np.allclose(
+        [each["embedding"] for each in years], served.engine.embed(["2024", "2025"]), atol=1e-6
+    )
     last = ask(served, input=TEXTS[1], pooling="last", normalize=False).json()["data"][0]["embedding"]
     assert np.allclose(last, served.engine.embed(TEXTS[1], "last", normalize=False)[0], atol=1e-5)
 

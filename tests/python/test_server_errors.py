@@ -12,8 +12,8 @@ from chat_model import chat_model
 from dyno import ClosedError, ContextLengthError, PlanError
 from dyno._sampling import BOUNDS, Sampling
 from dyno.server import Options
-from dyno.server.bodies import ChatBody, CompletionBody
-from dyno.server.errors import api_error
+from dyno.server.bodies import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody
+from dyno.server.errors import api_error, from_validation
 from dyno.server.messages_body import MessagesBody
 from pydantic import ValidationError
 from served import HELLO, KEY, serving
@@ -48,7 +48,13 @@ def client(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[ht
         ("/v1/chat/completions", {"messages": HELLO, "tool_choice": "required"}, None, "supported: auto"),
         ("/v1/completions", {}, "prompt", "required"),
         ("/v1/completions", {"prompt": ""}, None, "prompt is empty"),
-        ("/v1/completions", {"prompt": [99999]}, None, "99999"),
+        ("/v1/completions", {"prompt": 5}, "prompt", "valid string or Input should be a valid array, not 5"),
+        ("/v1/completions", {"prompt": ["a", {}]}, "prompt.1", "valid string, not an object"),
+        ("/v1/completions", {"prompt": [99999]}, None, "token 99999 is not one of 0 to 287"),
+        ("/v1/completions", {"prompt": [99999], "echo": True}, None, "token 99999 is not one of 0 to 287"),
+        ("/v1/completions", {"prompt": [5, -5], "echo": True}, None, "token -5 is not one of 0 to 287"),
+        ("/v1/completions", {"prompt": "x" * 9000}, "prompt", "ctx is 256"),
+        ("/v1/chat/completions", {"messages": [{"content": "x" * 9000}]}, "messages", "ctx is 256"),
         ("/detokenize", {"tokens": [-1]}, "tokens", "-1 is not one of 0 to"),
         ("/v1/completions", {"prompt": "a", "regex": "("}, None, "regex"),
         ("/v1/completions", {"prompt": "a", "stop": ["b"] * 33}, "stop", "33 strings; expected at most 32"),
@@ -69,6 +75,81 @@ def test_errors_name_the_field(
     assert words in error["message"]
     if param is not None:
         assert str(error["param"]).startswith(param)
+
+
+def test_an_error_names_a_field_that_the_body_has() -> None:
+    """Of the types that a value may have, the one that accepts the most of it."""
+
+    def told(*blocks: dict[str, Any]) -> tuple[str | None, str]:
+        body = {"messages": [{"role": "user", "content": blocks}], "max_tokens": 1}
+        with pytest.raises(ValidationError) as error:
+            MessagesBody.model_validate_json(json.dumps(body))
+        found = from_validation(error.value).body["error"]
+        return found["param"], found["message"]
+
+    result = {"type": "tool_result", "tool_use_id": "1"}
+    param, message = told({**result, "content": [{"type": "image", "source": {}}]})
+    assert param == "messages.0.content.0.tool_result.content.0.type"
+    assert message == f"{param}: Input should be 'text', not 'image'"
+    assert told({"type": "text", "text": "a"}, {"type": "text"})[0] == "messages.0.content.1.text.text"
+    assert told({"type": "image"})[0] == "messages.0.content.0"
+    assert told({**result, "content": 5})[1].endswith(
+        "a valid string or Input should be a valid array, not 5"
+    )
+
+
+MANY = 5000
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionBody, {"prompt": [*[0] * MANY, {}]}),
+        (CompletionBody, {"prompt": [{}] * MANY}),
+        (CompletionBody, {"prompt": [[0]] * MANY + [[{}] * MANY]}),
+        (CompletionBody, {"prompt": "a", "stop": [0] * MANY}),
+        (CompletionBody, {"prompt": "a", "dry_sequence_breakers": [0] * MANY}),
+        (CompletionBody, {"prompt": "a", "logit_bias": {f"a{i}": "x" for i in range(MANY)}}),
+        (EmbeddingBody, {"input": [*[0] * MANY, {}]}),
+        (ChatBody, {"messages": [0] * MANY}),
+        (ChatBody, {"messages": HELLO, "tools": [0] * MANY}),
+        (DetokenizeBody, {"tokens": [{}] * MANY}),
+        (MessagesBody, {"messages": [0] * MANY, "max_tokens": 1}),
+        (MessagesBody, {"messages": [{"role": "user", "content": [0] * MANY}], "max_tokens": 1}),
+        (
+            MessagesBody,
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": "1", "content": [0] * MANY}],
+                    }
+                ],
+                "max_tokens": 1,
+            },
+        ),
+        (MessagesBody, {"messages": HELLO, "max_tokens": 1, "tools": [0] * MANY}),
+        (MessagesBody, {"messages": HELLO, "max_tokens": 1, "system": [0] * MANY}),
+    ],
+)
+def test_a_list_with_many_wrong_items_has_few_errors(kind: type[BaseModel], body: dict[str, Any]) -> None:
+    """A body is judged on the loop of all answers, and has room for millions of items."""
+    with pytest.raises(ValidationError) as error:
+        kind.model_validate_json(json.dumps(body))
+    assert error.value.error_count() < 20
+    assert len(from_validation(error.value).message) < 300
+
+
+def test_a_text_of_digits_is_no_token() -> None:
+    years = {"input": ["2024", "2025"]}
+    assert EmbeddingBody.model_validate_json(json.dumps(years)).inputs == ["2024", "2025"]
+    for prompt in (["42"], ["42", "7"]):
+        assert CompletionBody.model_validate_json(json.dumps({"prompt": prompt})).prompts == prompt
+    for prompt, several in (([42, 7], [[42, 7]]), ([[42], [7]], [[42], [7]]), ("42", ["42"]), ([], [[]])):
+        assert CompletionBody.model_validate_json(json.dumps({"prompt": prompt})).prompts == several
+    for tokens in (["42"], [True], [1.0]):
+        with pytest.raises(ValidationError):
+            DetokenizeBody.model_validate_json(json.dumps({"tokens": tokens}))
 
 
 @pytest.mark.parametrize("kind", [CompletionBody, MessagesBody])

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    model_validator,
+)
 
 from dyno._generate import StopFilter
 from dyno._requests import Handling
@@ -19,6 +27,7 @@ __all__ = [
     "DetokenizeBody",
     "DrawBody",
     "EmbeddingBody",
+    "Items",
     "RequestBody",
     "Stops",
     "TokenizeBody",
@@ -28,6 +37,16 @@ __all__ = [
 _MAX_CHOICES = 16
 _MAX_PROMPTS = 256
 _MAX_INPUTS = 2048
+_MAX_BIASES = 1024
+
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is judged up to its first wrong item: each has an error, and a body has room for millions."""
+_Texts = Annotated[
+    # Not lax: an item "42" is a text, not a token.
+    str | Items[StrictInt] | Items[str] | Items[Items[StrictInt]], Field(union_mode="left_to_right")
+]
+"""One text, the tokens of one text, or several of either."""
 
 
 class _Body(BaseModel):
@@ -60,6 +79,13 @@ def _as_list(given: object) -> object:
     return [given] if isinstance(given, str) else given
 
 
+def _few(given: object) -> object:
+    """Raises ValueError for too many biases, before each of them is judged."""
+    if isinstance(given, dict) and len(given) > _MAX_BIASES:
+        raise ValueError(f"{len(given)} tokens; expected at most {_MAX_BIASES}")
+    return given
+
+
 def draw_field(name: str, default: float | None = None) -> Any:
     """A setting of draws, with the bounds and, if no other is given, the default of `Sampling`."""
     bound = BOUNDS[name]
@@ -71,7 +97,7 @@ def draw_field(name: str, default: float | None = None) -> Any:
     )
 
 
-Stops = Annotated[list[str], AfterValidator(_can_stop)]
+Stops = Annotated[Items[str], AfterValidator(_can_stop)]
 """Stop strings, as `StopFilter` takes them."""
 
 
@@ -113,8 +139,8 @@ class DrawBody(RequestBody):
     dry_multiplier: float = draw_field("dry_multiplier")
     dry_base: float = draw_field("dry_base")
     dry_allowed_length: int = draw_field("dry_allowed_length")
-    dry_sequence_breakers: list[str] = Field(default_factory=lambda: list(Sampling.dry_sequence_breakers))
-    logit_bias: dict[int, float] = Field(default_factory=dict, max_length=1024)
+    dry_sequence_breakers: Items[str] = Field(default_factory=lambda: list(Sampling.dry_sequence_breakers))
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_few)] = Field(default_factory=dict)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: Annotated[Stops | None, BeforeValidator(_as_list)] = None
     n: int = Field(default=1, ge=1, le=_MAX_CHOICES)
@@ -176,10 +202,10 @@ class ResponseFormat(_Body):
 class ChatBody(DrawBody):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Items[dict[str, Any]] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=0)
     max_completion_tokens: int | None = Field(default=None, ge=0)
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     """If this is false, an answer holds its first tool call alone."""
@@ -220,7 +246,7 @@ class ChatBody(DrawBody):
 class CompletionBody(DrawBody):
     """The body of POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]] = Field(union_mode="left_to_right")
+    prompt: _Texts
     max_tokens: int | None = Field(default=16, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool = False
@@ -250,7 +276,7 @@ class CompletionBody(DrawBody):
 class EmbeddingBody(RequestBody):
     """The body of POST /v1/embeddings."""
 
-    input: str | list[int] | list[str] | list[list[int]] = Field(union_mode="left_to_right")
+    input: _Texts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
     pooling: Literal["mean", "last", "cls"] | None = None
@@ -271,12 +297,10 @@ class EmbeddingBody(RequestBody):
 
 
 def _several(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
-    """One text, tokens of one text, or several of either, as a list."""
-    if isinstance(given, str):
-        return [given]
-    tokens = [each for each in given if isinstance(each, int)]
-    several = [each for each in given if not isinstance(each, int)]
-    return [*several] if several else [tokens]
+    """One text, tokens of one text, or several of either, as a list; its items are of one kind."""
+    if isinstance(given, str) or not given or isinstance(given[0], int):
+        return [given]  # type: ignore[list-item]
+    return [*given]
 
 
 class TokenizeBody(_Whole):
@@ -290,5 +314,5 @@ class TokenizeBody(_Whole):
 class DetokenizeBody(_Whole):
     """The body of POST /detokenize."""
 
-    tokens: list[int]
+    tokens: Items[StrictInt]
     special: bool = False

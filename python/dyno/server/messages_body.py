@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dyno.server.bodies import RequestBody, Stops, draw_field
+from dyno.server.bodies import Items, RequestBody, Stops, draw_field
 
 __all__ = ["CountBody", "MessagesBody"]
 
@@ -40,7 +40,7 @@ class _ToolUse(_Part):
 class _ToolResult(_Part):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[_Text] = ""
+    content: str | Items[_Text] = ""
     is_error: bool = False
 
 
@@ -51,7 +51,7 @@ _Block = Annotated[
 
 class _Message(_Part):
     role: Literal["user", "assistant"]
-    content: str | list[_Block]
+    content: str | Items[_Block]
 
 
 class _Tool(_Part):
@@ -81,9 +81,9 @@ class _OutputConfig(_Part):
 class CountBody(RequestBody):
     """The fields of POST /v1/messages/count_tokens; a message has them too."""
 
-    messages: list[_Message] = Field(min_length=1)
-    system: str | list[_Text] | None = None
-    tools: list[_Tool] = Field(default_factory=list)
+    messages: Items[_Message] = Field(min_length=1)
+    system: str | Items[_Text] | None = None
+    tools: Items[_Tool] = Field(default_factory=list)
     tool_choice: _ToolChoice | None = None
     thinking: _ThinkingChoice | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
