@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest_tuner import Simulated
 from dyno_tuner.core.errors import DisturbedError
-from dyno_tuner.core.protocol import Measurement, TrialStatus
+from dyno_tuner.core.protocol import Measurement, Quality, TrialStatus
 from dyno_tuner.decide.ablation import without
 from dyno_tuner.decide.acceptance import Choice
 from dyno_tuner.decide.elimination import Elimination
@@ -94,6 +94,45 @@ def test_two_kills_do_not_prove_an_entry_that_rounds_have_refuted(monkeypatch: p
     assert len(killed) == 2
     assert "threads" in elimination.weak
     assert "threads" not in {e.name for e in choice.entries}
+
+
+@pytest.mark.parametrize("whose", ["measurements", "checks"])
+def test_two_kills_before_any_round_do_not_prove_an_entry(
+    monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """Another program fills the memory while the rest without the threads is tried, and they gain nothing."""
+    usual = saturating()
+    threads = next(k.default for k in usual.knobs if k.name == "threads")
+    surface = dataclasses.replace(usual, rates=lambda s: usual.rates({**s, "threads": threads}))
+    run = Simulated(surface, 1, QUIET, max_trials=12)
+    space, choice, recorder = run.space, Choice(run.space.default), run.tune.context.recorder
+    killed: list[str] = []
+
+    def fills(name: str, result: type) -> None:
+        usual = getattr(recorder, name)
+
+        def full(key: str, configuration: Configuration, *args: Any, **kwargs: Any) -> Any:
+            rest = {**WHOLE, "threads": threads}.items() <= configuration.settings.items()
+            if rest and len(killed) < 2:
+                killed.append(key)
+                return result(TrialStatus.OOM, message="SIGKILL")
+            return usual(key, configuration, *args, **kwargs)
+
+        monkeypatch.setattr(recorder, name, full)
+
+    if whose == "checks":
+        gate = run.tune.context.gate
+        for known in (gate._verdicts, gate._qualities, gate._repeated, gate._tried_again):
+            known.clear()
+        fills("quality", Quality)
+    else:
+        fills("measurement", Measurement)
+    point = space.point({**space.settings(space.default), **WHOLE})
+    elimination = Elimination(run.tune.context.judge())
+    elimination.run(point, choice, "w")
+    assert len(killed) == 2
+    assert "threads" not in elimination.needed
+    assert {e.name for e in choice.entries} == set(WHOLE) - {"threads"}, "the others are proven all the same"
 
 
 def test_a_point_that_was_never_measured_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,8 +241,8 @@ class _Answers:
         """Nobody reads it."""
 
 
-def _gate(recorder: _Answers) -> QualityGate:
-    space = Space([Knob("ubatch", (512, 1024), default=512, fidelity=Fidelity.ROUNDING)])
+def _gate(recorder: _Answers, *others: Knob) -> QualityGate:
+    space = Space([Knob("ubatch", (512, 1024), default=512, fidelity=Fidelity.ROUNDING), *others])
     gate = QualityGate(recorder, space, Options(Workload()), Processes())  # type: ignore[arg-type]
     gate.check_default()
     return gate
@@ -252,12 +252,32 @@ def _gate(recorder: _Answers) -> QualityGate:
 def test_a_check_that_failed_once_is_made_again(status: TrialStatus) -> None:
     recorder = _Answers(status)
     gate = _gate(recorder)
-    assert gate.admit((1,)) == (status, "the answers could not be compared: it died"), "the search goes on"
-    assert [key for key, _ in recorder.asked] == ["quality/1"]
+    if status is TrialStatus.TIMEOUT:
+        assert gate.admit((1,)) == (status, "the answers could not be compared: it died"), (
+            "the search goes on"
+        )
+        assert [key for key, _ in recorder.asked] == ["quality/1"]
     assert gate.admit_fully((1,)) is None
     assert gate.still_right((1,))
     assert gate.unanswered == ""
     assert recorder.asked == [("quality/1", 0), ("quality/1/retry", 1)], "in a fresh process"
+    assert recorder.forgiven == [1024]
+
+
+@pytest.mark.parametrize("status", [TrialStatus.CRASH, TrialStatus.OOM, TrialStatus.TIMEOUT])
+@pytest.mark.parametrize("ends", [1, 2])
+def test_the_search_discards_no_class_of_code_for_one_failed_check(status: TrialStatus, ends: int) -> None:
+    """Threads change no answer: both points run the same code, whose check is made once for both."""
+    recorder = _Answers(*[status] * ends)
+    threads = Knob("threads", (4, 8), default=4, fidelity=Fidelity.EXACT, code=lambda value, settings: 0)
+    gate = _gate(recorder, threads)
+    late = status is TrialStatus.TIMEOUT
+    assert (gate.admit((1, 0)) is None) == (ends == 1 and not late)
+    assert len(recorder.asked) == (1 if late else 2), "a check that is late waits for the next point"
+    for point in ((1, 1), (1, 0)):
+        assert (gate.admit(point) is None) == (ends == 1)
+        assert (gate.admit_fully(point) is None) == (ends == 1)
+    assert len(recorder.asked) == 2
     assert recorder.forgiven == [1024]
 
 

@@ -505,6 +505,28 @@ def test_a_rest_that_has_run_keeps_its_rounds_and_ends_the_comparison(ran: int) 
         assert len(engine.asked) == asked, "no round that lacks it goes on with them"
 
 
+@pytest.mark.parametrize("kills", [2, 3])
+def test_a_rest_that_failed_twice_before_any_round_is_tried_again_behind_them(kills: int) -> None:
+    """Both tries follow each other, so one program beside can end both."""
+    engine, left = Engine(lambda x, n: 100.0), [TrialStatus.OOM] * kills
+    engine.status = lambda c: left.pop() if c == B and left else TrialStatus.OK
+    named, rests = {"a": A, "without b": B, "c": C}, {"without b"}
+    result = engine.rounds().compare("k", named, 4, rests=rests)
+    assert [x for x, _ in engine.asked].count(1) == 3
+    assert engine.asked[-1][0] == 1, "behind all rounds"
+    assert set(result.failed) == (rests if kills == 3 else set())
+    assert result.untold("without b") == (kills == 2)
+    assert (result.rounds, set(result.logs)) == (4, {"c"})
+
+
+def test_a_rest_that_failed_twice_proves_nothing_if_no_time_is_left() -> None:
+    engine = Engine(lambda x, n: 100.0, lambda c: TrialStatus.OOM if c == B else TrialStatus.OK)
+    made = Rounds(engine.measurement, engine.next_process, Allowance(engine, 10**6, 14), ["pp"], 0.03)
+    result = made.compare("k", {"a": A, "without b": B, "c": C}, 4, rests={"without b"})
+    assert result.failed == {}
+    assert result.untold("without b")
+
+
 def test_a_failure_at_the_end_of_the_time_proves_nothing() -> None:
     """Nobody knows whether it would run: the rounds before it count, and it has not failed."""
     engine = Engine(lambda x, n: 100.0)

@@ -190,6 +190,37 @@ def test_one_foreign_kill_makes_no_entry_harmful(profile: Path) -> None:
     assert {v.verdict for v in verdicts} == {KEEP}
 
 
+@pytest.mark.parametrize(
+    ("kills", "settles", "verdict"), [(2, True, STALE), (99, True, UNCLEAR), (99, False, KEEP)]
+)
+def test_a_rest_that_others_have_killed_keeps_no_entry(
+    profile: Path, kills: int, settles: bool, verdict: str
+) -> None:
+    """The u-batch gains nothing any more, and the profile without it is killed in the rounds. If it runs
+    behind them, it is measured again; if it does not, the u-batch is needed."""
+    killed = []
+    surface = dataclasses.replace(_surface(), rates=lambda s: saturating().rates({**s, "ubatch": 512}))
+
+    class Killed(InlineExecutor):
+        def measurement(self, configuration: Any, *args: Any) -> Any:
+            key = args[3].key
+            rest = configuration.settings["ubatch"] == 512 and configuration.kernels
+            runs = settles and "/settle" in key
+            if rest and key.startswith("verify/") and len(killed) < kills and not runs:
+                killed.append(key)
+                return Measurement(TrialStatus.OOM, message="SIGKILL")
+            return super().measurement(configuration, *args)
+
+    verdicts, _ = verify(
+        profile, budget=None, quiet=True, executor=Killed(SimulatedTarget(surface, 7)),
+        options={"rounds": 3, "max_rounds": 4},
+    )  # fmt: skip
+    found = {v.entry: v for v in verdicts}["settings.ubatch"]
+    assert len(killed) >= 2
+    assert found.verdict == verdict, found.reason
+    assert found.proven == (verdict == KEEP)
+
+
 def test_the_budget_bounds_what_an_engine_may_take(profile: Path) -> None:
     """An engine whose every measurement takes a minute, in a worker that is killed for it."""
     options = {"surface": "saturating", "seed": 1, "pace": 600.0}

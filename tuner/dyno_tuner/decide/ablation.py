@@ -98,4 +98,5 @@ def left_out(
         name: the profile in the comparison.
     """
     missed, gain = bar.beats(result, name, part.moves, weights, over, touched=part.moves)
-    return LeftOut(part, gain, missed, needed=without(part.label) in result.failed)
+    rest = without(part.label)
+    return LeftOut(part, gain, missed and not result.untold(rest), needed=rest in result.failed)

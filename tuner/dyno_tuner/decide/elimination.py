@@ -78,7 +78,13 @@ class Elimination:
                 self.looked = (result, point, found)
                 self.cut = True
                 return self._split(choice)
-            if not found:
+            untold = any(result.untold(without(p.part.label)) for p in found)
+            if untold:
+                # A rest may run after all, so the entry that it lacks has no proof yet.
+                self.looked = (result, point, found)
+                if result.halted and attempt + 1 < ATTEMPTS:
+                    continue
+            if not found or untold:
                 settled = before is not None and self._settled(before, point, parts, choice)
                 settled = settled or self._split(choice)
                 self.cut |= not settled
@@ -139,12 +145,14 @@ class Elimination:
         return choice.accept(judge.evidence(result, point, parts, name), point, entries)
 
     def _variants(self, point: Point) -> dict[str, Point]:
-        """The configurations of a look. A rest whose answers are wrong is left out of it."""
+        """The configurations of a look. A rest whose answers are wrong is left out of it. If nobody could
+        compare them, the rounds tell whether it runs."""
         judge, space = self.judge, self.judge.space
         numbers = {space.knobs[n].name: n for n in space.entries(point)}
         parts = [judge.part(n) for n in numbers.values()]
         named = variants(space.default, point, parts, lambda p: space.without(point, numbers[p.label]))
-        return {n: p for n, p in named.items() if n in (DEFAULT, FULL) or judge.admit(p) is None}
+        refused = {n: judge.admit(p) for n, p in named.items() if n not in (DEFAULT, FULL)}
+        return {n: p for n, p in named.items() if (why := refused.get(n)) is None or why[0].kills}
 
     def _compare(
         self, key: str, point: Point, choice: Choice, into: Comparison | None = None, told: int = 0
@@ -224,7 +232,7 @@ class Elimination:
             part = judge.part(n)
             over = rest_of(result, part)
             found = left_out(result, part, bar, judge.weights, over)
-            if over == DEFAULT and len(numbers) > 1:
+            if over == DEFAULT and len(numbers) > 1 and not result.untold(without(part.label)):
                 # It does not run without this entry, or may not be tried: the whole gain speaks for it.
                 gain = result.ratio(FULL, part.moves, judge.weights)
                 faithful = space.knobs[n].fidelity is not Fidelity.APPROX

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .answer_check import Verdict
 
 
+SUDDEN = (TrialStatus.CRASH, TrialStatus.OOM)  # ends of a check that cost little time
+
+
 class QualityGate:
     """The check of answers before a speed counts, and the memory of what was asked."""
 
@@ -149,8 +152,10 @@ class QualityGate:
 
     def admit(self, point: Point) -> tuple[TrialStatus, str] | None:
         """Before its speed is measured: the answers with those of its values that may change them. Knobs
-        that must not change a bit are checked with the rest when a point reaches the finals. The search
-        tries nothing again that has failed."""
+        that must not change a bit are checked with the rest when a point reaches the finals.
+
+        A check that failed is made once more before its class of code is refused. One that was late waits
+        for the next point of the class: if it hangs, it costs its whole deadline each time."""
         return self._admitted(self._reduced(point))
 
     def _reduced(self, point: Point) -> Point:
@@ -163,9 +168,9 @@ class QualityGate:
 
     def admit_fully(self, point: Point) -> tuple[TrialStatus, str] | None:
         """Why a point may not be measured; None where it may. A check that failed is made once more."""
-        return self._admitted(point, again=True)
+        return self._admitted(point, final=True)
 
-    def _admitted(self, point: Point, again: bool = False) -> tuple[TrialStatus, str] | None:
+    def _admitted(self, point: Point, final: bool = False) -> tuple[TrialStatus, str] | None:
         kind = self._space.code_class(point)
         limit = self._options.max_distinct
         if limit is not None and kind not in self._met and len(self._met) >= limit:
@@ -174,9 +179,10 @@ class QualityGate:
             self._met.add(kind)  # admitted is as good as measured: several can be admitted at once
         if not self._options.check or kind == self._space.code_class(self._space.default):
             return None
-        refused = self._verdicts.get(kind)
-        again = again and kind not in self._repeated
-        if kind not in self._verdicts or (again and refused is not None and refused[0].kills):
+        first, refused = kind not in self._verdicts, self._verdicts.get(kind)
+        failed = refused is not None and refused[0].kills
+        if first or (failed and kind not in self._repeated):
+            again = final or not first or self._ask(point).status in SUDDEN
             if again:
                 self._repeated.add(kind)
             quality = self._ask(point, again)

@@ -33,13 +33,20 @@ class Comparison:
     """Joules per token, where energy was counted."""
     failed: dict[str, Measurement] = field(default_factory=dict)
     halted: dict[str, Measurement] = field(default_factory=dict)
-    """A configuration that had run in rounds and then failed twice, which ended the comparison."""
+    """A configuration that runs, and lacks rounds all the same, which ended the comparison: it failed twice
+    after whole rounds, or before any and not at the end."""
+    unsettled: dict[str, Measurement] = field(default_factory=dict)
+    """A rest that has failed twice before any whole round, until it is tried once more at the end."""
     forgiven: set[str] = field(default_factory=set)  # configurations that have failed once
     borrowed: set[tuple[str, str]] = field(default_factory=set)  # (configuration, metric): see Likeness
     voided: int = 0
     rounds: int = 0
     begun: int = 0  # void rounds among them
     carried: int = 0  # of `rounds`, those that were measured for another comparison
+
+    def untold(self, name: str) -> bool:
+        """Whether a configuration was to be measured, and nobody can tell whether it runs or how fast."""
+        return name not in self.logs and (name in self.halted or name in self.unsettled)
 
     def ratio(
         self, name: str, metrics: Sequence[str], weights: Mapping[str, float], over: str | None = None

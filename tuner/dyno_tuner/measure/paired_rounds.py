@@ -127,7 +127,7 @@ class Rounds:
         a way of their own.
     spread: learns from every comparison.
     resting: whether the GPU rests before prompts by now; where it begins to, a comparison begins anew.
-    forgive: lets a configuration that has killed its worker be tried once more.
+    forgive: lets a configuration that has killed its worker be tried once more: once in a run, or always.
     anew: a callback. It gets the comparison that begins anew, and the number of its first round that counts.
     """
 
@@ -141,7 +141,7 @@ class Rounds:
         apart: Callable[[Collection[Configuration]], bool] = lambda configurations: True,
         spread: RoundSpread | None = None,
         resting: Callable[[], bool] = lambda: False,
-        forgive: Callable[[Configuration], None] = lambda configuration: None,
+        forgive: Callable[[Configuration, bool], None] = lambda configuration, always: None,
         anew: Callable[[str, int], None] = lambda key, first: None,
     ) -> None:
         self._measurement = measurement
@@ -189,7 +189,8 @@ class Rounds:
             touched: the metrics that what differs can move, as far as is known; default: all. Only these make
                 a round void and a measurement one to repeat: noise in generation says nothing of prompts.
             rests: configurations whose rounds are never dropped: if one of them has run in a round and then
-                fails twice, the comparison ends with the rounds so far.
+                fails twice, the comparison ends with the rounds so far. If it fails twice before that, it is
+                left out and tried once more behind the rounds: only a third failure counts.
         """
         self._rests = frozenset(rests)
         self._touched = tuple(m for m in self._metrics if touched is None or m in touched) or self._metrics
@@ -209,7 +210,7 @@ class Rounds:
         took = 0.0  # a round of slow configurations takes longer than so many measurements of the default
         forgiven = False
         while result.rounds < wanted():
-            alive = [n for n in configurations if n not in result.failed]
+            alive = [n for n in configurations if n not in result.failed and n not in result.unsettled]
             if first_name in result.failed or result.halted or len(alive) < 2:
                 break
             late = result.begun > first and not self._time.more_seconds(took)
@@ -246,6 +247,7 @@ class Rounds:
             took = max(took, self._time.now - begun)
             if way is not None:
                 self._time.took_round(measurements, self._time.now - begun)
+        self._settle(key, configurations, result, alike)
         return result
 
     def measurements(
@@ -304,9 +306,29 @@ class Rounds:
         """A rest that has run in whole rounds does run, whatever ended it now, so it keeps them."""
         if name in self._rests and name in result.logs:
             result.halted[name] = measurement
+        elif name in self._rests and measurement.status is not TrialStatus.INVALID:
+            result.unsettled[name] = measurement
         else:
             result.failed[name] = measurement
             result.logs.pop(name, None)
+
+    def _settle(
+        self, key: str, configurations: Mapping[str, Configuration], result: Comparison,
+        alike: Mapping[str, Likeness],
+    ) -> None:  # fmt: skip
+        """Tries a rest that has failed twice once more: the two tries followed each other, so one program
+        beside can have ended both, and a rest that does not run proves what it lacks."""
+        for name, failed in list(result.unsettled.items()):
+            again = failed
+            if self._time.in_time():
+                self._forgive(configurations[name], True)
+                same = alike[name].metrics if name in alike else frozenset[str]()
+                own = generation_first([m for m in self._metrics if m not in same])
+                at = f"{key}/settle{result.begun}/{name}"
+                again = self._measurement(at, configurations[name], self._next_process(), False, own)
+            told = again.status is not TrialStatus.OK and self._time.in_time()
+            (result.failed if told else result.halted)[name] = failed
+            del result.unsettled[name]
 
     def _may_run(
         self, key: str, name: str, configuration: Configuration, metrics: Sequence[str], status: TrialStatus,
@@ -320,7 +342,7 @@ class Rounds:
         result.forgiven.add(name)
         if not self._time.in_time():
             return True
-        self._forgive(configuration)
+        self._forgive(configuration, False)
         again = self._measurement(f"{key}/retry", configuration, self._next_process(), False, metrics)
         result.voided += again.status is TrialStatus.OK
         return again.status is TrialStatus.OK or not self._time.in_time()

@@ -166,10 +166,12 @@ class Recorder:
         elif status is TrialStatus.OK:
             self._killed.pop(identity, None)
 
-    def forgive(self, configuration: Configuration) -> None:
-        """Lets a configuration that has killed its worker be tried once more in this run, but not twice."""
+    def forgive(self, configuration: Configuration, always: bool = False) -> None:
+        """Lets a configuration that has killed its worker be tried once more in this run, but not twice.
+
+        Args: `always`: also if it was forgiven before."""
         identity = self._identity(configuration)
-        if identity in self._killed and identity not in self._forgiven:
+        if identity in self._killed and (always or identity not in self._forgiven):
             self._forgiven.add(identity)
             del self._killed[identity]
 

@@ -19,7 +19,7 @@ from ..core.model_file import check_model
 from ..core.options import ENERGY, MEMORY, SPEED
 from ..core.protocol import METRICS, Configuration, KernelChoice, Switch, TrialStatus, Workload, kind_of
 from ..core.scratch import scratch_folder
-from ..decide.ablation import FULL, Part, left_out, rest_of, rests, variants
+from ..decide.ablation import FULL, Part, left_out, rest_of, rests, variants, without
 from ..decide.acceptance import Evidence, accept, gains
 from ..execution.worker import WorkerExecutor
 from ..measure.machine_monitor import Machine, patience_of
@@ -180,13 +180,17 @@ class Verification(Tune):
             lambda part: self._configuration([u for u in units if u.part != part]),
         )  # fmt: skip
         self.context.budget.until_the_end()
-        result = self.context.rounds().compare(
-            "verify", configurations, self.context.round_count, rests=rests(configurations)
-        )
+        for key in ("verify", "verify/again"):
+            result = self.context.rounds().compare(
+                key, configurations, self.context.round_count, rests=rests(configurations)
+            )
+            if not any(result.untold(name) for name in configurations):
+                break
         if result.rounds < 2 or FULL not in result.logs:
             failed = result.failed.get(FULL)
             for name, end in result.halted.items():
-                raise TuneError(f"the profile {name} ran and then failed twice ({end.message}); verify again")
+                how = "failed twice" if result.untold(name) else "ran and then failed twice"
+                raise TuneError(f"the profile {name} {how} ({end.message}); verify again")
             if failed is None:
                 needed = self.context.recorder.now + self.context.rounds().seconds(
                     2 * measurements_in_round(len(configurations))
@@ -326,7 +330,10 @@ class Verification(Tune):
             self._say(unit, verdict, "the rest of the profile does not run without it", proven=proven)
             return
         gain = found.gain
-        if not bar.proves(unit.moves):
+        if result.untold(without(unit.label)):
+            why = "the rest of the profile failed twice, and no third try tells whether it runs"
+            self._say(unit, UNCLEAR, f"{why}; verify again", gain)
+        elif not bar.proves(unit.moves):
             noise, most = 100 * bar.of(unit.moves), 100 * WIDEST_MARGIN
             why = f"today's noise is {noise:.0f} %, and a noise over {most:.0f} % proves nothing"
             self._say(unit, UNCLEAR, f"{why}; end other programs and verify again", gain)
