@@ -292,6 +292,14 @@ def llama_small(dtype: str, layers: int | None, seed: int) -> ModelFile:
     )  # fmt: skip
 
 
+def llama_large(dtype: str, layers: int | None, seed: int) -> ModelFile:
+    """Llama 3.1 8B: dense."""
+    return grouped(
+        "llama", dtype, layers or 32, seed, width=4096, heads=32, kv=8, head=128, vocab=128_256, ff=14_336,
+        base=5e5, norms=False,
+    )  # fmt: skip
+
+
 def qwen3moe(dtype: str, layers: int | None, seed: int) -> ModelFile:
     """Qwen3 30B-A3B: 8 of 128 experts in each layer."""
     return grouped(
@@ -303,6 +311,7 @@ def qwen3moe(dtype: str, layers: int | None, seed: int) -> ModelFile:
 MODELS: dict[str, Callable[[str, int | None, int], ModelFile]] = {
     "qwen3-0.6b": qwen3_small,
     "llama-1b": llama_small,
+    "llama-8b": llama_large,
     "qwen3moe-30b-a3b": qwen3moe,
     "qwen35moe-35b-a3b": qwen35moe,
     "gemma4-26b-a4b": gemma4,
