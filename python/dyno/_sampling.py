@@ -62,7 +62,7 @@ class Sampling:
 
     temperature: float = 0.0
     top_k: int = 40
-    """Only the k most probable tokens; 0 = all."""
+    """Only the k most probable tokens; 0 or -1 = all."""
     top_p: float = 0.95
     """Only the most probable tokens that together reach this probability; 1 = all."""
     min_p: float = 0.05
@@ -175,7 +175,8 @@ class Sampling:
 
     def for_engine(self) -> tuple[float, int, float, float]:
         """Temperature, top_k, top_p and min_p, as numbers that the engine takes."""
-        return float(self.temperature), _counted(self.top_k), float(self.top_p), float(self.min_p)
+        kept = _counted(max(self.top_k, 0))
+        return float(self.temperature), kept, float(self.top_p), float(self.min_p)
 
 
 def _counted(count: int) -> int:
@@ -208,7 +209,7 @@ class Bound:
 
 BOUNDS = {
     "temperature": Bound(0, _LARGEST, "at least 0"),
-    "top_k": Bound(0, _ANY, "at least 0 (0: all tokens)"),
+    "top_k": Bound(-1, _ANY, "at least -1 (0 or -1: all tokens)"),
     "top_p": Bound(0, 1, "in (0, 1]", above=True),
     "min_p": Bound(0, 1, "in [0, 1]"),
     "seed": Bound(0, _ANY, "at least 0"),
@@ -260,6 +261,7 @@ class HostSampler:
         settings = {
             **{name: float(getattr(sampling, name)) for name in _NUMBERS},
             **{name: _counted(getattr(sampling, name)) for name in _COUNTS},
+            "top_k": sampling.for_engine()[1],
             "logit_bias": [(token, float(value)) for token, value in sampling.logit_bias.items()],
         }
         if sampling.dry_multiplier > 0:

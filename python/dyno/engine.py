@@ -333,7 +333,7 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
             prompt: Text or token ids.
             max_tokens: Tokens drawn at most; None goes on to the end of the context.
             temperature: 0 takes the most probable token every time; above, tokens are drawn.
-            top_k: Draw among the k most probable tokens; 0 = all.
+            top_k: Draw among the k most probable tokens; 0 or -1 = all.
             top_p: Draw among the most probable tokens that together reach this probability.
             min_p: Draw among tokens at least this probable relative to the best.
             seed: The same seed draws the same text; None takes one from the system.

@@ -102,7 +102,7 @@ def test_stop_strings_are_few_and_short() -> None:
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
-        ("top_k", -1),
+        ("top_k", -2),
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("min_p", -0.1),
@@ -113,6 +113,12 @@ def test_stop_strings_are_few_and_short() -> None:
 def test_impossible_sampling_values(name: str, value: float) -> None:
     with pytest.raises(PlanError, match=f"{name}.*{value}"):
         Sampling(**{name: value})
+
+
+def test_all_tokens_have_two_names() -> None:
+    assert Sampling(top_k=-1).for_engine() == Sampling(top_k=0).for_engine() != Sampling().for_engine()
+    with pytest.raises(PlanError, match=r"at least -1 \(0 or -1: all tokens\)"):
+        Sampling(top_k=-2)
 
 
 def test_random_numbers_do_not_depend_on_how_many_are_asked_for() -> None:

@@ -70,6 +70,56 @@ def test_streams_tell_it_too(served: Served) -> None:
         assert "[DONE]" in answer.read().decode()
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "name", "advice"),
+    [
+        (
+            "/v1/chat/completions",
+            {"stream_options": {"include_usge": True}},
+            "stream_options.include_usge",
+            "did you mean stream_options.include_usage?",
+        ),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_object", "shema": {}}},
+            "response_format.shema",
+            "did you mean response_format.schema?",
+        ),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "txt": ""}] * 2}] * 2},
+            "messages.content.txt",
+            "did you mean messages.content.text?",
+        ),
+        ("/v1/messages", {"output_config": {"efort": "low"}}, "output_config.efort", "output_config.effort?"),
+        (
+            "/v1/messages/count_tokens",
+            {"tools": [{"name": "f", "input_schema": {}, "descripton": ""}]},
+            "tools.descripton",
+            "tools.description?",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value[0] == "/" else "",
+)
+def test_a_field_inside_of_another_is_told_with_its_place(
+    served: Served,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    fields: dict[str, Any],
+    name: str,
+    advice: str,
+) -> None:
+    with caplog.at_level(logging.WARNING, "dyno.server"):
+        given = [served.client.post(path, json={**PATHS[path], **fields}) for _ in (1, 2)]
+    for each in given:
+        assert each.status_code == 200, each.text
+        assert each.headers[IGNORED_FIELDS] == name
+    told = [record.getMessage() for record in caplog.records if name in record.getMessage()]
+    assert len(told) == 1
+    assert f"{name} is not a field of {path}" in told[0]
+    assert advice in told[0]
+
+
 def test_names_are_no_way_into_headers_and_logs(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     names = ["a\r\nset-cookie: x", "ü,b", "c" * 500, *(f"field_{i}" for i in range(97))]
     with caplog.at_level(logging.WARNING, "dyno.server"):
@@ -105,6 +155,21 @@ def test_many_unknown_fields_cost_no_search(monkeypatch: pytest.MonkeyPatch) -> 
         some = {f"max_tokenq{i}": 0 for i in range(first, first + 90)}
         assert len(fields.ignored("/v1/chat/completions", ChatBody.model_validate({**CHAT, **some}))) == 9
     assert searches == 100
+
+
+def test_many_unknown_fields_inside_of_others_are_refused() -> None:
+    fields = Fields(strict=False)
+    text = {"type": "text", "text": "a"}
+    parts = [{**text, f"part{i}": 1} for i in range(100_000)]
+
+    def body(*content: object) -> MessagesBody:
+        messages = [{"role": "user", "content": list(content)}]
+        return MessagesBody.model_validate({"messages": messages, "max_tokens": 3})
+
+    with pytest.raises(ApiError, match="101 fields"):
+        fields.ignored("/v1/messages", body(*parts))
+    assert len(fields.ignored("/v1/messages", body(*parts[:100]))) == 9
+    assert fields.ignored("/v1/messages", body(*[{**text, "own": 1}] * 1000)) == ["messages.content.own"]
 
 
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
@@ -156,10 +221,32 @@ def test_a_field_that_would_change_the_answer_is_refused(
                 **{"parallel_tool_calls": True, "safety_identifier": "x", "prompt_cache_key": "k"},
                 **{"modalities": ["text"], "verbosity": "medium", "n_predict": 7, "function_call": "none"},
                 **{"min_tokens": 0, "mirostat": 0, "top_n_sigma": -1.0, "suffix": None},
+                **{"stream_options": {"include_usage": None, "include_obfuscation": False, "later": None}},
+                **{"response_format": {"type": "text", "schema": None}},
             },
         ),
         ("/v1/completions", {"user": "me", "best_of": 1, "suffix": "", "use_beam_search": False}),
-        ("/v1/messages", {"metadata": {"user_id": "me"}, "service_tier": "auto", "mcp_servers": []}),
+        (
+            "/v1/messages",
+            {
+                **{"metadata": {"user_id": "me"}, "service_tier": "auto", "mcp_servers": []},
+                **{
+                    "thinking": {"type": "enabled", "budget_tokens": 1024},
+                    "output_config": {"effort": "low"},
+                },
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                **{"type": "text", "text": "Hello", "citations": None},
+                                "cache_control": {"type": "ephemeral"},
+                            }
+                        ],
+                    }
+                ],
+            },
+        ),
         ("/v1/embeddings", {"user": "me"}),
     ],
 )
@@ -181,6 +268,8 @@ def test_a_strict_server_refuses_unknown_fields(model: Path) -> None:
         error = answer.json()["error"]
         assert (error["param"], error["code"]) == ("max_tokns", "unknown_parameter")
         assert "did you mean max_tokens?" in error["message"]
+        answer = server.client.post("/v1/chat/completions", json={**CHAT, "stream_options": {"usage": True}})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream_options.usage")
         assert server.client.post("/v1/chat/completions", json={**CHAT, "user": "me"}).status_code == 200
 
 
@@ -206,6 +295,40 @@ def test_settings_of_draws_reach_the_engine(served: Served) -> None:
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "dry_base")
 
 
+def test_other_servers_words_for_all_and_none(served: Served) -> None:
+    """Clients of llama-server and vLLM send -1 where others leave a field out."""
+    drawn = {**TEXT, "temperature": 5, "top_p": 1, "min_p": 0, "n": 4, "ignore_eos": True}
+
+    def texts(path: str, **fields: Any) -> list[str]:
+        given = {name: value for name, value in fields.items() if value is not None}
+        answer = served.client.post(path, json={**drawn, "messages": HELLO, **given})
+        assert answer.status_code == 200, answer.text
+        return [c["text"] if "text" in c else c["message"]["content"] for c in answer.json()["choices"]]
+
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        whole, all_of_them = (texts(path, top_k=k, seed=3) for k in (0, -1))
+        assert whole == all_of_them
+        assert texts(path, top_k=1, seed=3) != whole
+        assert texts(path, top_k=0, seed=-1) != texts(path, top_k=0, seed=-1)
+        unbounded = {**TEXT, "messages": HELLO, "max_tokens": -1, "ignore_eos": True}
+        long = served.client.post(path, json=unbounded)
+        usage, choice = long.json()["usage"], long.json()["choices"][0]
+        # The last token needs no place in the context.
+        assert (usage["total_tokens"], choice["finish_reason"]) == (257, "length")
+        host = {"seed": 3, "presence_penalty": 0.5}
+        assert texts(path, top_k=0, **host) == texts(path, top_k=-1, **host)
+        for field in ("top_k", "max_tokens"):
+            wrong = served.client.post(path, json={**TEXT, "messages": HELLO, field: -2})
+            assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, field)
+    body = {**CHAT, "temperature": 5, "top_p": 1, "min_p": 0, "top_k": -1, "ignore_eos": True}
+    drawn_messages = [
+        served.client.post("/v1/messages", json={**body, "seed": seed}).json()["content"]
+        for seed in (3, 3, -1, -1)
+    ]
+    assert drawn_messages[0] == drawn_messages[1]
+    assert drawn_messages[2] != drawn_messages[3]
+
+
 def test_an_effort_is_a_variable_of_the_template() -> None:
     def variables(**fields: Any) -> dict[str, Any]:
         return ChatBody.model_validate({"messages": HELLO, **fields}).variables()
@@ -215,3 +338,6 @@ def test_an_effort_is_a_variable_of_the_template() -> None:
     assert variables(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
     own = {"reasoning_effort": "high"}
     assert variables(reasoning_effort="low", chat_template_kwargs=own) == own
+    asked = {"messages": HELLO, "max_tokens": 3, "output_config": {"effort": "low"}}
+    assert MessagesBody.model_validate(asked).variables() == {"reasoning_effort": "low"}
+    assert MessagesBody.model_validate({**asked, "chat_template_kwargs": own}).variables() == own

@@ -17,7 +17,7 @@ DRAWS = "How tokens are drawn"
 RULES = "JSON and grammars"
 CHAT = "Chat"
 
-TopK = Annotated[int, typer.Option(help="Draw among the k most probable tokens; 0: among all.")]
+TopK = Annotated[int, typer.Option(help="Draw among the k most probable tokens; 0 or -1: among all.")]
 TopP = Annotated[
     float, typer.Option(help="Draw among the most probable tokens that together reach this probability.")
 ]

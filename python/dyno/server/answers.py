@@ -171,7 +171,7 @@ class Completions:
         self.texts: list[TextRun] = []
         for given in body.prompts:
             prompt = prompt_tokens(engine, given, parse_special=True)
-            limit = min(most_tokens(engine, prompt, body.max_tokens), most_tokens(engine, prompt, None))
+            limit = min(most_tokens(engine, prompt, body.limit), most_tokens(engine, prompt, None))
             self._scores_only = limit == 0 and body.echo and body.logprobs is not None
             for sampling in body.samplings():
                 run_limit = max(limit, int(self._scores_only))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -28,9 +28,11 @@ __all__ = [
     "DrawBody",
     "EmbeddingBody",
     "Items",
+    "Known",
     "RequestBody",
     "Stops",
     "TokenizeBody",
+    "Whole",
     "draw_field",
 ]
 
@@ -49,14 +51,17 @@ _Texts = Annotated[
 """One text, the tokens of one text, or several of either."""
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+class Known(BaseModel):
+    """An object of a body, with the fields that it does not know, in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    harmless: ClassVar[frozenset[str]] = frozenset()
+    """Fields of the public APIs, beside the own ones, that change nothing here."""
 
 
-class _Whole(_Body):
-    """A body with the fields that it does not know, in `model_extra`."""
-
-    model_config = ConfigDict(extra="allow")
+class Whole(Known):
+    """An object whose known fields count as absent if they are null."""
 
     @model_validator(mode="before")
     @classmethod
@@ -101,13 +106,15 @@ Stops = Annotated[Items[str], AfterValidator(_can_stop)]
 """Stop strings, as `StopFilter` takes them."""
 
 
-class StreamOptions(_Body):
+class StreamOptions(Whole):
     """Further wishes for a stream."""
+
+    harmless = frozenset({"include_obfuscation"})
 
     include_usage: bool = False
 
 
-class RequestBody(_Whole):
+class RequestBody(Whole):
     """The fields of every request that the engine works on."""
 
     model: str | None = None
@@ -165,17 +172,22 @@ class DrawBody(RequestBody):
         return {name: getattr(self, name) for name in names if name in type(self).model_fields}
 
     def seeds(self) -> list[int | None]:
-        """One for each choice. Draws know no negative seeds: they count from the upper end."""
-        return [None if self.seed is None else (self.seed + i) % 2**64 for i in range(self.n)]
+        """One for each choice, if the request has a seed and that is not -1.
+
+        Draws know no negative seeds, so others count from the upper end.
+        """
+        return [None if self.seed in (None, -1) else (self.seed + i) % 2**64 for i in range(self.n)]
 
 
-class JsonSchema(_Body):
+class JsonSchema(Whole):
     """A named JSON schema."""
+
+    harmless = frozenset({"description", "name", "strict"})
 
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Whole):
     """The form that an answer has to have."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -203,8 +215,8 @@ class ChatBody(DrawBody):
     """The body of POST /v1/chat/completions."""
 
     messages: Items[dict[str, Any]] = Field(min_length=1)
-    max_tokens: int | None = Field(default=None, ge=0)
-    max_completion_tokens: int | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=-1)
+    max_completion_tokens: int | None = Field(default=None, ge=-1)
     tools: Items[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -232,8 +244,9 @@ class ChatBody(DrawBody):
 
     @property
     def limit(self) -> int | None:
-        """Tokens at most."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        """Tokens at most; None: to the end of the context."""
+        given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return None if given == -1 else given
 
     def sampling(self) -> dict[str, Any]:
         """Arguments of `Engine.chat` for the draws."""
@@ -247,7 +260,7 @@ class CompletionBody(DrawBody):
     """The body of POST /v1/completions."""
 
     prompt: _Texts
-    max_tokens: int | None = Field(default=16, ge=0)
+    max_tokens: int = Field(default=16, ge=-1)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool = False
 
@@ -256,6 +269,11 @@ class CompletionBody(DrawBody):
         if len(self.prompts) > _MAX_PROMPTS:
             raise ValueError(f"prompt holds {len(self.prompts)} prompts; expected at most {_MAX_PROMPTS}")
         return self
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of a text at most; None: to the end of the context."""
+        return None if self.max_tokens == -1 else self.max_tokens
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -303,7 +321,7 @@ def _several(given: str | list[int] | list[str] | list[list[int]]) -> list[str |
     return [*given]
 
 
-class TokenizeBody(_Whole):
+class TokenizeBody(Whole):
     """The body of POST /tokenize."""
 
     content: str
@@ -311,7 +329,7 @@ class TokenizeBody(_Whole):
     parse_special: bool = True
 
 
-class DetokenizeBody(_Whole):
+class DetokenizeBody(Whole):
     """The body of POST /detokenize."""
 
     tokens: Items[StrictInt]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from dyno.scheduler import Scheduler
 from dyno.server.answers import Chat, Completions, joined
-from dyno.server.bodies import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
+from dyno.server.bodies import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, Known, TokenizeBody
 from dyno.server.embeddings import Embeddings
 from dyno.server.errors import ApiError, from_validation
 from dyno.server.fields import Fields
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoints"]
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=Known)
 _OPENERS = 16
 """Threads in which requests are prepared: templates and tokens. More would only take memory."""
 _COMPILERS = 4

@@ -7,12 +7,11 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dyno.server.bodies import Known
 from dyno.server.errors import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pydantic import BaseModel
+    from collections.abc import Callable, Iterator
 
 __all__ = ["IGNORED_FIELDS", "Fields"]
 
@@ -118,12 +117,12 @@ class Fields:
         self._strict = strict
         self._told: set[tuple[str, str]] = set()
 
-    def ignored(self, path: str, body: BaseModel) -> list[str]:
+    def ignored(self, path: str, body: Known) -> list[str]:
         """The names of fields that nobody knows; the log tells each one once.
 
         Args:
             path: Of the request.
-            body: With fields beside its own, whose value null counts as absent.
+            body: With fields beside its own, whose value null counts as absent. So may objects in it be.
 
         Raises:
             ApiError: The answer would be another one without a field, or more than a hundred fields are
@@ -140,20 +139,28 @@ class Fields:
                     param=name,
                     code="unsupported_parameter",
                 )
-        unknown = [name for name in given if name not in _HARMLESS and name not in _REFUSED]
+        unknown = {
+            name: (name, type(body)) for name in given if name not in _HARMLESS and name not in _REFUSED
+        }
+        for place, name, kind in _within(body):
+            if len(unknown) > _MOST_UNKNOWN:
+                break
+            unknown[f"{place}{name}"] = name, kind
         if len(unknown) > _MOST_UNKNOWN:
             raise ApiError(
                 400,
-                f"{path} does not know {len(unknown)} fields of the body; it ignores {_MOST_UNKNOWN} at most",
+                f"{path} does not know {len(unknown)} fields of the body or more; "
+                f"it ignores {_MOST_UNKNOWN} at most",
                 code="unknown_parameter",
             )
-        for name in unknown:
+        for name, (own, kind) in unknown.items():
             key = (path, name[:_LONGEST_NAME])
             tells = len(self._told) < _MOST_TOLD and key not in self._told
             if not (tells or self._strict):
                 continue
-            near = difflib.get_close_matches(key[1], type(body).model_fields, 1, 0.75)
-            advice = f"; did you mean {near[0]}?" if near else ""
+            known = [field.alias or each for each, field in kind.model_fields.items()]
+            near = difflib.get_close_matches(own[:_LONGEST_NAME], known, 1, 0.75)
+            advice = f"; did you mean {name.removesuffix(own)}{near[0]}?" if near else ""
             text = f"{_shown(name)} is not a field of {path}{advice}"
             if self._strict:
                 raise ApiError(400, text, param=_shown(name), code="unknown_parameter")
@@ -161,6 +168,28 @@ class Fields:
             _log.warning("a request has an unknown field, which is ignored: %s", text)
         shown = [_shown(name) for name in unknown]
         return [*shown[:_MOST_IN_HEADER], *(["..."] if len(shown) > _MOST_IN_HEADER else [])]
+
+
+def _within(body: Known) -> Iterator[tuple[str, str, type[Known]]]:
+    """The unknown fields of objects in a body: place, with a dot behind it, name, and type of the object.
+
+    Entries of a list have no numbers, so that a long conversation has few places.
+    """
+    left: list[tuple[str, Known]] = [("", body)]
+    while left:
+        place, outer = left.pop()
+        for own, value in vars(outer).items():
+            if isinstance(value, (str, int, float, dict)) or not value:
+                continue
+            objects = value if isinstance(value, list) else (value,)
+            if not isinstance(objects[0], Known):
+                continue  # a list's entries are of one kind, and it may hold a million numbers
+            inside = f"{place}{type(outer).model_fields[own].alias or own}."
+            for each in objects:
+                left.append((inside, each))
+                for name, given in (each.model_extra or {}).items():
+                    if given is not None and name not in each.harmless:
+                        yield inside, name, type(each)
 
 
 def _shown(name: str) -> str:

@@ -5,32 +5,40 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from dyno.server.bodies import Items, RequestBody, Stops, draw_field
+from dyno.server.bodies import Items, Known, RequestBody, Stops, Whole, draw_field
 
 __all__ = ["CountBody", "MessagesBody"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+class _Part(Known):
+    harmless = frozenset({"cache_control"})
 
 
 class _Text(_Part):
+    harmless = _Part.harmless | {"citations"}
+
     type: Literal["text"]
     text: str
 
 
 class _Thinking(_Part):
+    harmless = frozenset({"signature"})
+
     type: Literal["thinking"]
     thinking: str
 
 
 class _RedactedThinking(_Part):
+    harmless = frozenset({"data"})
+
     type: Literal["redacted_thinking"]
 
 
 class _ToolUse(_Part):
+    harmless = _Part.harmless | {"caller"}
+
     type: Literal["tool_use"]
     id: str
     name: str
@@ -41,7 +49,7 @@ class _ToolResult(_Part):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Items[_Text] = ""
-    is_error: bool = False
+    is_error: bool | None = None
 
 
 _Block = Annotated[
@@ -49,33 +57,44 @@ _Block = Annotated[
 ]
 
 
-class _Message(_Part):
+class _Message(Known):
     role: Literal["user", "assistant"]
     content: str | Items[_Block]
 
 
-class _Tool(_Part):
+class _Tool(Whole):
+    harmless = frozenset(
+        {
+            *("allowed_callers", "cache_control", "defer_loading", "eager_input_streaming"),
+            *("input_examples", "strict", "type"),
+        }
+    )
+
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
 
 
-class _ToolChoice(_Part):
+class _ToolChoice(Whole):
     type: Literal["auto", "none"]
     disable_parallel_tool_use: bool = False
 
 
-class _ThinkingChoice(_Part):
+class _ThinkingChoice(Whole):
+    harmless = frozenset({"budget_tokens", "display"})
+
     type: Literal["enabled", "disabled", "adaptive"]
 
 
-class _Format(_Part):
+class _Format(Whole):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class _OutputConfig(_Part):
+class _OutputConfig(Whole):
     format: _Format | None = None
+    effort: str | None = Field(default=None, max_length=32)
+    """A variable of the template, as `reasoning_effort` of a chat completion."""
 
 
 class CountBody(RequestBody):
@@ -86,6 +105,7 @@ class CountBody(RequestBody):
     tools: Items[_Tool] = Field(default_factory=list)
     tool_choice: _ToolChoice | None = None
     thinking: _ThinkingChoice | None = None
+    output_config: _OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -136,9 +156,12 @@ class CountBody(RequestBody):
 
     def variables(self) -> dict[str, Any]:
         """Variables of the template."""
-        if self.thinking is None:
-            return self.chat_template_kwargs
-        return {"enable_thinking": self.thinking.type != "disabled", **self.chat_template_kwargs}
+        found: dict[str, Any] = {}
+        if self.thinking is not None:
+            found["enable_thinking"] = self.thinking.type != "disabled"
+        if self.output_config is not None and self.output_config.effort is not None:
+            found["reasoning_effort"] = self.output_config.effort
+        return {**found, **self.chat_template_kwargs}
 
 
 class MessagesBody(CountBody):
@@ -151,15 +174,15 @@ class MessagesBody(CountBody):
     top_k: int = draw_field("top_k")
     top_p: float = draw_field("top_p")
     min_p: float = draw_field("min_p")
-    seed: int | None = Field(default=None, ge=0, lt=2**63)
-    output_config: _OutputConfig | None = None
+    seed: int | None = Field(default=None, ge=-1, lt=2**63)
 
     def sampling(self) -> dict[str, Any]:
         """Arguments of `dyno.Sampling`."""
         wanted = None if self.output_config is None else self.output_config.format
-        names = ("temperature", "top_k", "top_p", "min_p", "seed")
+        names = ("temperature", "top_k", "top_p", "min_p")
         return {
             **{name: getattr(self, name) for name in names},
+            "seed": None if self.seed == -1 else self.seed,
             "json_schema": None if wanted is None else wanted.schema_,
         }
 
