@@ -44,7 +44,7 @@ class Backend {
   // As Executor's, of the layers that are this backend's; `to` and `from` hold the states of all.
   virtual void save_state(int32_t slot, std::byte* to) = 0;
   virtual void load_state(int32_t slot, const std::byte* from) = 0;
-  virtual void copy_sequence(int32_t from, int32_t to, int64_t positions, int64_t windowed) = 0;
+  virtual void copy_sequence(int32_t from, int32_t to, int64_t positions, std::span<const Rows> windowed) = 0;
   virtual void take(int32_t, int64_t, int64_t, CacheLayers) {}
   virtual size_t gpu_cache_bytes() const { return 0; }
   virtual void give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) = 0;

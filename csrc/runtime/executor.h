@@ -13,6 +13,7 @@
 #include "plan/plan.h"
 #include "plan/selection.h"
 #include "runtime/captures.h"
+#include "runtime/window_rows.h"
 
 namespace dyno::runtime {
 
@@ -127,8 +128,8 @@ class Executor {
   virtual void save_state(int32_t slot, std::byte* to) = 0;
   virtual void load_state(int32_t slot, const std::byte* from) = 0;
   // The first `positions` of a sequence's keys and values, and its states, over those of another; of windowed layers
-  // only from row `windowed` on.
-  virtual void copy_sequence(int32_t from, int32_t to, int64_t positions, int64_t windowed) = 0;
+  // only the rows `windowed`.
+  virtual void copy_sequence(int32_t from, int32_t to, int64_t positions, std::span<const Rows> windowed) = 0;
   // Positions [begin, end) of a sequence's keys and values are about to be written: takes memory for them, where that
   // does not come by itself. Throws OutOfMemoryError.
   virtual void take(int32_t, int64_t, int64_t, CacheLayers) {}

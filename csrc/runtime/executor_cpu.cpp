@@ -171,20 +171,22 @@ void CpuExecutor::load_state(int32_t slot, const std::byte* from) {
   }
 }
 
-void CpuExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, int64_t windowed) {
-  const auto copy_rows = [&](std::byte* rows, int64_t row_bytes, int64_t first) {
-    if (row_bytes == 0) return;
+void CpuExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, std::span<const Rows> windowed) {
+  const Rows all[] = {{0, positions}};
+  const auto copy_rows = [&](std::byte* rows, int64_t row_bytes, std::span<const Rows> wanted) {
     const int64_t slot_bytes = plan_.context.ctx * row_bytes;
-    std::memcpy(rows + to * slot_bytes + first * row_bytes, rows + from * slot_bytes + first * row_bytes,
-                static_cast<size_t>((positions - first) * row_bytes));
+    for (const Rows& each : wanted) {
+      std::memcpy(rows + to * slot_bytes + each.begin * row_bytes, rows + from * slot_bytes + each.begin * row_bytes,
+                  static_cast<size_t>((each.end - each.begin) * row_bytes));
+    }
   };
   for (size_t i = 0; i < plan_.kv.size(); ++i) {
     const plan::KvLayer& kv = plan_.kv[i];
     if (!holds(kv.device) || kv.k_row_bytes == 0) continue;
     const PartedBuffer& cache = memory_[static_cast<size_t>(kv.device)].cache;
-    const int64_t first = kv.window > 0 ? windowed : 0;
-    copy_rows(cache.at(2 * i), kv.k_row_bytes, first);
-    copy_rows(cache.at(2 * i + 1), kv.v_row_bytes, first);
+    const std::span<const Rows> wanted = kv.window > 0 ? windowed : all;
+    copy_rows(cache.at(2 * i), kv.k_row_bytes, wanted);
+    if (kv.v_row_bytes > 0) copy_rows(cache.at(2 * i + 1), kv.v_row_bytes, wanted);
   }
   for (size_t i = 0; i < plan_.states.size(); ++i) {
     if (!holds(plan_.states[i].device)) continue;

@@ -109,7 +109,7 @@ void SegmentExecutor::load_state(int32_t slot, const std::byte* from) {
   for_each_backend([&](Backend& backend) { backend.load_state(slot, from); });
 }
 
-void SegmentExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, int64_t windowed) {
+void SegmentExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, std::span<const Rows> windowed) {
   for_each_backend([&](Backend& backend) { backend.copy_sequence(from, to, positions, windowed); });
 }
 

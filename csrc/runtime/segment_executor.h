@@ -41,7 +41,7 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   void finish() override;
   void save_state(int32_t slot, std::byte* to) override;
   void load_state(int32_t slot, const std::byte* from) override;
-  void copy_sequence(int32_t from, int32_t to, int64_t positions, int64_t windowed) override;
+  void copy_sequence(int32_t from, int32_t to, int64_t positions, std::span<const Rows> windowed) override;
   void take(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) override;
   size_t gpu_cache_bytes() const override;
   void give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) override;

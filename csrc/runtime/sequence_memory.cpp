@@ -37,18 +37,18 @@ void Session::copy_prefix(int32_t from, int32_t to, int64_t positions) {
   std::vector<int64_t> ends(positions_.size(), 0);
   ends[static_cast<size_t>(to)] = positions;
   take_memory(ends);
-  const int64_t first = windows_.first_kept(from, positions);
+  const std::vector<Rows> kept = windows_.kept(from, positions);
   move_back(to, 0);  // its checkpoints are of what it held before
   if (windows_.active()) {
     executor_->give_back(to, 0, filled_[static_cast<size_t>(to)], CacheLayers::windowed);
-    executor_->take(to, first, positions, CacheLayers::windowed);
+    for (const Rows& rows : kept) executor_->take(to, rows.begin, rows.end, CacheLayers::windowed);
   }
-  executor_->copy_sequence(from, to, positions, first);
+  executor_->copy_sequence(from, to, positions, kept);
   if (positions < position(from) && past != nullptr && !past->state.empty()) {
     executor_->load_state(to, past->state.data());
   }
   positions_[static_cast<size_t>(to)] = begun_[static_cast<size_t>(to)] = positions;
-  windows_.become_copy(to, first);
+  windows_.become_copy(to, kept);
   if (draft_head_ != nullptr) draft_head_->copy(from, to, positions);
 }
 

@@ -24,12 +24,28 @@ int64_t WindowRows::last_held(int32_t slot, int64_t position) const {
 }
 
 int64_t WindowRows::first_kept(int32_t slot, int64_t position) const {
-  if (!active()) return 0;
   int64_t first = needed(position, plan::kWindowSlack).begin;
   for (const Rows& rows : of(slot)) {
     if (rows.begin < position) first = std::max(first, std::min(rows.end, position));
   }
   return first;
+}
+
+std::vector<Rows> WindowRows::kept(int32_t slot, int64_t position) const {
+  if (!active()) return {{0, position}};
+  Rows last{first_kept(slot, position), position};
+  std::vector<Rows> found;
+  for (int64_t stop = stride_; stop > 0 && stop < position; stop += stride_) {
+    const Rows window = needed(stop);
+    if (window.begin == window.end || window.begin >= last.begin || last_held(slot, stop) != stop) continue;
+    if (window.end < last.begin) {
+      found.push_back(window);
+    } else {
+      last.begin = window.begin;
+    }
+  }
+  found.push_back(last);
+  return found;
 }
 
 std::vector<Rows> WindowRows::lose(int32_t slot, int64_t position, std::span<const Rows> kept) {
@@ -69,9 +85,13 @@ void WindowRows::forget(int32_t slot, int64_t position) {
   if (!lost.empty()) lost.back().end = std::min(lost.back().end, position);
 }
 
-void WindowRows::become_copy(int32_t slot, int64_t first) {
+void WindowRows::become_copy(int32_t slot, std::span<const Rows> kept) {
   of(slot).clear();
-  if (first > 0) of(slot).push_back({0, first});
+  int64_t at = 0;
+  for (const Rows& rows : kept) {
+    if (at < rows.begin) of(slot).push_back({at, rows.begin});
+    at = rows.end;
+  }
 }
 
 int64_t WindowRows::lost_rows(int32_t slot) const {

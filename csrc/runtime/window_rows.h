@@ -28,19 +28,22 @@ class WindowRows {
   Rows needed(int64_t position, int64_t slack = 0) const;
   // The last position up to `position` whose window is there.
   int64_t last_held(int32_t slot, int64_t position) const;
-  // The first of the rows up to `position`, whose window is there, that a copy of the sequence takes.
-  int64_t first_kept(int32_t slot, int64_t position) const;
+  // The rows up to `position`, whose window is there, that a copy of the sequence takes: the ones of stops on the way,
+  // and the last ones. Ascending and apart, and all of them if no layer keeps its window alone.
+  std::vector<Rows> kept(int32_t slot, int64_t position) const;
   // Counts the rows far behind `position` as lost, but those in `kept` and of stops. The lost rows that stand together
   // with new ones.
   std::vector<Rows> lose(int32_t slot, int64_t position, std::span<const Rows> kept);
   // Rows from `position` on will be written anew.
   void forget(int32_t slot, int64_t position);
-  // Rows [0, first) are lost and no others: the sequence has become a copy.
-  void become_copy(int32_t slot, int64_t first);
+  // The rows between these and before them are lost and no others: the sequence has become a copy.
+  void become_copy(int32_t slot, std::span<const Rows> kept);
   // Of one sequence.
   int64_t lost_rows(int32_t slot) const;
 
  private:
+  // The first of the last rows, of those that stand together up to `position`.
+  int64_t first_kept(int32_t slot, int64_t position) const;
   std::vector<Rows>& of(int32_t slot) { return lost_[static_cast<size_t>(slot)]; }
   const std::vector<Rows>& of(int32_t slot) const { return lost_[static_cast<size_t>(slot)]; }
 

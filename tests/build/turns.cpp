@@ -41,7 +41,7 @@ class Teller : public Backend {
   void finish() override {}
   void save_state(int32_t, std::byte*) override {}
   void load_state(int32_t, const std::byte*) override {}
-  void copy_sequence(int32_t, int32_t, int64_t, int64_t) override {}
+  void copy_sequence(int32_t, int32_t, int64_t, std::span<const Rows>) override {}
   void give_back(int32_t, int64_t, int64_t, CacheLayers) override {}
   void connect(const ValueMemory&) override {}
   std::byte* memory_of(plan::ValueId) const override { return nullptr; }

@@ -30,6 +30,7 @@ WINDOWED = [
     if shape.architecture in {"gemma3", "gpt-oss", "gemma4", "olmo2", "muse-glimmer"}
 ]
 GPT_OSS = next(shape for shape in SHAPES if shape.architecture == "gpt-oss" and shape.n_layers == 3)
+WINDOWED_GPT_OSS = replace(GPT_OSS, metadata={**GPT_OSS.metadata, "context_length": 16384})
 ROW = GPT_OSS.n_layers * 2 * GPT_OSS.kv_heads * GPT_OSS.head_dim * 4
 """Bytes of a token, f32."""
 GPU = {
@@ -133,11 +134,31 @@ def test_the_default_goes_back_to_stops_with_the_same_bits(tmp_path: Path, shape
             assert np.array_equal(decode(full, 0, part), decode(windowed, 0, part))
 
 
+def test_a_copy_takes_the_stops(gpt_oss: Path) -> None:
+    path = random_model(gpt_oss.parent / "copied.gguf", WINDOWED_GPT_OSS)
+    full, s = (opened(path, mode, ctx=8192, sequences=2) for mode in ("full", "window"))
+    text, other = tokens(16, 3500, GPT_OSS), tokens(17, 700, GPT_OSS)
+    for each in (full, s):
+        each.decode([(0, text)], "none")
+        each.decode([(1, other)], "none")  # which the copy takes the place of
+        each.decode([(0, text[:1])], "none")
+        each.copy_prefix(0, 1, 2 * STRIDE)
+    assert s.cache_bytes < full.cache_bytes
+    held = s.cache_bytes
+    assert [s.rewindable(p, 1) for p in (2 * STRIDE, 1500, 1000)] == [2 * STRIDE, STRIDE, 0]
+    s.reset(0)
+    assert s.cache_bytes < held
+    for each in (full, s):
+        each.rewind(STRIDE, 1)
+    assert np.array_equal(decode(full, 1, other), decode(s, 1, other))
+    s.decode([(1, other)], "none")
+    assert s.rewindable(STRIDE + len(other) - SLACK - 1, 1) == STRIDE
+
+
 def test_many_stops_stay_until_their_text_goes(gpt_oss: Path) -> None:
-    shape = replace(GPT_OSS, metadata={**GPT_OSS.metadata, "context_length": 16384})
-    path = random_model(gpt_oss.parent / "long.gguf", shape)
+    path = random_model(gpt_oss.parent / "long.gguf", WINDOWED_GPT_OSS)
     full, s = opened(path, "full", ctx=8192), opened(path, "window", ctx=8192)
-    text = tokens(13, 7000, shape)
+    text = tokens(13, 7000, GPT_OSS)
     for each in (full, s):
         each.decode([(0, text)], "none")
         each.decode([(0, text[:1])], "none")
@@ -146,7 +167,7 @@ def test_many_stops_stay_until_their_text_goes(gpt_oss: Path) -> None:
     assert s.cache_bytes < s.plan["kv_bytes"]
     s.rewind(stops[2])
     full.rewind(stops[2])
-    part = tokens(14, 2000, shape)
+    part = tokens(14, 2000, GPT_OSS)
     assert np.array_equal(decode(full, 0, part), decode(s, 0, part))
     assert [s.rewindable(stop) for stop in stops] == [*stops[:4], 5072]  # its end
     s.decode([(0, part[:1])], "none")

@@ -57,23 +57,26 @@ void CudaExecutor::give_back(int32_t slot, int64_t begin, int64_t end, CacheLaye
            [&](size_t from, size_t to) { cache_.give_back(from, to); });
 }
 
-void CudaExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, int64_t windowed) {
+void CudaExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, std::span<const Rows> windowed) {
   const DeviceScope scope(info().ordinal, "copying a sequence");
-  const auto copy = [&](std::byte* base, size_t slot_bytes, size_t bytes, size_t first = 0) {
-    if (bytes == first) return;
+  const auto copy = [&](std::byte* base, size_t slot_bytes, size_t first, size_t bytes) {
+    if (bytes == 0) return;
     DYNO_CUDA_CHECK(cudaMemcpyAsync(base + slot_bytes * static_cast<size_t>(to) + first,
-                                    base + slot_bytes * static_cast<size_t>(from) + first, bytes - first,
+                                    base + slot_bytes * static_cast<size_t>(from) + first, bytes,
                                     cudaMemcpyDeviceToDevice, stream_.get()));
   };
+  const Rows all[] = {{0, positions}};
   for (const plan::KvLayer& kv : plan_.kv) {
     if (kv.device != device_) continue;
     for (const auto& [offset, row] : {std::pair(kv.k_offset, kv.k_row_bytes), std::pair(kv.v_offset, kv.v_row_bytes)}) {
-      copy(cache_.data() + offset, static_cast<size_t>(plan_.context.ctx * row), static_cast<size_t>(positions * row),
-           kv.window > 0 ? static_cast<size_t>(windowed * row) : 0);
+      for (const Rows& rows : kv.window > 0 ? windowed : std::span<const Rows>(all)) {
+        copy(cache_.data() + offset, static_cast<size_t>(plan_.context.ctx * row),
+             static_cast<size_t>(rows.begin * row), static_cast<size_t>((rows.end - rows.begin) * row));
+      }
     }
   }
   for (const plan::State& state : plan_.states) {
-    if (state.device == device_) copy(states_.data() + state.offset, state.sequence_bytes(), state.sequence_bytes());
+    if (state.device == device_) copy(states_.data() + state.offset, state.sequence_bytes(), 0, state.sequence_bytes());
   }
   finish();
 }
