@@ -81,7 +81,7 @@ def test_bits_do_not_depend_on_threads(config: dict[str, Any]) -> None:
     cache = Cache(3)
     runs = [(0, 200, 5), (1, 0, 50)]
     expected = cache.run(runs, config)
-    for threads in (2, 3, 7):
+    for threads in (2, 3, 7, 32):
         np.testing.assert_array_equal(cache.run(runs, config, threads=threads), expected)
 
 

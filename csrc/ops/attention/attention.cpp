@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "ops/attention/cpu_launch.h"
+#include "ops/attention/decode_cut.h"
 #include "ops/attention/kernels.h"
 #include "ops/attention/kernels_cuda.h"
 #include "ops/contract.h"
@@ -357,11 +358,7 @@ Config default_config(const AttentionDesc& desc, const DeviceInfo& device) {
   // Transposed scores waste the lanes that few rows leave empty; and only the decode variant splits the keys, for when
   // there are fewer tiles than cores.
   if (rows <= kDecodeRows || (desc.m <= kDecodeMaxTokens && tiles(16) < device.cores)) {
-    // Parts enough for a task to take heads that lie together: these are read faster than heads apart.
-    const int64_t tasks = tiles(kDecodeRows) / most_decode_heads(desc.kv_heads);
-    int16_t splits = 1;
-    while (splits < 16 && tasks * splits < 2 * device.cores) splits = static_cast<int16_t>(splits * 2);
-    return decode_params{.splits = splits};
+    return decode_params{.splits = static_cast<int16_t>(decode_splits(desc, device.cores))};
   }
   // The largest tile that leaves every core several of them and half of its second-level cache to others: a tile reads
   // and widens the keys anew.
@@ -409,7 +406,7 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
   }
   if (config.variant == k_decode) {
     const DecodeLayout layout(desc, decode_params::of(config).splits);
-    return static_cast<size_t>(layout.private_floats + layout.tiles_per_round * layout.tile_floats) * sizeof(float);
+    return static_cast<size_t>(layout.private_floats + layout.tiles_per_share * layout.tile_floats) * sizeof(float);
   }
   const auto blocked = blocked_params::of(config);
   return static_cast<size_t>(blocked_floats(blocked.q_tile, blocked.k_block, desc.dk, desc.dv)) * sizeof(float);

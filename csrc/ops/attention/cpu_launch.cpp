@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "ops/attention/decode_cut.h"
 #include "ops/attention/kernels.h"
 #include "ops/parallel.h"
 #include "ops/runs.h"
@@ -10,9 +11,6 @@
 namespace dyno::ops {
 
 namespace {
-
-// Partial results of the decode variant that are alive together; more rows are done in rounds.
-constexpr int64_t kPartialFloats = int64_t{1} << 18;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t step) { return ceil_div(a, step) * step; }
@@ -82,19 +80,6 @@ struct Tiles {
   }
 };
 
-// The keys of a decode task in up to `splits` parts of `least` blocks or more, the longest first; no two differ by more
-// than a block.
-struct KeyParts {
-  int64_t begin, end, blocks, parts;
-
-  KeyParts(int64_t begin, int64_t end, int64_t splits, int64_t least)
-      : begin(begin),
-        end(end),
-        blocks(ceil_div(end - begin, kDecodeKeys)),
-        parts(std::clamp<int64_t>(blocks / least, 1, splits)) {}
-  int64_t first(int64_t part) const { return std::min(end, begin + ceil_div(blocks * part, parts) * kDecodeKeys); }
-};
-
 // Multiply-adds that are worth waking a thread for.
 constexpr int64_t kThreadWork = int64_t{1} << 16;
 
@@ -114,25 +99,6 @@ int64_t blocked_floats(int64_t q_tile, int64_t k_block, int64_t dk, int64_t dv) 
   return rows * dk + k_block * (dk_pad + dv_pad + kBlockedPanel) + rows * dv_pad + 4 * rows + 6 * 16;
 }
 
-int64_t most_decode_heads(int64_t kv_heads) {
-  int64_t most = 1;
-  for (int64_t heads = 2; heads <= std::min<int64_t>(kv_heads, 8); ++heads) {
-    if (kv_heads % heads == 0) most = heads;
-  }
-  return most;
-}
-
-DecodeLayout::DecodeLayout(const AttentionDesc& desc, int64_t splits) {
-  const int64_t heads = most_decode_heads(desc.kv_heads);
-  private_floats = heads * kDecodeRows * (round_up(desc.dk, 16) + kDecodeKeys) + round_up(desc.dv, 16);
-  row_floats = kPartialHead + round_up(desc.dv, 16);
-  part_floats = kDecodeRows * row_floats;
-  tile_floats = splits * part_floats;
-  const int64_t group = desc.heads / desc.kv_heads;
-  const int64_t most_tiles = desc.kv_heads * std::min(desc.m * ceil_div(group, kDecodeRows), desc.m * group);
-  tiles_per_round = std::clamp<int64_t>(kPartialFloats / tile_floats, 1, std::max<int64_t>(most_tiles, 1));
-}
-
 void launch_blocked(int64_t q_tile, int64_t k_block, const AttentionDesc& desc, const AttentionArgs& args,
                     CpuContext& context) {
   const AttentionTask base = task_of(desc, args);
@@ -147,52 +113,47 @@ void launch_decode(int64_t splits, const AttentionDesc& desc, const AttentionArg
   const DecodeLayout layout(desc, splits);
   const AttentionTask base = task_of(desc, args);
   const Tiles tiles{desc, args, kDecodeRows};
-  // The partial results lie behind the first thread's private part; its own share of the scratch holds them all.
-  float* partials = reinterpret_cast<float*>(context.scratch) + layout.private_floats;
   const int64_t work = total_work(desc, args);
   const int64_t all = tiles.count();
-  // Another thread may read what a part adds up, so parts are longer where many heads make items enough.
-  const int64_t least = std::clamp<int64_t>(2 * desc.kv_heads / splits, 1, 4);
+  if (all == 0) return;
   const auto parts_of = [&](const AttentionTask& task) {
-    return KeyParts(task.key_begin, task.key_end, splits, least);
+    return KeyParts(task.key_begin, task.key_end, desc.kv_heads, splits);
   };
-  // Heads of a position lie next to each other: a thread that takes them all reads one stream. As many as leave every
-  // thread two items at least.
   int64_t parts = 0;
-  for (int64_t tile = 0; tile < all; tile += desc.kv_heads) parts += parts_of(tiles.get(base, tile)).parts;
-  int64_t together = 1;
-  for (int64_t heads = 2; heads <= std::min(most_decode_heads(desc.kv_heads), layout.tiles_per_round); ++heads) {
-    const bool enough = desc.kv_heads / heads * parts >= 2 * int64_t{context.threads};
-    if (desc.kv_heads % heads == 0 && enough) together = heads;
-  }
-  const int64_t round_tiles = layout.tiles_per_round / together * together;
-  for (int64_t first = 0; first < all; first += round_tiles) {
-    const int64_t round = std::min(round_tiles, all - first);
-    const int64_t groups = round / together;
+  for (int64_t tile = 0; tile < all; tile += desc.kv_heads) parts += parts_of(tiles.get(base, tile)).count;
+  const DecodeCut cut = cut_decode(desc.kv_heads, all, parts, layout.tiles_per_share, context.threads);
+  // Of a tile of the round. The groups are dealt out to the shares of all threads, one after the other.
+  const auto partials_of = [&](int64_t tile) {
+    const int64_t group = tile / cut.heads, share = group % context.threads;
+    const int64_t at = group / context.threads * cut.heads + tile % cut.heads;
+    return reinterpret_cast<float*>(thread_scratch(context, static_cast<int>(share))) + layout.private_floats +
+           at * layout.tile_floats;
+  };
+  for (int64_t first = 0; first < all; first += cut.round_groups * cut.heads) {
+    const int64_t groups = std::min(cut.round_groups, (all - first) / cut.heads);
     parallel_items(context, groups * splits, work, kThreadWork, [&](int64_t item, std::byte* scratch) {
-      const int64_t tile = item % groups * together, part = item / groups;
+      const int64_t tile = item % groups * cut.heads, part = item / groups;
       AttentionTask task = tiles.get(base, first + tile);
       const KeyParts keys = parts_of(task);
-      if (part >= keys.parts) return;
-      task.kv_heads = together;
+      if (part >= keys.count) return;
+      task.kv_heads = cut.heads;
       task.key_begin = keys.first(part);
       task.key_end = keys.first(part + 1);
-      float* partial = partials + tile * layout.tile_floats + part * layout.part_floats;
-      DYNO_DISPATCH_ISA(context.isa, attention_decode(task, reinterpret_cast<float*>(scratch), partial,
-                                                      layout.tile_floats, layout.row_floats));
+      DYNO_DISPATCH_ISA(context.isa, attention_decode(task, reinterpret_cast<float*>(scratch),
+                                                      partials_of(tile) + part * layout.part_floats, layout.tile_floats,
+                                                      layout.row_floats));
     });
     const auto combine = [&](int64_t begin, int64_t end, std::byte* scratch) {
-      for (int64_t t = begin; t < end; ++t) {
-        const AttentionTask task = tiles.get(base, first + t);
-        const int64_t parts_done = parts_of(task).parts;
-        for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-          const float* partial = partials + t * layout.tile_floats + (row - task.row_begin) * layout.row_floats;
-          DYNO_DISPATCH_ISA(context.isa, attention_combine(task, row, partial, layout.part_floats, parts_done,
+      for (int64_t tile = begin; tile < end; ++tile) {
+        const AttentionTask task = tiles.get(base, first + tile);
+        const float* partial = partials_of(tile);
+        for (int64_t row = task.row_begin; row < task.row_end; ++row, partial += layout.row_floats) {
+          DYNO_DISPATCH_ISA(context.isa, attention_combine(task, row, partial, layout.part_floats, parts_of(task).count,
                                                            reinterpret_cast<float*>(scratch)));
         }
       }
     };
-    parallel_ranges(context, round, layout.tile_floats, int64_t{1} << 15, combine);
+    parallel_ranges(context, groups * cut.heads, layout.tile_floats, int64_t{1} << 15, combine);
   }
 }
 
