@@ -20,6 +20,7 @@ from chat_model import chat_model
 from dyno import Engine, GgufError, ModelError, PlanError
 from dyno._grammar import Grammar
 from dyno._sampling import Sampling
+from dyno.chat._rendering import Renderer
 from dyno.server import Options, create_app
 from dyno.server.opening import Recipe, opened
 from dyno.server.running import Pieces
@@ -286,6 +287,34 @@ def test_rules_that_compile_keep_no_other_text_waiting(
         # The queue of this server is short.
         assert {each.result().status_code for each in ruled} <= {200, 429}
     assert client.post("/v1/completions", json=body).status_code == 200
+
+
+def test_conversations_that_are_rendered_keep_no_other_text_waiting(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, requests = served.client, 20  # more than there are threads of either kind
+    rendering: list[None] = []
+    ready = threading.Event()
+    render = Renderer.render
+
+    def slow(self: Renderer, *given: Any) -> dict[str, Any]:
+        rendering.append(None)
+        assert ready.wait(120)
+        return render(self, *given)
+
+    monkeypatch.setattr(Renderer, "render", slow)
+    with ThreadPoolExecutor(requests) as pool:
+        try:
+            chats = [pool.submit(chat, client) for _ in range(requests)]
+            until(lambda: len(rendering) == 4)
+            text = client.post("/v1/completions", json={"prompt": "a", **GREEDY, "timeout": 60})
+            assert text.status_code == 200, text.text
+            assert client.post("/tokenize", json={"content": "a"}).status_code == 200
+            assert len(rendering) == 4
+        finally:
+            ready.set()
+        # The queue of this server is short.
+        assert {each.result().status_code for each in chats} <= {200, 429}
 
 
 def test_a_text_that_was_cancelled_compiles_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,9 @@ __all__ = ["Endpoints"]
 
 Body = TypeVar("Body", bound=Known)
 _OPENERS = 16
-"""Threads in which requests are prepared: templates and tokens. More would only take memory."""
+"""Threads in which texts begin. More would only take memory."""
+_RENDERERS = 4
+"""Threads in which conversations become prompts. One process renders them, and they wait for it."""
 _COMPILERS = 4
 """Threads in which texts with rules begin: a schema or a grammar may take seconds to compile."""
 
@@ -92,6 +94,8 @@ class Endpoints:
         self.metrics.watch(self.scheduler)
         # Texts and answers to short questions begin in these; no thread is held for longer than that takes.
         self._threads = Threads(_OPENERS)
+        # Of their own, so that texts without a template do not wait for long conversations.
+        self._renderers = Threads(_RENDERERS)
         # Of their own, so that texts without rules do not wait for those that compile.
         self._compilers = Threads(_COMPILERS)
         # A request for vectors holds its thread to the end.
@@ -104,17 +108,17 @@ class Endpoints:
     async def chat(self, request: Request) -> Response:
         body = await self._body(request, ChatBody)
         make = (Chat, self._engine, body, self._options.template, self._options.model)
-        return await self._answer(request, body, body.stream, make, OPENAI)
+        return await self._answer(request, body, body.stream, make, OPENAI, self._renderers)
 
     async def completions(self, request: Request) -> Response:
         body = await self._body(request, CompletionBody)
         make = (Completions, self._engine, body, self._options.model)
-        return await self._answer(request, body, body.stream, make, OPENAI)
+        return await self._answer(request, body, body.stream, make, OPENAI, self._threads)
 
     async def messages(self, request: Request) -> Response:
         body = await self._body(request, MessagesBody)
         make = (Messages, self._engine, body, self._options.template, self._options.model)
-        return await self._answer(request, body, body.stream, make, MESSAGES)
+        return await self._answer(request, body, body.stream, make, MESSAGES, self._renderers)
 
     async def embeddings(self, request: Request) -> Response:
         body = await self._body(request, EmbeddingBody)
@@ -127,14 +131,20 @@ class Endpoints:
 
     async def count_tokens(self, request: Request) -> Response:
         body = await self._body(request, CountBody)
-        counted = self._threads.run(count_tokens, self._engine, body, self._options.template)
+        counted = self._renderers.run(count_tokens, self._engine, body, self._options.template)
         return JSONResponse(await self._deadline(body).hold(counted))
 
     async def _answer(
-        self, request: Request, body: RequestBody, stream: bool, make: tuple[Any, ...], wire: Wire
+        self,
+        request: Request,
+        body: RequestBody,
+        stream: bool,
+        make: tuple[Any, ...],
+        wire: Wire,
+        makers: Threads,
     ) -> Response:
         deadline = self._deadline(body)
-        answer: _Answer = await deadline.hold(self._threads.run(*make))
+        answer: _Answer = await deadline.hold(makers.run(*make))
         # One request does not fill the queue: its texts share as many places as there are sequences.
         ruled = any(text.has_rules for text in answer.texts)
         threads = self._compilers if ruled else self._threads
