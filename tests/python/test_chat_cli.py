@@ -153,6 +153,13 @@ def test_words_that_can_not_be_read(model: Path, words: tuple[str, ...], message
     assert message in " ".join(err.replace("│", " ").split())
 
 
+def test_a_variable_of_the_template_does_not_replace_the_tools(model: Path) -> None:
+    words = ("--chat", "-p", "x", "-n", 1, "--chat-template-kwargs", '{"tools": []}')
+    code, _, err = run("run", model, *words, *PLAIN)
+    assert code == 1
+    assert "[chat] the conversation gives the template's variable tools its value" in err
+
+
 def test_a_file_without_a_template_says_what_to_pass(tmp_path: Path) -> None:
     bare = chat_model(tmp_path / "bare.gguf", template=None)
     for command in (("run", bare, "--chat", "-p", "x"), ("chat", bare)):

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,6 +22,9 @@ from dyno.chat.template import BUILT_IN, Rendered, encode
 from dyno.errors import ChatError
 from dyno.tokenizer import Tokenizer
 from vocabularies import CONTROL, byte_level, sentencepiece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "chat"
 NOW = datetime.datetime(2026, 11, 24, 12)
@@ -58,6 +61,153 @@ def public_templates(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     assert len(found) >= 20
     return found
+
+
+def test_public_templates_take_messages_of_the_public_api(request: pytest.FixtureRequest) -> None:
+    """Arguments as JSON text and content in parts come out as objects and text do in the reference."""
+    wrong, called, parts = [], 0, 0
+    for data in public_templates(request):
+        special = {name: data[name] or "" for name in ("bos_token", "eos_token", "unk_token")}
+        template = ChatTemplate(data["template"], data["family"], special)
+        for case in data["cases"]:
+            more = {**case["kwargs"], "add_generation_prompt": case["add_generation_prompt"]}
+            now = datetime.datetime.fromisoformat(data["now"])
+            objects = with_arguments(case["messages"], lambda given: json.loads(given or "{}"))
+            listed = any(isinstance(message.get("content"), list) for message in objects)
+            expected = case.get("rendered")
+            if objects != case["messages"] or (listed and not_parts(expected)):
+                plain = [
+                    {**message, "content": "\n".join(part["text"] for part in message["content"])}
+                    if isinstance(message.get("content"), list)
+                    else message
+                    for message in objects
+                ]
+                try:
+                    expected = template.render(plain, tools=case["tools"], now=now, **more).text
+                except ChatError:
+                    expected = None
+            if expected is None:
+                continue
+            texts = with_arguments(objects, json.dumps)
+            called, parts = called + (texts != objects), parts + listed
+            found = template.prompt(texts, case["tools"], more, now).text
+            if found != expected:
+                wrong.append(f"{data['family']}: {case['name']}")
+    assert not wrong
+    assert called > 150
+    assert parts > 20
+
+
+def with_arguments(messages: list[dict[str, Any]], change: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """Messages whose tool calls have other arguments, where the change is one."""
+    found: list[dict[str, Any]] = json.loads(json.dumps(messages))
+    for message in found:
+        for call in message.get("tool_calls") or []:
+            function = call.get("function", call)
+            if isinstance(function["arguments"], str) != (change is json.dumps):
+                function["arguments"] = change(function["arguments"])
+    return found
+
+
+def not_parts(rendered: str | None) -> bool:
+    """Whether a template does not take parts: it fails, drops them or writes them as they are."""
+    return (
+        rendered is None or "part one" not in rendered or re.search("['\"]type['\"]: ", rendered) is not None
+    )
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b": "ü"}'}}
+CALLED = [*USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("{% for k, v in arguments | items %}{{ k }}={{ v }};{% endfor %}", "a=1;b=ü;"),
+        ("{% for k, v in arguments.items() %}{{ k }}={{ v }};{% endfor %}", "a=1;b=ü;"),
+        ("{{ arguments | tojson }}", '{"a": 1, "b": "ü"}'),
+        ("{{ arguments if arguments is string else arguments | tojson }}", '{"a": 1, "b": "ü"}'),
+        ("{{ '<' + arguments + '>' }}", '<{"a": 1, "b": "ü"}>'),
+        ("<{{ arguments }}>", '<{"a": 1, "b": "ü"}>'),
+    ],
+)
+@pytest.mark.parametrize("given", [str, json.loads])
+def test_arguments_have_the_form_that_the_template_takes(
+    arguments: str, expected: str, given: Callable[[str], Any]
+) -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% for c in m.tool_calls %}{% set arguments = c.function.arguments %}"
+        + arguments
+        + "{% endfor %}{% endfor %}"
+    )
+    function = {**CALL["function"], "arguments": given(CALL["function"]["arguments"])}
+    messages = [*USER, {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}]
+    assert template.prompt(messages).text == expected
+
+
+@pytest.mark.parametrize("wrong", ['{"a": ', "[1]", "5"])
+def test_arguments_that_are_not_an_object_stay_text(wrong: str) -> None:
+    template = ChatTemplate(
+        "{% for c in messages[-1].tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}"
+    )
+    function = {"name": "f", "arguments": wrong}
+    messages = [*USER, {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}]
+    assert template.prompt(messages).text == json.dumps(wrong)
+    messages[-1]["tool_calls"][0]["function"]["arguments"] = " "
+    assert template.prompt(messages).text == "{}"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{{ m.content }}", "<one\ntwo>"),
+        ("{{ '' + m.content }}", "<one\ntwo>"),
+        ("{{ m.content | tojson }}", '<"one\\ntwo">'),
+        ("{% if m.content is string %}{{ m.content }}{% endif %}", "<one\ntwo>"),
+        (
+            "{% if m.content is string %}{{ m.content }}{% else %}"
+            "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %}",
+            "<[one][two]>",
+        ),
+    ],
+)
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
+def test_parts_are_one_text_unless_the_template_takes_parts(content: str, expected: str, role: str) -> None:
+    parts = [{"type": "text", "text": text} for text in ("one", "two")]
+    template = ChatTemplate(f"{{% for m in messages %}}<{content}>{{% endfor %}}")
+    assert template.prompt([{"role": role, "content": parts}]).text == expected
+
+
+def test_a_template_may_take_parts_of_one_role() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}{{ m.content[-1].text }}"
+        "{% else %}{{ '' + m.content }}{% endif %}{% endfor %}"
+    )
+    parts = [{"type": "text", "text": text} for text in ("one", "two")]
+    messages = [{"role": role, "content": parts} for role in ("user", "assistant")]
+    assert template.prompt(messages).text == "twoone\ntwo"
+
+
+@pytest.mark.parametrize("name", ["tools", "messages"])
+def test_variables_are_no_way_to_replace_the_conversation(name: str) -> None:
+    with pytest.raises(ChatError, match=f"gives the template's variable {name} its value"):
+        ChatTemplate("{{ messages }}").prompt(USER, None, {name: []})
+
+
+@pytest.mark.parametrize("name", ["self", "now", "strftime_now", "documents", "name", "text"])
+def test_variables_may_have_any_other_name(name: str) -> None:
+    value: Any = [{"text": "a"}] if name == "documents" else "b"
+    template = ChatTemplate(
+        "{{ now }}{{ name }}{{ text }}{% for d in documents or [] %}{{ d.text }}{% endfor %}"
+    )
+    expected = {"documents": "a", "self": "", "strftime_now": ""}.get(name, "b")
+    assert template.prompt(USER, None, {name: value}).text == expected
+
+
+@pytest.mark.parametrize("documents", [5, "a", {}, ["a"]])
+def test_documents_are_a_list_of_objects(documents: Any) -> None:
+    with pytest.raises(ChatError, match=r"documents is .*; expected a list of objects"):
+        ChatTemplate("a").prompt(USER, None, {"documents": documents})
 
 
 def test_public_templates_render_as_the_reference_does(request: pytest.FixtureRequest) -> None:
@@ -177,7 +327,7 @@ def test_limits(text: str, message: str) -> None:
 def test_the_process_has_no_secret_and_ends_with_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_KEY", "hunter2")
     renderer = Renderer(Limits(seconds=5))
-    request = {"template": "x", "messages": [], "variables": {}, "tokens": {}, "now": None}
+    request = {"template": "x", "messages": [], "variables": {}, "tokens": {}, "now": None, "fits": False}
     assert renderer.render(request, "t")["text"] == "x"
     process = renderer._process
     assert process is not None
@@ -189,7 +339,7 @@ def test_the_process_has_no_secret_and_ends_with_its_owner(monkeypatch: pytest.M
 
 def test_a_process_that_was_killed_is_started_again() -> None:
     renderer = Renderer(Limits(seconds=5))
-    request = {"template": "x", "messages": [], "variables": {}, "tokens": {}, "now": None}
+    request = {"template": "x", "messages": [], "variables": {}, "tokens": {}, "now": None, "fits": False}
     assert renderer.render(request, "t")["text"] == "x"
     assert renderer._process is not None
     renderer._process.kill()

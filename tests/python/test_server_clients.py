@@ -13,6 +13,7 @@ from served import GREEDY, HELLO, KEY, Served, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import httpx
 
@@ -127,6 +128,64 @@ def test_completions_and_errors(served: Served, chatgpt: Any) -> None:
         chatgpt.with_options(api_key="wrong").models.list()
     with pytest.raises(openai.NotFoundError):
         chatgpt.images.generate(prompt="a cat")
+
+
+def test_content_may_come_in_parts(chatgpt: Any) -> None:
+    asked = {"model": "any", **GREEDY}
+    expected = chatgpt.chat.completions.create(messages=HELLO, **asked)
+    for part in ({"type": "text", "text": "Hello"}, {"type": "input_text", "text": "Hello"}):
+        got = chatgpt.chat.completions.create(messages=[{"role": "user", "content": [part]}], **asked)
+        assert got.choices[0].message == expected.choices[0].message
+        assert got.usage.prompt_tokens == expected.usage.prompt_tokens
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for parts, param, words in (
+        (
+            [{"type": "text", "text": "Hello"}, image],
+            "messages.1.content.1.type",
+            "'image_url' is not supported",
+        ),
+        ([5], "messages.1.content.0", "expected an object"),
+        ([{"type": "text", "text": 5}], "messages.1.content.0.text", "expected a text"),
+        ({"text": "Hello"}, "messages.1.content", "expected a text or a list of parts"),
+    ):
+        messages = [*HELLO, {"role": "user", "content": parts}]
+        with pytest.raises(openai.BadRequestError, match=words) as told:
+            chatgpt.chat.completions.create(messages=messages, **asked)
+        assert told.value.param == param
+
+
+ITEMS = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{% for name, value in c.function.arguments | items %}<{{ name }}={{ value }}>{% endfor %}{% endfor %}"
+    "{% endfor %}"
+)
+
+
+def test_both_clients_give_the_results_of_tools_to_a_template_of_objects(
+    tmp_path: Path, answers: list[Part]
+) -> None:
+    """The API has arguments as JSON text, and the template runs over the items of an object."""
+    model = chat_model(tmp_path / "m.gguf", ITEMS)
+    answers += [Part(tool_call=ToolCall("weather", '{"place": "x"}'))]
+    function = {"type": "function", "function": {"name": "weather", "parameters": TOOL["input_schema"]}}
+    asked = {"model": "any", "messages": HELLO}
+    with serving(model, Options(model="tiny", api_key=KEY)) as server:
+        expected = len(server.engine.tokenize("Hello<place=x>rain"))
+        with openai.OpenAI(base_url=f"{server.address}/v1", api_key=KEY, max_retries=0) as client:
+            answer = client.chat.completions.create(**asked, tools=[function]).choices[0].message
+            result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": "rain"}
+            asked["messages"] = [*HELLO, answer, result]
+            assert client.chat.completions.create(**asked).usage.prompt_tokens == expected
+        asked = {"model": "any", "messages": HELLO, "max_tokens": 9}
+        with anthropic.Anthropic(base_url=server.address, api_key=KEY, max_retries=0) as client:
+            content = client.messages.create(**asked, tools=[TOOL]).content
+            result = {"type": "tool_result", "tool_use_id": content[0].id, "content": "rain"}
+            asked["messages"] = [
+                *HELLO,
+                {"role": "assistant", "content": content},
+                {"role": "user", "content": [result]},
+            ]
+            assert client.messages.create(**asked).usage.input_tokens == expected
 
 
 # ---- anthropic ----

@@ -152,6 +152,43 @@ def test_a_text_of_digits_is_no_token() -> None:
             DetokenizeBody.model_validate_json(json.dumps({"tokens": tokens}))
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"tools": []}, "the template's variable tools"),
+        ({"messages": []}, "the template's variable messages"),
+        ({"documents": 5}, "expected a list of objects"),
+        ({"now": "2024-01-01"}, None),
+        ({"self": 1}, None),
+    ],
+)
+def test_variables_of_a_template_cause_no_failure(
+    client: httpx.Client, path: str, variables: dict[str, Any], words: str | None
+) -> None:
+    body = {"messages": HELLO, "max_tokens": 1, "chat_template_kwargs": variables}
+    response = client.post(path, json=body)
+    assert response.status_code == (400 if words else 200), response.text
+    assert (words or "") in response.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"])
+def test_more_messages_than_tokens_are_not_rendered(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """One process renders for all clients, and a body has room for 250,000 empty messages."""
+
+    def rendered(*_: object) -> None:
+        raise AssertionError("it was rendered")
+
+    monkeypatch.setattr("dyno.chat._rendering.Renderer.render", rendered)
+    body = {"messages": [{"role": "user", "content": ""}] * 257, "max_tokens": 1}
+    response = client.post(path, json=body)
+    assert response.status_code == 400
+    assert "at least 257 tokens, ctx is 256" in response.json()["error"]["message"]
+    assert client.post(path, json={**body, "messages": body["messages"][:1]}).status_code == 500
+
+
 @pytest.mark.parametrize("kind", [CompletionBody, MessagesBody])
 def test_a_request_may_have_the_settings_that_python_may(kind: type[BaseModel]) -> None:
     names = [name for name in BOUNDS if name in kind.model_fields and name not in ("seed", "logprobs")]

@@ -120,4 +120,4 @@ def render(template: Template, variables: dict[str, Any], now: datetime.datetime
     def strftime_now(form: str) -> str:
         return (now or datetime.datetime.now()).strftime(form)
 
-    return template.render(**variables, strftime_now=strftime_now)
+    return template.render({**variables, "strftime_now": strftime_now})

@@ -12,12 +12,16 @@ import json
 import resource
 import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
+from dyno.chat._forms import Forms
 from dyno.chat._jinja import ChatEnvironment, Refused, render
 from dyno.chat._origin import Text, own, spans_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["answer", "main"]
 
@@ -30,20 +34,35 @@ def _compiled(text: str) -> Any:
     return ChatEnvironment().from_string(text)
 
 
+@functools.lru_cache(maxsize=8)
+def _forms(text: str, tokens: tuple[tuple[str, str], ...]) -> Forms:
+    template = _compiled(text)
+
+    def rendered(messages: Sequence[Any], tools: Sequence[Any] | None) -> str:
+        variables = {"tools": tools, "documents": None, "add_generation_prompt": False, **dict(tokens)}
+        return render(template, {**variables, "messages": messages}, None)
+
+    return Forms(rendered)
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """The rendered `text` with `own`, the spans that the template wrote; or `error` with its `kind`.
 
     Args:
         request: `template`, `messages`, `variables`, `tokens` (names of special tokens by variable), `now`
-        (ISO 8601 or None) and `max_chars`.
+        (ISO 8601 or None), `fits` (whether messages may change their form to one that the template takes)
+        and `max_chars`.
     """
-    now = request["now"]
+    now, messages = request["now"], request["messages"]
     try:
         template = _compiled(request["template"])
+        if request["fits"]:
+            forms = _forms(request["template"], tuple(request["tokens"].items()))
+            messages = [forms.fitted(message) for message in messages]
         variables = {
             **request["variables"],
             **{name: own(token) for name, token in request["tokens"].items()},
-            "messages": [_message(message) for message in request["messages"]],
+            "messages": [_message(message) for message in messages],
         }
         text = render(template, variables, datetime.datetime.fromisoformat(now) if now else None)
     except TemplateSyntaxError as error:

@@ -66,7 +66,8 @@ class Reply(PieceRun[Part]):
         self._stop = StopFilter([stop] if isinstance(stop, str) else stop)
         if slot is not None:
             engine._slots.check_exists(slot, int(engine.settings["sequences"]))
-        rendered = template.render(messages, tools=tools, **variables)
+        check_length("[chat] the conversation", engine, len(messages), "at least ")  # one for each message
+        rendered = template.prompt(messages, tools, variables)
         check_least("[chat] the conversation", engine, rendered.text)
         prompt, as_text = encode(engine.tokenizer, rendered)
         _warn_of_lost_tokens(as_text, messages, tools, template.name)

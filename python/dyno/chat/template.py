@@ -74,7 +74,7 @@ class ChatTemplate:
         now: datetime.datetime | None = None,
         **variables: Any,
     ) -> Rendered:
-        """The prompt of a conversation.
+        """The prompt of a conversation, whose messages have the form that the template expects.
 
         Args:
             messages: Dicts with `role` and `content`, and `tool_calls` or reasoning where a message has them.
@@ -87,6 +87,52 @@ class ChatTemplate:
         Raises:
             ChatError: The template is wrong, refuses the messages, fails on them or exceeds a limit.
         """
+        more = {
+            **variables,
+            **({"documents": list(documents)} if documents else {}),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._rendered(messages, tools, more, now, fits=False)
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        now: datetime.datetime | None = None,
+    ) -> Rendered:
+        """The prompt of a conversation of the public API, for the model's answer.
+
+        Templates differ in the form of messages. So arguments of tool calls become objects, or JSON text if
+        the template needs that, and a content of several text parts becomes one text, unless the template
+        takes parts.
+
+        Args:
+            messages, tools, now: As of `render`.
+            variables: Further variables of the template.
+
+        Raises:
+            ChatError: As `render`, or a variable is impossible.
+        """
+        given = variables or {}
+        for name in ("messages", "tools"):
+            if name in given:
+                raise ChatError(f"[chat] the conversation gives the template's variable {name} its value")
+        documents = given.get("documents")
+        listed = isinstance(documents, list) and all(isinstance(each, dict) for each in documents)
+        if documents is not None and not listed:
+            raise ChatError(f"[chat] documents is {documents!r:.80}; expected a list of objects")
+        return self._rendered(messages, tools, {"add_generation_prompt": True, **given}, now, fits=True)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        now: datetime.datetime | None,
+        *,
+        fits: bool,
+    ) -> Rendered:
         request = {
             "template": self.text,
             "messages": [_prepared(message) for message in messages],
@@ -95,11 +141,10 @@ class ChatTemplate:
                 "documents": None,
                 **variables,
                 **({"tools": list(tools)} if tools else {}),
-                **({"documents": list(documents)} if documents else {}),
-                "add_generation_prompt": add_generation_prompt,
             },
             "tokens": dict(self.tokens),
             "now": None if now is None else now.isoformat(),
+            "fits": fits,
         }
         reply = _renderer(self.limits).render(request, self.name)
         if "text" in reply:

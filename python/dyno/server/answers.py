@@ -13,6 +13,7 @@ from dyno._generate import StopFilter
 from dyno._sampling import Sampling
 from dyno._writing import most_tokens, prompt_tokens
 from dyno.chat import Part, Reply
+from dyno.server.conversation import conversation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,17 +65,19 @@ class Chat:
         model: The name that responses carry.
 
     Raises:
+        ApiError: A message has a content that is not text.
         ChatError, PlanError: As `Engine.chat`.
     """
 
     def __init__(self, engine: Engine, body: ChatBody, template: ChatTemplate | None, model: str) -> None:
         self._engine, self._body = engine, body
+        messages = conversation(body.messages)
         tools = None if body.tool_choice == "none" else body.tools
         template = template or engine.chat_template(tools=bool(tools))
         self.texts = [
             Reply(
                 engine,
-                body.messages,
+                messages,
                 template,
                 tools,
                 body.variables(),

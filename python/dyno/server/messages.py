@@ -7,6 +7,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from dyno._sampling import Sampling
+from dyno._writing import check_length
 from dyno.chat import Part, Reply
 from dyno.chat.template import encode
 
@@ -26,7 +27,9 @@ def count_tokens(engine: Engine, body: CountBody, template: ChatTemplate | None)
     """The number of tokens of a conversation's prompt; arguments and errors as of `Messages`."""
     tools = body.functions()
     template = template or engine.chat_template(tools=bool(tools))
-    rendered = template.render(body.conversation(), tools=tools, **body.variables())
+    messages = body.conversation()
+    check_length("[chat] the conversation", engine, len(messages), "at least ")  # as for an answer
+    rendered = template.prompt(messages, tools, body.variables())
     return {"input_tokens": len(encode(engine.tokenizer, rendered)[0])}
 
 

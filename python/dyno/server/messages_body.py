@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -202,7 +201,7 @@ def _assistant(blocks: list[Any]) -> dict[str, Any]:
         {
             "id": block.id,
             "type": "function",
-            "function": {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)},
+            "function": {"name": block.name, "arguments": block.input},
         }
         for block in blocks
         if isinstance(block, _ToolUse)

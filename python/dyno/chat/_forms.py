@@ -1,0 +1,133 @@
+"""The forms in which a template takes the content of messages and the arguments of tool calls.
+
+Clients of the public API send content as text or as a list of text parts, and arguments as JSON text. Most
+templates want text and objects, some want parts, and a few want arguments as text. A template does not say
+so, but a short conversation shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["Forms"]
+
+_NAME, _VALUE = "probe_name", "probe_value"
+_OBJECT = {_NAME: _VALUE}
+_ROLES = ("assistant", "developer", "system", "tool", "user")
+_USER = {"role": "user", "content": "a"}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "a",
+        "parameters": {"type": "object", "properties": {_NAME: {"type": "string"}}},
+    },
+}
+
+
+class Forms:
+    """The forms that one template takes.
+
+    Args:
+        render: The prompt of messages and tools; it raises whatever the template raises.
+    """
+
+    def __init__(self, render: Callable[[Sequence[Any], Sequence[Any] | None], str]) -> None:
+        self._render = render
+        self._parts: dict[str, bool] = {}
+        self._objects: bool | None = None
+
+    def fitted(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message as the template takes it."""
+        changed = dict(message)
+        content, calls = changed.get("content"), changed.get("tool_calls")
+        if isinstance(content, list) and _are_texts(content) and not self._takes_parts(changed.get("role")):
+            changed["content"] = "\n".join(part["text"] for part in content)
+        if isinstance(calls, list):
+            changed["tool_calls"] = [self._call(call) for call in calls]
+        return changed
+
+    def _call(self, call: Any) -> Any:
+        if not isinstance(call, dict):
+            return call
+        if isinstance(call.get("function"), dict):
+            return {**call, "function": self._call(call["function"])}
+        if "arguments" not in call:
+            return call
+        given = call["arguments"]
+        arguments = _as_object(given)
+        if isinstance(arguments, dict) and not self._takes_objects():
+            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        return {**call, "arguments": arguments}
+
+    def _takes_objects(self) -> bool:
+        """Whether arguments may be objects: not if these fail or look like Python, and text works."""
+        if self._objects is None:
+            found = self._shown(_called(_OBJECT))
+            works = bool(found) and str(_OBJECT) not in found
+            self._objects = works or not self._shown(_called(json.dumps(_OBJECT)))
+        return self._objects
+
+    def _takes_parts(self, given: Any) -> bool:
+        """Whether the content of a role may be parts: their text comes out, and nothing else of them."""
+        role = given if given in _ROLES else "user"
+        if role not in self._parts:
+            message = {"role": role, "content": [{"type": "text", "text": _VALUE}]}
+            found = self._shown(self._around(role, message))
+            self._parts[role] = bool(found) and "'type'" not in found and '"type"' not in found
+        return self._parts[role]
+
+    def _around(self, role: str, message: dict[str, Any]) -> list[Any]:
+        """A conversation in which a message of a role is in its place."""
+        if role == "user":
+            return [message]
+        if role == "assistant":
+            return [_USER, message, _USER]
+        if role == "tool":
+            *before, result = _called({} if self._takes_objects() else "{}")
+            return [*before, {**result, **message}]
+        return [message, _USER]
+
+    def _shown(self, messages: Sequence[Any]) -> str:
+        """A prompt that holds the probe, or no text if the template fails or leaves it out."""
+        for tools in (None, [_TOOL]):
+            try:
+                found = self._render(messages, tools)
+            # A template raises whatever its author likes. The real messages tell of it.
+            except Exception:
+                continue
+            if _VALUE in found:
+                return found
+        return ""
+
+
+def _called(arguments: object) -> list[dict[str, Any]]:
+    """A conversation with a tool call and its result."""
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+    return [
+        _USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "name": "probe", "content": "a"},
+    ]
+
+
+def _are_texts(content: Sequence[Any]) -> bool:
+    return all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in content
+    )
+
+
+def _as_object(arguments: Any) -> Any:
+    """Arguments as an object, if their text is one. A call without arguments has an empty text, too."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        found = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return arguments  # of a call that a model has written wrongly: the model sees it as it was
+    return found if isinstance(found, dict) else arguments
