@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -273,13 +274,53 @@ def test_an_interrupt_of_a_tune_has_its_exit_code_and_a_line(
     assert said in capsys.readouterr().err
 
 
+class Stopped(InlineExecutor):
+    """Ctrl-C comes while the noise is measured."""
+
+    def measurement(self, *arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_anything_was_judged_writes_no_profile(tmp_path: Path) -> None:
+    """An empty profile would hide the site's proven one."""
+    target = SimulatedTarget("saturating", 5)
+    request = Request(
+        "simulated", Options(Workload(pp=64, tg=8), seed=5), out=tmp_path / "p.yaml", quiet=True
+    )
+    with pytest.raises(Interrupted) as ended:
+        run(request, Stopped(target), target.surface.space())
+    assert str(ended.value) == (
+        "interrupted before anything was proven; no profile was written, continue with --resume. "
+        f"Journal: {tmp_path / 'p.yaml.journal.jsonl'}"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["p.yaml.journal.jsonl"]
+
+
+@pytest.mark.parametrize(("budget", "code"), [(4.0, 1), (60.0, 0)])
+def test_a_budget_too_short_to_judge_anything_ends_with_an_error_code(
+    budget: float, code: int, tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that goes on with the profile has to learn that there is none."""
+
+    def simulated(request: Request) -> Any:
+        target = SimulatedTarget("saturating", 5)
+        options = Options(Workload(pp=64, tg=8), seed=5, budget=budget)
+        made = Request("simulated", options, out=tmp_path / "p.yaml", quiet=True)
+        return run(made, InlineExecutor(target), target.surface.space())
+
+    monkeypatch.setattr("dyno_tuner.run.session.run", simulated)
+    line = (str(tiny_dir / "qwen3moe-tiny.gguf"), "--device", "cpu")
+    ended, said = _tune(*line)
+    assert ended == code, said
+    assert ("profile: no profile was written, because" in said) == bool(code)
+    assert (tmp_path / "p.yaml").exists() != bool(code)
+    ended, said = _tune(*line, "--json")
+    assert ended == code
+    assert json.loads(said)["profile"] == (None if code else str(tmp_path / "p.yaml"))
+
+
 def test_an_interrupt_that_keeps_the_old_profile(tmp_path: Path) -> None:
     """The run ends as interrupted ones do, and what stood there stays."""
-
-    class Stopped(InlineExecutor):
-        def measurement(self, *arguments: Any) -> Any:
-            raise KeyboardInterrupt
-
     target = SimulatedTarget("saturating", 5)
     options = Options(Workload(pp=64, tg=8), seed=5, max_trials=4, rounds=2, max_rounds=2)
     request = Request("simulated", options, out=tmp_path / "p.yaml", quiet=True)

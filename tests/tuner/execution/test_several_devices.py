@@ -14,7 +14,7 @@ from conftest_tuner import WORKLOAD
 from dyno import profiles
 from dyno.devices import Device
 from dyno_tuner.cli.commands import app
-from dyno_tuner.core.errors import TuneError
+from dyno_tuner.core.errors import Interrupted, TuneError
 from dyno_tuner.core.options import Options
 from dyno_tuner.core.protocol import Workload
 from dyno_tuner.execution.device_pool import DevicePool, PoolMember
@@ -262,12 +262,10 @@ def test_ctrl_c_ends_all_devices_and_resumes_to_the_same(tmp_path: Path) -> None
     expected = _tune(straight, _devices(3))
     devices = _devices(3)
     devices[1] = _Interrupted(SimulatedTarget("saturating", 4))
-    stopped = _tune(broken, devices)
-    assert stopped.outcome.status == "interrupted"
-    keys = [r["key"] for r in _operations(journal_path(stopped.path, 1))]
-    assert sum(k.startswith("screen/t") for k in keys) == 2  # what was given up is not there
-    assert len(stopped.outcome.failures) == 0
-    stopped.path.unlink()
+    with pytest.raises(Interrupted, match="no profile was written"):
+        _tune(broken, devices)
+    trials = [r for r in _operations(journal_path(broken / "p.yaml", 1)) if r["key"].startswith("screen/t")]
+    assert [r["result"]["status"] for r in trials] == ["ok", "ok"]  # what was given up is not there
     assert _tune(broken, _devices(3)).outcome.to_dict() == expected.outcome.to_dict()
 
 

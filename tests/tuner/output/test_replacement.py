@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +20,25 @@ from dyno_tuner.record import journal
 from dyno_tuner.run.session import Request, Result, run
 from dyno_tuner.run.share import row_of
 from dyno_tuner.run.tune import Options
+from dyno_tuner.targets.simulated.surfaces import Surface, saturating
 from dyno_tuner.targets.simulated.target import SimulatedTarget
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LONG: dict[str, Any] = {"max_trials": 12, "rounds": 2, "max_rounds": 2}
-SHORT: dict[str, Any] = {"budget": 4.0}
+FLAT = dataclasses.replace(saturating(), rates=lambda settings: {"pp": 400.0, "tg": 30.0})
+SHORT: dict[str, Any] = {"surface": FLAT, "budget": 14.0}
+"""A short tune in which other values lose to the default."""
+SHORTER: dict[str, Any] = {"budget": 4.0}
+"""No time for the noise."""
 
 
-def _tune(folder: Path, seed: int = 5, *, quiet: bool = True, resume: bool = False, **options: Any) -> Result:
-    target = SimulatedTarget("saturating", seed)
+def _tune(
+    folder: Path, seed: int = 5, *, surface: Surface | str = "saturating", quiet: bool = True,
+    resume: bool = False, **options: Any,
+) -> Result:  # fmt: skip
+    target = SimulatedTarget(surface, seed)
     request = Request(
         "simulated", Options(Workload(pp=64, tg=8), seed=seed, **options), out=folder / "p.yaml",
         quiet=quiet, resume=resume,
@@ -46,7 +55,8 @@ def test_a_short_tune_leaves_a_proven_profile_alone(
     assert short.outcome.status == "budget"
     assert (tmp_path / "p.yaml").read_bytes() == proven
     assert short.path == tmp_path / "p.yaml.new"
-    assert profiles.load_profile(short.path).settings == short.profile.settings == {}
+    assert profiles.load_profile(short.path).settings == short.profile.settings
+    assert set(short.profile.settings.values()) == {"default"}
     assert profile_files(Layer("user", tmp_path)) == [tmp_path / "p.yaml"]
     said = capsys.readouterr()
     lines = [line for line in (said.out + said.err).splitlines() if "p.yaml.new" in line]
@@ -122,10 +132,9 @@ def test_a_damaged_profile_is_replaced_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_replaces_its_own_profile(tmp_path: Path) -> None:
-    first = _tune(tmp_path, **SHORT)
+    first = _tune(tmp_path, budget=25.0)
     again = _tune(tmp_path, resume=True, budget=90.0)
-    assert first.profile.settings == {}
-    assert again.profile.settings
+    assert again.profile.settings != first.profile.settings
     replayed = _tune(tmp_path, resume=True, budget=90.0)
     assert first.path == again.path == replayed.path
     assert {p.name for p in tmp_path.glob("p.yaml*")} == {
@@ -133,6 +142,51 @@ def test_a_resumed_run_replaces_its_own_profile(tmp_path: Path) -> None:
         "p.yaml.1",
         journal.of_profile(first.path).name,
     }
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_tune_that_judged_nothing_writes_no_profile(
+    older: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty file would match exactly and hide the proven profile of the site."""
+    site, user = tmp_path / "site", tmp_path / "config" / "dyno" / "profiles"
+    for folder in (site, user):
+        folder.mkdir(parents=True)
+    monkeypatch.setenv("DYNO_SITE_PROFILES", str(site))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    proven = _tune(site, **LONG)
+    if older:
+        (user / "p.yaml").write_bytes(proven.path.read_bytes())
+    short = _tune(user, **SHORTER)
+    assert (short.outcome.status, short.path) == ("budget", None)
+    kept = f"{user / 'p.yaml'} is left as it was" if older else "no profile was written"
+    needed = short.outcome.too_short["needed"]
+    assert short.why_none == (
+        f"{kept}, because this tune has judged no setting; continue with --resume --budget {needed}s"
+    )
+    assert verdict(short.outcome) == (
+        "Nothing was measured: one measurement takes 0.8 s, so a tune of 4 s proves nothing; give at least "
+        f"--budget {needed}s."
+    )
+    assert short.journal.exists()
+    assert not (user / "p.yaml.new").exists()
+    match = proven.profile.match
+    found = profiles.find_profile(match.device, match.model, match.engine)
+    assert (found.layer, found.level) == ("user" if older else "site", profiles.Level.EXACT)
+    assert found.profile is not None
+    assert found.profile.settings == proven.profile.settings
+    # The journal goes on as it says, and then there is something to write.
+    again = _tune(user, resume=True, budget=10 * needed)
+    assert again.path == user / "p.yaml"
+    assert again.profile.settings
+
+
+def test_no_time_to_prove_what_looked_faster_writes_no_profile(tmp_path: Path) -> None:
+    """All that was tried looked faster, so no default has won either."""
+    short = _tune(tmp_path, budget=16.0)
+    (promise,) = short.outcome.promises
+    assert short.path is None
+    assert short.why_none.endswith(f"; continue with --resume --budget {promise['needed']}s")
 
 
 def _with(profile: profiles.Profile, status: str, count: int) -> profiles.Profile:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dyno import profiles
 from dyno_tuner.cli.commands import app
-from dyno_tuner.core.errors import TuneError
-from dyno_tuner.core.protocol import Workload
+from dyno_tuner.core.errors import Interrupted, TuneError
+from dyno_tuner.core.protocol import Configuration, Measurement, Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.record.journal import load
 from dyno_tuner.run.session import Request, target_of
 from dyno_tuner.run.slice import narrowed, on_whole, run_on_slice
-from dyno_tuner.run.tune import Options
+from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.space.knobs import Knob
 from dyno_tuner.space.search_space import Space
 from dyno_tuner.targets.dyno.target import DynoTarget
@@ -36,12 +37,26 @@ def inline(asked: Request) -> InlineExecutor:
     return InlineExecutor(DynoTarget(**target_of(asked, "cpu", None)[1]))
 
 
+class Scripted(InlineExecutor):
+    """The engine, in which a u-batch of less than the prompt takes `factor` times the time of others."""
+
+    def __init__(self, target: DynoTarget, factor: float) -> None:
+        super().__init__(target)
+        self._factor = factor
+
+    def measurement(self, configuration: Configuration, *args: Any) -> Measurement:
+        found = super().measurement(configuration, *args)
+        seconds = 2e-5 * (self._factor if configuration.settings["ubatch"] < 64 else 1.0)
+        samples = [tuple(replace(s, seconds=seconds) for s in of) for of in (found.samples, found.warmup)]
+        return replace(found, samples=samples[0], warmup=samples[1])
+
+
 def test_a_slice_is_tuned_and_the_whole_confirms(tmp_path: Path) -> None:
     opened: list[DynoTarget] = []
 
     def watched(asked: Request) -> InlineExecutor:
         opened.append(DynoTarget(**target_of(asked, "cpu", None)[1]))
-        return InlineExecutor(opened[-1])
+        return Scripted(opened[-1], 0.5)
 
     result = run_on_slice(request(tmp_path, memory_limit=1 << 30), 1, watched)
     evidence = result.profile.evidence
@@ -57,6 +72,44 @@ def test_a_slice_is_tuned_and_the_whole_confirms(tmp_path: Path) -> None:
     assert first["memory_limit"] == pytest.approx((1 << 30) * evidence.slice.memory_share, rel=1e-3)
     assert "layers" not in result.profile.settings
     assert load(result.journal).records[0]["held"] == HELD
+
+
+def test_where_the_defaults_win_on_the_slice_nothing_is_written(tmp_path: Path) -> None:
+    """A profile without an entry would hide a proven one, and the whole model has nothing to confirm."""
+    opened: list[Request] = []
+
+    def slower(asked: Request) -> InlineExecutor:
+        opened.append(asked)
+        return Scripted(DynoTarget(**target_of(asked, "cpu", None)[1]), 2.0)
+
+    result = run_on_slice(request(tmp_path), 1, slower)
+    assert (result.path, result.outcome.status) == (None, "complete")
+    assert result.why_none == ("no profile was written, because the defaults won on the slice of 1 layers")
+    assert result.journal == tmp_path / "p.yaml.slice.journal.jsonl"
+    assert [path.name for path in tmp_path.iterdir()] == [result.journal.name]
+
+
+@pytest.mark.parametrize("proven", [False, True])
+def test_an_interrupt_on_the_slice_ends_the_tune(
+    proven: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, stages = Tune.stage, []
+
+    def stopped(self: Tune, name: str) -> None:
+        stages.append(name)
+        if name == ("done" if proven else "screen"):
+            raise KeyboardInterrupt
+        stage(self, name)
+
+    monkeypatch.setattr(Tune, "stage", stopped)
+    with pytest.raises(
+        Interrupted, match=r"interrupted on the slice of 1 layers.*the same command begins anew"
+    ):
+        run_on_slice(
+            request(tmp_path), 1, lambda asked: Scripted(DynoTarget(**target_of(asked, "cpu", None)[1]), 0.5)
+        )
+    assert stages.count("noise") == 1, "the whole model was tuned all the same"
+    assert not (tmp_path / "p.yaml").exists()
 
 
 def test_the_whole_has_more_layers_than_the_slice(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""The command `tune`. Exit codes: 0 done, 1 an error (one line on stderr), 2 wrong usage, 130 interrupted
-(what was proven is written)."""
+"""The command `tune`. Exit codes: 0 done, 1 an error (one line on stderr) or a budget too short to judge any
+setting, 2 wrong usage, 130 interrupted (what was proven is written)."""
 
 from __future__ import annotations
 
@@ -307,6 +307,8 @@ def tune(
     _print_result(result, request, as_json)
     if result.outcome.status == "interrupted":
         raise typer.Exit(130)
+    if result.path is None and result.outcome.status == "budget":
+        raise typer.Exit(1)
 
 
 def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
@@ -401,14 +403,15 @@ def _print_result(result: Result, request: Request, as_json: bool) -> None:
     if as_json:
         from ..output.verdict import record_of
 
-        said = {**record_of(result.outcome), "profile": str(result.path), "journal": str(result.journal)}
+        path = None if result.path is None else str(result.path)
+        said = {**record_of(result.outcome), "profile": path, "journal": str(result.journal)}
         print(json.dumps(said))
         return
     from ..output.report import print_outcome
     from ..run.session import stderr_log
 
     print_outcome(result.outcome, request.options.workload, Console(highlight=False))
-    print(f"profile: {result.path}")
+    print(f"profile: {result.path or result.why_none}")
     print(f"journal: {result.journal}")
     if declaration_of(request.engine).foreign:
         print(f"stderr:  {stderr_log(request)}")

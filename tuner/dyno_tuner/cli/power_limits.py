@@ -89,7 +89,8 @@ class AtLimit:
     def to_dict(self, objective: str) -> dict[str, Any]:
         found = self.compared
         return {
-            "watts": self.watts, "profile": str(self.result.path), "outcome": self.result.outcome.to_dict(),
+            "watts": self.watts, "profile": None if self.result.path is None else str(self.result.path),
+            "outcome": self.result.outcome.to_dict(),
             "ratio_of": "tokens per joule" if objective == ENERGY else "tokens per second",
             "ratio": {} if found is None else {n: m.to_dict() for n, m in found.metrics.items()},
             "joules_per_token": {} if found is None else {
@@ -178,7 +179,7 @@ def _ends_all(message: str, results: Sequence[tuple[float, Result]]) -> Iterator
 
 
 def _written(results: Sequence[tuple[float, Result]]) -> str:
-    paths = ", ".join(str(result.path) for _, result in results)
+    paths = ", ".join(str(result.path) for _, result in results if result.path is not None)
     return f"written: {paths}" if paths else "no profile was written"
 
 
@@ -238,8 +239,9 @@ def lines(found: Sequence[AtLimit], objective: str, bus: str) -> list[str]:
         ratios = ", ".join(f"{name} {_words(m)}" for name, m in one.compared.metrics.items())
         told.append(f"{one.watts:g} W: {unit}: {ratios}")
     chosen = best(found)
+    profile = chosen.result.path or "none, because nothing was judged there"
     told.append(
-        f"best by {objective}: {chosen.watts:g} W, profile {chosen.result.path}; set that limit with "
+        f"best by {objective}: {chosen.watts:g} W, profile {profile}; set that limit with "
         f"nvidia-smi -i {bus} -pl {chosen.watts:g}"
     )
     return told

@@ -117,6 +117,8 @@ class Outcome:
     # The parts that looked faster and were not proven: `settings` or `kernels` (how many), `ratio`, and,
     # where time was short, `needed`: seconds of a budget that would do.
     promises: list[dict[str, Any]] = field(default_factory=list)
+    too_short: dict[str, Any] = field(default_factory=dict)
+    """If the budget had no time for the noise: `message`, and `needed`, seconds that would do, if known."""
     stage: str = ""  # key of the comparison that `gain` is from; empty where it is from none
     remark: str = ""
 
@@ -132,6 +134,11 @@ class Outcome:
         left_open = {name for p in [*looked_faster, self.missed] for name in p.get("settings", ())}
         left_open |= set(self.left_open)
         return [n for n in self.searched if n not in left_open or n in {e.name for e in self.entries}]
+
+    @property
+    def judges_nothing(self) -> bool:
+        """Whether a profile of this outcome would hold no setting and no kernel, not even as `default`."""
+        return not (self.entries or self.kernels or self.kernel_defaults or self.judged)
 
     @property
     def untouched(self) -> set[str]:
@@ -197,5 +204,6 @@ class Outcome:
             **({"unanswered_kernels": self.unanswered_kernels} if self.unanswered_kernels else {}),
             "missed": self.missed,
             "promises": self.promises,
+            **({"too_short": self.too_short} if self.too_short else {}),
             "stage": self.stage,
         }

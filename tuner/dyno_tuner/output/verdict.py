@@ -51,13 +51,16 @@ def _answers(outcome: Outcome) -> str:
 
 def _nothing(outcome: Outcome) -> str:
     margin = max(outcome.margin.values(), default=0.0)
+    interrupted = outcome.status == "interrupted"
     if not outcome.noise:
-        return "Nothing was measured: the budget ended before the noise of this machine was known."
+        why = "the budget ended before the noise of this machine was known"
+        if interrupted:
+            why = "the tune was interrupted before the noise of this machine was known; --resume continues it"
+        return f"Nothing was measured: {outcome.too_short.get('message', why)}."
     noise = f"the noise of {100 * margin:.1f} % on this machine"
     tried = max(0, outcome.trials - 1)
-    interrupted = outcome.status == "interrupted"
     if not tried and not outcome.kernel_defaults and not outcome.promises and not interrupted:
-        return "Nothing could be tried in time: the profile changes nothing."
+        return f"Nothing else could be tried{' in time' if outcome.status == 'budget' else ''}."
     if too_noisy(outcome):
         wide = [p for p in outcome.promises if "margin" in p]
         ended = wide[0]["margin"] if wide else min(outcome.margin.values())

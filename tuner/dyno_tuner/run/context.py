@@ -52,6 +52,7 @@ class RunContext:
         self.gate = QualityGate(recorder, self.space, options, self.processes)
         self.policy = options.policy
         self.noise: dict[str, Noise] = {}
+        self.too_short: dict[str, Any] = {}  # as Outcome has it
         self.spread = RoundSpread()
         self.choice = Choice(self.space.default)
         self.unstable = 0  # measurements that were still warming up at their cap

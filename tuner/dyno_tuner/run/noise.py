@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.intervals import Noise, noise_of
 from ..core.protocol import TrialStatus
@@ -64,10 +64,8 @@ class NoiseStage:
             context.policy = o.policy
             return True
         if first.status is not TrialStatus.OK:
-            context.note(
-                "too_short",
-                message=f"a measurement of the default takes over {o.budget:.0f} s; give a longer --budget",
-            )
+            said = f"a measurement of the default takes over {o.budget:.0f} s; give a longer --budget"
+            self._refuse(message=said)
             return False
         prompts = context.shortage.prompts(spent / 2)
         context.policy = dataclasses.replace(o.policy, prompts=prompts)
@@ -77,13 +75,17 @@ class NoiseStage:
         enough = budget.noise_fits(2 * o.aa_measurements)
         if not enough:
             cost = budget.measurement_cost
-            context.note(
-                "too_short",
-                needed=round(PROVING_MEASUREMENTS * cost),
+            needed = math.ceil(PROVING_MEASUREMENTS * cost)
+            self._refuse(
+                needed=needed,
                 message=f"one measurement takes {cost:.1f} s, so a tune of {o.budget:.0f} s proves nothing; "
-                f"give at least --budget {math.ceil(PROVING_MEASUREMENTS * cost / 60)}m",
+                f"give at least --budget {needed}s",
             )
         return enough
+
+    def _refuse(self, **why: Any) -> None:
+        self._context.too_short = why
+        self._context.note("too_short", **why)
 
     def _measure(self) -> None:
         context, o = self._context, self._context.options

@@ -87,9 +87,11 @@ class Request:
 class Result:
     outcome: Outcome
     profile: profiles.Profile
-    path: Path
+    path: Path | None
+    """The profile's file; None if the tune has judged nothing, so that none was written."""
     journal: Path
     pareto: Path | None = None  # folder with the profiles of less memory, and the plot
+    why_none: str = ""  # if there is no file: why, and how to go on
 
 
 def space_for(description: Description, request: Request) -> Space:
@@ -313,10 +315,14 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     proven = bool(outcome.entries or outcome.kernels)
     if tune.disturbance and not proven:
         raise DisturbedError(f"{tune.disturbance}; nothing was proven before. {_TO_REST}")
-    if outcome.status == "interrupted" and not proven and out.exists():
+    left = f"{out} is left as it was" if out.exists() else "no profile was written"
+    if outcome.status == "interrupted" and not proven and (outcome.judges_nothing or out.exists()):
         raise Interrupted(
-            f"interrupted before anything was proven; {out} is left as it was, continue with --resume"
+            f"interrupted before anything was proven; {left}, continue with --resume. Journal: {book.path}"
         )
+    if outcome.judges_nothing:
+        folder = write_front(tune, variants, description, made, rates, out, book.path, progress)
+        return Result(outcome, profile, None, book.path, folder, f"{left}{_judged_nothing(outcome)}")
     try:
         comments = comments_of(profile, verdict(outcome))
         written = replacement.write(profile, out, book.path.read_bytes(), comments)
@@ -332,6 +338,20 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
             f"{tune.disturbance}; {written.path} holds the entries that were proven before. {_TO_REST}"
         )
     return Result(outcome, profile, written.path, book.path, folder)
+
+
+def _judged_nothing(outcome: Outcome) -> str:
+    """Why a tune has written no file, and how to go on.
+
+    An empty profile would match exactly, so the runtime would take it instead of a proven one of the site."""
+    needed = [p["needed"] for p in (outcome.too_short, *outcome.promises) if "needed" in p]
+    if needed:
+        remedy = f"; continue with --resume --budget {needed[0]}s"
+    elif outcome.status == "budget" and not (outcome.unanswered or outcome.unanswered_kernels):
+        remedy = "; continue with --resume and a longer --budget"
+    else:
+        remedy = ""
+    return f", because this tune has judged no setting{remedy}"
 
 
 def _with_less_memory(
@@ -356,7 +376,8 @@ def _with_less_memory(
         if options.objective == MEMORY and outcome.status != "interrupted":
             outcome = least_memory(tune, variants, needs)
     if options.objective == MEMORY and outcome.status == "interrupted":
-        outcome = nothing_saved(outcome)  # what is proven until then is the fastest, not the smallest
+        # All that is proven or judged until then goes by speed, not by memory.
+        outcome = dataclasses.replace(nothing_saved(outcome), unproven=True)
     return outcome, variants
 
 

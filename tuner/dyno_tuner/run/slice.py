@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import TuneError
+from ..core.errors import Interrupted, TuneError
 from ..execution.worker import WorkerExecutor
 from ..space.search_space import Space
 from .session import limit_memory, output_path, run, space_for, target_of
@@ -41,6 +41,7 @@ def run_on_slice(
 
     Raises:
         TuneError: the model has no more layers than that, or as `session.run`.
+        Interrupted: Ctrl-C or SIGTERM ended the tune on the slice.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-slice-")))
@@ -60,13 +61,24 @@ def run_on_slice(
             raise TuneError(f"--layers {layers}: the model has {of}; give 1 to {of - 1}")
         share = _bytes(whole, layers) / _bytes(whole, 0)
         small = _scaled(request, layers, share, folder / "slice.yaml")
-        found = run(small, opened(small))
         out = output_path(request, description)
+        kept = out.with_name(out.name + ".slice.journal.jsonl")
+        ended = f"interrupted on the slice of {layers} layers, before anything was proven on the whole model"
+        try:
+            found = run(small, opened(small))
+        except Interrupted as error:
+            raise Interrupted(f"{ended}; the same command begins anew") from error
         out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(found.journal, out.with_name(out.name + ".slice.journal.jsonl"))
+        shutil.copyfile(found.journal, kept)
+        if found.outcome.status == "interrupted":  # the tune has caught the signal
+            raise Interrupted(f"{ended}; the same command begins anew. Journal: {kept}")
         space, _ = limit_memory(description, request, whole, space_for(description, request))
         winner = on_whole(found.outcome.settings, space, layers, of)
         narrow = narrowed(space, winner)
+        if not narrow.knobs:
+            left = f"{out} is left as it was" if out.exists() else "no profile was written"
+            why = f"{left}, because the defaults won on the slice of {layers} layers"
+            return replace(found, path=None, journal=kept, why_none=why)
         seconds = round(found.outcome.seconds, 1)
         budget = request.options.budget
         final = replace(

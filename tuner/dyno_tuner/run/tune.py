@@ -289,6 +289,7 @@ class Tune:
             unproven=self.unproven,
             unanswered=context.gate.unanswered,
             missed=self._looked_faster(),
+            too_short=dict(context.too_short),
             voided=choice.voided + (self._screen.voided if self._screen else 0),
         )
         trials: Sequence[Trial] = self._screen.trials if self._screen else []
