@@ -249,8 +249,8 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
       continue;
     }
     check_cache_type(plan.kv_type_k, a.dk, "k", i);
-    KvLayer kv{.device = attention_device(plan, a)};
-    if (c.window_cache == WindowCache::window) kv.window = window_of(model, i);
+    KvLayer kv{.device = attention_device(plan, a), .reads = window_of(model, i)};
+    if (c.window_cache == WindowCache::window) kv.window = kv.reads;
     kv.k_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_k, a.kv_heads * a.dk));
     kv.k_offset = take(kv.device, kv.k_row_bytes);
     if (a.kind == model::AttentionKind::gqa) {

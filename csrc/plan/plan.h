@@ -297,7 +297,9 @@ struct KvLayer {
   DeviceId device = kMainDevice;             // of the layer's attention
   int64_t k_row_bytes = 0, v_row_bytes = 0;  // one position, all heads; v is 0 when V lies within K
   size_t k_offset = 0, v_offset = 0;         // in the cache of its device
-  // The layer keeps the rows that a window of so many positions sees; 0: of all positions.
+  // The layer reads the rows that a window of so many positions sees; 0: of all positions.
+  int64_t reads = 0;
+  // Of them it keeps no others; 0: it keeps all.
   int64_t window = 0;
 };
 

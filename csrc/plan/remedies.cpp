@@ -92,6 +92,22 @@ Remedy fewer_cache_tokens(const Plan& plan, const Holder& holder, size_t missing
   return {str_cat("cache_tokens=", left, " for all sequences together", with_windows(plan)), frees(left)};
 }
 
+// Layers with a sliding window keep theirs alone. The price is that sequences cannot go back anywhere.
+Remedy windows_alone(const Plan& plan, const Holder& holder) {
+  if (plan.cache_window() > 0) return {};
+  Plan then = plan;
+  for (KvLayer& layer : then.kv) layer.window = layer.reads;
+  size_t frees = 0;
+  for (size_t i = 0; i < plan.kv.size(); ++i) {
+    if (holder.device && plan.kv[i].device != *holder.device) continue;
+    for (const int64_t row : {plan.kv[i].k_row_bytes, plan.kv[i].v_row_bytes}) {
+      const size_t now = kv_memory(plan, plan.context, plan.kv[i], row);
+      frees += now - std::min(now, kv_memory(then, plan.context, then.kv[i], row));
+    }
+  }
+  return {"window_cache=window", frees};
+}
+
 // Only where every row holds whole blocks: latents of multi-head latent attention need not.
 Remedy smaller_cache(const Plan& plan, const Holder& holder) {
   size_t now = 0, then = 0;
@@ -193,6 +209,7 @@ std::vector<Remedy> remedies(const Plan& plan, const Holder& holder, size_t miss
                              smaller_context(plan, holder, missing),
                              fewer_sequences(plan, holder, missing),
                              fewer_cache_tokens(plan, holder, missing),
+                             windows_alone(plan, holder),
                              smaller_cache(plan, holder),
                              absorbed_attention(plan, holder)};
   if (!weights_loaded) {

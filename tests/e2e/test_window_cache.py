@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from dataclasses import replace
@@ -31,6 +32,7 @@ WINDOWED = [
 ]
 GPT_OSS = next(shape for shape in SHAPES if shape.architecture == "gpt-oss" and shape.n_layers == 3)
 WINDOWED_GPT_OSS = replace(GPT_OSS, metadata={**GPT_OSS.metadata, "context_length": 16384})
+WIDE = replace(GPT_OSS, heads=8, kv_heads=8, head_dim=64, window=128)
 ROW = GPT_OSS.n_layers * 2 * GPT_OSS.kv_heads * GPT_OSS.head_dim * 4
 """Bytes of a token, f32."""
 GPU = {
@@ -436,10 +438,33 @@ def test_the_plan_counts_windows(gpt_oss: Path) -> None:
     assert few["kv_bytes"] <= planned("full", sequences=4, cache_tokens=4096)["kv_bytes"]
     on_gpu = planned("window", GPU, sequences=1)
     assert on_gpu["kv_bytes"] <= on_gpu["kv_address_bytes"]
-    with pytest.raises(OutOfMemoryError):
-        _core.Session(
-            gpt_oss, context={"ctx": 4096, "window_cache": "full"}, session={"ubatch": 64}, plan_only=True
-        ).check_memory(1000)
+    s = _core.Session(
+        gpt_oss, context={"ctx": 4096, "window_cache": "full"}, session={"ubatch": 64}, plan_only=True
+    )
+    with pytest.raises(OutOfMemoryError, match="window_cache=window"):
+        s.check_memory(1000)
+
+
+@pytest.mark.parametrize("device", [None, GPU], ids=["cpu", "gpu"])
+def test_windows_are_a_remedy_where_memory_is_short(tmp_path: Path, device: dict[str, Any] | None) -> None:
+    path = random_model(tmp_path / "m.gguf", replace(WIDE, metadata={"context_length": 131072}))
+
+    def planned(**context: Any) -> _core.Session:
+        made = {"ctx": 131072, **context}
+        more = {"device": device} if device else {}
+        return _core.Session(path, context=made, session={"ubatch": 64}, plan_only=True, **more)
+
+    full, windowed = planned(window_cache="full"), planned(window_cache="window")
+    less = full.plan["kv_bytes"] - windowed.plan["kv_bytes"]
+    assert less > 16 << 20
+    with pytest.raises(OutOfMemoryError) as told:
+        full.check_memory(1 << 20)
+    frees = re.search(r"(?<!with )window_cache=window \(frees ([\d.]+) MiB\)", str(told.value))
+    assert frees is not None, told.value
+    assert abs(float(frees[1]) - less / (1 << 20)) < 1
+    with pytest.raises(OutOfMemoryError) as told:
+        windowed.check_memory(1 << 20)
+    assert re.search(r"(?<!with )window_cache=window", str(told.value)) is None
 
 
 def test_unknown_words_are_refused(gpt_oss: Path) -> None:
