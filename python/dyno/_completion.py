@@ -124,17 +124,18 @@ class PieceRun(ABC, Generic[Piece]):
         """Whether the text follows rules, which are compiled before its first token."""
         return self._sampling.has_rules
 
-    def listen(self, wake: Callable[[], None]) -> Iterator[Piece | None]:
+    def listen(self, wake: Callable[[], None], follows: bool = False) -> Iterator[Piece | None]:
         """The pieces, without waiting for them; for an engine with a scheduler, in place of iterating.
 
         Args:
             wake: Called in a thread of the scheduler when there is more to take.
+            follows: As of `Handling`.
 
         Returns:
             An iterator that gives None where nothing has come yet.
         """
         self._listens = True
-        self._handling = dataclasses.replace(self._handling or Handling(), wake=wake)
+        self._handling = dataclasses.replace(self._handling or Handling(), wake=wake, follows=follows)
         return self._pieces
 
     def cancel(self) -> None:

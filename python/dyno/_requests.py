@@ -39,6 +39,9 @@ class Handling:
     whole prompt is computed then."""
     ignore_end: bool = False
     """Go on behind the model's end of generation, so that a benchmark's texts are of one length."""
+    follows: bool = False
+    """Whether the text follows one of its request that has ended. That request was admitted, so a full queue
+    does not refuse the text."""
     wake: Callable[[], None] | None = None
     """Called in a thread of the scheduler when there is more to take. The caller of `Scheduler.drawn` then
     never waits: it gets `NOTHING_YET` where no token has come."""

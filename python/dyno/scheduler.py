@@ -122,6 +122,8 @@ class Scheduler:
             self._totals = dict.fromkeys(_TOTALS, 0)
             self.failure: BaseException | None = None
             """The error that ended the last failed step; None if the last step worked."""
+            self.failed_at = 0.0
+            """Its time, of the monotonic clock."""
             self._teller = Teller()
             self._thread = threading.Thread(target=self._run, name="dyno-scheduler", daemon=True)
             try:
@@ -186,6 +188,7 @@ class Scheduler:
             for tokens, pooler in zip(texts, poolers, strict=True):
                 if len(begun) == self._sequences:
                     begun.popleft().wait()
+                    handling = Handling(reuse=False, follows=True)
                 begun.append(self._submit(tokens, Sampling(), 0, cancelled, handling, pooler))
             while begun:
                 begun.popleft().wait()
@@ -262,7 +265,7 @@ class Scheduler:
         outside = next((token for token in tokens if not 0 <= token < self._n_vocab), None)
         if outside is not None:
             raise PlanError(f"[scheduler] token {outside} is not one of 0 to {self._n_vocab - 1}")
-        self._check_open_to_more()
+        self._check_open_to_more(handling)
         # A grammar may take long to compile: it does so in the caller's thread.
         sampler = None
         if sampling.needs_logits:
@@ -271,15 +274,17 @@ class Scheduler:
         if self._drafting is not None:
             self._drafting.begin(request)
         with self._changed:
-            self._check_open_to_more()
+            self._check_open_to_more(handling)
             self._waiting.append(request)
             self._changed.notify_all()
         return request
 
-    def _check_open_to_more(self) -> None:
+    def _check_open_to_more(self, handling: Handling) -> None:
         with self._changed:
             if self._closing:
                 raise ClosedError("[scheduler] the scheduler is closed")
+            if handling.follows:
+                return
             # A free sequence takes a request in the next step, whatever the queue may hold.
             free = max(self._sequences - len(self._running), 0)
             if len(self._waiting) >= self._max_waiting + free:
@@ -321,7 +326,7 @@ class Scheduler:
                 self._step()
                 self.failure = None
             except Exception as error:
-                self.failure = error
+                self.failed_at, self.failure = time.monotonic(), error
                 self._fail_all(told_of(error))
         self._fail_all(ClosedError("[scheduler] the scheduler is closed"))
 

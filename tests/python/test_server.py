@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,9 @@ from dyno import Engine, GgufError, ModelError, PlanError
 from dyno._grammar import Grammar
 from dyno._sampling import Sampling
 from dyno.chat._rendering import Renderer
+from dyno.errors import DeviceLostError
 from dyno.server import Options, create_app
+from dyno.server.answers import Completions
 from dyno.server.opening import Recipe, opened
 from dyno.server.running import Pieces
 from dyno.testing import Array, tiny_model
@@ -442,6 +445,113 @@ def test_a_full_queue_a_lost_client_and_a_failure(served: Served, monkeypatch: p
     monkeypatch.setattr(scheduler, "_batch", batch)
     assert chat(client).status_code == 200
     assert client.get("/ready").status_code == 200
+
+
+def test_a_failure_keeps_an_idle_server_from_work_for_a_while(served: Served) -> None:
+    """Without requests there is no step that works: a server that waits for one never gets requests again."""
+    client, scheduler = served.client, served.scheduler
+    paths = ("/health", "/ready")
+    now = time.monotonic()
+    for failure, at, expected in (
+        (GgufError("x"), now, (200, 503)),
+        (GgufError("x"), now - 3600, (200, 200)),
+        (DeviceLostError("x"), now, (503, 503)),
+        (DeviceLostError("x"), now - 3600, (503, 503)),
+        (None, now, (200, 200)),
+    ):
+        scheduler.failed_at, scheduler.failure = at, failure
+        answers = [client.get(path) for path in paths]
+        assert tuple(answer.status_code for answer in answers) == expected, failure
+        assert all(("failed" in answer.text) == (answer.status_code == 503) for answer in answers)
+
+
+def test_a_failed_step_has_a_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise GgufError("x")
+
+    before = time.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setattr(served.scheduler, "_batch", fail)
+        assert chat(served.client).status_code == 500
+    assert before <= served.scheduler.failed_at <= time.monotonic()
+    assert served.client.get("/ready").status_code == 503
+    assert chat(served.client).status_code == 200
+    assert served.client.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize("wish", [{}, {"stream": True}])
+def test_a_request_of_many_texts_goes_on_while_the_queue_is_full(
+    served: Served, monkeypatch: pytest.MonkeyPatch, wish: dict[str, Any]
+) -> None:
+    client, scheduler = served.client, served.scheduler
+    batch = scheduler._batch
+    body = {"prompt": ["a", "b", "c", "d", "e"], **GREEDY, "ignore_eos": True}
+    alone = [choice["text"] for choice in client.post("/v1/completions", json=body).json()["choices"]]
+    with ThreadPoolExecutor(2) as pool, monkeypatch.context() as patched:
+        patched.setattr(scheduler, "_batch", list)  # the first two texts stay where they are
+        asked = pool.submit(client.post, "/v1/completions", json={**body, **wish})
+        until(lambda: scheduler.load()["running"] == 2)
+        patched.setattr(scheduler, "_max_waiting", -100)
+        assert chat(client).status_code == 429
+        patched.setattr(scheduler, "_batch", batch)
+        got = asked.result(120)
+    assert got.status_code == 200, got.text
+    if not wish:
+        assert [choice["text"] for choice in got.json()["choices"]] == alone
+    else:
+        lines = [line.removeprefix("data: ") for line in got.text.splitlines() if line]
+        assert lines[-1] == "[DONE]"
+        ends = [json.loads(line)["choices"][0]["finish_reason"] for line in lines[:-1]]
+        assert sum(end == "length" for end in ends) == len(alone)
+
+
+def test_many_vectors_go_on_while_the_queue_is_full(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, scheduler = served.client, served.scheduler
+    batch = scheduler._batch
+    body = {"input": ["a", "b", "c", "d", "e"]}
+    with ThreadPoolExecutor(2) as pool, monkeypatch.context() as patched:
+        patched.setattr(scheduler, "_batch", list)
+        asked = pool.submit(client.post, "/v1/embeddings", json=body)
+        until(lambda: scheduler.load()["running"] == 2)
+        patched.setattr(scheduler, "_max_waiting", -100)
+        assert client.post("/v1/embeddings", json=body).status_code == 429
+        patched.setattr(scheduler, "_batch", batch)
+        got = asked.result(120)
+    assert got.status_code == 200, got.text
+    assert len(got.json()["data"]) == 5
+
+
+def test_scored_prompts_are_told_in_threads(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of all the tokens of a prompt take seconds, in which the loop has other clients."""
+    names: set[str] = set()
+    new = Completions._new_logprobs
+
+    def noted(self: Completions, index: int) -> dict[str, Any] | None:
+        names.add(threading.current_thread().name)
+        return new(self, index)
+
+    monkeypatch.setattr(Completions, "_new_logprobs", noted)
+    body = {"prompt": "def main", "echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 0}
+    (choice,) = served.client.post("/v1/completions", json=body).json()["choices"]
+    *chunks, done = stream(served.client, "/v1/completions", body)
+    assert done == "[DONE]"
+    told = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]]
+    assert told == choice["logprobs"]["tokens"]
+    assert names
+    assert all(name.startswith("dyno-request") for name in names)
+
+
+def test_scored_prompts_have_a_bound(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dyno.server.answers._MOST_SCORED", 12)
+    body = {"prompt": ["ab", "cd"], "echo": True, "max_tokens": 1}
+    for logprobs, more, status in ((2, {}, 200), (3, {}, 400), (2, {"n": 2}, 400), (3, {"echo": False}, 200)):
+        asked = {**body, "logprobs": logprobs, **more}
+        response = served.client.post("/v1/completions", json=asked)
+        assert response.status_code == status, response.text
+        if status == 400:
+            error = response.json()["error"]
+            assert error["param"] == "logprobs"
+            assert "more than 12 log-probabilities of prompts" in error["message"]
 
 
 def test_the_command(model: Path, device: str, tmp_path: Path) -> None:

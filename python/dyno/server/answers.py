@@ -14,6 +14,7 @@ from dyno._sampling import Sampling
 from dyno._writing import most_tokens, prompt_tokens
 from dyno.chat import Part, Reply
 from dyno.server.conversation import conversation
+from dyno.server.errors import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from dyno.server.bodies import ChatBody, CompletionBody
 
 __all__ = ["Chat", "Completions", "Head", "joined"]
+
+
+_MOST_SCORED = 1 << 20
+"""Log-probabilities of prompts in one answer. They stay in memory, each some 150 bytes, to its end."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ class Chat:
         ApiError: A message has a content that is not text.
         ChatError, PlanError: As `Engine.chat`.
     """
+
+    scores_prompts = False
 
     def __init__(self, engine: Engine, body: ChatBody, template: ChatTemplate | None, model: str) -> None:
         self._engine, self._body = engine, body
@@ -167,15 +174,29 @@ class Chat:
 
 
 class Completions:
-    """The texts that one request asks for; arguments and errors as of `Chat`."""
+    """The texts that one request asks for; arguments and errors as of `Chat`.
+
+    An ApiError also refuses too many log-probabilities of prompts.
+    """
 
     def __init__(self, engine: Engine, body: CompletionBody, model: str) -> None:
         self._engine, self._body = engine, body
         self.texts: list[TextRun] = []
+        self.scores_prompts = body.echo and body.logprobs is not None
+        scored = 0
         for given in body.prompts:
             prompt = prompt_tokens(engine, given, parse_special=True)
             limit = min(most_tokens(engine, prompt, body.limit), most_tokens(engine, prompt, None))
-            self._scores_only = limit == 0 and body.echo and body.logprobs is not None
+            self._scores_only = limit == 0 and self.scores_prompts
+            scored += body.n * len(prompt) * ((body.logprobs or 0) + 1)
+            if self.scores_prompts and scored > _MOST_SCORED:
+                raise ApiError(
+                    400,
+                    f"echo with logprobs {body.logprobs} asks for more than {_MOST_SCORED} log-probabilities "
+                    "of prompts; send fewer prompts at a time, or ask for fewer with each token",
+                    param="logprobs",
+                    code="invalid_value",
+                )
             for sampling in body.samplings():
                 run_limit = max(limit, int(self._scores_only))
                 run = TextRun(

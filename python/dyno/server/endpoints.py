@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from dyno.errors import DeviceLostError
 from dyno.scheduler import Scheduler
 from dyno.server.answers import Chat, Completions, joined
 from dyno.server.bodies import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, Known, TokenizeBody
@@ -42,11 +44,18 @@ _COMPILERS = 4
 """Threads in which texts with rules begin: a schema or a grammar may take seconds to compile."""
 
 
+_UNREADY_S = 10.0
+"""Seconds for which a failed step keeps a server from being ready, unless a later step works."""
+
+
 class _Answer(Protocol):
     """The answer to a request: texts, and the objects of one API that tell them."""
 
     @property
     def texts(self) -> Sequence[Writing[Any]]: ...
+
+    @property
+    def scores_prompts(self) -> bool: ...
 
     def whole(self, pieces: Sequence[Sequence[Any]]) -> dict[str, Any]: ...
 
@@ -151,22 +160,29 @@ class Endpoints:
         pieces = Pieces(threads, self._bell, answer.texts, self._sequences, deadline)
         if not stream:
             found = await unless_gone(request, pieces.whole())
-            return JSONResponse(answer.whole(found))
+            return await self._threads.run(lambda: JSONResponse(answer.whole(found)))
         # The first piece is waited for: an error before it is a status, not an event.
         opening = await unless_gone(request, pieces.come())
 
         async def rest() -> AsyncIterator[dict[str, Any]]:
-            for each in joined(opening):
-                for one in answer.chunk(*each):
-                    yield one
+            for one in await self._objects(answer, opening):
+                yield one
             async for group in pieces.groups():
-                for each in joined(group):
-                    for one in answer.chunk(*each):
-                        yield one
+                for one in await self._objects(answer, group):
+                    yield one
             for one in answer.last():
                 yield one
 
         return _Stream(wire.events(answer.first(), rest()), pieces)
+
+    async def _objects(self, answer: _Answer, pieces: Sequence[tuple[int, Any]]) -> list[dict[str, Any]]:
+        """The objects of pieces that came together."""
+
+        def made() -> list[dict[str, Any]]:
+            return [one for each in joined(pieces) for one in answer.chunk(*each)]
+
+        # The tokens of a whole prompt take seconds. A thread per token would take longer than the token.
+        return await self._threads.run(made) if answer.scores_prompts else made()
 
     def _deadline(self, body: RequestBody) -> Deadline:
         given = [each for each in (self._options.timeout_s, body.timeout) if each is not None]
@@ -220,11 +236,16 @@ class Endpoints:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def health(self, request: Request) -> Response:
+        if isinstance(self.scheduler.failure, DeviceLostError):
+            reason = "the engine has lost its GPU, and only a restart brings it back"
+            return JSONResponse({"status": "failed", "reason": reason}, status_code=503)
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
         failure = self.scheduler.failure
-        if failure is not None:
+        # A server that gets no requests would have no step that works: so a failure counts for a while.
+        young = time.monotonic() - self.scheduler.failed_at < _UNREADY_S
+        if failure is not None and (young or isinstance(failure, DeviceLostError)):
             # Without the failure's text: this path needs no key, and a path of a file may stand in it.
             reason = f"the last step of the engine failed: {type(failure).__name__}"
             return JSONResponse({"status": "failed", "reason": reason}, status_code=503)

@@ -46,6 +46,8 @@ class Messages:
         ChatError, PlanError: As `Engine.chat`.
     """
 
+    scores_prompts = False
+
     def __init__(self, engine: Engine, body: MessagesBody, template: ChatTemplate | None, model: str) -> None:
         tools = body.functions()
         self._reply = Reply(

@@ -34,8 +34,11 @@ class Writing(Protocol[Piece_co]):
         """Whether rules are compiled before its first token."""
         ...
 
-    def listen(self, wake: Callable[[], None]) -> Iterator[Piece_co | None]:
-        """The pieces, with None where nothing has come yet; `wake` is called when there is more."""
+    def listen(self, wake: Callable[[], None], follows: bool = False) -> Iterator[Piece_co | None]:
+        """The pieces, with None where nothing has come yet; `wake` is called when there is more.
+
+        Whether the text `follows` one of its request that has ended decides if a full queue refuses it.
+        """
         ...
 
     def cancel(self) -> None:
@@ -161,7 +164,8 @@ class Pieces(Generic[T]):
         self._failure: Exception | None = None
         self._left = len(texts)
         self._next = 0
-        for _ in range(max(at_once, 1)):
+        self._at_once = max(at_once, 1)
+        for _ in range(self._at_once):
             self._begin()
 
     def cancel(self) -> None:
@@ -217,7 +221,7 @@ class Pieces(Generic[T]):
     def _open(self, index: int) -> None:
         """Begin a text, in a thread: rules may take long to compile."""
         wake = functools.partial(self._bell.ring, self._loop, functools.partial(self._take, index))
-        stream = self._texts[index].listen(wake)
+        stream = self._texts[index].listen(wake, follows=index >= self._at_once)
         first: list[T] = []
         failure: Exception | None = None
         try:
