@@ -409,6 +409,23 @@ def test_a_configuration_that_killed_is_forgiven_once(tmp_path: Path) -> None:
     assert resumed.killed(late)
 
 
+def test_a_configuration_that_ran_since_is_forgiven_again() -> None:
+    """Two kills that are apart: each has a second chance of its own, and two in a row have one."""
+    engine, one = _Engine(), Configuration({"a": 1})
+    recorder = Recorder(engine, WORKLOAD)
+    crash, ok = TrialStatus.CRASH, TrialStatus.OK
+    for key, given, measured in (
+        ("check", crash, 1), ("check/retry", ok, 2), ("r1", crash, 3), ("r1/retry", ok, 4),
+        ("r2", crash, 5), ("r2/retry", crash, 6), ("r3/retry", ok, 6),
+    ):  # fmt: skip
+        if key.endswith("/retry"):
+            recorder.forgive(one)
+        engine.status = given
+        found = recorder.measurement(key, one, ["pp"], MeasurementPolicy(), process=0)
+        assert engine.measurements == measured, key
+        assert found.status is (crash if key == "r3/retry" else given), key
+
+
 def test_time_does_not_run_back_where_an_operation_is_missing_in_a_journal() -> None:
     engine, keys = _Engine(), ("a", "b", "c", "d")
 

@@ -165,9 +165,11 @@ class Recorder:
             self._killed.setdefault(identity, Measurement(status, message=message))
         elif status is TrialStatus.OK:
             self._killed.pop(identity, None)
+            self._forgiven.discard(identity)  # so its next failure is another one
 
     def forgive(self, configuration: Configuration, always: bool = False) -> None:
-        """Lets a configuration that has killed its worker be tried once more in this run, but not twice.
+        """Lets a configuration that has killed its worker be tried once more, but not twice unless it has run
+        since.
 
         Args: `always`: also if it was forgiven before."""
         identity = self._identity(configuration)
