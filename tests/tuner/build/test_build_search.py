@@ -303,6 +303,27 @@ def test_the_gain_of_a_knob_is_no_gain_over_the_best_switch_alone(tmp_path: Path
     assert "together with the others it gains no more than LTO=ON" in result.outcomes[1].reason
 
 
+def test_the_best_switch_alone_runs_with_its_own_default(tmp_path: Path) -> None:
+    """The default build and the other switch like the larger u-batch, and the best switch does not. The other
+    one adds nothing to it but to undo that u-batch."""
+
+    def truth(name: str, settings: Mapping[str, Any]) -> dict[str, float]:
+        large = settings.get("ubatch") == 1024
+        if "LTO" in name:
+            return {"pp": 1400.0 * (0.9 if large else 1.0), "tg": 100.0}
+        if "FAST" in name:
+            return {"pp": 1250.0 * (0.9 if large else 1.0), "tg": 100.0}
+        return {"pp": 1000.0 * (1.1 if large else 1.0), "tg": 100.0}
+
+    rows = [switch(name, knobs=("ubatch",)) for name in ("LTO", "FAST")]
+    result = run(FakeBuilds(), FakeBench(truth), rows, tmp_path, knob_values={"ubatch": (1024,)})
+    tuned = result.outcomes[0].tuned
+    assert tuned is not None
+    assert (tuned.base, tuned.variant) == ({"ubatch": 1024}, {})
+    assert [s.name for s in result.chosen] == ["LTO"]
+    assert "together with the others it gains no more than LTO=ON" in result.outcomes[1].reason
+
+
 def test_a_switch_that_the_budget_leaves_no_time_for_stays_default(tmp_path: Path) -> None:
     result = run(FakeBuilds(), FakeBench(factors(FAST=(1.2, 1.0))), [switch("FAST")], tmp_path, budget=15.0)
     (row,) = result.outcomes

@@ -441,9 +441,11 @@ class _Run:
             "together", result.base, both, self.clock.share(3), answers=True,
             settings=(_base_knobs(winners), mixed), profile=profile,
         )  # fmt: skip
+        # Empty knobs that were set anew are a result, too: the best build reads fastest at its default.
+        alone = _knobs(best) if best.tuned is not None else _base_knobs(winners)
         against = self._compare(
             "best", best.built, both, self.clock.share(2), answers=False,
-            settings=({**_base_knobs(winners), **_knobs(best)}, mixed), profile=profile,
+            settings=(alone, mixed), profile=profile,
         )  # fmt: skip
         every = result.together.proof(*(row.switch.define for row in winners))
         if against.faster and accept(every):
