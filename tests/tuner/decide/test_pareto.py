@@ -92,6 +92,9 @@ def test_an_interrupt_in_the_middle_writes_what_the_tune_has_proven(
     written = profiles.load_profile(tmp_path / "p.yaml")
     assert written.provenance is not None
     assert written.provenance.status == "interrupted"
+    (said,) = [x for x in (tmp_path / "p.yaml").read_text().splitlines() if x.startswith("# Verdict: ")]
+    assert said.startswith("# Verdict: Prompts ")
+    assert said.endswith(" --pareto was interrupted; --resume goes on with it.")
     assert any(isinstance(entry, profiles.SettingEntry) for entry in written.settings.values())
     request.resume = True
     resumed = run(request, InlineExecutor(target), target.surface.space())

@@ -118,6 +118,41 @@ def test_the_verdict_says_why_nothing_was_gained() -> None:
     )
 
 
+def test_the_verdict_of_a_tune_without_noise_names_what_ended_it() -> None:
+    tuned = Simulated("null", 1, max_trials=4).outcome
+    tuned.noise, tuned.margin, tuned.status = {}, {}, "interrupted"
+    assert verdict(tuned) == (
+        "Nothing was measured: the tune was interrupted before the noise of this machine was known; --resume "
+        "continues it."
+    )
+    assert "budget" in verdict(Simulated("saturating", 1, budget=4.0).outcome)
+
+
+def test_an_interrupt_behind_the_finals_keeps_the_verdict_of_the_tune() -> None:
+    """Nothing gains, and Ctrl-C comes while --pareto compares what needs less memory."""
+    tuned = Simulated("null", 1, max_trials=8).outcome
+    said = verdict(tuned)
+    tuned.finished, tuned.status = tuned.status, "interrupted"
+    tuned.afterwards = "--pareto was interrupted; --resume goes on with it."
+    assert verdict(tuned) == f"{said} --pareto was interrupted; --resume goes on with it."
+
+
+@pytest.mark.parametrize("stage", ["answers", "screen"])
+def test_an_interrupt_before_kernels_does_not_name_them(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Tune.stage
+
+    def stopped(self: Tune, name: str) -> None:
+        if name == stage:
+            raise KeyboardInterrupt
+        usual(self, name)
+
+    monkeypatch.setattr(Tune, "stage", stopped)
+    tuned = Simulated("null", 1, max_trials=4).outcome
+    assert verdict(tuned) == (
+        "Nothing is proven: the tune was interrupted before rounds told what gains; --resume continues it."
+    )
+
+
 def test_the_verdict_of_a_noisy_machine_claims_no_tie() -> None:
     """If the noise is too large to prove anything, nothing has lost to the defaults either."""
     tuned = Simulated("null", 1, max_trials=8).outcome

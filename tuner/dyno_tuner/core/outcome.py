@@ -111,7 +111,9 @@ class Outcome:
     status: str = "complete"  # complete | budget | interrupted
     unproven: bool = False  # something looked faster, and there was no time to prove it
     left_open: list[str] = field(default_factory=list)  # knobs of all that looked faster or gained then
-    unanswered: str = ""  # why the answers of what gained could not be compared, so that it is not written
+    unanswered: str = ""
+    """Why what looked faster is not written, if it was no lack of time: nobody could compare its answers, or
+    it failed twice in rounds."""
     unanswered_kernels: str = ""  # the same for kernels that looked faster
     missed: dict[str, Any] = field(default_factory=dict)  # settings and ratio of what was proven in part only
     # The parts that looked faster and were not proven: `settings` or `kernels` (how many), `ratio`, and,
@@ -120,14 +122,15 @@ class Outcome:
     too_short: dict[str, Any] = field(default_factory=dict)
     """If the budget had no time for the noise: `message`, and `needed`, seconds that would do, if known."""
     stage: str = ""  # key of the comparison that `gain` is from; empty where it is from none
-    remark: str = ""
+    afterwards: str = ""  # the step behind the tune itself that was interrupted, with the remedy
+    finished: str = ""  # the status of the tune itself then
 
     @property
     def judged(self) -> list[str]:
         """Knobs about which the tune can speak: those without entry are `default`. A knob whose other value
-        looked faster, without the time to prove it, is left out: its default has won nothing. So is one that
-        gained in rounds, if its answers could not be compared. If the tune was interrupted before rounds
-        could tell, no default has won."""
+        looked faster, without the time to prove it, is left out: its default has won nothing. So is one whose
+        answers could not be compared, or that failed twice in rounds. If the tune was interrupted before
+        rounds could tell, no default has won."""
         if self.status == "interrupted" and self.unproven:
             return [e.name for e in self.entries]
         looked_faster = [p for p in self.promises if "needed" in p or self.unproven]
@@ -205,5 +208,6 @@ class Outcome:
             "missed": self.missed,
             "promises": self.promises,
             **({"too_short": self.too_short} if self.too_short else {}),
+            **({"afterwards": self.afterwards} if self.afterwards else {}),
             "stage": self.stage,
         }

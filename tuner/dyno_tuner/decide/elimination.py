@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ..core.intervals import Estimate
     from ..core.outcome import Entry
+    from ..core.protocol import Measurement
     from ..measure.comparison import Comparison
     from ..measure.paired_rounds import Likeness
     from ..space.search_space import Point
@@ -48,6 +49,7 @@ class Elimination:
     hopeless: bool = False  # whether the last look ended because a smaller proof has to begin
     apart: bool = False  # whether only entries are proven whose metrics the others do not move
     looked: tuple[Comparison, Point, list[LeftOut]] | None = None  # the last look that has shown something
+    failed: tuple[Point, Measurement] | None = None  # a whole point that failed twice; it has lost nothing
 
     def run(
         self, point: Point, choice: Choice, key: str = "without", known: Comparison | None = None
@@ -73,6 +75,7 @@ class Elimination:
             # Entries of which a rest failed after it had run are open, unless the rounds before prove them.
             self.cut |= bool(result.halted)
             if FULL in result.failed:
+                self.failed = point, result.failed[FULL]
                 return choice.clear(space.default)
             if self.hopeless:
                 self.looked = (result, point, found)
@@ -356,6 +359,8 @@ class Elimination:
         points = {DEFAULT: space.default, FULL: point}
         result = judge.compare(f"{key}/last", points, choice, self._least(points))
         self.cut |= result.rounds < LEAST_ROUNDS and FULL not in result.failed
+        if FULL in result.failed:
+            self.failed = point, result.failed[FULL]
         if result.rounds < LEAST_ROUNDS or FULL not in result.logs:
             return choice.clear(space.default)
         group = [judge.alone(result, point)]

@@ -53,8 +53,8 @@ class EndToEnd:
         self.note = context.note
         self.bar = context.bar
         self.candidates = kernels
-        self.unmeasured = False  # for want of time, or because answers could not be compared
-        self.unanswered = ""  # why they could not
+        self.unmeasured = False  # for want of time, because of failures, or because nobody compared answers
+        self.unanswered = ""  # why, if it was no lack of time
         self.seen: dict[str, Estimate] = {}  # what rounds gave for each part, at last
 
     def run(self, choice: Choice) -> None:
@@ -66,8 +66,10 @@ class EndToEnd:
                 return
             parts = self._parts(whole, choice.entries)
             result = self._compare(f"whole/{attempt}", whole, parts, choice)
+            ended = result.failed.get(FULL) or next(iter(result.halted.values()), None)
+            why = f"rounds with them failed twice: {ended.message or ended.status}" if ended else ""
             if result.rounds < LEAST_ROUNDS or FULL not in result.logs:
-                self.unmeasured = True
+                self.unmeasured, self.unanswered = True, why
                 self.note("whole", rounds=result.rounds, taken=False, reason="not measured")
                 return
             found = self._left_out(result, parts)
@@ -75,6 +77,7 @@ class EndToEnd:
             self.unmeasured = any(result.untold(without(p.label)) for p in parts)
             if self.unmeasured and attempt < 2:
                 continue
+            self.unanswered = why if self.unmeasured else ""
             weak = [p.part for p in found if not p.holds]
             taken = not weak and self._gains(result, FULL, whole)
             self.note(
@@ -153,12 +156,14 @@ class EndToEnd:
 
         if not self.rounds.affordable(self._context.round_count() * measurements_in_round(len(named()))):
             parts[:] = [p for p in parts if p.group]
+        points = {n: w.point for n, w in named().items()}
         configurations = {n: self.configuration(w) for n, w in named().items()}
         result = self.rounds.compare(
             key, configurations, self._context.round_count, rests=rests(configurations)
         )
         choice.voided += result.voided
-        choice.failed += [(whole.point, v) for n, v in result.failed.items() if n == FULL]
+        failed = {**{n: v for n, v in result.failed.items() if n == FULL}, **result.halted}
+        choice.failed += [(points[n], v) for n, v in failed.items()]
         return result
 
     # ---- what it says

@@ -5,9 +5,10 @@ default, then every entry alone against the rest, until what remains is needed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..core.protocol import TrialStatus
 from ..measure.paired_rounds import WIDEST_MARGIN, measurements_in_round
 from ..search.surrogate import predicted
 from ..space.search_space import with_index
@@ -19,6 +20,7 @@ from .elimination import Elimination
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from ..core.protocol import Measurement
     from ..measure.comparison import Comparison
     from ..measure.paired_rounds import Bar
     from ..search.observation import Trial
@@ -75,13 +77,17 @@ class Chooser:
     explore: tries more points as the search did; gives all trials.
 
     `unproven` tells whether there was no time to tell of something that looked faster whether it is, and
-    `missed` what that was and its log ratio, where only a part of it was proven.
+    `missed` what that was and its log ratio, where only a part of it was proven. `failed` names the knobs of
+    points that looked faster and failed twice in rounds, and `failure` is their message: others can have
+    ended both tries, so no default has beaten them.
     """
 
     judge: Judge
     explore: Callable[[Sequence[Point]], Sequence[Trial]]
     unproven: bool = False
     missed: tuple[Point, float] | None = None
+    failed: list[str] = field(default_factory=list)
+    failure: str = ""
 
     def run(self, trials: Sequence[Trial], choice: Choice) -> None:
         """Fills in `choice`, step by step."""
@@ -114,10 +120,20 @@ class Chooser:
             winner, elimination, proven = self._again(winner, elimination, trials, choice)
         # Fewer points may have been compared than had looked faster.
         self.unproven = not proven and (elimination.cut or winner != whole)
+        if not proven and elimination.failed is not None:
+            self._note_failed([elimination.failed])
         if proven:
             Challengers(judge, self.explore).run(choice)
             if winner != whole or elimination.apart:
                 self.missed = self._missed(whole, choice, trials)
+
+    def _note_failed(self, failed: Sequence[tuple[Point, Measurement]]) -> None:
+        """Keeps what failed twice; a refusal by the engine is final."""
+        space = self.judge.space
+        for point, measurement in failed:
+            if measurement.status is not TrialStatus.INVALID:
+                self.failed += [space.knobs[n].name for n in space.entries(point)]
+                self.failure = measurement.message or str(measurement.status)
 
     def _again(
         self, winner: Point, elimination: Elimination, trials: Sequence[Trial], choice: Choice
@@ -330,6 +346,8 @@ class Chooser:
                 unsettled.append((combined.ratio, name))
         if not passed:
             # The proof of its entries has rounds of its own, which narrow the margin.
+            if not unsettled:
+                self._note_failed([(names[n], m) for n, m in result.failed.items() if n in names])
             return names[max(unsettled)[1]] if unsettled else None
         best = max(passed)[1]
         tied = [names[n] for _, n in passed if judge.ties(result, n, best, list(judge.weights))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.options import ENERGY, MEMORY
@@ -21,6 +22,9 @@ UNPROVEN = "Nothing is proven"
 
 def verdict(outcome: Outcome) -> str:
     """The gain of a tune and its effect on the answers, or why there is none."""
+    if outcome.afterwards and outcome.objective != MEMORY:
+        ended = replace(outcome, status=outcome.finished or "complete", afterwards="")
+        return f"{verdict(ended)} {outcome.afterwards}"
     if not outcome.entries and not outcome.kernels:
         return _nothing(outcome)
     moved = {m: g for m, g in outcome.gain.items() if m not in outcome.untouched}
@@ -76,7 +80,8 @@ def _nothing(outcome: Outcome) -> str:
     if interrupted and outcome.unproven:
         return f"{UNPROVEN}: the tune was interrupted before rounds told what gains; --resume continues it."
     if outcome.unanswered:
-        return f"{UNPROVEN}: settings gained in rounds, but {outcome.unanswered}. Tune again."
+        looked = f"settings looked {better(outcome.objective)}"
+        return f"{UNPROVEN}: {looked}, but {outcome.unanswered}. Tune again."
     if outcome.unanswered_kernels and not outcome.unproven:
         return f"{UNPROVEN}: other kernels looked faster, but {outcome.unanswered_kernels}. Tune again."
     needed = any("needed" in p for p in outcome.promises)

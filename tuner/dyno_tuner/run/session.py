@@ -369,7 +369,9 @@ def _with_less_memory(
         try:
             variants, why = trade_memory(tune, needs)
         except (KeyboardInterrupt, DisturbedError) as error:  # what the tune itself has proven is written
+            outcome.finished = outcome.status
             outcome.status, why = "interrupted", "interrupted; --resume goes on with it"
+            outcome.afterwards = "--pareto was interrupted; --resume goes on with it."
             tune.disturbance = str(error)
         if why:
             progress.say(f"--pareto: {why}")

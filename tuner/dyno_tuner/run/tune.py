@@ -71,6 +71,8 @@ class Tune:
         self._left_open = False
         self._missed: tuple[Point, float] | None = None  # as Chooser has it
         self._withdrawn: list[str] = []  # gained in rounds, and nobody could compare their answers
+        self._failed: list[str] = []  # looked faster, and failed twice in rounds
+        self._failure = ""  # how
         self._solved: list[Solved] = []  # thresholds
         self.routing: dict[str, Any] = {}
         self.status = "complete"
@@ -105,14 +107,16 @@ class Tune:
     def _run(self) -> None:
         context = self.context
         self.stage("noise")
+        self._left_open = bool(
+            context.space.knobs
+        )  # until the finals have ended, also where Ctrl-C ends the run
         if not self._measure_noise():
-            self.status = "budget"
+            self.status, self._left_open = "budget", False
             return
         if self.options.routing:
             default = context.space.configuration(context.space.default)
             self.routing = context.recorder.routing("routing", default, process=context.processes.number)
         if context.space.knobs:
-            self._left_open = True  # until the finals have ended, also where Ctrl-C ends the run
             self._glimpse()
             self._solve_thresholds()
             self.stage("screen")
@@ -124,6 +128,7 @@ class Tune:
                 chooser.run(self._candidates(), context.choice)
             finally:
                 self._left_open, self._missed = chooser.unproven, chooser.missed
+                self._failed, self._failure = chooser.failed, chooser.failure
             choice = context.choice
             proven = [e.name for e in choice.entries]
             if proven and not context.gate.still_right(choice.point):
@@ -137,7 +142,7 @@ class Tune:
             self._kernels.run(context.choice)
         untried = self._screen is not None and self._screen.ended == "budget" and len(self.trials) == 1
         cut = untried or self._short or (self._kernels is not None and self._kernels.cut)
-        if context.budget.used_up or cut or self._withdrawn or self._looked_faster():
+        if context.budget.used_up or cut or self._withdrawn or self._looked_faster() or self._unanswered:
             self.status = "budget"
         self.stage("done")
 
@@ -164,7 +169,15 @@ class Tune:
     @property
     def unproven(self) -> bool:
         """Whether something that looked faster is not written although nothing refutes it."""
-        return self._short or bool(self.context.gate.unanswered and not self.context.choice.entries)
+        return self._short or bool(self._unanswered)
+
+    @property
+    def _unanswered(self) -> str:
+        """Why settings that looked faster are not written, if it was no lack of time."""
+        if self.context.choice.entries:
+            return ""
+        failed = f"they failed twice in rounds: {self._failure}" if self._failed else ""
+        return self.context.gate.unanswered or failed
 
     @property
     def _short(self) -> bool:
@@ -287,7 +300,7 @@ class Tune:
             status=self.status,
             stage=choice.stage,
             unproven=self.unproven,
-            unanswered=context.gate.unanswered,
+            unanswered=context.gate.unanswered or self._unanswered,
             missed=self._looked_faster(),
             too_short=dict(context.too_short),
             voided=choice.voided + (self._screen.voided if self._screen else 0),
@@ -301,7 +314,7 @@ class Tune:
         ] + [Failure(space.settings(p), v.status, v.message) for p, v in choice.failed]
         if context.noise and not choice.entries:
             looked_faster = left_open(context.judge(), self.trials) if self.unproven else []
-            result.left_open = list(dict.fromkeys([*self._withdrawn, *looked_faster]))
+            result.left_open = list(dict.fromkeys([*self._withdrawn, *self._failed, *looked_faster]))
             short = self._short and self.status != "interrupted"
             result.promises += best_trial(context.judge(), self.trials, context.recorder.now, short)
         if self._kernels is not None:
