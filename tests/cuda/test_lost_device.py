@@ -48,4 +48,4 @@ def test_everything_on_it_raises_and_the_cpu_works_on(trained_model: Path, fault
     told = [line for line in stderr.splitlines() if line.startswith("[cuda]")]
     assert told == ([message] if moment == "closing" else []), stderr
     if moment == "closing":
-        assert found["closed"][0] == "PlanError"  # the engine is closed
+        assert found["closed"][0] == "ClosedError"  # the engine is closed
