@@ -64,7 +64,7 @@ class Sampling:
     top_k: int = 40
     """Only the k most probable tokens; 0 or -1 = all."""
     top_p: float = 0.95
-    """Only the most probable tokens that together reach this probability; 1 = all."""
+    """Only the most probable tokens that together reach this probability; 1 = all, 0 = the first one."""
     min_p: float = 0.05
     """Only tokens at least this probable relative to the best; 0 = all."""
     seed: int | None = None
@@ -175,8 +175,8 @@ class Sampling:
 
     def for_engine(self) -> tuple[float, int, float, float]:
         """Temperature, top_k, top_p and min_p, as numbers that the engine takes."""
-        kept = _counted(max(self.top_k, 0))
-        return float(self.temperature), kept, float(self.top_p), float(self.min_p)
+        kept, reached = _counted(max(self.top_k, 0)), float(self.top_p) or _LEAST
+        return float(self.temperature), kept, reached, float(self.min_p)
 
 
 def _counted(count: int) -> int:
@@ -185,6 +185,7 @@ def _counted(count: int) -> int:
 
 
 _LARGEST = float(np.finfo(np.float32).max)
+_LEAST = float(np.finfo(np.float32).tiny)
 _LARGEST_COUNT = 2**31 - 1
 _COUNTS = ("top_k", "repeat_last_n", "dry_allowed_length")
 _INTEGERS = (*_COUNTS, "seed", "logprobs")
@@ -210,7 +211,7 @@ class Bound:
 BOUNDS = {
     "temperature": Bound(0, _LARGEST, "at least 0"),
     "top_k": Bound(-1, _ANY, "at least -1 (0 or -1: all tokens)"),
-    "top_p": Bound(0, 1, "in (0, 1]", above=True),
+    "top_p": Bound(0, 1, "in [0, 1]"),
     "min_p": Bound(0, 1, "in [0, 1]"),
     "seed": Bound(0, _ANY, "at least 0"),
     "typical_p": Bound(0, 1, "in (0, 1]", above=True),
@@ -261,7 +262,7 @@ class HostSampler:
         settings = {
             **{name: float(getattr(sampling, name)) for name in _NUMBERS},
             **{name: _counted(getattr(sampling, name)) for name in _COUNTS},
-            "top_k": sampling.for_engine()[1],
+            **dict(zip(("top_k", "top_p"), sampling.for_engine()[1:3], strict=True)),
             "logit_bias": [(token, float(value)) for token, value in sampling.logit_bias.items()],
         }
         if sampling.dry_multiplier > 0:

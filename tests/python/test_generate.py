@@ -103,7 +103,7 @@ def test_stop_strings_are_few_and_short() -> None:
         ("temperature", float("nan")),
         ("temperature", float("inf")),
         ("top_k", -2),
-        ("top_p", 0.0),
+        ("top_p", -0.1),
         ("top_p", 1.1),
         ("min_p", -0.1),
         ("min_p", 2.0),

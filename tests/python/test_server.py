@@ -407,7 +407,15 @@ def test_an_end_can_be_ignored(served: Served) -> None:
 
 
 def test_facts(client: httpx.Client) -> None:
-    assert [m["id"] for m in client.get("/v1/models").json()["data"]] == ["tiny"]
+    [listed] = client.get("/v1/models").json()["data"]
+    assert (listed["id"], listed["max_model_len"]) == ("tiny", 256)
+    assert listed == client.get("/v1/models/tiny").json()
+    assert abs(listed["created"] - time.time()) < 3600
+    unknown = client.get("/v1/models/no/such")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    told = [line for line in client.get("/metrics").text.splitlines() if "/v1/models/" in line]
+    assert told
+    assert all('path="/v1/models/{name}"' in line for line in told)
     tokens = client.post("/tokenize", json={"content": "a b"}).json()["tokens"]
     assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": "a b"}
     props = client.get("/props").json()

@@ -278,7 +278,9 @@ def test_a_conversation_with_tools_reaches_the_template(served: Served, claude: 
     [
         ({"max_tokens": 0}, "invalid_request_error", "max_tokens"),
         ({"messages": []}, "invalid_request_error", "messages"),
-        ({"tool_choice": {"type": "any"}}, "invalid_request_error", "tool_choice"),
+        ({"tool_choice": {"type": "some"}}, "invalid_request_error", "tool_choice"),
+        ({"tool_choice": {"type": "any", "name": "f"}}, "invalid_request_error", "a name belongs to"),
+        ({"tool_choice": {"type": "any"}}, "invalid_request_error", "the request has no tools"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "invalid_request_error", "ctx is 256"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, "request_too_large", "more than 8000"),
         (

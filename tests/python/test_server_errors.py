@@ -45,7 +45,7 @@ def client(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[ht
         ("/v1/chat/completions", {"messages": []}, "messages", "at least 1 item"),
         ("/v1/chat/completions", {"messages": HELLO, "temperature": -1}, "temperature", "not -1"),
         ("/v1/chat/completions", {"messages": HELLO, "timeout": 0}, "timeout", "greater than 0"),
-        ("/v1/chat/completions", {"messages": HELLO, "tool_choice": "required"}, None, "supported: auto"),
+        ("/v1/chat/completions", {"messages": HELLO, "tool_choice": "must"}, None, "supported: auto"),
         ("/v1/completions", {}, "prompt", "required"),
         ("/v1/completions", {"prompt": ""}, None, "prompt is empty"),
         ("/v1/completions", {"prompt": 5}, "prompt", "valid string or Input should be a valid array, not 5"),

@@ -329,6 +329,23 @@ def test_other_servers_words_for_all_and_none(served: Served) -> None:
     assert drawn_messages[2] != drawn_messages[3]
 
 
+def test_the_most_probable_token_alone_by_a_top_p_of_0(served: Served) -> None:
+    drawn = {**TEXT, "temperature": 5, "min_p": 0, "seed": 1, "ignore_eos": True}
+    greedy, alone, all_tokens = (
+        served.client.post("/v1/completions", json={**drawn, **more}).json()["choices"][0]["text"]
+        for more in ({"temperature": 0}, {"top_p": 0}, {"top_p": 1})
+    )
+    host = {**drawn, "presence_penalty": 0.5, "top_k": -1}
+    texts = [
+        served.client.post("/v1/completions", json={**host, **more}).json()["choices"][0]["text"]
+        for more in ({"temperature": 0}, {"top_p": 0})
+    ]
+    assert texts[0] == texts[1]
+    assert greedy == alone != all_tokens
+    wrong = served.client.post("/v1/completions", json={**drawn, "top_p": -0.1})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "top_p")
+
+
 def test_an_effort_is_a_variable_of_the_template() -> None:
     def variables(**fields: Any) -> dict[str, Any]:
         return ChatBody.model_validate({"messages": HELLO, **fields}).variables()

@@ -97,6 +97,7 @@ class ChatMethods:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        call: str | None = None,
         template: ChatTemplate | str | os.PathLike[str] | None = None,
         variables: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
@@ -115,6 +116,7 @@ class ChatMethods:
         Args:
             messages: Dicts with `role` and `content`, the last one usually from the user.
             tools: Functions that the model may call, as in the public chat API.
+            call: The model has to call this function, or one of the tools if it is empty; None: it may.
             template: A chat template, its file or its name; None takes the model's own.
             variables: For the template, such as `{"enable_thinking": False}`.
             max_tokens: Tokens drawn at most; None goes on to the end of the context.
@@ -147,7 +149,9 @@ class ChatMethods:
         sampling = Sampling(temperature, top_k, top_p, min_p, seed, logprobs=logprobs, **more)
         if not isinstance(template, ChatTemplate):
             template = self.chat_template(template, tools=bool(tools))
-        return Reply(engine, messages, template, tools, variables or {}, sampling, max_tokens, stop, slot)
+        return Reply(
+            engine, messages, template, tools, variables or {}, sampling, max_tokens, stop, slot, call=call
+        )
 
     def chat_choices(
         self, messages: Sequence[Mapping[str, Any]], n: int, *, seed: int | None = None, **options: Any

@@ -12,6 +12,7 @@ from dyno._generate import StopFilter, count_of
 from dyno._vocabulary import TokenType
 from dyno._writing import check_least, check_length
 from dyno.chat.answer import Answer, Part, parser_for
+from dyno.chat.forced import ForcedCalls, call_grammar
 from dyno.chat.template import encode
 from dyno.errors import PlanError
 
@@ -42,6 +43,8 @@ class Reply(PieceRun[Part]):
         stop: Strings that end the answer.
         slot: The sequence to write into; None takes the highest free one.
         held, handling: As of `PieceRun`.
+        call: The answer has to call this function, or any of the tools if it is empty; None: it may.
+        one_call: Whether it calls one function alone, if it has to call any of the tools.
 
     Raises:
         ChatError: The template refuses the messages.
@@ -62,6 +65,8 @@ class Reply(PieceRun[Part]):
         slot: int | None,
         held: Sequence[int] = (),
         handling: Handling | None = None,
+        call: str | None = None,
+        one_call: bool = False,
     ) -> None:
         self._stop = StopFilter([stop] if isinstance(stop, str) else stop)
         if slot is not None:
@@ -78,6 +83,9 @@ class Reply(PieceRun[Part]):
         most = ctx - len(prompt) + 1
         limit = most if max_tokens is None else min(most, count_of("max_tokens", max_tokens))
         self._parser = parser_for(template.text, rendered.text, tools)
+        if call is not None:
+            sampling = _calling(sampling, call_grammar(tools, call or None, one=one_call or bool(call)))
+            self._parser = ForcedCalls(self._parser)
         if sampling.has_rules:  # they hold for the content, not for reasoning before it
             sampling = dataclasses.replace(sampling, rules_after=self._parser.content_after)
         self.answer = Answer()
@@ -177,3 +185,11 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _strings(each)
+
+
+def _calling(sampling: Sampling, grammar: str) -> Sampling:
+    """The settings of an answer that has to be a call. A schema is for content, of which it has none."""
+    for name in ("grammar", "regex"):
+        if getattr(sampling, name) is not None:
+            raise PlanError(f"[chat] tool_choice asks for a call, so {name} cannot hold; give one of them")
+    return dataclasses.replace(sampling, json_schema=None, grammar=grammar)

@@ -93,6 +93,8 @@ class Chat:
                 body.stops,
                 slot=None,
                 handling=body.handling,
+                call=body.call,
+                one_call=body.parallel_tool_calls is False,
             )
             for seed in body.seeds()
         ]

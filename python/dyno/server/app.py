@@ -54,14 +54,16 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
     _ = engine.tokenizer  # every request needs it
     server = Endpoints(engine, chosen)
 
-    def endpoint(work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(
+        path: str, work: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def answered(request: Request) -> Response:
             begun = time.monotonic()
             response = await attempt(request)
             if ignored := getattr(request.state, "ignored_fields", None):
                 response.headers[IGNORED_FIELDS] = ", ".join(ignored)
             seconds = time.monotonic() - begun
-            server.metrics.answered(request.url.path, response.status_code, seconds)
+            server.metrics.answered(path.replace(":path}", "}"), response.status_code, seconds)
             return response
 
         async def attempt(request: Request) -> Response:
@@ -87,6 +89,7 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
         ("POST", "/v1/messages", server.messages),
         ("POST", "/v1/messages/count_tokens", server.count_tokens),
         ("GET", "/v1/models", server.models),
+        ("GET", "/v1/models/{name:path}", server.model),
         ("POST", "/tokenize", server.tokenize),
         ("POST", "/detokenize", server.detokenize),
         ("GET", "/props", server.props),
@@ -96,7 +99,7 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
     ]
     app = Starlette(
         routes=[
-            *(Route(path, endpoint(work), methods=[method]) for method, path, work in routes),
+            *(Route(path, endpoint(path, work), methods=[method]) for method, path, work in routes),
             *page.routes(),
         ],
         exception_handlers={404: _no_route, 405: _no_route},

@@ -211,6 +211,17 @@ class ResponseFormat(Whole):
         return self.schema_ or {"type": "object"}
 
 
+class _Function(Known):
+    name: str = Field(min_length=1)
+
+
+class FunctionChoice(Known):
+    """The choice of one tool."""
+
+    type: Literal["function"]
+    function: _Function
+
+
 class ChatBody(DrawBody):
     """The body of POST /v1/chat/completions."""
 
@@ -218,7 +229,7 @@ class ChatBody(DrawBody):
     max_tokens: int | None = Field(default=None, ge=-1)
     max_completion_tokens: int | None = Field(default=None, ge=-1)
     tools: Items[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tool_choice: str | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     """If this is false, an answer holds its first tool call alone."""
     reasoning_effort: str | None = Field(default=None, max_length=32)
@@ -230,9 +241,19 @@ class ChatBody(DrawBody):
 
     @model_validator(mode="after")
     def _can_be_done(self) -> ChatBody:
-        if self.tool_choice not in (None, "auto", "none"):
-            raise ValueError(f"tool_choice is {self.tool_choice!r:.80}; supported: auto, none")
+        if isinstance(self.tool_choice, str) and self.tool_choice not in ("auto", "none", "required"):
+            raise ValueError(
+                f"tool_choice is {self.tool_choice!r:.80}; supported: auto, none, required, "
+                '{"type": "function", "function": {"name": ...}}'
+            )
         return self
+
+    @property
+    def call(self) -> str | None:
+        """The function that the answer has to call; empty: any of the tools; None: it may call none."""
+        if isinstance(self.tool_choice, FunctionChoice):
+            return self.tool_choice.function.name
+        return "" if self.tool_choice == "required" else None
 
     def variables(self) -> dict[str, Any]:
         """Variables of the template."""

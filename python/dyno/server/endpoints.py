@@ -92,6 +92,7 @@ class Endpoints:
     def __init__(self, engine: Engine, options: Options) -> None:
         self._engine, self._options = engine, options
         self._sequences = int(engine.settings["sequences"])
+        self._begun = int(time.time())
         self.metrics = Metrics(engine, options.model)
         self.scheduler = Scheduler(
             engine,
@@ -191,8 +192,23 @@ class Endpoints:
     # ---- the rest ----
 
     async def models(self, request: Request) -> Response:
-        entry = {"id": self._options.model, "object": "model", "created": 0, "owned_by": "dyno"}
-        return JSONResponse({"object": "list", "data": [entry]})
+        return JSONResponse({"object": "list", "data": [self._entry()]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._options.model:
+            raise ApiError(
+                404,
+                f"the server has no model {name!r:.80}; it serves {self._options.model!r}",
+                param="model",
+                code="model_not_found",
+            )
+        return JSONResponse(self._entry())
+
+    def _entry(self) -> dict[str, Any]:
+        """The model, as the public API lists it, with the length of a text as vLLM tells it."""
+        entry = {"id": self._options.model, "object": "model", "created": self._begun, "owned_by": "dyno"}
+        return {**entry, "max_model_len": int(self._engine.settings["ctx"])}
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request, TokenizeBody)

@@ -61,6 +61,8 @@ class Messages:
             body.stop_sequences,
             slot=None,
             handling=body.handling,
+            call=body.call,
+            one_call=body.one_call,
         )
         self.texts = [self._reply]
         self._id, self._model = f"msg_{uuid.uuid4().hex[:24]}", model

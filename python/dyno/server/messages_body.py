@@ -75,8 +75,15 @@ class _Tool(Whole):
 
 
 class _ToolChoice(Whole):
-    type: Literal["auto", "none"]
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = Field(default=None, min_length=1)
     disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _name_is_there(self) -> _ToolChoice:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError(f"type is {self.type}; a name belongs to the type tool, and to no other")
+        return self
 
 
 class _ThinkingChoice(Whole):
@@ -147,6 +154,13 @@ class CountBody(RequestBody):
             }
             for tool in self.tools
         ]
+
+    @property
+    def call(self) -> str | None:
+        """The function that the answer has to call; empty: any of the tools; None: it may call none."""
+        if self.tool_choice is None or self.tool_choice.type in ("auto", "none"):
+            return None
+        return self.tool_choice.name or ""
 
     @property
     def one_call(self) -> bool:

@@ -1,0 +1,92 @@
+"""Answers that have to call a function: the rules that their text follows, and the calls in it.
+
+The rules say nothing of the marks that a model was trained to write. The text is a JSON list of calls, in
+place of content, so every template can be asked for one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from dyno.chat.answer import AnswerParser, Part
+from dyno.chat.calls import read_json
+from dyno.errors import ChatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["ForcedCalls", "call_grammar"]
+
+_ANY = {"type": "object"}
+_MOST_CALLS = 16
+_LAYOUT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+"""Of JSON, as templates show it. A weak model that may write blanks anywhere writes nothing else."""
+
+
+def call_grammar(tools: Sequence[Mapping[str, Any]] | None, function: str | None, *, one: bool) -> str:
+    """The grammar of a list of calls, in the syntax of Lark.
+
+    Args:
+        tools: Offered to the model.
+        function: The one to call; None: any of them.
+        one: Whether the list has one call alone.
+
+    Raises:
+        ChatError: There is no such function.
+    """
+    known = dict(_described(tools))
+    if not known:
+        raise ChatError("[chat] tool_choice asks for a call, but the request has no tools")
+    if function is not None and function not in known:
+        raise ChatError(f"[chat] tool_choice asks for {function!r}; the tools are {', '.join(known)}")
+    wanted = known if function is None else {function: known[function]}
+    more = "" if one else f' (", " call){{0,{_MOST_CALLS - 1}}}'
+    lines = [f'start: "[" call{more} "]"']
+    lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(wanted))))
+    for i, (name, parameters) in enumerate(wanted.items()):
+        opening = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
+        lines.append(f'call_{i}: {opening} arguments_{i} "}}"')
+        lines.append(f"arguments_{i}: %json {json.dumps({**parameters, **_LAYOUT})}")
+    return "\n".join(lines)
+
+
+def _described(tools: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and schema of the arguments of each function."""
+    for tool in tools or ():
+        function = tool.get("function", tool)
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            parameters = function.get("parameters")
+            yield function["name"], parameters if isinstance(parameters, dict) and parameters else _ANY
+
+
+class ForcedCalls(AnswerParser):
+    """A parser of answers that follow `call_grammar`: their content is a list of calls.
+
+    Args:
+        inner: Knows where reasoning ends and content begins.
+    """
+
+    def __init__(self, inner: AnswerParser) -> None:
+        self._inner, self._content = inner, ""
+        self.words, self.content_after = inner.words, inner.content_after
+
+    def push(self, text: str) -> Iterator[Part]:
+        yield from self._without_content(self._inner.push(text))
+
+    def finish(self) -> Iterator[Part]:
+        yield from self._without_content(self._inner.finish())
+        if not self._content:
+            return
+        try:
+            calls = read_json(self._content, {})
+        except (ValueError, RecursionError):  # it was cut off: nothing that a model wrote is lost
+            yield Part(content=self._content)
+        else:
+            yield from (Part(tool_call=call) for call in calls)
+
+    def _without_content(self, parts: Iterator[Part]) -> Iterator[Part]:
+        for part in parts:
+            self._content += part.content
+            if not part.content:
+                yield part
