@@ -142,6 +142,10 @@ class Sampling:
         for name in ("grammar", "regex"):
             if not isinstance(getattr(self, name), (str, type(None))):
                 raise PlanError(f"[sample] {name} must be text, not {getattr(self, name)!r}")
+        if not isinstance(self.json_schema, (Mapping, str, type(None))):
+            raise PlanError(
+                f"[sample] json_schema must be an object or JSON text, not {self.json_schema!r:.80}"
+            )
 
     @property
     def has_rules(self) -> bool:

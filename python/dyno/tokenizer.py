@@ -96,8 +96,7 @@ class Tokenizer:
                 are plain text; keep it off for text that you did not write.
 
         Raises:
-            ModelError: The vocabulary has no token for some byte of the text.
-            PlanError: `text` is no string.
+            PlanError: `text` is no string, or the vocabulary has no token for some byte of it.
             ValueError: The text holds a lone surrogate, which has no UTF-8 form.
         """
         if not isinstance(text, str):
@@ -222,13 +221,13 @@ class Tokenizer:
         if self.vocabulary.bytes_are_symbols:
             lost = [byte for byte in missing if byte in raw]
             if lost:
-                raise ModelError(f"[tokenizer] the vocabulary has no token for byte 0x{min(lost):02X}")
+                raise PlanError(f"[tokenizer] the vocabulary has no token for byte 0x{min(lost):02X}")
         elif self.vocabulary.unknown is None:
             # Without an unknown token, a character must be a token itself or be spelled by byte tokens.
             known = self._single_characters
             for character in text.replace(" ", _SPM_SPACE):
                 if character not in known and not missing.isdisjoint(character.encode()):
-                    raise ModelError(f"[tokenizer] the vocabulary has no token for {character!r}")
+                    raise PlanError(f"[tokenizer] the vocabulary has no token for {character!r}")
 
     @cached_property
     def _single_characters(self) -> frozenset[str]:

@@ -249,6 +249,10 @@ def test_commands(engine: dyno.Engine, says: Any, capsys: pytest.CaptureFixture[
     assert "error: " in told("/set temperature warm")
     assert "error: " in told("/set max_tokens 0")
     assert told("/set max_tokens -1") == "max_tokens None\n"
+    assert "seed none\n" in told("/set")
+    for rule in ("json_schema 5", "json_schema none", 'grammar root ::= "a"', "regex a"):
+        assert f"no setting {rule.split()[0]}; known: " in told(f"/set {rule}")
+    assert not {"json_schema", "grammar", "regex"} & {line.split()[0] for line in told("/set").splitlines()}
     assert "no setting temprature" in told("/set temprature 1")
     assert "no command /walk" in told("/walk")
     assert told("  ") == ""

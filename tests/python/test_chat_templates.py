@@ -145,7 +145,7 @@ def test_arguments_have_the_form_that_the_template_takes(
     assert template.prompt(messages).text == expected
 
 
-@pytest.mark.parametrize("wrong", ['{"a": ', "[1]", "5"])
+@pytest.mark.parametrize("wrong", ['{"a": ', "[1]", "5", '{"a": "\\ud800"}'])
 def test_arguments_that_are_not_an_object_stay_text(wrong: str) -> None:
     template = ChatTemplate(
         "{% for c in messages[-1].tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}"

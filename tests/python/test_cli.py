@@ -190,6 +190,8 @@ def test_run_with_a_profile(dyno: Any, tiny: Path, trained_model: Path, tmp_path
         (("bench", "-m", "TINY", "-o", "xml"), 2, "known are md, json, jsonl, csv"),
         (("perplexity", "-m", "TINY"), 2, "--file"),
         (("perplexity", "-m", "TINY", "--reference", "TINY"), 1, "is not a reference that dyno wrote"),
+        (("perplexity", "-m", "TINY", "--reference", "TINY", "--chunks", "0"), 2, "--chunks"),
+        (("perplexity", "-m", "TINY", "--reference", "TINY", "--chunks", "-1"), 2, "--chunks"),
         (("explain", "plans", "TINY"), 2, "plans"),
         (("profiles", "check", "missing.yaml"), 1, "missing.yaml"),
     ],

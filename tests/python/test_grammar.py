@@ -141,6 +141,7 @@ def test_an_answer_follows_rules_after_its_reasoning(engine: dyno.Engine, monkey
         ({"grammar": "root ::= ("}, "grammar cannot be (read|used)"),
         ({"regex": "("}, "regex cannot be used"),
         ({"grammar": 3}, "grammar must be text, not 3"),
+        ({"json_schema": 5.0}, "json_schema must be an object or JSON text, not 5.0"),
         ({"grammar": GBNF, "regex": "x"}, "grammar and regex cannot both hold"),
     ],
 )

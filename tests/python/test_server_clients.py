@@ -154,6 +154,22 @@ def test_content_may_come_in_parts(chatgpt: Any) -> None:
         assert told.value.param == param
 
 
+def test_a_result_may_be_absent_or_an_error(served: Served, claude: Any) -> None:
+    def count(**fields: Any) -> int:
+        result = {"type": "tool_result", "tool_use_id": "1", **fields}
+        history = [
+            *HELLO,
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": None}]},
+            {"role": "user", "content": [result]},
+        ]
+        return int(claude.messages.count_tokens(model="any", messages=history).input_tokens)
+
+    empty, plain = count(), count(content="no file")
+    assert count(content=None, is_error=None) == empty == plain - len("no file")
+    assert count(content="no file", is_error=False) == plain
+    assert count(content="no file", is_error=True) == plain + len("Error: ")
+
+
 ITEMS = (
     "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
     "{% for name, value in c.function.arguments | items %}<{{ name }}={{ value }}>{% endfor %}{% endfor %}"

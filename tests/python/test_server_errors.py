@@ -15,6 +15,7 @@ from dyno.server import Options
 from dyno.server.bodies import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody
 from dyno.server.errors import api_error, from_validation
 from dyno.server.messages_body import MessagesBody
+from dyno.testing.models import byte_vocabulary
 from pydantic import ValidationError
 from served import HELLO, KEY, serving
 
@@ -187,6 +188,22 @@ def test_more_messages_than_tokens_are_not_rendered(
     assert response.status_code == 400
     assert "at least 257 tokens, ctx is 256" in response.json()["error"]["message"]
     assert client.post(path, json={**body, "messages": body["messages"][:1]}).status_code == 500
+
+
+def test_a_text_that_the_vocabulary_cannot_spell_is_the_clients_fault(tmp_path: Path) -> None:
+    model = chat_model(
+        tmp_path / "m.gguf", vocabulary={byte_vocabulary(288)["tokenizer.ggml.tokens"].index("z"): "[unused]"}
+    )
+    with serving(model, Options(model="tiny", api_key=KEY)) as server:
+        for path, body in (
+            ("/v1/completions", {"prompt": "fizz"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "fizz"}]}),
+            ("/v1/embeddings", {"input": "fizz"}),
+            ("/tokenize", {"content": "fizz"}),
+        ):
+            refused = server.client.post(path, json=body)
+            assert refused.status_code == 400, path
+            assert "no token for byte 0x7A" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", [CompletionBody, MessagesBody])

@@ -195,6 +195,31 @@ def test_a_second_name_of_a_limit_does_not_count_beside_it(limit: str) -> None:
         ("/v1/chat/completions", "continue_final_message", True, "continue_final_message"),
         ("/v1/messages", "container", "c", "container"),
         ("/tokenize", "with_pieces", True, "with_pieces"),
+        ("/tokenize", "add_special_tokens", True, "add_special_tokens"),
+        ("/v1/chat/completions", "documents", [{"text": "x"}], "use chat_template_kwargs.documents"),
+        ("/v1/chat/completions", "skip_special_tokens", False, "skip_special_tokens"),
+        ("/v1/chat/completions", "add_special_tokens", True, "add_special_tokens"),
+        ("/v1/completions", "add_special_tokens", False, "add_special_tokens"),
+        ("/v1/completions", "prompt_logprobs", 1, "prompt_logprobs"),
+        ("/v1/completions", "length_penalty", 0.5, "length_penalty"),
+        ("/v1/completions", "logits_processors", ["a"], "logits_processors"),
+        ("/v1/completions", "lora", [{"id": 0, "scale": 0.5}], "lora"),
+        ("/v1/completions", "samplers", ["top_k"], "samplers"),
+        ("/v1/completions", "n_probs", 3, "use logprobs"),
+        ("/v1/completions", "t_max_predict_ms", 10, "use timeout"),
+        ("/v1/chat/completions", "reasoning_budget", 0, "reasoning_budget"),
+        ("/v1/chat/completions", "thinking_budget_tokens", 5, "thinking_budget_tokens"),
+        ("/v1/messages", "response_format", {"type": "json_object"}, "use output_config.format"),
+        ("/v1/messages", "stop", ["a"], "use stop_sequences"),
+        ("/v1/messages", "n", 2, "n is not supported"),
+        ("/v1/messages", "logit_bias", {"5": 1}, "logit_bias"),
+        ("/v1/messages", "regex", "a*", "regex"),
+        ("/v1/messages", "presence_penalty", 0.5, "presence_penalty"),
+        ("/v1/chat/completions", "stop_sequences", ["a"], "use stop"),
+        ("/v1/chat/completions", "system", "Be brief.", "use messages"),
+        ("/v1/chat/completions", "thinking", {"type": "disabled"}, "use chat_template_kwargs"),
+        ("/v1/completions", "tools", [{"type": "function"}], "tools"),
+        ("/v1/completions", "max_completion_tokens", 5, "use max_tokens"),
     ],
 )
 def test_a_field_that_would_change_the_answer_is_refused(
@@ -223,6 +248,9 @@ def test_a_field_that_would_change_the_answer_is_refused(
                 **{"min_tokens": 0, "mirostat": 0, "top_n_sigma": -1.0, "suffix": None},
                 **{"stream_options": {"include_usage": None, "include_obfuscation": False, "later": None}},
                 **{"response_format": {"type": "text", "schema": None}},
+                **{"documents": [], "skip_special_tokens": True, "add_special_tokens": False},
+                **{"mirostat_tau": 5.0, "dynatemp_exponent": 1.0, "n_probs": 0, "t_max_predict_ms": 0},
+                **{"samplers": [], "lora": [], "reasoning_budget": -1, "reasoning_format": "auto"},
             },
         ),
         ("/v1/completions", {"user": "me", "best_of": 1, "suffix": "", "use_beam_search": False}),
@@ -259,6 +287,28 @@ def test_harmless_fields_change_nothing(served: Served, path: str, fields: dict[
         for answer in (plain, given)
     ]
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+def test_fields_of_another_kind_of_text_may_ask_for_nothing(served: Served, path: str) -> None:
+    neutral: dict[str, Any] = {
+        **{"n": 1, "logit_bias": {}, "presence_penalty": 0, "stop": [], "tools": [], "tool_choice": "auto"},
+        **{"response_format": {"type": "text"}, "logprobs": False, "top_logprobs": 0, "grammar": ""},
+        **{"parallel_tool_calls": True, "thinking": {"type": "enabled", "budget_tokens": 1024}},
+        **{"stop_sequences": [], "output_config": None, "stream_options": {"include_usage": True}},
+    }
+    for name, value in neutral.items():
+        if (name, path) in (("tool_choice", "/v1/messages"), ("logprobs", "/v1/completions")):
+            continue  # fields of these requests, of another type
+        if name == "grammar" and path != "/v1/messages":
+            continue
+        body = {**PATHS[path], "stream": name == "stream_options", name: value}
+        assert served.client.post(path, json=body).status_code == 200, name
+
+
+def test_a_count_may_have_the_fields_of_an_answer(served: Served) -> None:
+    body = {"messages": HELLO, "max_tokens": 5, "temperature": 0.5, "n": 2, "stop_sequences": ["a"]}
+    assert served.client.post("/v1/messages/count_tokens", json=body).status_code == 200
 
 
 def test_a_strict_server_refuses_unknown_fields(model: Path) -> None:

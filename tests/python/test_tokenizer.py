@@ -269,12 +269,12 @@ def test_text_that_cannot_be_spelled_is_an_error_not_a_loss() -> None:
     metadata = byte_level(words=())
     tokens = metadata["tokenizer.ggml.tokens"]
     tokens[tokens.index("z")] = "[unused]"
-    with pytest.raises(ModelError, match="byte 0x7A"):
+    with pytest.raises(PlanError, match="byte 0x7A"):
         Tokenizer.from_metadata(metadata).encode("fizz")
     metadata = sentencepiece(unknown_token_id=-1)
     tokens = metadata["tokenizer.ggml.tokens"]
     tokens[tokens.index("<0xF0>")] = "[unused]"
-    with pytest.raises(ModelError, match="😀"):
+    with pytest.raises(PlanError, match="😀"):
         Tokenizer.from_metadata(metadata).encode("a😀")
 
 

@@ -31,6 +31,8 @@ HELP = """\
 Enter sends, Alt-Enter begins a new line, the arrow keys bring back what was sent.
 Ctrl-C ends an answer and keeps what was said."""
 
+_UNSET = {"max_tokens": "to the end of the context", "seed": "none"}
+"""The settings that may have no value, and the words for that."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -114,7 +116,7 @@ class Conversation:
         name, _, value = rest.partition(" ")
         if not name:
             for key, each in sorted({**_defaults(), **self._settings}.items()):
-                self._tell(f"{key} {'to the end of the context' if each is None else each}")
+                self._tell(f"{key} {_UNSET.get(key, 'none') if each is None else each}")
             return
         try:
             if name in _defaults():
@@ -130,9 +132,9 @@ class Conversation:
     def _change(self, name: str, value: str) -> None:
         default = _defaults()[name]
         before = dict(self._settings)
-        if value.lower() in ("none", "-1") and name in ("max_tokens", "seed"):
+        if value.lower() in ("none", "-1") and name in _UNSET:
             self._settings[name] = None
-        elif name in ("max_tokens", "seed") or isinstance(default, int):
+        elif name in _UNSET or isinstance(default, int):
             self._settings[name] = int(value)
         else:
             self._settings[name] = float(value)
@@ -226,8 +228,8 @@ def _defaults() -> dict[str, Any]:
     named = ("temperature", "top_k", "top_p", "min_p", "seed", *DrawOptions.__annotations__)
     plain = {name: getattr(neutral, name) for name in named}
     return {
-        "max_tokens": None,
-        **{k: v for k, v in plain.items() if v is None or isinstance(v, (int, float))},
+        **dict.fromkeys(_UNSET),
+        **{name: value for name, value in plain.items() if isinstance(value, (int, float))},
     }
 
 

@@ -29,7 +29,7 @@ def perplexity(
         int | None,
         typer.Option("--ctx", "-c", help="Tokens of a chunk. Default: 512, or the length in the reference."),
     ] = None,
-    chunks: Annotated[int | None, typer.Option(help="Largest number of chunks.")] = None,
+    chunks: Annotated[int | None, typer.Option(min=1, help="Largest number of chunks.")] = None,
     save_reference: Annotated[
         Path | None, typer.Option(help="Save log-probabilities to compare with later.")
     ] = None,

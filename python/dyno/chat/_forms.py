@@ -128,6 +128,8 @@ def _as_object(arguments: Any) -> Any:
         return arguments
     try:
         found = json.loads(arguments) if arguments.strip() else {}
+        if "\\u" in arguments:
+            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text, and raises
     except (ValueError, RecursionError):
         return arguments  # of a call that a model has written wrongly: the model sees it as it was
     return found if isinstance(found, dict) else arguments

@@ -7,8 +7,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dyno.server.bodies import Known
+from dyno.server.bodies import ChatBody, CompletionBody, Known
 from dyno.server.errors import ApiError
+from dyno.server.messages_body import MessagesBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +36,8 @@ _HARMLESS = frozenset(
         *("cache_control", "diagnostics", "inference_geo"),
         # vLLM and llama-server: order and place of the work.
         *("cache_salt", "id_slot", "priority", "request_id"),
+        # llama-server: nothing without the field that switches them on, which is refused.
+        *("dynatemp_exponent", "mirostat_eta", "mirostat_tau"),
     }
 )
 
@@ -58,6 +61,15 @@ def _given(body: Any, name: str, default: Any = None) -> Any:
     return getattr(body, name) if name in type(body).model_fields else default
 
 
+def _adds_special(body: Any) -> bool:
+    """Whether BOS and EOS are put around the text of a body; a chat template writes them itself."""
+    return bool(_given(body, "add_special", isinstance(body, CompletionBody)))
+
+
+def _is_unlimited(value: Any, _: Any) -> bool:
+    return isinstance(value, (int, float)) and value <= 0
+
+
 _RULES = "use response_format, grammar or regex"
 _REFUSED: dict[str, _Refused] = {
     # The public APIs.
@@ -74,18 +86,25 @@ _REFUSED: dict[str, _Refused] = {
     "web_search_options": _only(),
     # vLLM.
     "add_generation_prompt": _only(True),
+    "add_special_tokens": _Refused(lambda value, body: value is _adds_special(body)),
     "allowed_token_ids": _only([]),
     "bad_words": _only([]),
     "chat_template": _only(instead="start the server with --chat-template"),
     "continue_final_message": _only(False),
+    "documents": _only([], instead="use chat_template_kwargs.documents"),
     "echo": _only(False),
     "guided_choice": _only(instead=_RULES),
     "guided_grammar": _only(instead="use grammar"),
     "guided_json": _only(instead="use response_format"),
     "guided_regex": _only(instead="use regex"),
+    "include_reasoning": _only(True),
     "include_stop_str_in_output": _only(False),
+    "length_penalty": _only(1),
+    "logits_processors": _only([]),
     "min_tokens": _only(0),
+    "prompt_logprobs": _only(),
     "repetition_penalty": _only(1, instead="use repeat_penalty"),
+    "skip_special_tokens": _only(True),
     "stop_token_ids": _only([]),
     "structured_outputs": _only(instead=_RULES),
     "truncate_prompt_tokens": _only(),
@@ -93,6 +112,7 @@ _REFUSED: dict[str, _Refused] = {
     # llama-server.
     "dynatemp_range": _only(0),
     "json_schema": _only(instead="use response_format"),
+    "lora": _only([]),
     "mirostat": _only(0),
     "n_predict": _Refused(
         lambda value, body: (
@@ -101,9 +121,59 @@ _REFUSED: dict[str, _Refused] = {
         ),
         "use max_tokens",
     ),
-    "top_n_sigma": _Refused(lambda value, _: isinstance(value, (int, float)) and value <= 0),
+    "n_probs": _only(0, instead="use logprobs"),
+    "reasoning_budget": _only(-1),
+    "reasoning_format": _only("auto", "deepseek"),
+    "samplers": _only([]),
+    "t_max_predict_ms": _Refused(_is_unlimited, "use timeout"),
+    "thinking_budget_tokens": _only(-1),
+    "top_n_sigma": _Refused(_is_unlimited),
     "with_pieces": _only(False),
 }
+
+
+_TEXTS: tuple[type[Known], ...] = (ChatBody, CompletionBody, MessagesBody)
+"""Bodies whose answers are texts. A field of one of them changes the answer to another one, too."""
+_OF_TEXTS = frozenset(name for kind in _TEXTS for name in kind.model_fields) - {"messages", "prompt"}
+"""Without the two of which the path says which one counts."""
+_ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
+    "parallel_tool_calls": (True,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+}
+"""Values of such fields beside their defaults."""
+_SAME = {
+    "max_completion_tokens": ("max_tokens",),
+    "output_config": ("response_format",),
+    "reasoning_effort": ("output_config.effort",),
+    "response_format": ("output_config.format",),
+    "stop": ("stop_sequences",),
+    "stop_sequences": ("stop",),
+    "system": ("messages",),
+    "thinking": ("chat_template_kwargs",),
+}
+"""The fields of other texts for the same wish."""
+
+
+def _of_other_text(body: Known, name: str, value: Any) -> bool:
+    """Whether an unknown field belongs to another kind of text, and its value asks for something."""
+    if type(body) not in _TEXTS or name == "stream_options":  # every stream of messages tells its usage
+        return False
+    if name == "thinking" and isinstance(value, dict) and value.get("type") in ("enabled", "adaptive"):
+        return False  # templates let a model think by themselves if they can
+    found = [kind.model_fields[name] for kind in _TEXTS if name in kind.model_fields]
+    neutral = [
+        *_ASKS_FOR_NOTHING.get(name, ()),
+        *([], {}, ""),
+        *(field.get_default(call_default_factory=True) for field in found),
+    ]
+    return bool(found) and value is not False and value not in neutral
+
+
+def _instead(body: Known, name: str) -> str:
+    """The advice on a field of another kind of text."""
+    has = [other for other in _SAME.get(name, ()) if other.partition(".")[0] in type(body).model_fields]
+    return f"use {has[0]}" if has else ""
 
 
 class Fields:
@@ -132,13 +202,10 @@ class Fields:
         for name in given.keys() & _REFUSED.keys():
             rule = _REFUSED[name]
             if not rule.neutral(given[name], body):
-                instead = f"; {rule.instead}" if rule.instead else ""
-                raise ApiError(
-                    400,
-                    f"{name} is not supported here, and the answer would be another one without it{instead}",
-                    param=name,
-                    code="unsupported_parameter",
-                )
+                raise _refusal(name, rule.instead)
+        for name in given.keys() & _OF_TEXTS - _REFUSED.keys():
+            if _of_other_text(body, name, given[name]):
+                raise _refusal(name, _instead(body, name))
         unknown = {
             name: (name, type(body)) for name in given if name not in _HARMLESS and name not in _REFUSED
         }
@@ -168,6 +235,16 @@ class Fields:
             _log.warning("a request has an unknown field, which is ignored: %s", text)
         shown = [_shown(name) for name in unknown]
         return [*shown[:_MOST_IN_HEADER], *(["..."] if len(shown) > _MOST_IN_HEADER else [])]
+
+
+def _refusal(name: str, instead: str) -> ApiError:
+    advice = f"; {instead}" if instead else ""
+    return ApiError(
+        400,
+        f"{name} is not supported here, and the answer would be another one without it{advice}",
+        param=name,
+        code="unsupported_parameter",
+    )
 
 
 def _within(body: Known) -> Iterator[tuple[str, str, type[Known]]]:

@@ -41,13 +41,13 @@ class _ToolUse(_Part):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any] = Field(default_factory=dict)
+    input: dict[str, Any] | None = None
 
 
 class _ToolResult(_Part):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Items[_Text] = ""
+    content: str | Items[_Text] | None = None
     is_error: bool | None = None
 
 
@@ -200,7 +200,9 @@ class MessagesBody(CountBody):
         }
 
 
-def _text(content: str | list[_Text]) -> str:
+def _text(content: str | list[_Text] | None) -> str:
+    if content is None:
+        return ""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
@@ -215,7 +217,7 @@ def _assistant(blocks: list[Any]) -> dict[str, Any]:
         {
             "id": block.id,
             "type": "function",
-            "function": {"name": block.name, "arguments": block.input},
+            "function": {"name": block.name, "arguments": block.input or {}},
         }
         for block in blocks
         if isinstance(block, _ToolUse)
@@ -225,10 +227,15 @@ def _assistant(blocks: list[Any]) -> dict[str, Any]:
     return message
 
 
+def _result(block: _ToolResult) -> str:
+    """The text of a tool's result. Templates have no field for its failure, so the text tells it."""
+    return f"Error: {_text(block.content)}" if block.is_error else _text(block.content)
+
+
 def _user(blocks: list[Any]) -> list[dict[str, Any]]:
     """Results of tools are messages of their own, before the text that comes with them."""
     found = [
-        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
+        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
         for block in blocks
         if isinstance(block, _ToolResult)
     ]
