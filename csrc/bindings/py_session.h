@@ -85,8 +85,9 @@ class PySession {
     check_process();
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    DYNO_CHECK(Error, session_ != nullptr, "[session] the session is closed");
-    change(*session_);
+    const std::shared_ptr<runtime::Session> session = session_;  // as in with()
+    DYNO_CHECK(Error, session != nullptr, "[session] the session is closed");
+    change(*session);
   }
 
  private:
@@ -110,13 +111,14 @@ class SignalCheck {
  public:
   void operator()() {
     const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::milliseconds(20)) return;
+    if (!main_ || now - last_ < std::chrono::milliseconds(20)) return;
     const nb::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     last_ = std::chrono::steady_clock::now();
   }
 
  private:
+  bool main_ = gettid() == getpid();
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 

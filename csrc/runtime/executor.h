@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -56,6 +57,8 @@ struct MicroBatch {
   OpTime* op_times = nullptr;  // [Plan::keys], added to; null when not asked
   // op_times within the captured graph of this u-batch, not launch by launch. PlanError where nothing is captured.
   bool in_graph = false;
+  // Called between two nodes, on the CPU alone; null: not at all. If it throws, the u-batch ends where it stands.
+  const std::function<void()>* between_nodes = nullptr;
 };
 
 // One draw of a generation: the random number in [0, 1), and the token that is fed next whatever is drawn (-1: that).

@@ -283,6 +283,7 @@ void CpuExecutor::run_nodes(const plan::NodeList& list, int32_t begin, int32_t e
   virtual_.enter(list.nodes[static_cast<size_t>(begin)].device);
   for (int32_t i = begin; i < end; ++i) {
     const plan::Node& node = list.nodes[static_cast<size_t>(i)];
+    if (micro_batch_.between_nodes != nullptr) (*micro_batch_.between_nodes)();
     env_->context.isa = plan_.device(node.device).isa;
     env_->list = plan::Plan::weights_list(node, list.id);
     launch(node);

@@ -50,6 +50,18 @@ plan::LoadOptions with_neighbours(plan::LoadOptions load, const DeviceInfo& devi
 
 bool is_gpu(const plan::PlannedDevice& device) { return device.info.kind == DeviceKind::cuda; }
 
+// `flag` is set while this lives, if `wanted`.
+class Computing {
+ public:
+  Computing(bool& flag, bool wanted) : flag_(flag) { flag_ = wanted; }
+  ~Computing() { flag_ = false; }
+  Computing(const Computing&) = delete;
+  Computing& operator=(const Computing&) = delete;
+
+ private:
+  bool& flag_;
+};
+
 }  // namespace
 
 Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& load,
@@ -217,6 +229,7 @@ void Session::prepare(bool clear_cache) {
 // back.
 template <typename Change>
 void Session::replan(const Change& change, bool clear_cache) {
+  check_idle();
   check_device();
   end_steps();
   finish();
@@ -318,9 +331,17 @@ void Session::check_device() const {
 void Session::check_ready() const {
   DYNO_CHECK(PlanError, executor_ != nullptr,
              "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
+  check_idle();
   DYNO_CHECK(OutOfMemoryError, prepared_,
              "[session] a change of settings gave memory back that could not be taken again; set() settings again when "
              "memory is free");
+}
+
+// The handler of a signal runs in the middle of a u-batch, whose memory it must not use.
+void Session::check_idle() const {
+  DYNO_CHECK(PlanError, !computing_,
+             "[session] this session computes while the handler of a signal runs; it can be used when the call that "
+             "computes has returned");
 }
 
 // Weights that were copied at load do not change with the file.
@@ -482,6 +503,8 @@ void Session::feed(const DecodeRequest& request) {
                                   [](const SequenceInput& s) { return s.tokens.size() == 1; });
   const int threads = single ? settings_.threads : settings_.threads_batch;
   const int64_t ubatch = plan_.ubatch;
+  // Tokens are short.
+  const bool calls = request.between != nullptr && plan_.devices.size() == 1 && !is_gpu(plan_.devices.front());
 
   const int64_t used = model_.experts_used();
   const int64_t n_vocab = model_.n_vocab;
@@ -516,13 +539,16 @@ void Session::feed(const DecodeRequest& request) {
         .captured_routing = request.captured_routing == nullptr ? nullptr : request.captured_routing + done * used,
         .routing_stride = total,
         .op_times = request.op_times,
-        .in_graph = request.in_graph};
+        .in_graph = request.in_graph,
+        .between_nodes =
+            calls && static_cast<int64_t>(tokens.size()) > plan::kFusedTokens ? &request.between : nullptr};
     if (request.every_hidden != nullptr) {
       batch.every_hidden = request.every_hidden + done * model_.n_embd;
     } else if (draft_head_ != nullptr && request.hidden == nullptr) {
       draft_rows_.resize(tokens.size() * static_cast<size_t>(model_.n_embd));
       batch.every_hidden = draft_rows_.data();
     }
+    const Computing computing(computing_, batch.between_nodes != nullptr);
     try {
       take_windows(runs);
       if (request.row_draws.empty() || rows.empty()) {

@@ -77,7 +77,8 @@ struct DecodeRequest {
   int32_t* captured_routing = nullptr;      // likewise
   OpTime* op_times = nullptr;               // [plan().keys], added to
   bool in_graph = false;                    // MicroBatch::in_graph
-  // Called between two u-batches. If it throws, the decode ends and the sequences are as long as before.
+  // Called between two u-batches, and of a prompt between two nodes where one CPU computes all. If it throws, the
+  // decode ends and the sequences are as long as before. It must not use the session: check_ready().
   std::function<void()> between = nullptr;
 };
 
@@ -233,6 +234,7 @@ class Session {
   void check_file() const;
   // Throws PlanError without weights, OutOfMemoryError if a change has cost the executor its memory.
   void check_ready() const;
+  void check_idle() const;
   std::unique_ptr<DraftHead> make_draft_head() const;
   void choose();
   void place(Loading loading);
@@ -257,6 +259,7 @@ class Session {
   std::unique_ptr<plan::Selection> selection_;
   std::unique_ptr<Executor> executor_;  // null for plan_only
   bool prepared_ = true;                // the executor has the memory that the plan names
+  bool computing_ = false;              // a u-batch whose decode calls back
   bool reads_file_ = false;             // weights are pages of the file, also after they were loaded
   RowLogits row_logits_;                // that the host draws from
   std::unique_ptr<DraftHead> draft_head_;
