@@ -150,6 +150,10 @@ class Request:
         """Whether more is to be fed than the token that was drawn last, and what a draft took back."""
         return not self.drawn or len(self.pending) > 1 + self.taken_back
 
+    def is_written(self, tokens: list[int]) -> bool:
+        """Whether a step fed the token that was drawn last and no other, so that no prompt is counted."""
+        return self.drawn > 0 and len(tokens) == len(self.pending) == 1 and not self.taken_back
+
     def ends_prompt(self, tokens: list[int]) -> bool:
         """Whether a step with these tokens reads the last one of a prompt, behind which a text is written."""
         return self.reads and len(tokens) == len(self.pending) and self.pooler is None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "computed", "described", "is_drafted", "told_of"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Answer:
     """The engine's answer to the tokens of one request in a step."""
 
@@ -47,14 +47,15 @@ _NO_DRAW = (0.0, 0, 1.0, 0.0, 0.0)
 def computed(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[Answer]:
     """Feed the tokens of a step. Texts get answers; embeddings take their rows, in a decode of their own."""
     pooled = [(request.pooler, request, tokens) for request, tokens in batch if request.pooler is not None]
+    if not pooled:
+        return _decode(session, batch)
     texts = [each for each in batch if each[0].pooler is None]
     answers = iter(_decode(session, texts) if texts else [])
-    if pooled:
-        inputs = [(request.owner.slot, np.array(tokens, np.int32)) for _, request, tokens in pooled]
-        hidden = session.decode_hidden(inputs)
-        ends = np.cumsum([len(tokens) for _, _, tokens in pooled])
-        for (pooler, _, _), rows in zip(pooled, np.split(hidden, ends[:-1]), strict=True):
-            pooler.add(rows)
+    inputs = [(request.owner.slot, np.array(tokens, np.int32)) for _, request, tokens in pooled]
+    hidden = session.decode_hidden(inputs)
+    ends = np.cumsum([len(tokens) for _, _, tokens in pooled])
+    for (pooler, _, _), rows in zip(pooled, np.split(hidden, ends[:-1]), strict=True):
+        pooler.add(rows)
     return [Answer() if request.pooler is not None else next(answers) for request, _ in batch]
 
 
@@ -71,21 +72,27 @@ def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[An
         return [Answer(rows=rows) for rows in np.split(logits, ends[:-1])]
     # One draw behind each text, and one behind each token of a draft. Nothing is drawn behind a part of a
     # prompt: it must use up no random number.
-    counts = [max(len(tokens) - len(request.pending), 0) + 1 for request, tokens in batch]
+    counts: list[int] = []
     settings: list[tuple[float, int, float, float, float]] = []
     here: list[int] = []
-    for (request, tokens), count in zip(batch, counts, strict=True):
-        drawn = len(tokens) >= len(request.pending)
-        if drawn and request.sampler is not None:
-            here += range(len(settings), len(settings) + count)
-        by_engine = drawn and request.sampler is None
-        settings += [request.next_draw() if by_engine else _NO_DRAW for _ in range(count)]
-    first = [len(tokens) - count for (_, tokens), count in zip(batch, counts, strict=True)]
-    drafted = any(is_drafted(request, tokens) for request, tokens in batch)
-    tokens, logits = session.decode_and_draw(inputs, settings, here, first if drafted else [])
+    drafted = False
+    for request, tokens in batch:
+        more = len(tokens) - len(request.pending)
+        drafted = drafted or (more > 0 and request.drawn > 0)
+        counts.append(max(more, 0) + 1)
+        if more >= 0 and request.sampler is None:
+            settings += [request.next_draw() for _ in range(more + 1)]
+            continue
+        if more >= 0:
+            here += range(len(settings), len(settings) + more + 1)
+        settings += [_NO_DRAW] * counts[-1]
+    first = [len(tokens) - n for (_, tokens), n in zip(batch, counts, strict=True)] if drafted else []
+    tokens, logits = session.decode_and_draw(inputs, settings, here, first)
     draws = [Answer(token) for token in tokens.tolist()]
     for row, i in enumerate(here):
         draws[i] = Answer(rows=logits[row : row + 1])
+    if not drafted:
+        return draws  # one for each text
     answers, at = [], 0
     for (request, fed_tokens), count in zip(batch, counts, strict=True):
         if is_drafted(request, fed_tokens):
@@ -110,10 +117,11 @@ def is_drafted(request: Request, tokens: Sequence[int]) -> bool:
 
 
 def described(batch: Sequence[tuple[Request, list[int]]], seconds: float) -> Step:
-    return Step(
-        sequences=len(batch),
-        tokens=sum(len(tokens) for _, tokens in batch),
-        prompt_tokens=sum(len(tokens) for request, tokens in batch if not request.drawn),
-        deepest=max(len(request.held) + len(tokens) for request, tokens in batch),
-        seconds=seconds,
-    )
+    fed = of_prompts = deepest = 0
+    for request, tokens in batch:
+        count = len(tokens)
+        fed += count
+        if not request.drawn:
+            of_prompts += count
+        deepest = max(deepest, len(request.held) + count)
+    return Step(len(batch), fed, of_prompts, deepest, seconds)

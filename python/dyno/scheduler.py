@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dyno import _core
     from dyno._embedding import Pooler
+    from dyno._sampling import TokenLogprobs
     from dyno.engine import Engine
 
 __all__ = ["DEFAULT_SEQUENCES", "Scheduler", "SchedulerEvents", "Speculation"]
@@ -345,7 +346,8 @@ class Scheduler:
         with self._locked():
             session = self._engine._open()
             batch = self._that_fits(session, batch)
-            drafted = any(is_drafted(request, tokens) for request, tokens in batch)
+            drafts = self._drafting is not None
+            drafted = drafts and any(is_drafted(request, tokens) for request, tokens in batch)
             texts = sum(not request.reads for request, _ in batch)
             marks = self._marks(session, batch)
             fed = time.monotonic()
@@ -353,7 +355,7 @@ class Scheduler:
             answers = computed(session, batch)
             seconds = time.monotonic() - fed
             self._engine._tell_failed_captures(session)
-            for request, tokens in batch:
+            for request, tokens in batch if texts < len(batch) else ():  # of prompts alone
                 at_branch = request.branch and len(request.held) + len(tokens) == request.branch
                 if at_branch or (self._prefixes.marks_ends and request.ends_prompt(tokens)):
                     self._prefixes.checkpoint(session, request.owner.slot)
@@ -363,6 +365,11 @@ class Scheduler:
         for (request, tokens), answer in zip(batch, answers, strict=True):
             if answer.checked is not None:
                 self._take_checked(request, tokens, answer.checked, marks.get(request.owner.slot))
+                continue
+            if request.is_written(tokens):
+                request.held += tokens
+                request.pending = []
+                self._take(request, answer)
                 continue
             read = len(tokens) if request.reads else 0
             request.held += tokens
@@ -443,6 +450,8 @@ class Scheduler:
         Drafts go first, then tokens that nobody knows and texts that have ended; then running ones go back
         into the queue, the last one first.
         """
+        if not self._cache_tokens:
+            return batch
         if self._prefixes.lacks(session, sum(len(tokens) for _, tokens in batch)):
             batch = [(r, tokens[: len(r.pending)]) for r, tokens in batch]
         while self._prefixes.lacks(session, sum(len(tokens) for _, tokens in batch)):
@@ -468,6 +477,8 @@ class Scheduler:
         if batch and self._drafting is not None and len(batch) == len(self._running):
             self._teller.tell_all()  # a draft model or a head computes now
             self._drafting.add(batch, self._room)
+            return batch
+        if len(batch) == len(self._running):
             return batch
         room = self._room - sum(len(tokens) for _, tokens in batch)
         if any(request.wants_all_rows for request in self._running):
@@ -549,21 +560,17 @@ class Scheduler:
             self._end(request, "error", error)
             return
         now = time.monotonic()
-        later = self._teller.later
-        if request.drawn:
-            later(self._events.next_token, now - request.last_token)
-        else:
-            later(self._events.first_token, now - request.came)
-        request.last_token = now
         self._totals["generated_tokens"] += 1
         if request.drafter is not None:
             request.drafter.extend([token])
         logprobs = request.sampler.logprobs if request.sampler else None
         if request.drawn:
-            later(request.tell, Drawn(token, logprobs))
+            self._teller.later(self._tell_next, request, token, logprobs, now - request.last_token)
         else:
             prompt = None if request.handling.prompt_logprobs is None else request.prompt_logprobs
-            later(request.tell, Drawn(token, logprobs, request.cached, prompt))
+            self._teller.later(self._events.first_token, now - request.came)
+            self._teller.later(request.tell, Drawn(token, logprobs, request.cached, prompt))
+        request.last_token = now
         request.drawn += 1
         if token in self._ends and not request.handling.ignore_end:
             self._end(request, "stop")
@@ -571,6 +578,13 @@ class Scheduler:
             self._end(request, "length")
         else:
             request.pending = [token]
+
+    def _tell_next(
+        self, request: Request, token: int, logprobs: TokenLogprobs | None, seconds: float
+    ) -> None:
+        """Give a text its next token; one call of the teller, which is made while the engine computes."""
+        self._events.next_token(seconds)
+        request.tell(Drawn(token, logprobs))
 
     def _end(self, request: Request, reason: str, error: BaseException | None = None) -> None:
         """Free the slot of a running request, whose tokens stay there for the next prompt."""
