@@ -25,6 +25,7 @@ from dyno.chat._rendering import Renderer
 from dyno.errors import DeviceLostError
 from dyno.server import Options, create_app
 from dyno.server.answers import Completions
+from dyno.server.fields import IGNORED_FIELDS
 from dyno.server.opening import Recipe, opened
 from dyno.server.running import Pieces
 from dyno.testing import Array, tiny_model
@@ -404,6 +405,32 @@ def test_an_end_can_be_ignored(served: Served) -> None:
     got = client.post("/v1/completions", json={**wish, "ignore_eos": True}).json()
     assert got["choices"][0]["finish_reason"] == "length"
     assert got["usage"]["completion_tokens"] == 6
+
+
+def test_pages_of_other_origins(model: Path) -> None:
+    asked = {
+        **{"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"},
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    path, body = "/v1/completions", {"prompt": "a", "max_tokens": 1, "max_tokns": 1}
+    with serving(model, Options(api_key=KEY, cors_origins=("https://chat.example",))) as server:
+        # A browser asks first, without the key.
+        before = httpx.options(server.address + path, headers=asked)
+        assert before.status_code == 200
+        assert before.headers["access-control-allow-origin"] == "https://chat.example"
+        assert "authorization" in before.headers["access-control-allow-headers"].lower()
+        answer = server.client.post(path, json=body, headers={"Origin": "https://chat.example"})
+        assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+        assert answer.headers["access-control-expose-headers"] == IGNORED_FIELDS
+        with server.client.stream("POST", path, json={**body, "stream": True}, headers=asked) as stream:
+            assert stream.headers["access-control-allow-origin"] == "https://chat.example"
+            assert "[DONE]" in stream.read().decode()
+        foreign = {**asked, "Origin": "https://other.example"}
+        assert httpx.options(server.address + path, headers=foreign).status_code == 400
+        answer = server.client.post(path, json=body, headers={"Origin": "https://other.example"})
+        assert "access-control-allow-origin" not in answer.headers
+    with serving(model, Options(api_key=KEY)) as server:
+        assert httpx.options(server.address + path, headers=asked).status_code == 405
 
 
 def test_facts(client: httpx.Client) -> None:

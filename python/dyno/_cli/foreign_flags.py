@@ -1,4 +1,4 @@
-"""Flags of llama.cpp and ik_llama.cpp that users type by habit, and the answer to each of them.
+"""Flags of llama.cpp, ik_llama.cpp and vLLM that users type by habit, and the answer to each of them.
 
 `Command` reads the words of a command line before typer does. A flag of the table that changes results, or
 that dyno does not have, ends with exit code 2. If a flag is unnecessary here, a warning says so
@@ -200,6 +200,37 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("--cache-prompt", _NO, _NOT_NEEDED, "prompts reuse beginnings by themselves"),
         ("--threads-http", _VALUE, _NOT_NEEDED, "requests need no threads of their own"),
         ("--no-webui --no-ui", _NO, _MISSING, "the page at / cannot be switched off"),
+        ("--api-key-file", _VALUE, _HERE, 'DYNO_API_KEY="$(cat FILE)" in the environment'),
+        ("--pooling", _VALUE, _MISSING, "the model file says it, or the field pooling of a request"),
+        ("--slot-save-path", _VALUE, _MISSING, "texts in the cache are not written to files"),
+        (
+            "--ssl-key-file --ssl-cert-file --ssl-keyfile --ssl-certfile",
+            _VALUE,
+            _MISSING,
+            "the server speaks plain HTTP; put a proxy with TLS before it",
+        ),
+        # the server of vLLM
+        ("--max-model-len", _VALUE, _HERE, "--ctx N"),
+        ("--max-num-seqs", _VALUE, _HERE, "--sequences N"),
+        ("--max-num-batched-tokens", _VALUE, _HERE, "--step-tokens N"),
+        ("--served-model-name", _VALUE, _HERE, "--alias NAME"),
+        ("--gpu-memory-utilization", _VALUE, _HERE, "--vram SIZE"),
+        ("--kv-cache-dtype", _VALUE, _HERE, "--cache-type-k TYPE and --cache-type-v TYPE"),
+        ("--allowed-origins", _VALUE, _HERE, "--cors-origin ORIGIN"),
+        ("--enforce-eager", _NO, _HERE, "--set cuda_graphs=off"),
+        (
+            "--tensor-parallel-size -tp",
+            _VALUE,
+            _MISSING,
+            "several GPUs share no layer; --split-mode layer spreads the layers, --ray N serves replicas",
+        ),
+        ("--dtype", _VALUE, _MISSING, "weights have the types of the file"),
+        ("--enable-prefix-caching", _NO, _NOT_NEEDED, "prompts reuse beginnings by themselves"),
+        ("--enable-auto-tool-choice", _NO, _NOT_NEEDED, "calls are read as the chat template teaches them"),
+        ("--tool-call-parser", _VALUE, _NOT_NEEDED, "calls are read as the chat template teaches them"),
+        ("--reasoning-parser", _VALUE, _NOT_NEEDED, "reasoning is kept apart from the answer"),
+        ("--trust-remote-code", _NO, _NOT_NEEDED, "a model file holds no code"),
+        ("--disable-log-requests", _NO, _NOT_NEEDED, "only -v tells each request"),
         # the terminal
         ("-co --color", _NO, _NOT_NEEDED, "the text has no colours"),
         ("--simple-io", _NO, _NOT_NEEDED, "the text is written plainly"),

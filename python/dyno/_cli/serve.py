@@ -130,6 +130,15 @@ def serve(
             "--strict-fields", help="Refuse requests with unknown fields. Default: ignore these and say so."
         ),
     ] = False,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors-origin",
+            metavar="ORIGIN",
+            help="Let pages of this origin, such as https://chat.example, use the server from a browser; *: "
+            "any page. May be given several times.",
+        ),
+    ] = None,
     chat_template: drawing.ChatTemplateName = None,
     ctx: options.Ctx = None,
     *,
@@ -180,6 +189,7 @@ def serve(
             max_body_bytes=int(max_body * 2**20),
             timeout_s=timeout,
             strict_fields=strict_fields,
+            cors_origins=tuple(cors_origin or ()),
         ),
         device=opening.device_name,
         arguments=arguments,

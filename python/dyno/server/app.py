@@ -8,6 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,7 +24,7 @@ from dyno.server.running import ClientGoneError
 from dyno.server.wire import MESSAGES, OPENAI
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request
 
@@ -103,9 +105,25 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
             *page.routes(),
         ],
         exception_handlers={404: _no_route, 405: _no_route},
+        middleware=_cors(chosen.cors_origins),
     )
     app.state.scheduler = server.scheduler
     return app
+
+
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    """The headers by which a browser lets pages of other origins ask."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[IGNORED_FIELDS],
+        )
+    ]
 
 
 def _wire(request: Request) -> Wire:

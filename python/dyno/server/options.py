@@ -40,6 +40,8 @@ class Options:
     max_body_bytes: int = 8 << 20
     strict_fields: bool = False
     """Refuse requests with fields that nobody knows, instead of ignoring these."""
+    cors_origins: tuple[str, ...] = ()
+    """Pages of these origins may send requests from a browser; `*`: of any."""
     timeout_s: float | None = None
     """Seconds after which a request ends, done or not; None: never. A request may ask for less."""
     template: ChatTemplate | None = None
