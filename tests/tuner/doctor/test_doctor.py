@@ -20,7 +20,7 @@ from dyno_tuner.targets.ggml.help import Help, parse_help
 from fake_engines import DATA
 
 TURING, AMPERE, VOLTA, PASCAL = Facts(cc=7.5), Facts(cc=8.6), Facts(cc=7.0), Facts(cc=6.1)
-HOPPER, BLACKWELL = Facts(cc=9.0), Facts(cc=12.0)
+HOPPER, BLACKWELL, GB10 = Facts(cc=9.0), Facts(cc=12.0), Facts(cc=12.1)
 
 
 # line, engine to give, version, facts, token, its status, part of what is said
@@ -49,6 +49,21 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
     ("cmake -DCMAKE_CUDA_ARCHITECTURES=100f", MAIN, None, BLACKWELL, "-DCMAKE_CUDA", "wrong-gpu", "no arch"),
     ("cmake -DCMAKE_CUDA_ARCHITECTURES=120f-real", MAIN, None, BLACKWELL, "-DCMAKE_CUDA", "does", "switch"),
     ("cmake -DCMAKE_CUDA_ARCHITECTURES=90", IK, None, AMPERE, "-DCMAKE_CUDA", "wrong-gpu", "no architecture"),
+    # llama.cpp turns 12X into 12Xa, also of its PTX.
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=120", MAIN, None, GB10, "-DCMAKE_CUDA", "wrong-gpu", "12X into 12Xa"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=120-virtual", MAIN, None, GB10, "-DCMAKE_CUDA", "wrong-gpu", "12Xa"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=120-real", MAIN, None, GB10, "-DCMAKE_CUDA", "wrong-gpu", "12Xa"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=120", IK, None, GB10, "-DCMAKE_CUDA", "does", "switch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=121", MAIN, None, GB10, "-DCMAKE_CUDA", "does", "switch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=120", MAIN, None, BLACKWELL, "-DCMAKE_CUDA", "does", "switch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=120f", MAIN, None, GB10, "-DCMAKE_CUDA", "does", "switch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=75,86", MAIN, None, AMPERE, "-DCMAKE_CUDA", "invalid", "'75,86'"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=75,86", IK, None, None, "-DCMAKE_CUDA", "invalid", "separated by"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=75;8.6", MAIN, None, AMPERE, "-DCMAKE_CUDA", "invalid", "'8.6'"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=sm_86", MAIN, None, AMPERE, "-DCMAKE_CUDA", "invalid", "'sm_86'"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=all-major", MAIN, None, AMPERE, "-DCMAKE_CUDA", "does", "switch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=native", MAIN, None, AMPERE, "-DCMAKE_CUDA", "does", "switch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=OFF", IK, None, AMPERE, "-DCMAKE_CUDA", "does", "switch"),
     ("cmake -DGGML_SCHED_MAX_COPIES=4", IK, None, Facts(gpus=1), "-DGGML_SCHED", "inert", "one GPU"),
     ("GGML_CUDA_F16=ON llama-cli", IK, None, None, "GGML_CUDA_F16", "invalid", "give it to cmake"),
     # environment

@@ -147,6 +147,29 @@ def test_the_head_of_a_file_says_what_it_is_and_how_it_is_used(run: Simulated) -
     assert all("\n" not in line and len(line) <= 150 for line in lines)
 
 
+def test_the_head_of_a_file_names_the_command_that_takes_it(run: Simulated) -> None:
+    def use(profile: profiles.Profile, **given: Any) -> str:
+        (line,) = [x for x in emit.comments_of(profile, "Prompts 1.50 × as fast.", **given) if "Use: " in x]
+        return line
+
+    plain = written(run)
+    plain = plain.model_copy(
+        update={"match": plain.match.model_copy(
+            update={"engine": plain.match.engine.model_copy(update={"name": "dyno"})}
+        )}
+    )  # fmt: skip
+    command = "Use: dyno run --model MODEL.gguf --profile THIS_FILE"
+    assert use(plain) == f"{command} (without --profile, dyno takes it only from your profile folder)"
+    assert use(plain, searched=False) == command
+    device = plain.match.device.model_copy(update={"virtual": "link_gbps=8 memory_mib=4096"})
+    virtual = plain.model_copy(update={"match": plain.match.model_copy(update={"device": device})})
+    assert use(virtual, searched=False) == f"{command} and the --virtual-device of the tune"
+    assert plain.evidence is not None
+    load = plain.evidence.workload.model_copy(update={"name": "serve:concurrency=4"})
+    served = plain.model_copy(update={"evidence": plain.evidence.model_copy(update={"workload": load})})
+    assert use(served, searched=False) == command.replace("dyno run", "dyno serve")
+
+
 @pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])
 def test_the_profile_of_another_engine_names_its_export(run: Simulated, engine: str) -> None:
     lines = comments(run, engine)

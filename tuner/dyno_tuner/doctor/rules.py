@@ -104,11 +104,29 @@ def _compiled(line: Line) -> list[float] | None:
     parts = [_ARCHITECTURE.fullmatch(p) for p in item.value.split(";")]
     if not all(parts):
         return None
-    usable = (_capability(p[1], p[2], p[3], round(10 * cc)) for p in parts if p is not None)
+    usable = (
+        _capability(p[1], p[2] or _own_suffix(line, p[1]), p[3], round(10 * cc))
+        for p in parts
+        if p is not None
+    )
     return [number for number in usable if number is not None]
 
 
 _ARCHITECTURE = re.compile(r"([0-9]{2,3})([af]?)(-real|-virtual)?", re.ASCII)
+_NAMED_ARCHITECTURES = frozenset({"native", "all", "all-major"})
+
+
+def _own_suffix(line: Line, number: str) -> str:
+    """The suffix that the build itself gives to an architecture without one."""
+    return "a" if line.engine == MAIN and number.startswith("12") and len(number) == 3 else ""
+
+
+def _misspelt(value: str) -> str:
+    """The first architecture of a list that CMake does not know; empty if it knows all, or if the shell is
+    still to fill in a variable."""
+    if value in _NAMED_ARCHITECTURES or value.lower() in _OFF or "$" in value:
+        return ""
+    return next((p for p in value.split(";") if p and not _ARCHITECTURE.fullmatch(p)), "")
 
 
 def _capability(number: str, suffix: str, kind: str | None, cc: int) -> float | None:
@@ -135,11 +153,19 @@ def _without_mma(line: Line) -> bool:
 def architectures(line: Line) -> None:
     item, usable = line.last("cmake", "CMAKE_CUDA_ARCHITECTURES"), _compiled(line)
     cc = line.facts.cc or 0.0
+    if item is not None and (wrong := _misspelt(item.value or "")):
+        item.say(
+            Status.INVALID,
+            f"CMake knows no architecture {wrong!r}; give numbers separated by `;`, such as '75;86'",
+        )
+        return
     if item is None or usable is None:
         return
     forced = line.last("cmake", "GGML_CUDA_FORCE_MMQ")
     if not usable:
-        item.say(Status.WRONG_GPU, f"no architecture of the list runs on {cc:g}")
+        own = any(_own_suffix(line, p) == "a" for p in re.findall(r"\b12[0-9]\b(?![af])", item.value or ""))
+        why = "; llama.cpp turns 12X into 12Xa, which runs on that chip alone" if own else ""
+        item.say(Status.WRONG_GPU, f"no architecture of the list runs on {cc:g}{why}")
     elif not _without_mma(line):
         return
     elif line.engine == MAIN and cc == 7.5 and forced is not None and is_on(forced.value):

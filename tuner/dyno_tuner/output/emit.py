@@ -83,23 +83,32 @@ def profile_of(
 
 
 _EXPORT = "Use: dyno profiles export THIS_FILE (prints the command line of llama-server)"
-_USES = {
-    "dyno": "Use: dyno run --model MODEL.gguf --profile THIS_FILE (dyno finds it in your profile folder)",
-    "llama.cpp": _EXPORT,
-    "ik_llama.cpp": _EXPORT,
-}
-"""A line for people, by the name of the engine."""
+
+
+def _use(profile: profiles.Profile, *, searched: bool) -> str:
+    """The line about the use of a profile; empty for an engine without a known one."""
+    match, evidence = profile.match, profile.evidence
+    if match.engine.name in ("llama.cpp", "ik_llama.cpp"):
+        return _EXPORT
+    if match.engine.name != "dyno":
+        return ""
+    served = evidence is not None and (evidence.workload.name or "").startswith("serve:")
+    line = f"Use: dyno {'serve' if served else 'run'} --model MODEL.gguf --profile THIS_FILE"
+    if match.device.kind == "cpu" and match.device.virtual:
+        line += " and the --virtual-device of the tune"
+    return line + " (without --profile, dyno takes it only from your profile folder)" if searched else line
 
 
 GENERATED = ("A profile: ", "Made by: ", "Verdict: ", "Other programs used ", "Use: ", "Check: ")
 """The beginnings of the lines of `comments_of`, by which lines of people are told apart."""
 
 
-def comments_of(profile: profiles.Profile, verdict: str) -> list[str]:
+def comments_of(profile: profiles.Profile, verdict: str, *, searched: bool = True) -> list[str]:
     """The lines for people at the top of a profile's file. Nothing reads them back.
 
     Args:
         verdict: The result of the tune in one sentence.
+        searched: Whether the file may lie in the profile folder, which the runtime searches.
     """
     lines = ["A profile: settings and kernels for one model on one device, measured against the defaults."]
     if profile.provenance and profile.provenance.command:
@@ -107,7 +116,7 @@ def comments_of(profile: profiles.Profile, verdict: str) -> list[str]:
     lines.append(f"Verdict: {verdict}")
     if profile.disturbed:
         lines.append("Other programs used the machine meanwhile (--force): tune again when it is quiet")
-    if use := _USES.get(profile.match.engine.name):
+    if use := _use(profile, searched=searched):
         lines.append(use)
     lines.append("Check: tune verify THIS_FILE (measures whether each entry still gains)")
     return lines

@@ -35,10 +35,9 @@ def write_front(
     files: dict[str, bytes] = {}
     for v in variants:
         profile = profile_of(variant_outcome(tune, v), description, made, rates)
-        said = (
-            f"{v.overall.ratio:.2f} × {over_defaults(tune.options.objective)}, with a plan of {gib(v.size)}."
-        )
-        files[f"{v.name}.yaml"] = profiles.dumps_profile(profile, comments_of(profile, said)).encode()
+        faster = f"{v.overall.ratio:.2f} × {over_defaults(tune.options.objective)}."
+        comments = comments_of(profile, f"{faster} The plan needs {gib(v.size)}.", searched=False)
+        files[f"{v.name}.yaml"] = profiles.dumps_profile(profile, comments).encode()
     if variants:
         files["pareto.svg"] = plot(variants, description.label).encode()
         files["pareto.html"] = pareto_page(variants, description.label, made.workload).encode()
