@@ -71,7 +71,7 @@ def ab(
     allow: o.Allow = 0.0,
     deadline: o.Deadline = 600.0,
     log: o.Log = None,
-    seed: Annotated[int, typer.Option(help="Of the interval.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap interval.", min=0)] = 0,
     out: o.TableOut = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,

@@ -69,8 +69,8 @@ Force = Annotated[
 AllowApprox = Annotated[
     float | None,
     typer.Option(
-        help="Also search settings that change answers, up to this mean KLD (nats per token), such as 0.01; "
-        "0 is no change.",
+        help="Also search settings that change answers, up to this mean KLD (nats per token), such as 0.01. "
+        "At 0 answers stay the same.",
         min=0,
     ),
 ]
@@ -226,7 +226,9 @@ Defines = Annotated[
         "--define", "-D", metavar="NAME=VALUE", help="CMake definition for commits, such as GGML_CUDA=ON."
     ),
 ]
-AnswersText = Annotated[Path | None, typer.Option("--text", help="Text that llama-perplexity compares on.")]
+AnswersText = Annotated[
+    Path | None, typer.Option("--text", help="Text on which llama-perplexity compares the answers.")
+]
 Check = Annotated[bool, typer.Option("--answers/--no-answers", help="Compare the answers too.")]
 Allow = Annotated[
     float,

@@ -48,7 +48,11 @@ def import_(
         int | None, typer.Option(help="Number of the GPU, for a row of a GPU.", min=0, max=999)
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Time limit of each measurement of a profile, as 3m. Default: 2m.")
+        str | None,
+        typer.Option(
+            help="Time limit of each pass, such as 3m. If entries fall out, the rest needs another pass. "
+            "Default: 2m."
+        ),
     ] = None,
     seed: o.Seed = 0,
     quiet: o.Quiet = False,

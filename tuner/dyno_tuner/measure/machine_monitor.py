@@ -379,9 +379,7 @@ class Careful:
             seen["cpu"] = self._of_load(window, good(found), disturbed, lost)
             if disturbed and not window.disturbed:
                 counted = f"{disturbed} measurement{'s' if disturbed > 1 else ''}"
-                self._note(
-                    "disturbed", message=f"{why}: {counted} did not count, and the machine is quiet now"
-                )
+                self._note("disturbed", message=f"{counted} did not count: {why}. The machine is quiet now.")
         return found, seen
 
     def _look_at_company(self, window: Window) -> None:

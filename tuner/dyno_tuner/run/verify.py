@@ -189,8 +189,11 @@ class Verification(Tune):
         if result.rounds < 2 or FULL not in result.logs:
             failed = result.failed.get(FULL)
             for name, end in result.halted.items():
-                how = "failed twice" if result.untold(name) else "ran and then failed twice"
-                raise TuneError(f"the profile {name} {how} ({end.message}); verify again")
+                how = "failed twice" if result.untold(name) else "ran at first and then failed twice"
+                raise TuneError(
+                    f"{name} the profile {how} ({end.message}). Look for a program that fills the memory, "
+                    "and verify again"
+                )
             if failed is None:
                 needed = self.context.recorder.now + self.context.rounds().seconds(
                     2 * measurements_in_round(len(configurations))
