@@ -433,6 +433,49 @@ def test_pages_of_other_origins(model: Path) -> None:
         assert httpx.options(server.address + path, headers=asked).status_code == 405
 
 
+def test_an_answer_goes_on_from_the_last_message(served: Served) -> None:
+    client, engine = served.client, served.engine
+    begun = [*HELLO, {"role": "assistant", "content": "abc"}]
+    prompt = engine.chat_template().prompt(HELLO).text + "abc"
+    tokens = engine.tokenize(prompt, parse_special=True)
+    rest = engine.complete([*tokens], 12, temperature=0)[0].text
+    body = {"messages": begun, **GREEDY}
+
+    def content(path: str, **fields: Any) -> str:
+        answer = client.post(path, json={**body, **fields})
+        assert answer.status_code == 200, answer.text
+        given = answer.json()
+        assert given["usage"].get("prompt_tokens", len(tokens)) == len(tokens)
+        return str(given["choices"][0]["message"]["content"])
+
+    path = "/v1/chat/completions"
+    assert content(path, continue_final_message=True) == rest
+    assert content(path, continue_final_message=True, add_generation_prompt=False) == rest
+    parts = [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": t} for t in ("ab", "c")]}]
+    assert content(path, continue_final_message=True, messages=parts) == rest
+    assert engine.chat(begun, continues=True, max_tokens=12).message()["content"] == rest
+    for where, messages in (
+        (path, begun),
+        ("/v1/messages", begun),
+        ("/v1/messages", [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "abc"}]}]),
+    ):
+        given = client.post(where, json={**body, "messages": messages}).json()
+        if where == "/v1/messages":
+            assert given["content"][0]["text"] == rest
+            assert given["usage"]["input_tokens"] + given["usage"]["cache_read_input_tokens"] == len(tokens)
+            counted = client.post(f"{where}/count_tokens", json={"messages": messages}).json()
+            assert counted["input_tokens"] == len(tokens)
+        else:  # an answer of its own
+            assert given["usage"]["prompt_tokens"] > len(tokens)
+    called = {"role": "assistant", "content": "", "tool_calls": []}
+    for last in ({"role": "user", "content": "a"}, {"role": "assistant", "content": None}, called):
+        answer = client.post(
+            "/v1/chat/completions", json={**body, "messages": [last], "continue_final_message": True}
+        )
+        expected = 200 if last is called else 400
+        assert answer.status_code == expected, answer.text
+
+
 def test_facts(client: httpx.Client) -> None:
     [listed] = client.get("/v1/models").json()["data"]
     assert (listed["id"], listed["max_model_len"]) == ("tiny", 256)

@@ -192,7 +192,7 @@ def test_a_second_name_of_a_limit_does_not_count_beside_it(limit: str) -> None:
         ("/v1/chat/completions", "verbosity", "low", "verbosity"),
         ("/v1/chat/completions", "guided_json", {}, "use response_format"),
         ("/v1/chat/completions", "repetition_penalty", 1.1, "use repeat_penalty"),
-        ("/v1/chat/completions", "continue_final_message", True, "continue_final_message"),
+        ("/v1/chat/completions", "add_generation_prompt", False, "use continue_final_message"),
         ("/v1/messages", "container", "c", "container"),
         ("/tokenize", "with_pieces", True, "with_pieces"),
         ("/tokenize", "add_special_tokens", True, "add_special_tokens"),

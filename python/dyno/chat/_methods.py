@@ -98,6 +98,7 @@ class ChatMethods:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         call: str | None = None,
+        continues: bool = False,
         template: ChatTemplate | str | os.PathLike[str] | None = None,
         variables: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
@@ -117,6 +118,7 @@ class ChatMethods:
             messages: Dicts with `role` and `content`, the last one usually from the user.
             tools: Functions that the model may call, as in the public chat API.
             call: The model has to call this function, or one of the tools if it is empty; None: it may.
+            continues: The last message is the beginning of the answer; the model writes the rest.
             template: A chat template, its file or its name; None takes the model's own.
             variables: For the template, such as `{"enable_thinking": False}`.
             max_tokens: Tokens drawn at most; None goes on to the end of the context.
@@ -150,7 +152,17 @@ class ChatMethods:
         if not isinstance(template, ChatTemplate):
             template = self.chat_template(template, tools=bool(tools))
         return Reply(
-            engine, messages, template, tools, variables or {}, sampling, max_tokens, stop, slot, call=call
+            engine,
+            messages,
+            template,
+            tools,
+            variables or {},
+            sampling,
+            max_tokens,
+            stop,
+            slot,
+            call=call,
+            continues=continues,
         )
 
     def chat_choices(

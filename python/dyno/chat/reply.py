@@ -44,6 +44,7 @@ class Reply(PieceRun[Part]):
         slot: The sequence to write into; None takes the highest free one.
         held, handling: As of `PieceRun`.
         call: The answer has to call this function, or any of the tools if it is empty; None: it may.
+        continues: The answer goes on from the last message, which is the assistant's, and is its rest alone.
         one_call: Whether it calls one function alone, if it has to call any of the tools.
 
     Raises:
@@ -67,12 +68,13 @@ class Reply(PieceRun[Part]):
         handling: Handling | None = None,
         call: str | None = None,
         one_call: bool = False,
+        continues: bool = False,
     ) -> None:
         self._stop = StopFilter([stop] if isinstance(stop, str) else stop)
         if slot is not None:
             engine._slots.check_exists(slot, int(engine.settings["sequences"]))
         check_length("[chat] the conversation", engine, len(messages), "at least ")  # one for each message
-        rendered = template.prompt(messages, tools, variables)
+        rendered = template.prompt(messages, tools, variables, continues=continues)
         check_least("[chat] the conversation", engine, rendered.text)
         prompt, as_text = encode(engine.tokenizer, rendered)
         _warn_of_lost_tokens(as_text, messages, tools, template.name)

@@ -100,6 +100,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         now: datetime.datetime | None = None,
+        *,
+        continues: bool = False,
     ) -> Rendered:
         """The prompt of a conversation of the public API, for the model's answer.
 
@@ -110,10 +112,14 @@ class ChatTemplate:
         Args:
             messages, tools, now: As of `render`.
             variables: Further variables of the template.
+            continues: The last message is the beginning of the answer.
 
         Raises:
-            ChatError: As `render`, or a variable is impossible.
+            ChatError: As `render`, or a variable is impossible, or the last message cannot be continued.
         """
+        if continues:
+            before = self.prompt(messages[:-1], tools, variables, now)
+            return Rendered(before.text + _begun(messages), before.own)
         given = variables or {}
         for name in ("messages", "tools"):
             if name in given:
@@ -159,6 +165,17 @@ _FAILURES = {
     "memory": "exceeds its limit (pass another one with --chat-template FILE)",
     "output": "exceeds its limit (pass another one with --chat-template FILE)",
 }
+
+
+def _begun(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of a last message that the answer continues."""
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content)
+    if last.get("role") != "assistant" or not isinstance(content, str) or last.get("tool_calls"):
+        raise ChatError("[chat] only a text of the assistant as the last message can be continued")
+    return content
 
 
 @lru_cache(maxsize=4)

@@ -95,6 +95,7 @@ class Chat:
                 handling=body.handling,
                 call=body.call,
                 one_call=body.parallel_tool_calls is False,
+                continues=body.continue_final_message,
             )
             for seed in body.seeds()
         ]

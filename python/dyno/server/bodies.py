@@ -230,6 +230,8 @@ class ChatBody(DrawBody):
     max_completion_tokens: int | None = Field(default=None, ge=-1)
     tools: Items[dict[str, Any]] | None = None
     tool_choice: str | FunctionChoice | None = None
+    continue_final_message: bool = False
+    """Go on from the last message, which is the assistant's."""
     parallel_tool_calls: bool | None = None
     """If this is false, an answer holds its first tool call alone."""
     reasoning_effort: str | None = Field(default=None, max_length=32)

@@ -85,12 +85,15 @@ _REFUSED: dict[str, _Refused] = {
     "verbosity": _only("medium"),
     "web_search_options": _only(),
     # vLLM.
-    "add_generation_prompt": _only(True),
+    "add_generation_prompt": _Refused(
+        # vLLM wants both fields, of which one says the other.
+        lambda value, body: value is not _given(body, "continue_final_message", default=False),
+        "use continue_final_message",
+    ),
     "add_special_tokens": _Refused(lambda value, body: value is _adds_special(body)),
     "allowed_token_ids": _only([]),
     "bad_words": _only([]),
     "chat_template": _only(instead="start the server with --chat-template"),
-    "continue_final_message": _only(False),
     "documents": _only([], instead="use chat_template_kwargs.documents"),
     "echo": _only(False),
     "guided_choice": _only(instead=_RULES),

@@ -29,7 +29,7 @@ def count_tokens(engine: Engine, body: CountBody, template: ChatTemplate | None)
     template = template or engine.chat_template(tools=bool(tools))
     messages = body.conversation()
     check_length("[chat] the conversation", engine, len(messages), "at least ")  # as for an answer
-    rendered = template.prompt(messages, tools, body.variables())
+    rendered = template.prompt(messages, tools, body.variables(), continues=body.continues)
     return {"input_tokens": len(encode(engine.tokenizer, rendered)[0])}
 
 
@@ -63,6 +63,7 @@ class Messages:
             handling=body.handling,
             call=body.call,
             one_call=body.one_call,
+            continues=body.continues,
         )
         self.texts = [self._reply]
         self._id, self._model = f"msg_{uuid.uuid4().hex[:24]}", model

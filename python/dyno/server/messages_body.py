@@ -163,6 +163,13 @@ class CountBody(RequestBody):
         return self.tool_choice.name or ""
 
     @property
+    def continues(self) -> bool:
+        """Whether the answer goes on from the last message, which is then a text of the assistant."""
+        last = self.messages[-1]
+        whole = isinstance(last.content, str) or all(isinstance(each, _Text) for each in last.content)
+        return last.role == "assistant" and whole
+
+    @property
     def one_call(self) -> bool:
         """Whether an answer holds its first tool call alone."""
         return self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
