@@ -168,6 +168,29 @@ class Stopped(Card):
         return result
 
 
+def test_a_limit_at_which_nothing_was_judged_has_no_profile(tmp_path: Path) -> None:
+    """Its comparison runs with the engine's defaults, and no line names a file that is not there."""
+
+    class Short(Card):
+        def tune(self, request: Request) -> Result:
+            options = dataclasses.replace(request.options, max_trials=0 if self.watts == 700.0 else 12)
+            return super().tune(dataclasses.replace(request, options=options))
+
+        def side(self, watts: float, result: Result) -> Callable[[Workload], Run]:
+            assert (result.path is None) == (watts == 700.0)
+            return super().side(watts, result)
+
+    found = searched(tmp_path, "speed", Short())
+    assert best(found).watts == 700.0
+    assert found[0].to_dict("speed")["profile"] is None
+    assert found[1].to_dict("speed")["profile"] == str(tmp_path / "p.500w.yaml")
+    assert (
+        "best by speed: 700 W, profile none, because nothing was judged there;"
+        in lines(found, "speed", BUS)[-1]
+    )
+    assert not (tmp_path / "p.700w.yaml").exists()
+
+
 def test_an_interrupted_tune_ends_all(tmp_path: Path) -> None:
     card = Stopped()
     with pytest.raises(Interrupted, match=r"interrupted in the tune at 500 W; written: .*p\.700w\.yaml"):
