@@ -280,6 +280,8 @@ class Provenance(StrictModel):
         default=None, description="Those that crashed, hung or gave wrong answers."
     )
     seconds: NonNegative | None = Field(default=None, description="How long the tune took.")
-    status: Literal["complete", "interrupted", "budget"] | None = Field(
-        default=None, description="Whether the search ended by itself, by an interrupt or by its budget."
+    status: Literal["complete", "interrupted", "budget", "unproven"] | None = Field(
+        default=None,
+        description="How the search ended: by itself, by an interrupt, by its budget, or with settings that "
+        "looked faster and failed, so that nothing is known of them.",
     )

@@ -56,7 +56,7 @@ def test_a_winner_that_failed_twice_is_not_called_slow(number: int) -> None:
     (failure,) = [f for f in outcome.failures if f.message == "SIGKILL"]
     knobs = {n for n, v in failure.settings.items() if v != outcome.defaults[n]}
     assert knobs
-    assert (outcome.entries, outcome.status, outcome.unproven) == ([], "budget", True)
+    assert (outcome.entries, outcome.status, outcome.unproven) == ([], "unproven", True)
     assert not knobs & set(outcome.judged), "no default has won"
     assert verdict(outcome) == (
         "Nothing is proven: settings looked faster, but they failed twice in rounds: SIGKILL. Tune again."

@@ -311,7 +311,7 @@ def test_a_profile_whose_answers_nobody_could_compare_is_not_called_slow(
 
     monkeypatch.setattr(QualityGate, "still_right", failed)
     outcome = Simulated("saturating", 1, max_trials=14).outcome
-    assert (outcome.entries, outcome.status, outcome.unproven) == ([], "budget", True)
+    assert (outcome.entries, outcome.status, outcome.unproven) == ([], "unproven", True)
     assert "the answers could not be compared: it died" in verdict(outcome)
     assert "lost to the defaults" not in verdict(outcome)
     assert outcome.promises

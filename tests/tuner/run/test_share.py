@@ -20,6 +20,7 @@ from dyno_tuner.core.workload import Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.output.emit import Made, workload_of
 from dyno_tuner.output.emit import profile_of as written_of
+from dyno_tuner.run import adopt as adopt_module
 from dyno_tuner.run.adopt import Adopted, adopt
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.share import FORMAT, digest, profile_of, read_row, row_of
@@ -113,9 +114,9 @@ def row(tmp_path_factory: pytest.TempPathFactory) -> str:
     return json.dumps(row_of(profiles.load_profile(result.path)))
 
 
-def measured_on(here: Any) -> Callable[[Path], Any]:
-    return lambda path: verify(
-        path, budget=None, quiet=True, executor=InlineExecutor(SimulatedTarget(here, 7)),
+def measured_on(here: Any) -> Callable[[Path, float | None], Any]:
+    return lambda path, seconds: verify(
+        path, budget=seconds, quiet=True, executor=InlineExecutor(SimulatedTarget(here, 7)),
         options={"rounds": 3, "max_rounds": 4},
     )  # fmt: skip
 
@@ -141,8 +142,14 @@ class Verifies:
 
     def __init__(self, *passes: dict[str, tuple[str, bool]]) -> None:
         self.passes, self.asked = list(passes), list[set[str]]()
+        self.budgets: list[float | None] = []
+        self.now = 1000.0  # each pass takes 50 s
 
-    def __call__(self, path: Path) -> tuple[list[Verdict], dict[str, Estimate]]:
+    def __call__(self, path: Path, seconds: float | None) -> tuple[list[Verdict], dict[str, Estimate]]:
+        self.budgets.append(seconds)
+        self.now += 50.0
+        if not self.passes:
+            raise TuneError("the budget is too short for two rounds")
         self.asked.append(set(dict(profiles.load_profile(path).entries())))
         number = len(self.asked)
         recorded = 1.6 if number == 1 else 1 + (number - 1) / 10  # the first pass writes its own ratios
@@ -177,6 +184,36 @@ def test_what_is_left_of_a_row_is_measured_as_a_whole(tmp_path: Path) -> None:
     assert isinstance(entry, profiles.SettingEntry)
     assert entry.ratio == 1.2
     assert {v.recorded for v in result.verdicts} == {1.6}, "as the row has it, not this machine's first pass"
+
+
+def test_all_passes_of_an_import_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass had the whole, so an import took as many budgets as entries fell out one by one."""
+    three = {**TWO, "threads_batch": {"value": 4}}
+    claimed = profile_of(row_of(profiles.load_profile(SHIPPED[0]))).model_copy(update={"kernels": {}})
+    claimed = claimed.model_validate({**claimed.model_dump(by_alias=True), "settings": three})
+    keep, drop = ("keep", True), ("harmful", False)
+    passes = [
+        {"settings.ubatch": keep, "settings.threads": keep, "settings.threads_batch": drop},
+        {"settings.ubatch": keep, "settings.threads": drop},
+        {"settings.ubatch": keep},
+    ]
+
+    def adopted(budget: float | None, passes: list[Any]) -> tuple[Adopted, Verifies]:
+        machine = Verifies(*passes)
+        monkeypatch.setattr(adopt_module.time, "monotonic", lambda: machine.now)
+        return adopt(claimed, tmp_path / "r.yaml", claimed.match, "", machine, budget), machine
+
+    result, machine = adopted(300.0, passes)
+    assert result.profile is not None
+    assert machine.budgets == [pytest.approx(0.6 * 300), pytest.approx(0.6 * 250), pytest.approx(200)]
+    assert adopted(None, passes)[1].budgets == [None, None, None]
+    cut, _ = adopted(100.0, passes[:2])
+    assert cut.profile is None, "what is left was not measured as a whole"
+    assert {v.entry: v.verdict for v in cut.verdicts}["settings.ubatch"] == "keep"
+    assert share_command._told(cut, tmp_path) == (
+        "no profile is written: what is left of the row could not be measured as a whole (the budget is too "
+        "short for two rounds); give a longer --budget"
+    )
 
 
 def test_a_row_without_a_proven_entry_names_no_profile(

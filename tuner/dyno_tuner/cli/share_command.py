@@ -18,9 +18,11 @@ from ..core.model_file import check_model
 from ..output.emit import comments_of
 from ..run.adopt import Adopted, adopt
 from ..run.share import MOST_BYTES, profile_of, read_row, row_of
-from ..run.verify import KEEP, USUAL, verify
+from ..run.verify import KEEP, verify
 from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
 from .arguments import command_line, declaration_of, devices_of, parse_duration
+
+PASSES = 2  # that the default time limit has room for
 
 
 def share(
@@ -48,11 +50,7 @@ def import_(
         int | None, typer.Option(help="Number of the GPU, for a row of a GPU.", min=0, max=999)
     ] = None,
     budget: Annotated[
-        str | None,
-        typer.Option(
-            help="Time limit of each pass, such as 3m. If entries fall out, the rest needs another pass. "
-            "Default: 2m."
-        ),
+        str | None, typer.Option(help="Time limit of the whole import, such as 90s or 5m. Default: 4m.")
     ] = None,
     seed: o.Seed = 0,
     quiet: o.Quiet = False,
@@ -61,10 +59,11 @@ def import_(
     """Measure a stranger's row on this machine, and write a profile of the entries that gain here.
 
     The gains in the row do not count. Exit code 0 if an entry gains here, 1 if none does or on an error."""
-    seconds = parse_duration(budget) if budget is not None else USUAL
+    seconds = parse_duration(budget) if budget is not None else None
     check_model(model)
     claimed = profile_of(read_row(_text_of(row)))
-    if declaration_of(claimed.match.engine.name).foreign:
+    engine = declaration_of(claimed.match.engine.name)
+    if engine.foreign:
         raise TuneError(
             f"this row is for {claimed.match.engine.name}; so far `tune import` measures rows of dyno alone"
         )
@@ -84,9 +83,10 @@ def import_(
     with tempfile.TemporaryDirectory(prefix="dyno-import-") as folder:
         result = adopt(
             claimed, Path(folder) / "row.yaml", here, command_line(),
-            lambda path: verify(
-                path, os.path.abspath(model), budget=seconds, seed=seed, quiet=quiet, device=name
+            lambda path, left: verify(
+                path, os.path.abspath(model), budget=left, seed=seed, quiet=quiet, device=name
             ),
+            PASSES * engine.verify_seconds if seconds is None else seconds,
         )  # fmt: skip
     if result.profile is not None:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -134,6 +134,9 @@ def _told(result: Adopted, place: Path) -> str:
     if result.profile is not None:
         kept = len(dict(result.profile.entries()))
         return f"profile: {place} ({kept} of {len(result.verdicts)} entries)"
+    if result.unmeasured:
+        why = f"what is left of the row could not be measured as a whole ({result.unmeasured})"
+        return f"no profile is written: {why}; give a longer --budget"
     if any(v.verdict == KEEP for v in result.verdicts):
         return "no profile is written: the rounds prove no entry here; give a longer --budget"
     return "no profile is written: no entry gains here"

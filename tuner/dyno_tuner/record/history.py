@@ -28,7 +28,8 @@ class Past:
     date: str  # of the last record, ISO 8601 in UTC; a day where its profile tells it, or empty
     model: str
     workload: str
-    status: str  # complete | budget | unfinished (interrupted or killed; --resume continues) | unreadable
+    status: str
+    """complete | budget | unproven | unfinished (interrupted or killed; --resume continues) | unreadable"""
     gain: dict[str, float]  # by metric; empty where every entry is the default
     seconds: float
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from dyno import profiles
 from .. import __version__
 from ..core.errors import TuneError
 from ..output.emit import workload_of
-from .verify import KEEP, Verdict, verify
+from .verify import KEEP, Verdict, units_of, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,14 +26,41 @@ class Adopted:
     """The entries of a row that were measured here, and the profile of those that gain."""
 
     profile: profiles.Profile | None
-    """None where no entry gains here."""
+    """None where no entry gains here, or where what gains could not be measured as a whole."""
     verdicts: list[Verdict]
     gain: Mapping[str, Estimate]
+    unmeasured: str = ""
+    """Why what is left of the row could not be measured as a whole."""
+
+
+FIRST = 0.6  # of the time that is left, for a pass that another one may follow
+
+
+@dataclass
+class _Allowance:
+    """One budget for all passes.
+
+    Args:
+        seconds: of all passes together; None: as long as they take.
+    """
+
+    seconds: float | None
+
+    def __post_init__(self) -> None:
+        self._begun = time.monotonic()
+
+    def of_pass(self, last: bool) -> float | None:
+        """Seconds of the next pass: all that is left if it is the last one."""
+        if self.seconds is None:
+            return None
+        left = max(0.0, self.seconds - (time.monotonic() - self._begun))
+        return left if last else FIRST * left
 
 
 def adopt(
     claimed: profiles.Profile, place: Path, here: profiles.Match, command: str,
-    run: Callable[[Path], tuple[list[Verdict], dict[str, Estimate]]] | None = None,
+    run: Callable[[Path, float | None], tuple[list[Verdict], dict[str, Estimate]]] | None = None,
+    budget: float | None = None,
 ) -> Adopted:  # fmt: skip
     """Measures the entries of a claimed profile, and keeps the ones that pass here the rule of every tune.
 
@@ -43,7 +71,8 @@ def adopt(
         place: file to write it to for the measurement; the caller removes it.
         here: device, model and engine of this machine.
         command: what is recorded as the command.
-        run: measures a profile; None: `verify` with its defaults.
+        run: measures a profile within so many seconds; None: `verify`.
+        budget: seconds of all passes together; None: as long as they take.
 
     Raises:
         TuneError: The row is for another kind of device, engine or model; or nothing could be measured.
@@ -58,9 +87,18 @@ def adopt(
         raise TuneError(f"this row is not for this machine: {'; '.join(fit.reasons)}")
     workload = workload_of(claimed)
     left, verdicts = claimed.model_copy(update={"match": here}), dict[str, Verdict]()
+    measure = run or (lambda path, seconds: verify(path, budget=seconds))
+    allowance = _Allowance(budget)
+    gain: Mapping[str, Estimate] = {}
     while True:
         profiles.save_profile(left, place)
-        found, gain = (run or verify)(place)
+        seconds = allowance.of_pass(last=len(units_of(left, workload.metrics)) < 2)
+        try:
+            found, gain = measure(place, seconds)
+        except TuneError as error:
+            if not verdicts:
+                raise
+            return Adopted(None, list(verdicts.values()), gain, str(error))
         # From the second pass on, what is recorded is a ratio of this machine, not the row's.
         claims = {name: v.recorded for name, v in verdicts.items()}
         verdicts |= {v.entry: replace(v, recorded=claims.get(v.entry, v.recorded)) for v in found}

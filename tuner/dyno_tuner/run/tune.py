@@ -142,8 +142,10 @@ class Tune:
             self._kernels.run(context.choice)
         untried = self._screen is not None and self._screen.ended == "budget" and len(self.trials) == 1
         cut = untried or self._short or (self._kernels is not None and self._kernels.cut)
-        if context.budget.used_up or cut or self._withdrawn or self._looked_faster() or self._unanswered:
+        if context.budget.used_up or cut or self._looked_faster():
             self.status = "budget"
+        elif self._withdrawn or self._unanswered:
+            self.status = "unproven"  # more time would not help
         self.stage("done")
 
     def _glimpse(self) -> None:
