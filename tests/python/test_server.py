@@ -619,6 +619,35 @@ def test_scored_prompts_are_told_in_threads(served: Served, monkeypatch: pytest.
     assert all(name.startswith("dyno-request") for name in names)
 
 
+def test_long_answers_are_written_in_pieces_beside_the_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All other threads wait while JSON is written: here for one text or vector at most."""
+    written: list[tuple[str, Any]] = []
+    dumps = json.dumps
+
+    def noted(data: Any, **options: Any) -> str:
+        written.append((threading.current_thread().name, data))
+        return dumps(data, **options)
+
+    texts = {"prompt": ["a", "b", "c"], "echo": True, "logprobs": 1, "max_tokens": 1}
+    for path, body, name in (
+        ("/v1/completions", texts, "choices"),
+        ("/v1/embeddings", {"input": ["a", "b", "c"]}, "data"),
+        ("/v1/chat/completions", {"messages": HELLO, "n": 3, **GREEDY}, "choices"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr("dyno.server.wire.json.dumps", noted)
+            answer = served.client.post(path, content=dumps(body))
+        assert answer.headers["content-type"] == "application/json"
+        assert [entry["index"] for entry in answer.json()[name]] == [0, 1, 2]
+        mine = [(thread, data) for thread, data in written if isinstance(data, dict) and "index" in data]
+        assert [data["index"] for _, data in mine] == [0, 1, 2]
+        assert all(thread.startswith("dyno-request") for thread, _ in mine)
+        assert not any(isinstance(data, dict) and name in data for _, data in written)
+        written.clear()
+
+
 def test_scored_prompts_have_a_bound(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dyno.server.answers._MOST_SCORED", 12)
     body = {"prompt": ["ab", "cd"], "echo": True, "max_tokens": 1}

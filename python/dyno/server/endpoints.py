@@ -19,7 +19,7 @@ from dyno.server.messages import Messages, count_tokens
 from dyno.server.messages_body import CountBody, MessagesBody
 from dyno.server.metrics import CONTENT_TYPE_LATEST, Metrics
 from dyno.server.running import Bell, Deadline, Pieces, Threads, unless_gone
-from dyno.server.wire import MESSAGES, OPENAI
+from dyno.server.wire import MESSAGES, OPENAI, written
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -134,8 +134,8 @@ class Endpoints:
         body = await self._body(request, EmbeddingBody)
         work = Embeddings(self._engine, body, self._options.model)
         try:
-            computed = self._deadline(body).hold(self._embedders.run(work.whole))
-            return JSONResponse(await unless_gone(request, computed))
+            computed = self._deadline(body).hold(self._embedders.run(lambda: written(work.whole())))
+            return await unless_gone(request, computed)
         finally:
             work.cancel()
 
@@ -161,7 +161,7 @@ class Endpoints:
         pieces = Pieces(threads, self._bell, answer.texts, self._sequences, deadline)
         if not stream:
             found = await unless_gone(request, pieces.whole())
-            return await self._threads.run(lambda: JSONResponse(answer.whole(found)))
+            return await self._threads.run(lambda: written(answer.whole(found)))
         # The first piece is waited for: an error before it is a status, not an event.
         opening = await unless_gone(request, pieces.come())
 

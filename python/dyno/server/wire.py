@@ -6,7 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from dyno.server.errors import api_error
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dyno.server.errors import ApiError
 
-__all__ = ["MESSAGES", "OPENAI", "MessagesWire", "Wire"]
+__all__ = ["MESSAGES", "OPENAI", "MessagesWire", "Wire", "written"]
 
 _log = logging.getLogger("dyno.server")
 
@@ -85,5 +85,19 @@ _KINDS = {
 OPENAI, MESSAGES = Wire(), MessagesWire()
 
 
-def _json(data: dict[str, Any]) -> bytes:
+def written(data: dict[str, Any]) -> Response:
+    """A whole answer as a response.
+
+    The entries of its lists are written one by one. All other threads wait while JSON is written, and an
+    answer may have thousands of vectors or millions of log-probabilities.
+    """
+    fields = [_json(name) + b":" + _field(value) for name, value in data.items()]
+    return Response(b"{" + b",".join(fields) + b"}", media_type="application/json")
+
+
+def _field(value: Any) -> bytes:
+    return b"[" + b",".join(map(_json, value)) + b"]" if isinstance(value, list) else _json(value)
+
+
+def _json(data: Any) -> bytes:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
