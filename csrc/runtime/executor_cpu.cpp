@@ -195,17 +195,18 @@ void CpuExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, std
 }
 
 void CpuExecutor::give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) {
-  const auto drop = [&](std::byte* rows, int64_t row_bytes) {
-    if (row_bytes == 0) return;
-    std::byte* const of_slot = rows + slot * plan_.context.ctx * row_bytes;
-    give_back_pages({of_slot + begin * row_bytes, static_cast<size_t>((end - begin) * row_bytes)});
+  const int64_t first = slot * plan_.context.ctx;
+  const auto drop = [&](const PartedBuffer& cache, size_t part, int64_t row_bytes) {
+    const auto to = std::min(static_cast<size_t>((first + end) * row_bytes), cache.parts()[part].bytes);
+    const auto from = std::min(static_cast<size_t>((first + begin) * row_bytes), to);
+    give_back_pages({cache.at(part) + from, to - from});
   };
   for (size_t i = 0; i < plan_.kv.size(); ++i) {
     const plan::KvLayer& kv = plan_.kv[i];
     if (!holds(kv.device) || kv.k_row_bytes == 0 || !concerns(layers, kv)) continue;
     const PartedBuffer& cache = memory_[static_cast<size_t>(kv.device)].cache;
-    drop(cache.at(2 * i), kv.k_row_bytes);
-    drop(cache.at(2 * i + 1), kv.v_row_bytes);
+    drop(cache, 2 * i, kv.k_row_bytes);
+    drop(cache, 2 * i + 1, kv.v_row_bytes);
   }
 }
 

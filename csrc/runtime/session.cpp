@@ -213,9 +213,8 @@ void Session::choose() {
 void Session::prepare(bool clear_cache) {
   if (executor_ == nullptr) return;
   executor_->use_graphs(settings_.cuda_graphs, settings_.graph_concurrency);
-  prepared_ = false;
   executor_->prepare(*selection_, std::max(settings_.threads, settings_.threads_batch), clear_cache);
-  prepared_ = true;
+  failed_change_.clear();
   held_bytes_.clear();
   for (const plan::PlannedDevice& device : plan_.devices) {
     // A cache that takes memory by need may hold next to nothing of a GPU.
@@ -243,17 +242,21 @@ void Session::replan(const Change& change, bool clear_cache) {
     if (executor_ != nullptr) check_memory(/*weights_loaded=*/true);
     touched = true;
     prepare(clear_cache);
-  } catch (...) {
+  } catch (const std::exception& error) {
     plan_ = plan;
     settings_ = settings;
     kernels_ = kernels;
     choose();
-    if (touched) {
-      if (clear_cache) {
-        reset();
-        filled_.assign(filled_.size(), 0);
-      }
+    if (!touched) throw;
+    if (clear_cache) {
+      // The cache is made anew, so no memory of it has to be given back; it may already be another one than the plan's.
+      for (size_t slot = 0; slot < positions_.size(); ++slot) move_back(static_cast<int32_t>(slot), 0);
+      filled_.assign(filled_.size(), 0);
+    }
+    try {
       prepare(clear_cache);
+    } catch (const std::exception&) {
+      failed_change_ = error.what();  // check_ready() tells of it from now on
     }
     throw;
   }
@@ -332,9 +335,9 @@ void Session::check_ready() const {
   DYNO_CHECK(PlanError, executor_ != nullptr,
              "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
   check_idle();
-  DYNO_CHECK(OutOfMemoryError, prepared_,
-             "[session] a change of settings gave memory back that could not be taken again; set() settings again when "
-             "memory is free");
+  DYNO_CHECK(
+      OutOfMemoryError, failed_change_.empty(), "[session] a change of settings failed (", failed_change_,
+      "), and memory that it had given back could not be taken again; set() the settings again when memory is free");
 }
 
 // The handler of a signal runs in the middle of a u-batch, whose memory it must not use.

@@ -258,7 +258,7 @@ class Session {
   std::unique_ptr<Weights> weights_;  // of the CPU; on a GPU the executor holds them
   std::unique_ptr<plan::Selection> selection_;
   std::unique_ptr<Executor> executor_;  // null for plan_only
-  bool prepared_ = true;                // the executor has the memory that the plan names
+  std::string failed_change_;           // why the executor lacks memory that the plan names; empty: it has it
   bool computing_ = false;              // a u-batch whose decode calls back
   bool reads_file_ = false;             // weights are pages of the file, also after they were loaded
   RowLogits row_logits_;                // that the host draws from
