@@ -22,11 +22,19 @@ void Session::move_back(int32_t slot, int64_t position) {
 }
 
 void Session::roll_back(const std::vector<int64_t>& before) {
-  for (size_t i = 0; i < before.size(); ++i) {
-    const auto slot = static_cast<int32_t>(i);
-    const bool there = plan_.states.empty() && windows_.last_held(slot, before[i]) == before[i];
-    if (positions_[i] != before[i]) move_back(slot, there ? before[i] : 0);
+  for (size_t i = 0; i < before.size(); ++i) roll_back(static_cast<int32_t>(i), before[i]);
+}
+
+void Session::roll_back(int32_t slot, int64_t before) {
+  if (positions_[static_cast<size_t>(slot)] == before) return;
+  const bool there = plan_.states.empty() && windows_.last_held(slot, before) == before;
+  const int64_t position = there ? before : 0;
+  try {
+    give_back_forgotten(slot, position);
+  } catch (const Error&) {
+    // A lost device has nothing to give back. The error that led here is on its way to the caller.
   }
+  move_back(slot, position);
 }
 
 void Session::reset() {

@@ -123,12 +123,12 @@ int32_t Session::next_token(Generation& generation, const std::function<void()>&
     }
     return token;
   } catch (const PlanError&) {
-    move_back(slot, before);
+    roll_back(slot, before);
     throw;  // no step was launched
   } catch (...) {
     steps_of_ = 0;  // the device's error is what the caller has to see, not what waiting for it says
     under_way_ = 0;
-    move_back(slot, before);  // nor does a prompt count that nothing was drawn behind
+    roll_back(slot, before);  // nor does a prompt count that nothing was drawn behind
     throw;
   }
 }

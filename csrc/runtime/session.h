@@ -222,6 +222,18 @@ class Session {
   void move_back(int32_t slot, int64_t position);
   // After a failure: no sequence is longer than before. Where state has gone on meanwhile, it is empty.
   void roll_back(const std::vector<int64_t>& before);
+  void roll_back(int32_t slot, int64_t before);
+  // Tokens of a request that go through the executor together.
+  struct UBatch {
+    std::vector<int32_t> tokens, positions, rows;  // rows: the tokens whose logits are wanted
+    std::vector<ops::SequenceRun> runs;
+    int64_t tokens_before = 0, rows_before = 0;  // of the request
+
+    // Tokens [at, at + n) of a sequence that holds `position` tokens now.
+    void add(const DecodeRequest& request, const SequenceInput& s, int64_t at, int64_t n, int64_t position);
+    // Becomes the empty one behind it.
+    void next();
+  };
   // The part of decode() after its checks.
   void feed(const DecodeRequest& request);
   // Runs a u-batch and draws a token from each of its rows, on the host where the executor does not.

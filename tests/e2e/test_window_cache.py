@@ -61,6 +61,33 @@ for length in map(int, sys.argv[3:]):
     s.decode([(0, np.arange(length, dtype=np.int32) % 90)], "none")
 print(resident() - before)
 """
+# Likewise, but a signal breaks the decode of the first text off, late.
+BROKEN_PROBE = "import signal, time\n" + PROBE.replace(
+    """before = resident()
+for""",
+    """
+class BrokenOff(Exception):
+    pass
+
+def handler(*_):
+    raise BrokenOff
+
+signal.signal(signal.SIGALRM, handler)
+before = resident()
+text = np.arange(int(sys.argv.pop(3)), dtype=np.int32) % 90
+began = time.perf_counter()
+s.decode([(0, text)], "none")
+took = time.perf_counter() - began
+while s.position(0) > 0:
+    s.reset(0)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.7 * took)
+        s.decode([(0, text)], "none")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except BrokenOff:
+        pass
+for""",
+)
 
 
 def opened(path: Path, window_cache: str, device: str = "cpu", **context: Any) -> _core.Session:
@@ -392,13 +419,13 @@ def test_a_decode_that_is_broken_off_leaves_the_sequence(gpt_oss: Path) -> None:
     assert np.array_equal(decode(s, 0, text[500:]), after(gpt_oss, "cpu", text, 500))
 
 
-def resident(folder: Path, mode: str, *lengths: int) -> int:
+def resident(folder: Path, mode: str, *lengths: int, probe: str = PROBE) -> int:
     """Bytes that texts take, one after the other; two of four layers are windowed."""
     if reason := lacks_memory_figures() or spoilt_by_sanitizer():
         pytest.skip(reason)
     shape = replace(GPT_OSS, n_layers=4, metadata={**GPT_OSS.metadata, "context_length": 16384})
     path = random_model(folder / "m.gguf", shape)
-    return int(probed(PROBE, path, mode, *lengths, timeout=300))
+    return int(probed(probe, path, mode, *lengths, timeout=300))
 
 
 def test_resident_memory_is_that_of_the_windows(tmp_path: Path) -> None:
@@ -416,6 +443,13 @@ def test_texts_that_become_shorter_leave_no_windows(tmp_path: Path) -> None:
 
 
 def test_the_plan_counts_windows(gpt_oss: Path) -> None:
+def test_a_text_that_is_broken_off_leaves_no_windows(tmp_path: Path) -> None:
+    """Its decode is undone, and no later token passes its rows by."""
+    whole = resident(tmp_path, "window", 16000, 600)
+    layer = 16000 * 2 * GPT_OSS.kv_heads * GPT_OSS.head_dim * 4
+    assert resident(tmp_path, "window", 16000, 600, probe=BROKEN_PROBE) < whole + layer / 32
+
+
     def planned(mode: str, device: dict[str, Any] | None = None, **context: int) -> dict[str, Any]:
         made = {"ctx": 4096, "kv_type_k": "f16", "kv_type_v": "f16", "window_cache": mode, **context}
         s = _core.Session(
