@@ -46,7 +46,8 @@ void check_cache_tokens(const Plan& plan) {
 
 // Positions that the cache has room for, of all sequences together.
 size_t cache_positions(const ContextOptions& c) {
-  return static_cast<size_t>(c.cache_tokens > 0 ? c.cache_tokens : c.ctx * c.sequences);
+  const int64_t all = c.ctx * c.sequences;
+  return static_cast<size_t>(c.cache_tokens > 0 ? std::min(c.cache_tokens, all) : all);
 }
 
 struct WindowedRows {

@@ -215,6 +215,7 @@ def test_many_stops_stay_until_their_text_goes(gpt_oss: Path) -> None:
         ({"ctx": 2048, "sequences": 8}, "full"),
         ({"ctx": 8192, "sequences": 8}, "window"),
         ({"ctx": 8192, "sequences": 8, "cache_tokens": 8192}, "full"),
+        ({"ctx": 4096, "cache_tokens": 65536}, "full"),  # more tokens than the context has
     ],
     ids=str,
 )
@@ -442,7 +443,6 @@ def test_texts_that_become_shorter_leave_no_windows(tmp_path: Path) -> None:
     assert resident(tmp_path, "window", *range(8000, 600, -700)) < longest + layer / 8
 
 
-def test_the_plan_counts_windows(gpt_oss: Path) -> None:
 def test_a_text_that_is_broken_off_leaves_no_windows(tmp_path: Path) -> None:
     """Its decode is undone, and no later token passes its rows by."""
     whole = resident(tmp_path, "window", 16000, 600)
@@ -450,6 +450,7 @@ def test_a_text_that_is_broken_off_leaves_no_windows(tmp_path: Path) -> None:
     assert resident(tmp_path, "window", 16000, 600, probe=BROKEN_PROBE) < whole + layer / 32
 
 
+def test_the_plan_counts_windows(gpt_oss: Path) -> None:
     def planned(mode: str, device: dict[str, Any] | None = None, **context: int) -> dict[str, Any]:
         made = {"ctx": 4096, "kv_type_k": "f16", "kv_type_v": "f16", "window_cache": mode, **context}
         s = _core.Session(
