@@ -5,6 +5,7 @@
 
 #include "core/checked.h"
 #include "core/error.h"
+#include "plan/mib.h"
 #include "plan/passes/passes.h"
 
 namespace dyno::plan {
@@ -128,6 +129,22 @@ double cached_share(const Plan& plan, const model::ModelDesc& model, int32_t lay
   double hits = 0;
   for (const int32_t expert : cached) hits += static_cast<double>((*uses)[static_cast<size_t>(expert)]);
   return hits / all;
+}
+
+std::string why_none_cached(const Plan& plan, const model::ModelDesc& model) {
+  const int64_t wanted = plan.load.expert_cache.mib;
+  if (wanted == 0 || plan.cached_bytes > 0) return "";
+  size_t smallest = SIZE_MAX;
+  for (const model::LayerSpec& layer : model.layers) {
+    const model::FfnSpec* f = cacheable(plan, model, layer);
+    if (f != nullptr) smallest = std::min(smallest, expert_bytes(plan, model, *f));
+  }
+  const std::string main = device_name(plan.main_device());
+  std::string why = "the recorded text chose none that has room";
+  if (smallest > static_cast<size_t>(wanted) << 20)
+    why = str_cat("the smallest one takes ", mib(smallest), " on ", main);
+  if (smallest == SIZE_MAX) why = str_cat("no experts that ", main, " can take lie on the CPU beside it");
+  return str_cat("[experts] expert_cache_mib=", wanted, " caches no expert: ", why);
 }
 
 }  // namespace dyno::plan

@@ -1,6 +1,7 @@
 // Which experts of layers whose experts lie on the CPU also lie on the main device: the most used ones.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "plan/plan.h"
@@ -15,6 +16,9 @@ std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::M
 
 // How often the recorded text chose each expert of a layer with a mixture; null if nothing is recorded.
 const std::vector<int64_t>* recorded_uses(const Plan& plan, const model::ModelDesc& model, size_t layer);
+
+// Why a cache that was asked for holds no expert, as a warning; empty if it holds one, or none was asked for.
+std::string why_none_cached(const Plan& plan, const model::ModelDesc& model);
 
 // The share of a layer's choices that the cached experts are expected to be, by their recorded use, or else evenly.
 double cached_share(const Plan& plan, const model::ModelDesc& model, int32_t layer);

@@ -7,6 +7,7 @@
 
 #include "core/checked.h"
 #include "core/error.h"
+#include "plan/expert_cache.h"
 #include "plan/mib.h"
 #include "plan/passes/passes.h"
 #include "plan/placement.h"
@@ -471,6 +472,8 @@ std::string Plan::describe(const model::ModelDesc& model) const {
                    " experts of ", layers, layers == 1 ? " layer" : " layers", " that lie on the CPU",
                    load.expert_cache.uses.empty() ? ", by their numbers: no use is recorded" : "",
                    load.expert_cache.adaptive ? "; they change with the choices of the text\n" : "\n");
+  } else if (const std::string why = why_none_cached(*this, model); !why.empty()) {
+    out += why + "\n";
   }
   const auto distinct = [&](ListId list) {
     return std::count_if(keys.begin(), keys.end(), [&](const OpUse& use) { return use.count_in(list) > 0; });

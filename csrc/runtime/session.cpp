@@ -443,6 +443,7 @@ StreamCounts Session::stream_counts() const {
 std::vector<std::string> Session::warnings() const {
   if (executor_ == nullptr) return {};
   std::vector<std::string> all = executor_->warnings();
+  if (const std::string why = plan::why_none_cached(plan_, model_); !why.empty()) all.push_back(why);
   if (plan_.load.numa != plan::NumaMode::off && plan_.numa_nodes() == 1) {
     const bool host = !std::all_of(plan_.devices.begin(), plan_.devices.end(), is_gpu);
     all.push_back(str_cat("[numa] numa=", plan::numa_name(plan_.load.numa), " changes nothing: ",

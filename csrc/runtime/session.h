@@ -168,7 +168,7 @@ class Session {
 
   StreamCounts stream_counts() const;
   ExpertCounts expert_counts() const { return executor_ != nullptr ? executor_->expert_counts() : ExpertCounts{}; }
-  // Warnings for the user about the memory that this session got.
+  // Warnings for the user about the memory that this session got, and about settings that change nothing.
   std::vector<std::string> warnings() const;
   // Bytes of the CPU's weights by NUMA node, as Weights::bytes_by_node(); nothing without weights on the CPU.
   std::vector<std::map<int, size_t>> weights_by_node() const;

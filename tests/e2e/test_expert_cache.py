@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -463,3 +464,22 @@ def test_an_engine_leaves_the_size_open(
         path, "cpu:1", profile=None, virtual_devices=virtual, expert_use=use, ctx=32, **given
     ) as engine:
         assert ("expert_cache_mib=" in engine.plan["placement"]["note"]) == chooses
+
+
+@pytest.mark.parametrize(
+    ("device", "mib", "reason"),
+    [
+        ("cpu", 64, "no experts that cpu can take lie on the CPU beside it"),
+        ("cpu:1", 1, "the smallest one takes 1.3 MiB on cpu:1"),
+    ],
+)
+def test_a_cache_without_experts_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, device: str, mib: int, reason: str
+) -> None:
+    path = random_model(tmp_path / "m.gguf", replace(LARGE, n_embd=1024, n_ff_expert=768, n_layers=1))
+    beside: dict[str, Any] = {"virtual_devices": 1, "cpu_moe": True} if device != "cpu" else {}
+    with Engine(path, device, **beside, profile=None, ctx=64, expert_cache_mib=mib) as engine:
+        assert [record.getMessage() for record in caplog.records] == [
+            f"[experts] expert_cache_mib={mib} caches no expert: {reason}"
+        ]
+        assert caplog.records[0].getMessage() in engine.describe_plan()
