@@ -500,120 +500,113 @@ void Session::run_and_draw(MicroBatch batch, int threads) {
   if (!executor_->draws()) draw_rows_on_host(batch, model_.n_vocab, *pool_, threads);
 }
 
+void Session::UBatch::add(const DecodeRequest& request, const SequenceInput& s, int64_t at, int64_t n,
+                          int64_t position) {
+  runs.push_back({.first_token = static_cast<int32_t>(tokens.size()),
+                  .n_tokens = static_cast<int32_t>(n),
+                  .position = static_cast<int32_t>(position),
+                  .slot = s.slot});
+  for (int64_t i = at; i < at + n; ++i) {
+    const bool last = i + 1 == static_cast<int64_t>(s.tokens.size());
+    const bool due = request.rows == LogitRows::all && i >= s.first_row && (i + 1) % request.every == 0;
+    if (due || (request.rows != LogitRows::none && last)) rows.push_back(static_cast<int32_t>(tokens.size()));
+    tokens.push_back(s.tokens[static_cast<size_t>(i)]);
+    positions.push_back(static_cast<int32_t>(position + i - at));
+  }
+}
+
+void Session::UBatch::next() {
+  tokens_before += static_cast<int64_t>(tokens.size());
+  rows_before += static_cast<int64_t>(rows.size());
+  for (auto* each : {&tokens, &positions, &rows}) each->clear();
+  runs.clear();
+}
+
+MicroBatch Session::micro_batch(const UBatch& ubatch, const DecodeRequest& request) {
+  const int64_t used = model_.experts_used(), n_embd = model_.n_embd;
+  const int64_t tokens = ubatch.tokens_before, rows = ubatch.rows_before;
+  const auto from = [](auto* data, int64_t offset) { return data == nullptr ? nullptr : data + offset; };
+  MicroBatch batch{.tokens = ubatch.tokens,
+                   .positions = ubatch.positions,
+                   .runs = ubatch.runs,
+                   .logit_rows = ubatch.rows,
+                   .logits = from(request.logits, rows * model_.n_vocab),
+                   .hidden = ubatch.rows.empty() ? nullptr : from(request.hidden, rows * n_embd),
+                   .every_hidden = from(request.every_hidden, tokens * n_embd),
+                   .rows_in = from(request.rows_in, tokens * n_embd),
+                   .pinned_routing = from(request.pinned_routing, tokens * used),
+                   .captured_routing = from(request.captured_routing, tokens * used),
+                   .routing_stride = token_count(request),
+                   .op_times = request.op_times,
+                   .in_graph = request.in_graph};
+  const bool on_cpu_alone = plan_.devices.size() == 1 && !is_gpu(plan_.devices.front());
+  const bool is_prompt = std::ssize(ubatch.tokens) > plan::kFusedTokens;  // tokens are short
+  if (request.between && on_cpu_alone && is_prompt) batch.between_nodes = &request.between;
+  if (draft_head_ != nullptr && batch.every_hidden == nullptr && request.hidden == nullptr) {
+    draft_rows_.resize(ubatch.tokens.size() * static_cast<size_t>(n_embd));
+    batch.every_hidden = draft_rows_.data();
+  }
+  if (!request.row_draws.empty() && !ubatch.rows.empty()) {
+    batch.row_draws = request.row_draws.subspan(static_cast<size_t>(rows), ubatch.rows.size());
+    batch.drawn = request.drawn + rows;
+  }
+  return batch;
+}
+
+void Session::run_ubatch(const UBatch& ubatch, const DecodeRequest& request, int threads) {
+  const MicroBatch batch = micro_batch(ubatch, request);
+  const Computing computing(computing_, batch.between_nodes != nullptr);
+  try {
+    take_windows(ubatch.runs);
+    if (batch.row_draws.empty()) {
+      executor_->run(batch, *selection_, threads);
+    } else {
+      run_and_draw(batch, threads);
+    }
+  } catch (...) {
+    // Nobody knows how far a state has gone on.
+    for (const ops::SequenceRun& run : ubatch.runs) {
+      if (!plan_.states.empty()) move_back(run.slot, 0);
+    }
+    throw;
+  }
+  for (const ops::SequenceRun& run : ubatch.runs) {
+    positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
+    give_back_windows(run.slot);
+    if (draft_head_ == nullptr || batch.every_hidden == nullptr) continue;
+    const auto first = static_cast<size_t>(run.first_token);
+    draft_head_->note(run, batch.tokens.subspan(first, static_cast<size_t>(run.n_tokens)),
+                      batch.every_hidden + first * static_cast<size_t>(model_.n_embd));
+  }
+}
+
 // Sequences one behind the other, cut into u-batches; a sequence may span several, and one may hold several.
 void Session::feed(const DecodeRequest& request) {
-  const int64_t total = token_count(request);
   const bool single = std::all_of(request.sequences.begin(), request.sequences.end(),
                                   [](const SequenceInput& s) { return s.tokens.size() == 1; });
   const int threads = single ? settings_.threads : settings_.threads_batch;
-  const int64_t ubatch = plan_.ubatch;
-  // Tokens are short.
-  const bool calls = request.between != nullptr && plan_.devices.size() == 1 && !is_gpu(plan_.devices.front());
-
-  const int64_t used = model_.experts_used();
-  const int64_t n_vocab = model_.n_vocab;
-
-  std::vector<int32_t> tokens;
-  std::vector<int32_t> positions;
-  std::vector<int32_t> rows;
-  std::vector<ops::SequenceRun> runs;
-  int64_t done = 0;
-  int64_t rows_done = 0;
-  const std::vector<int64_t> before = positions_;
+  UBatch ubatch;
   const auto flush = [&] {
-    if (tokens.empty()) return;
-    if (done > 0 && request.between) {
+    if (ubatch.tokens_before > 0 && request.between) {
       try {
         request.between();
       } catch (...) {
         finish();  // a device may still write to the caller's memory
-        roll_back(before);
         throw;
       }
     }
-    MicroBatch batch{
-        .tokens = tokens,
-        .positions = positions,
-        .runs = runs,
-        .logit_rows = rows,
-        .logits = request.logits == nullptr ? nullptr : request.logits + rows_done * n_vocab,
-        .hidden = request.hidden == nullptr || rows.empty() ? nullptr : request.hidden + rows_done * model_.n_embd,
-        .rows_in = request.rows_in == nullptr ? nullptr : request.rows_in + done * model_.n_embd,
-        .pinned_routing = request.pinned_routing == nullptr ? nullptr : request.pinned_routing + done * used,
-        .captured_routing = request.captured_routing == nullptr ? nullptr : request.captured_routing + done * used,
-        .routing_stride = total,
-        .op_times = request.op_times,
-        .in_graph = request.in_graph,
-        .between_nodes =
-            calls && static_cast<int64_t>(tokens.size()) > plan::kFusedTokens ? &request.between : nullptr};
-    if (request.every_hidden != nullptr) {
-      batch.every_hidden = request.every_hidden + done * model_.n_embd;
-    } else if (draft_head_ != nullptr && request.hidden == nullptr) {
-      draft_rows_.resize(tokens.size() * static_cast<size_t>(model_.n_embd));
-      batch.every_hidden = draft_rows_.data();
-    }
-    const Computing computing(computing_, batch.between_nodes != nullptr);
-    try {
-      take_windows(runs);
-      if (request.row_draws.empty() || rows.empty()) {
-        executor_->run(batch, *selection_, threads);
-      } else {
-        batch.row_draws = request.row_draws.subspan(static_cast<size_t>(rows_done), rows.size());
-        batch.drawn = request.drawn + rows_done;
-        run_and_draw(batch, threads);
-      }
-    } catch (...) {
-      // Nobody knows how far a state has gone on.
-      for (const ops::SequenceRun& run : runs) {
-        if (!plan_.states.empty()) move_back(run.slot, 0);
-      }
-      throw;
-    }
-    for (const ops::SequenceRun& run : runs) {
-      positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
-      give_back_windows(run.slot);
-    }
-    if (draft_head_ != nullptr && batch.every_hidden != nullptr) {
-      for (const ops::SequenceRun& run : runs) {
-        const auto first = static_cast<size_t>(run.first_token);
-        draft_head_->note(run, std::span(tokens).subspan(first, static_cast<size_t>(run.n_tokens)),
-                          batch.every_hidden + first * static_cast<size_t>(model_.n_embd));
-      }
-    }
-    done += static_cast<int64_t>(tokens.size());
-    rows_done += static_cast<int64_t>(rows.size());
-    tokens.clear();
-    positions.clear();
-    rows.clear();
-    runs.clear();
+    run_ubatch(ubatch, request, threads);
+    ubatch.next();
   };
-
   for (const SequenceInput& s : request.sequences) {
-    int64_t at = 0;
     const auto size = static_cast<int64_t>(s.tokens.size());
-    int64_t position = this->position(s.slot);
-    while (at < size) {
-      const auto room = ubatch - static_cast<int64_t>(tokens.size());
-      const int64_t n = std::min(room, size - at);
-      runs.push_back({.first_token = static_cast<int32_t>(tokens.size()),
-                      .n_tokens = static_cast<int32_t>(n),
-                      .position = static_cast<int32_t>(position),
-                      .slot = s.slot});
-      for (int64_t i = 0; i < n; ++i) {
-        const bool last = at + i + 1 == size;
-        const bool due = request.rows == LogitRows::all && at + i >= s.first_row && (at + i + 1) % request.every == 0;
-        if (due || (request.rows != LogitRows::none && last)) {
-          rows.push_back(static_cast<int32_t>(tokens.size()));
-        }
-        tokens.push_back(s.tokens[static_cast<size_t>(at + i)]);
-        positions.push_back(static_cast<int32_t>(position + i));
-      }
-      at += n;
-      position += n;
-      if (static_cast<int64_t>(tokens.size()) == ubatch) flush();
+    for (int64_t at = 0, n = 0; at < size; at += n) {
+      n = std::min(plan_.ubatch - static_cast<int64_t>(ubatch.tokens.size()), size - at);
+      ubatch.add(request, s, at, n, position(s.slot));
+      if (static_cast<int64_t>(ubatch.tokens.size()) == plan_.ubatch) flush();
     }
   }
-  flush();
+  if (!ubatch.tokens.empty()) flush();
 }
 
 }  // namespace dyno::runtime

@@ -236,6 +236,8 @@ class Session {
   };
   // The part of decode() after its checks.
   void feed(const DecodeRequest& request);
+  void run_ubatch(const UBatch& ubatch, const DecodeRequest& request, int threads);
+  MicroBatch micro_batch(const UBatch& ubatch, const DecodeRequest& request);
   // Runs a u-batch and draws a token from each of its rows, on the host where the executor does not.
   void run_and_draw(MicroBatch batch, int threads);
   void check(const DecodeRequest& request) const;
