@@ -1,8 +1,8 @@
 // A chunk of a stripe in shared memory (16 rows by 256 k of Layout::gpu) as A operands of mma.m16n8k16 that are the
 // bare codes, and the factors that make weights of them afterwards, in float32.
 //
-// Codes stay where the OR with 1024 puts them: an operand h is 1024 + u, and in a row g + 8 of the four-bit types
-// 1024 + 16·u, which saves the shift. With w = s·(h − o) + c for all of a block, sum(w·x) = s·sum(h·x) + (c −
+// Codes stay where the OR with 1024 puts them: an operand h is 1024 + u, and in a row g + 8 of the types of four to six
+// bits 1024 + 16·u, which saves the shift. With w = s·(h − o) + c for all of a block, sum(w·x) = s·sum(h·x) + (c −
 // s·o)·sum(x): one instruction for two codes, and nothing is rounded but the sums.
 #pragma once
 
@@ -60,12 +60,18 @@ struct BlockCodes {
       a[1] = and_or(w << 8, 0x80008000u, (w << 5) & 0x0e000e00u);
       a[2] = and_or(w << 4, 0x80008000u, (w << 1) & 0x0e000e00u);
       a[3] = and_or(w, 0x80008000u, (w >> 3) & 0x0e000e00u);
-    } else if constexpr (four_bits()) {
+    } else if constexpr (four_bits_up()) {
       const uint32_t w = tile.low[kStep], next = w >> 8;
       a[0] = and_or(w, 0x000f000fu, kMagic);
       a[1] = and_or(w, 0x00f000f0u, kMagic);
       a[2] = and_or(next, 0x000f000fu, kMagic);
       a[3] = and_or(next, 0x00f000f0u, kMagic);
+      if constexpr (kFormat.high_bits != 0) {
+        a[0] = with_high<kStep, 0>(tile, a[0]);
+        a[1] = with_high<kStep, 1>(tile, a[1]);
+        a[2] = with_high<kStep, 2>(tile, a[2]);
+        a[3] = with_high<kStep, 3>(tile, a[3]);
+      }
     } else {
       a[0] = tile.template magic_code<kStep, 0>();
       a[1] = tile.template magic_code<kStep, 1>();
@@ -106,8 +112,8 @@ struct BlockCodes {
       words<4>(w, at);
       const float d0 = __uint_as_float(w[0]), d1 = __uint_as_float(w[1]);
       const uint32_t sc = t & 1 ? w[3] : w[2];
-      s[0][0] = d0 * (byte<0>(sc) - 128.0f), s[1][0] = d1 * (byte<1>(sc) - 128.0f);
-      s[0][1] = d0 * (byte<2>(sc) - 128.0f), s[1][1] = d1 * (byte<3>(sc) - 128.0f);
+      s[0][0] = d0 * byte<0>(sc, kBias128), s[1][0] = d1 * byte<1>(sc, kBias128);
+      s[0][1] = d0 * byte<2>(sc, kBias128), s[1][1] = d1 * byte<3>(sc, kBias128);
     } else if constexpr (kFormat.scale == GpuScale::e8m0) {
       const uint32_t w = *reinterpret_cast<const uint32_t*>(at);
 #pragma unroll
@@ -153,29 +159,29 @@ struct BlockCodes {
         const uint32_t w = reinterpret_cast<const uint32_t*>(at)[t & 1], even = w & 0xfefefefeu;
         uint32_t more[1];
         words<1>(more, chunk + 4 * kFormat.tile_bytes() + kFormat.super_row_bytes() + 16);
-        const auto bias = static_cast<float>(more[0] & 0xffu),
-                   shift = static_cast<float>(static_cast<int>(more[0] << 16) >> 24);
-        s[0][0] = d[0] * (byte<0>(even) - bias), s[1][0] = d[1] * (byte<1>(even) - bias);
-        s[0][1] = d[0] * (byte<2>(even) - bias), s[1][1] = d[1] * (byte<3>(even) - bias);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-#pragma unroll
-          for (int b = 0; b < 2; ++b) c[r][b] = w >> (8 * (2 * b + r)) & 1u ? s[r][b] * shift : 0.0f;
+        const float bias = __uint_as_float(0x4b000000u | (more[0] & 0xffu)),
+                    shift = static_cast<float>(static_cast<int>(more[0] << 16) >> 24);
+        s[0][0] = d[0] * byte<0>(even, bias), s[1][0] = d[1] * byte<1>(even, bias);
+        s[0][1] = d[0] * byte<2>(even, bias), s[1][1] = d[1] * byte<3>(even, bias);
+        const uint32_t odd = w & 0x01010101u;
+        if (shift != 0.0f) {  // the same for all of a matrix
+          c[0][0] = s[0][0] * (shift * byte<0>(odd)), c[1][0] = s[1][0] * (shift * byte<1>(odd));
+          c[0][1] = s[0][1] * (shift * byte<2>(odd)), c[1][1] = s[1][1] * (shift * byte<3>(odd));
         }
       } else {
         static_assert(kFormat.scale == GpuScale::k_scale16 || kFormat.scale == GpuScale::k_scale32);
         const uint32_t w = reinterpret_cast<const uint32_t*>(at)[kBlock == 16 ? t & 1 : 0];
-        s[0][0] = d[0] * (byte<0>(w) - 128.0f), s[1][0] = d[1] * (byte<1>(w) - 128.0f);
-        s[0][1] = d[0] * (byte<2>(w) - 128.0f), s[1][1] = d[1] * (byte<3>(w) - 128.0f);
+        s[0][0] = d[0] * byte<0>(w, kBias128), s[1][0] = d[1] * byte<1>(w, kBias128);
+        s[0][1] = d[0] * byte<2>(w, kBias128), s[1][1] = d[1] * byte<3>(w, kBias128);
       }
     }
     Factors out;
-    const bool there = tile < tiles;  // else: whatever was left in the memory
+    const bool there = kFormat.super_block() || tile < tiles;  // else: whatever was left in the memory
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       constexpr float kMagic = kFormat.codebook == GpuCodebook::mxfp4 ? 0.0f : 1024.0f;
       constexpr auto kOffset = static_cast<float>(kFormat.lookup() ? 128 : kFormat.offset);
-      const float step = four_bits() && r == 1 ? 16.0f : 1.0f;
+      const float step = four_bits_up() && r == 1 ? 16.0f : 1.0f;
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
         out.scale[r][b] = there ? s[r][b] / step : 0.0f;
@@ -186,9 +192,17 @@ struct BlockCodes {
   }
 
  private:
-  // Plain four-bit codes: those of rows g + 8 stand four bits up.
-  static constexpr bool four_bits() {
-    return kFormat.low_bits == 4 && kFormat.high_bits == 0 && kFormat.codebook == GpuCodebook::none;
+  static constexpr float kBias128 = 8388608.0f + 128.0f;  // of byte()
+  // Codes whose first plane has four bits, without a codebook: those of rows g + 8 stand four bits up.
+  static constexpr bool four_bits_up() { return kFormat.low_bits == 4 && kFormat.codebook == GpuCodebook::none; }
+  // The second plane of pair kPair above the four bits that `code` has.
+  template <int kStep, int kPair>
+  static __device__ __forceinline__ uint32_t with_high(const Tile& tile, uint32_t code) {
+    constexpr int kFrom = kFormat.high_bits == 1 ? 4 * kStep + kPair : 2 * (4 * (kStep % 2) + kPair);
+    constexpr int kTo = kPair % 2 == 0 ? 4 : 8;
+    const uint32_t word = tile.high[kFormat.high_bits == 1 ? 0 : kStep / 2];
+    const uint32_t moved = kFrom >= kTo ? word >> (kFrom - kTo & 31) : word << (kTo - kFrom & 31);
+    return and_or(moved, ((1u << kFormat.high_bits) - 1u) * 0x10001u << kTo, code);
   }
   template <int kWords>
   static __device__ __forceinline__ void words(uint32_t* out, const uint8_t* at) {
@@ -207,10 +221,10 @@ struct BlockCodes {
     const float2 v = __half22float2(as_half2(halves));
     out[0] = v.x, out[1] = v.y;
   }
-  // Byte kAt as a float.
+  // Byte kAt less an integer as a float, exact; `bias` is 2^23 and that integer.
   template <int kAt>
-  static __device__ __forceinline__ float byte(uint32_t word) {
-    return __uint_as_float(__byte_perm(word, 0x4b000000u, kAt | 4 << 4 | 4 << 8 | 7 << 12)) - 8388608.0f;
+  static __device__ __forceinline__ float byte(uint32_t word, float bias = 8388608.0f) {
+    return __uint_as_float(__byte_perm(word, 0x4b000000u, kAt | 4 << 4 | 4 << 8 | 7 << 12)) - bias;
   }
   // Four bytes as 1024 + byte.
   static __device__ __forceinline__ void spread(uint32_t word, uint32_t& low, uint32_t& high) {
