@@ -153,7 +153,7 @@ EXPERTS = [
     for case in all_cases()
     if case.family in ("matmul_id", "moe_up_gate")
     and case.desc["layout"] == "gpu"
-    and case.desc["type"] in ("q4_0", "q4_k", "q8_0", "mxfp4")
+    and case.desc["type"] in ("q4_0", "q4_k", "q5_0", "q5_k", "q6_k", "q4_16", "q8_0", "mxfp4")
     and case.desc["m"] * case.desc["used"] <= 32  # as much as the ring takes
     and case.desc["n"] < 100
 ]

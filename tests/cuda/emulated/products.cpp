@@ -72,6 +72,10 @@ extern "C" const char* multiply_by_experts(const char* type, bool ring, const in
   if (name == #t) return p.type = DType::t, multiply<DType::t>(p, ring, first, second), nullptr;
     DYNO_EMULATED(q4_0)
     DYNO_EMULATED(q4_k)
+    DYNO_EMULATED(q5_0)
+    DYNO_EMULATED(q5_k)
+    DYNO_EMULATED(q6_k)
+    DYNO_EMULATED(q4_16)
     DYNO_EMULATED(q8_0)
     DYNO_EMULATED(mxfp4)
 #undef DYNO_EMULATED
