@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import re
 import sys
 import textwrap
@@ -165,6 +166,46 @@ def drawn_steps() -> str:
         f"\nA later build ({data['date']}, commit {data['commit']}, `h200_step_draws.json`) draws the tokens "
         "on the GPU and runs q, k and v on parallel streams:\n\n" + table(head, rows)
     )
+
+
+def other_engines() -> str:
+    """Models that fit one GPU beside others: weight types, mixtures, steps of several sequences."""
+    data = load("h100_engines.json")
+    parts = []
+    for title, models in data["groups"].items():
+        cells = list(dict.fromkeys(cell for of in models.values() for cell in of["dyno"]["cells"]))
+        present = [name for name in COLOURS if any(name in of for of in models.values())]
+        rows: list[list[str]] = []
+        ratios: dict[str, list[float]] = {}
+        for name, engines in models.items():
+            row = [name]
+            for cell in cells:
+                rates = {e: of["cells"][cell]["median"] for e, of in engines.items()}
+                best = max(value for engine, value in rates.items() if engine != "dyno")
+                ratios.setdefault(cell, []).append(rates["dyno"] / best)
+                row += [
+                    *(rate(rates[e]) if e in rates else "–" for e in present),
+                    f"{rates['dyno'] / best:.2f} ×",
+                ]
+            rows.append(row)
+        head = [title]
+        for cell in cells:
+            head += [f"{cell}, dyno", *present[1:], "ratio"]
+        parts.append(table(head, rows))
+        means = (
+            f"{cell} {math.prod(of) ** (1 / len(of)):.2f} ({min(of):.2f})" for cell, of in ratios.items()
+        )
+        if len(models) > 2:
+            parts.append(f"Geometric mean of the ratios, and in brackets the smallest: {', '.join(means)}.")
+    versions = " and ".join(f"{name} {version}" for name, version in data["versions"].items())
+    return f"""## Other engines on one GPU
+
+{data["device"]}, {data["date"]}, dyno with its defaults (`h100_engines.json`). The other engines are
+{versions}. They ran in turn with dyno, with flash attention, a batch of 4096 and a u-batch of 2048.
+{data["note"]} The weights are random, in the shapes of the public models. The ratio is to the faster of the
+other engines. A dash stands for an engine that does not read the type or was not measured.
+
+{(chr(10) * 2).join(part.strip() for part in parts)}"""
 
 
 def vram_limits() -> str:
@@ -546,6 +587,7 @@ are read), and generation is `tgN` (N tokens are generated, one at a time).
 """
     sections = [
         gpu_models(chosen),
+        other_engines(),
         vram_limits(),
         sequences(),
         cpu_models(),
