@@ -128,6 +128,7 @@ class Rounds:
     spread: learns from every comparison.
     resting: whether the GPU rests before prompts by now; where it begins to, a comparison begins anew.
     forgive: lets a configuration that has killed its worker be tried once more: once in a run, or always.
+    begins: a callback. It gets each round before it begins: its key, process and configurations.
     anew: a callback. It gets the comparison that begins anew, and the number of its first round that counts.
     """
 
@@ -143,6 +144,7 @@ class Rounds:
         resting: Callable[[], bool] = lambda: False,
         forgive: Callable[[Configuration, bool], None] = lambda configuration, always: None,
         anew: Callable[[str, int], None] = lambda key, first: None,
+        begins: Callable[[str, int, Collection[Configuration]], None] = lambda key, process, named: None,
     ) -> None:
         self._measurement = measurement
         self._next_process = next_process
@@ -152,7 +154,7 @@ class Rounds:
         self._apart = apart
         self._spread = spread if spread is not None else RoundSpread()
         self._resting = resting
-        self._forgive, self._anew = forgive, anew
+        self._forgive, self._anew, self._begins = forgive, anew, begins
         self._rests: frozenset[str] = frozenset()
         self.running = Comparison([])  # the last one begun; what it holds is whole rounds
 
@@ -223,6 +225,7 @@ class Rounds:
             number, result.begun = result.begun, result.begun + 1
             named = {n: configurations[n] for n in alive}
             process, rested = self._next_process(), self._resting()
+            self._begins(f"{key}/r{number}", process, named.values())
             own = {n: a for n, a in alike.items() if n in alive and a.to in alive}
             way = self._there_and_back(f"{key}/r{number}", named, process, result, own)
             moved = way is not None and self._moved(way.base) and voids < wanted()

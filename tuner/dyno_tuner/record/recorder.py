@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from ..measure.measurement import REST_SECONDS, generation_first, judge_plausibi
 from .clocks import Clocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
     from ..core.executor import Executor
     from ..core.options import MeasurementPolicy
@@ -70,6 +71,41 @@ def _again(message: str) -> str:
 FIRST_ANSWERS = 600.0
 """Seconds that the first comparison may take at least: it has the exact path answer first, which takes as
 long as that takes, however fast the default is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """The beginning of the run that is continued.
+
+    Args:
+        first_prompts: samples of a measurement of A/A; None: it has none.
+        prompts: samples of all later measurements.
+        rounds: by the key of a round the places, in its order, of each configuration that was measured.
+    """
+
+    first_prompts: int | None = None
+    prompts: int | None = None
+    rounds: Mapping[str, Mapping[str, Collection[str]]] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, past: Sequence[Mapping[str, Any]]) -> Begun:
+        """Of the records of a journal; of several beginnings the last one counts."""
+        first = kept = None
+        rounds: dict[str, dict[str, set[str]]] = {}
+        for record in past:
+            if record.get("op") == "visit":
+                if record["key"] == FIRST_OF_NOISE:
+                    first = kept = int(record["args"]["policy"]["prompts"])
+                elif (match := _ROUND.match(record["key"])) is not None:
+                    of_round = rounds.setdefault(match[1], {})
+                    of_round.setdefault(json.dumps(record["config"], sort_keys=True), set()).add(match[2])
+            elif record.get("note") == "samples":
+                kept = int(record["prompts"])
+        return cls(first, kept, rounds)
+
+
+FIRST_OF_NOISE = "aa/p0/v0"  # key of the first measurement of A/A that counts
+_ROUND = re.compile(r"(.+/r\d+)/(\d+)(?:/\w+)?$")
 
 
 class Recorder:
@@ -135,7 +171,16 @@ class Recorder:
         # Work that an earlier budget has cut short is done again if there is more time now.
         end = None if budget is None else OVERRUN * budget - 0.5
         past = [r for r in past if not _is_cut(r) or (end is not None and float(r.get("t", 0.0)) >= end)]
-        self._past = {self._find_key(r): r for r in past if "op" in r}
+        operations = [r for r in past if "op" in r]
+        self._past = {self._find_key(r): r for r in operations}
+        ends = [0.0, *(float(r["t"]) for r in operations)]
+        self._took = {
+            self._find_key(r): max(0.0, end - begin)
+            for r, begin, end in zip(operations, ends, ends[1:], strict=False)
+        }
+        self.begun = Begun.of(past)
+        self._origin: dict[int, int] = {}  # process of the records by process of this run
+        self._live: set[int] = set()  # processes in which something was carried out
         self._cut: set[str] = set()
         self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}
         self._killed: dict[Hashable, Measurement] = {}
@@ -203,8 +248,34 @@ class Recorder:
 
     @staticmethod
     def _find_key(record: Mapping[str, Any]) -> str:
-        return json.dumps([record["op"], record["key"], record["process"], record["config"], record["args"]],
-                          sort_keys=True)  # fmt: skip
+        """The text by which an operation is found. A longer budget counts processes differently, and allows
+        slow configurations other times; neither makes another measurement of it."""
+        args = dict(record["args"])
+        if isinstance(args.get("policy"), dict):
+            args["policy"] = {k: v for k, v in args["policy"].items() if k != "longest"}
+        return json.dumps([record["op"], record["key"], record["config"], args], sort_keys=True)
+
+    def _found(self, key: str, op: str, process: int) -> Mapping[str, Any] | None:
+        """The record of an operation. Measurements of one process are compared with each other, so they come
+        from one process of the journal, and from none once one of them was carried out."""
+        found = self._past.get(key)
+        if found is None or op != "visit" or not self.performed:
+            return found
+        if process in self._live or self._origin.get(process, found["process"]) != found["process"]:
+            return None
+        return found
+
+    def begin_round(self, key: str, process: int, configurations: Collection[Configuration]) -> None:
+        """A round of a comparison is taken from the journal as a whole, or measured as a whole: half of it in
+        another process and at another time tells nothing. A run that is continued where it was killed is no
+        exception: the rest of its round follows at once."""
+        if not self.performed:
+            return
+        known = self.begun.rounds.get(key, {})
+        last = str(2 * len(configurations))
+        wanted = {json.dumps(c.to_dict(), sort_keys=True) for c in configurations}
+        if not wanted <= known.keys() or not any(last in places for places in known.values()):
+            self._live.add(process)
 
     # ---- operations
 
@@ -464,11 +535,14 @@ class Recorder:
         perform: Callable[[OpContext], dict[str, Any]],
     ) -> dict[str, Any]:
         record: dict[str, Any] = {"op": op, "key": key, "process": process, "config": config, "args": args}
-        found = self._past.get(self._find_key(record))
+        place = self._find_key(record)
+        found = self._found(place, op, process)
         if found is not None:
             self.replayed += 1
             self.last = key
-            self.catch_up(float(found["t"]))  # an operation before it may have been carried out
+            self._origin.setdefault(process, found["process"])
+            # Behind what was carried out, the time that the operation took counts.
+            self.catch_up(self.now + self._took[place] if self.performed else float(found["t"]))
             result = found["result"]
             if not isinstance(result, dict):
                 raise JournalError(f"journal: the record {key!r} has no result")
@@ -476,6 +550,7 @@ class Recorder:
         if self._stopped.is_set():
             raise KeyboardInterrupt
         self.performed += 1
+        self._live.add(process)
         if self._base is None:
             self._base = (self.now, time.monotonic())
         clocks = Clocks.read()

@@ -211,7 +211,7 @@ class RunContext:
         return Rounds(
             self.measure_in, self.processes.next, self.budget, tuple(self.weights), self.void_over,
             self._apart, self.spread, lambda: self.recorder.resting, self.recorder.forgive,
-            lambda key, first: self.note("anew", stage=key, first=first),
+            lambda key, first: self.note("anew", stage=key, first=first), self.recorder.begin_round,
         )  # fmt: skip
 
     def _apart(self, configurations: Collection[Configuration]) -> bool:
@@ -257,6 +257,11 @@ class RunContext:
         most = NOISY * max(self.options.rounds, self.options.max_rounds)
         bars = ((count, self.bar(count)) for count in range(least, most + 1))
         return next((n for n, bar in bars if all(bar.proves([m]) for m in metrics)), None)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the noise asks for no more rounds than the usual ones."""
+        return max(self.bar(self.options.rounds).margin.values(), default=0.0) <= self.options.aim
 
     @property
     def short_of_time(self) -> bool:

@@ -28,6 +28,7 @@ class NoiseStage:
         self._warm: list[float] = []
         self._speeds: dict[str, list[float]] = {}  # tokens per second by metric
         self._joules: dict[str, list[float]] = {}  # joules per token by metric, where energy was counted
+        self._by_budget = 0  # samples of a measurement that the budget has room for
 
     def run(self) -> bool:
         """Fills in the noise, the rates and the energy of the default. False: the budget has no time."""
@@ -36,7 +37,14 @@ class NoiseStage:
             return False
         self._measure()
         context.noise = self._noise()
-        self._fewer_samples()
+        if context.policy.prompts < self._by_budget and not context.quiet:
+            # In noise the longer measurements that the budget has room for are worth more than old ones.
+            self._forget()
+            context.policy = dataclasses.replace(context.policy, prompts=self._by_budget)
+            self._measure()
+            context.noise = self._noise()
+        else:
+            self._fewer_samples()
         context.note(
             "noise",
             margin=context.bar(context.round_count()).margin,
@@ -67,7 +75,10 @@ class NoiseStage:
             said = f"a measurement of the default takes over {o.budget:.0f} s; give a longer --budget"
             self._refuse(message=said)
             return False
-        prompts = context.shortage.prompts(spent / 2)
+        # A run that is continued keeps the samples with which it began, if the machine is quiet: with others
+        # none of its measurements would count.
+        self._by_budget = context.shortage.prompts(spent / 2)
+        prompts = context.recorder.begun.first_prompts or self._by_budget
         context.policy = dataclasses.replace(o.policy, prompts=prompts)
         # A file is loaded once in a process, so samples alone decide whether there is time for the noise.
         samples = sum(s.seconds for s in (*first.samples, *first.warmup))
@@ -110,10 +121,13 @@ class NoiseStage:
                 budget.learn_from(self._fresh, self._warm)
             if recorder.resting != rested:  # those before are of a GPU that did not rest
                 rested = True
-                for kept in (self._processes, self._fresh, self._warm, self._speeds, self._joules):
-                    kept.clear()
+                self._forget()
                 continue
             self._processes.append(measurements)
+
+    def _forget(self) -> None:
+        for kept in (self._processes, self._fresh, self._warm, self._speeds, self._joules):
+            kept.clear()
 
     def _noise(self, prompts: int | None = None) -> dict[str, Noise]:
         """By metric. With `prompts`: as if every measurement had kept so many samples."""
@@ -125,7 +139,11 @@ class NoiseStage:
 
     def _fewer_samples(self) -> None:
         context, kept = self._context, self._context.policy.prompts
-        found = context.shortage.fewer_samples(kept, context.noise, self._noise)
+        begun = context.recorder.begun.prompts
+        if begun is not None and context.recorder.begun.first_prompts == kept and context.quiet:
+            found = (begun, self._noise(begun)) if begun < kept else None
+        else:
+            found = context.shortage.fewer_samples(kept, context.noise, self._noise)
         if found is None:
             return
         prompts, context.noise = found
