@@ -37,10 +37,10 @@ class Ahead {
     for (; line_ < end; line_ += 64) __builtin_prefetch(reinterpret_cast<const void*>(line_), 0, 2);
   }
 
-  // To row `row_` of the block or, behind its last row, to the rows after it.
+  // To row `row_` of the block or, if it has no such row, to the first row after it.
   void enter() {
     const AttentionTask& task = *task_;
-    for (; key_ < task.key_end; row_ -= kDecodeKeys) {
+    for (; key_ < task.key_end; row_ = 0) {
       const int64_t left = task.key_end - key_, count = left < kDecodeKeys ? left : kDecodeKeys;
       if (row_ < count) {
         const int64_t stride = values_ ? task.args->v_row_bytes : task.args->k_row_bytes;
@@ -53,7 +53,6 @@ class Ahead {
         row_ = whole ? count : row_ + 1;
         return;
       }
-      if (row_ < kDecodeKeys) row_ = kDecodeKeys;
       if (values_ || task.v_in_k) key_ += kDecodeKeys;
       values_ = !values_ && !task.v_in_k;
     }
