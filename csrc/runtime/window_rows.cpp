@@ -50,8 +50,13 @@ std::vector<Rows> WindowRows::kept(int32_t slot, int64_t position) const {
 
 std::vector<Rows> WindowRows::lose(int32_t slot, int64_t position, std::span<const Rows> kept) {
   const int64_t end = needed(position, plan::kWindowSlack).begin / plan::kWindowStep * plan::kWindowStep;
+  Known known{.end = end, .kept = {}};
+  std::copy_if(kept.begin(), kept.end(), std::back_inserter(known.kept),
+               [&](const Rows& rows) { return rows.begin < end; });
+  // As for most tokens: `end` moves in steps.
+  if (known == known_[static_cast<size_t>(slot)]) return {};
   std::vector<Rows> all = of(slot);
-  std::vector<Rows> sorted(kept.begin(), kept.end());
+  std::vector<Rows> sorted = known.kept;
   for (int64_t stop = stride_; stop > 0 && needed(stop).begin < end; stop += stride_) sorted.push_back(needed(stop));
   std::sort(sorted.begin(), sorted.end(), [](const Rows& a, const Rows& b) { return a.begin < b.begin; });
   int64_t at = 0;
@@ -76,6 +81,7 @@ std::vector<Rows> WindowRows::lose(int32_t slot, int64_t position, std::span<con
       merged.begin(), merged.end(), of(slot).begin(), of(slot).end(), std::back_inserter(changed),
       [](const Rows& a, const Rows& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   of(slot) = std::move(merged);
+  known_[static_cast<size_t>(slot)] = std::move(known);
   return changed;
 }
 
@@ -83,10 +89,12 @@ void WindowRows::forget(int32_t slot, int64_t position) {
   std::vector<Rows>& lost = of(slot);
   std::erase_if(lost, [&](const Rows& rows) { return rows.begin >= position; });
   if (!lost.empty()) lost.back().end = std::min(lost.back().end, position);
+  known_[static_cast<size_t>(slot)] = {};
 }
 
 void WindowRows::become_copy(int32_t slot, std::span<const Rows> kept) {
   of(slot).clear();
+  known_[static_cast<size_t>(slot)] = {};
   int64_t at = 0;
   for (const Rows& rows : kept) {
     if (at < rows.begin) of(slot).push_back({at, rows.begin});

@@ -21,7 +21,7 @@ class WindowRows {
   // `window`: of the layers that keep theirs alone, the longest; 0: no layer does, and nothing is ever lost.
   // `stride`: the window of each multiple of it stays; 0: none does.
   explicit WindowRows(int64_t window = 0, int64_t stride = 0, size_t sequences = 0)
-      : window_(window), stride_(stride), lost_(sequences) {}
+      : window_(window), stride_(stride), lost_(sequences), known_(sequences) {}
 
   bool active() const { return window_ > 0; }
   // The rows that a sequence of `position` tokens needs for its next one, and `slack` before them.
@@ -47,8 +47,16 @@ class WindowRows {
   std::vector<Rows>& of(int32_t slot) { return lost_[static_cast<size_t>(slot)]; }
   const std::vector<Rows>& of(int32_t slot) const { return lost_[static_cast<size_t>(slot)]; }
 
+  // The arguments of the last lose(): the rows from `end` on stay, and so do the rows in `kept`.
+  struct Known {
+    int64_t end = 0;
+    std::vector<Rows> kept;
+    friend bool operator==(const Known&, const Known&) = default;
+  };
+
   int64_t window_ = 0, stride_ = 0;
   std::vector<std::vector<Rows>> lost_;  // by slot, ascending and apart
+  std::vector<Known> known_;             // by slot
 };
 
 }  // namespace dyno::runtime
