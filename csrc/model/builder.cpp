@@ -1,5 +1,6 @@
 #include "model/builder.h"
 
+#include <array>
 #include <cmath>
 
 #include "core/error.h"
@@ -353,6 +354,41 @@ RopeSpec Builder::rope(bool neox, int64_t rotary_dims) {
   return r;
 }
 
+namespace {
+
+// The queries, with their gate beside them or not, and where the layer has them, keys and values.
+void read_projections(Builder& b, AttentionSpec& a, int64_t i, const Builder::GqaFacts& facts) {
+  const int64_t n_embd = b.model.n_embd;
+  const int64_t q_rows = a.heads * a.dk, k_rows = a.kv_heads * a.dk, v_rows = a.kv_heads * a.dv;
+  const auto name = [&](const char* part) { return b.blk(i, part); };
+  if (facts.gated) {
+    a.q = b.half(name("attn_q.weight"), /*second=*/false, a.heads, a.dk, n_embd);
+    a.gate = b.half(name("attn_q.weight"), /*second=*/true, a.heads, a.dk, n_embd);
+    DYNO_CHECK(ModelError, a.dk == a.dv, "[model] layer ", i, ": a gate has ", a.dk, " dims and a value head ", a.dv,
+               "; expected as many");
+    a.k = b.matrix(name("attn_k.weight"), k_rows, n_embd);
+    a.v = b.matrix(name("attn_v.weight"), v_rows, n_embd);
+  } else if (facts.shared_kv >= 0) {
+    a.q = b.matrix(name("attn_q.weight"), q_rows, n_embd);
+  } else if (b.has_tensor(name("attn_qkv.weight"))) {
+    a.qkv = b.matrix(name("attn_qkv.weight"), q_rows + k_rows + v_rows, n_embd);
+    a.qkv_bias = b.vector_optional(name("attn_qkv.bias"), q_rows + k_rows + v_rows);
+  } else {
+    a.q = b.matrix(name("attn_q.weight"), q_rows, n_embd);
+    a.k = b.matrix(name("attn_k.weight"), k_rows, n_embd);
+    a.v_is_k = facts.v_may_be_k && !b.has_tensor(name("attn_v.weight"));
+    DYNO_CHECK(ModelError, !a.v_is_k || a.dk == a.dv, "[model] layer ", i,
+               ": attn_v.weight is missing, so keys are the values too, but a value has ", a.dv, " dims and a key ",
+               a.dk);
+    if (!a.v_is_k) a.v = b.matrix(name("attn_v.weight"), v_rows, n_embd);
+    a.q_bias = b.vector_optional(name("attn_q.bias"), q_rows);
+    a.k_bias = b.vector_optional(name("attn_k.bias"), k_rows);
+    a.v_bias = b.vector_optional(name("attn_v.bias"), v_rows);
+  }
+}
+
+}  // namespace
+
 void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec, const GqaFacts& facts) {
   const ModelDesc& m = model;
   AttentionSpec& a = layer.attention;
@@ -370,38 +406,12 @@ void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec, const 
   a.softcap = real_or("attn_logit_softcapping", 0);
 
   if (facts.norm) layer.attn_norm = vector(blk(i, "attn_norm.weight"), m.n_embd);
-  const int64_t q_rows = a.heads * a.dk;
-  const int64_t k_rows = a.kv_heads * a.dk;
-  const int64_t v_rows = a.kv_heads * a.dv;
   a.shared_kv = facts.shared_kv;
-  if (facts.gated) {
-    a.q = half(blk(i, "attn_q.weight"), /*second=*/false, a.heads, a.dk, m.n_embd);
-    a.gate = half(blk(i, "attn_q.weight"), /*second=*/true, a.heads, a.dk, m.n_embd);
-    DYNO_CHECK(ModelError, a.dk == a.dv, "[model] layer ", i, ": a gate has ", a.dk, " dims and a value head ", a.dv,
-               "; expected as many");
-    a.k = matrix(blk(i, "attn_k.weight"), k_rows, m.n_embd);
-    a.v = matrix(blk(i, "attn_v.weight"), v_rows, m.n_embd);
-  } else if (facts.shared_kv >= 0) {
-    a.q = matrix(blk(i, "attn_q.weight"), q_rows, m.n_embd);
-  } else if (has_tensor(blk(i, "attn_qkv.weight"))) {
-    a.qkv = matrix(blk(i, "attn_qkv.weight"), q_rows + k_rows + v_rows, m.n_embd);
-    a.qkv_bias = vector_optional(blk(i, "attn_qkv.bias"), q_rows + k_rows + v_rows);
-  } else {
-    a.q = matrix(blk(i, "attn_q.weight"), q_rows, m.n_embd);
-    a.k = matrix(blk(i, "attn_k.weight"), k_rows, m.n_embd);
-    a.v_is_k = facts.v_may_be_k && !has_tensor(blk(i, "attn_v.weight"));
-    DYNO_CHECK(ModelError, !a.v_is_k || a.dk == a.dv, "[model] layer ", i,
-               ": attn_v.weight is missing, so keys are the values too, but a value has ", a.dv, " dims and a key ",
-               a.dk);
-    if (!a.v_is_k) a.v = matrix(blk(i, "attn_v.weight"), v_rows, m.n_embd);
-    a.q_bias = vector_optional(blk(i, "attn_q.bias"), q_rows);
-    a.k_bias = vector_optional(blk(i, "attn_k.bias"), k_rows);
-    a.v_bias = vector_optional(blk(i, "attn_v.bias"), v_rows);
-  }
+  read_projections(*this, a, i, facts);
   a.qk_norm = facts.qk_norm;
   const bool whole = facts.qk_norm == QkNorm::projection;
-  a.q_norm = vector_optional(blk(i, "attn_q_norm.weight"), whole ? q_rows : a.dk);
-  if (facts.shared_kv < 0) a.k_norm = vector_optional(blk(i, "attn_k_norm.weight"), whole ? k_rows : a.dk);
+  a.q_norm = vector_optional(blk(i, "attn_q_norm.weight"), whole ? a.heads * a.dk : a.dk);
+  if (facts.shared_kv < 0) a.k_norm = vector_optional(blk(i, "attn_k_norm.weight"), whole ? a.kv_heads * a.dk : a.dk);
   a.output = matrix(blk(i, "attn_output.weight"), m.n_embd, a.heads * a.dv);
   a.output_bias = vector_optional(blk(i, "attn_output.bias"), m.n_embd);
 }
@@ -438,16 +448,13 @@ void Builder::dense_ffn(LayerSpec& layer, int64_t i, int64_t width, bool gated) 
   f.down_bias = vector_optional(blk(i, "ffn_down.bias"), n_embd);
 }
 
-void Builder::moe_ffn(FfnSpec& f, int64_t i, const MoeFacts& facts) {
-  const int64_t n_embd = model.n_embd;
-  f.kind = FfnKind::moe;
-  f.width = facts.width;
-  f.experts = integer("expert_count", 1);
-  f.used = integer("expert_used_count", 1);
-  f.groups = integer_or("expert_group_count", 1);
-  f.groups_used = integer_or("expert_group_used_count", f.groups);
-  DYNO_CHECK(ModelError, facts.width > 0, "[model] ", key("expert_feed_forward_length"), " is ", facts.width,
-             "; expected 1 or more");
+namespace {
+
+void read_routing(Builder& b, FfnSpec& f, int64_t i, const Builder::MoeFacts& facts) {
+  f.experts = b.integer("expert_count", 1);
+  f.used = b.integer("expert_used_count", 1);
+  f.groups = b.integer_or("expert_group_count", 1);
+  f.groups_used = b.integer_or("expert_group_used_count", f.groups);
   DYNO_CHECK(ModelError, f.experts <= 65536 && f.used <= f.experts, "[model] a token uses ", f.used, " of ", f.experts,
              " experts; expected at most all of at most 65536");
   if (f.groups <= 1) f.groups = f.groups_used = 1;
@@ -457,57 +464,63 @@ void Builder::moe_ffn(FfnSpec& f, int64_t i, const MoeFacts& facts) {
              "[model] ", f.experts, " experts in ", f.groups, " groups, of which a token uses ", f.groups_used,
              ": it cannot choose ", f.used, " experts there");
 
-  const int64_t gating = integer_or("expert_gating_func", 0);
-  switch (gating) {
-    case 0:
-      f.gating = facts.gating;
-      break;
-    case 1:
-      f.gating = ops::Gating::softmax;
-      break;
-    case 2:
-      f.gating = ops::Gating::sigmoid;
-      break;
-    case 3:
-      f.gating = ops::Gating::softmax_selected;
-      break;
-    default:
-      throw UnsupportedError(str_cat("[model] ", key("expert_gating_func"), " is ", gating,
-                                     "; supported: 1 softmax, 2 sigmoid, 3 softmax over the selected"));
-  }
-  f.normalize = flag_or("expert_weights_norm", facts.normalize);
-  f.weights_scale = real_or("expert_weights_scale", 1.0);
+  const std::array gatings = {facts.gating, ops::Gating::softmax, ops::Gating::sigmoid, ops::Gating::softmax_selected};
+  const int64_t gating = b.integer_or("expert_gating_func", 0);
+  DYNO_CHECK(UnsupportedError, gating >= 0 && gating < std::ssize(gatings), "[model] ", b.key("expert_gating_func"),
+             " is ", gating, "; supported: 1 softmax, 2 sigmoid, 3 softmax over the selected");
+  f.gating = gatings[static_cast<size_t>(gating)];
+  f.normalize = b.flag_or("expert_weights_norm", facts.normalize);
+  f.weights_scale = b.real_or("expert_weights_scale", 1.0);
   if (f.weights_scale == 0) f.weights_scale = 1.0;  // the format's way to say "none"
 
-  f.router = matrix(blk(i, "ffn_gate_inp.weight"), f.experts, n_embd);
-  f.router_bias = vector_optional(blk(i, "ffn_gate_inp.bias"), f.experts);
-  f.selection_bias = vector_optional(blk(i, "exp_probs_b.bias"), f.experts);
-  if (const std::string merged = blk(i, "ffn_gate_up_exps.weight"); has_tensor(merged)) {
-    f.experts_gate = half(merged, /*second=*/false, f.experts, f.width, n_embd, /*stacked=*/true);
-    f.experts_up = half(merged, /*second=*/true, f.experts, f.width, n_embd, /*stacked=*/true);
+  f.router = b.matrix(b.blk(i, "ffn_gate_inp.weight"), f.experts, b.model.n_embd);
+  f.router_bias = b.vector_optional(b.blk(i, "ffn_gate_inp.bias"), f.experts);
+  f.selection_bias = b.vector_optional(b.blk(i, "exp_probs_b.bias"), f.experts);
+}
+
+void read_experts(Builder& b, FfnSpec& f, int64_t i, bool gated) {
+  const int64_t n_embd = b.model.n_embd;
+  if (const std::string merged = b.blk(i, "ffn_gate_up_exps.weight"); b.has_tensor(merged)) {
+    f.experts_gate = b.half(merged, /*second=*/false, f.experts, f.width, n_embd, /*stacked=*/true);
+    f.experts_up = b.half(merged, /*second=*/true, f.experts, f.width, n_embd, /*stacked=*/true);
   } else {
-    if (facts.gated) f.experts_gate = stack(blk(i, "ffn_gate_exps.weight"), f.experts, f.width, n_embd);
-    f.experts_up = stack(blk(i, "ffn_up_exps.weight"), f.experts, f.width, n_embd);
+    if (gated) f.experts_gate = b.stack(b.blk(i, "ffn_gate_exps.weight"), f.experts, f.width, n_embd);
+    f.experts_up = b.stack(b.blk(i, "ffn_up_exps.weight"), f.experts, f.width, n_embd);
   }
-  f.experts_down = stack(blk(i, "ffn_down_exps.weight"), f.experts, n_embd, f.width);
+  f.experts_down = b.stack(b.blk(i, "ffn_down_exps.weight"), f.experts, n_embd, f.width);
   for (const WeightId id : {f.experts_gate, f.experts_up, f.experts_down}) {
-    DYNO_CHECK(ModelError, id == kNone || model.weight(id).scale == 1.0, "[model] tensor ", model.weight(id).name,
+    DYNO_CHECK(ModelError, id == kNone || b.model.weight(id).scale == 1.0, "[model] tensor ", b.model.weight(id).name,
                " has one scale; expected one for each of ", f.experts, " experts");
   }
-  if (facts.gated) f.experts_gate_bias = vector_optional(blk(i, "ffn_gate_exps.bias"), f.width, f.experts);
-  f.experts_up_bias = vector_optional(blk(i, "ffn_up_exps.bias"), f.width, f.experts);
-  f.experts_down_bias = vector_optional(blk(i, "ffn_down_exps.bias"), n_embd, f.experts);
+  if (gated) f.experts_gate_bias = b.vector_optional(b.blk(i, "ffn_gate_exps.bias"), f.width, f.experts);
+  f.experts_up_bias = b.vector_optional(b.blk(i, "ffn_up_exps.bias"), f.width, f.experts);
+  f.experts_down_bias = b.vector_optional(b.blk(i, "ffn_down_exps.bias"), n_embd, f.experts);
+}
 
-  if (facts.shared_width > 0 || has_tensor(blk(i, "ffn_up_shexp.weight"))) {
-    DYNO_CHECK(ModelError, facts.shared_width > 0, "[model] tensor ", blk(i, "ffn_up_shexp.weight"), " exists, but ",
-               key("expert_shared_feed_forward_length"), " is missing or 0");
-    f.dense_width = facts.shared_width;
-    if (facts.gated) f.gate = matrix(blk(i, "ffn_gate_shexp.weight"), facts.shared_width, n_embd);
-    f.up = matrix(blk(i, "ffn_up_shexp.weight"), facts.shared_width, n_embd);
-    f.down = matrix(blk(i, "ffn_down_shexp.weight"), n_embd, facts.shared_width);
-    // Some files hold the one row as a vector.
-    f.shared_gate = matrix_optional(blk(i, "ffn_gate_inp_shexp.weight"), 1, n_embd);
-  }
+void read_shared_expert(Builder& b, FfnSpec& f, int64_t i, const Builder::MoeFacts& facts) {
+  const int64_t n_embd = b.model.n_embd;
+  const std::string up = b.blk(i, "ffn_up_shexp.weight");
+  if (facts.shared_width == 0 && !b.has_tensor(up)) return;
+  DYNO_CHECK(ModelError, facts.shared_width > 0, "[model] tensor ", up, " exists, but ",
+             b.key("expert_shared_feed_forward_length"), " is missing or 0");
+  f.dense_width = facts.shared_width;
+  if (facts.gated) f.gate = b.matrix(b.blk(i, "ffn_gate_shexp.weight"), facts.shared_width, n_embd);
+  f.up = b.matrix(up, facts.shared_width, n_embd);
+  f.down = b.matrix(b.blk(i, "ffn_down_shexp.weight"), n_embd, facts.shared_width);
+  // Some files hold the one row as a vector.
+  f.shared_gate = b.matrix_optional(b.blk(i, "ffn_gate_inp_shexp.weight"), 1, n_embd);
+}
+
+}  // namespace
+
+void Builder::moe_ffn(FfnSpec& f, int64_t i, const MoeFacts& facts) {
+  DYNO_CHECK(ModelError, facts.width > 0, "[model] ", key("expert_feed_forward_length"), " is ", facts.width,
+             "; expected 1 or more");
+  f.kind = FfnKind::moe;
+  f.width = facts.width;
+  read_routing(*this, f, i, facts);
+  read_experts(*this, f, i, facts.gated);
+  read_shared_expert(*this, f, i, facts);
 }
 
 void Builder::finish() {

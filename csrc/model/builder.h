@@ -69,8 +69,9 @@ class Builder {
   };
   std::vector<Block> blocks();
   bool is_head() const { return part_ == Part::draft_head; }
-  int64_t trunk_layers() const { return trunk_layers_; }
   LayerSpec& layer(int64_t index) { return model.layers.at(static_cast<size_t>(index)); }
+  // "<architecture>.<name>"
+  std::string key(std::string_view name) const;
   // "blk.<layer>.<what>"
   static std::string blk(int64_t layer, std::string_view what);
 
@@ -112,7 +113,6 @@ class Builder {
   ModelDesc& model;
 
  private:
-  std::string key(std::string_view name) const;
   // Norms, embedding and output of a head.
   void head_facts();
   WeightId add(const std::string& name, Transform transform, DType type, int64_t batch, int64_t rows, int64_t cols);

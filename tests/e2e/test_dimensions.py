@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from dyno import _core
-from random_models import SHAPES, Shape, random_model
+from dyno.testing import tiny_gguf
+from random_models import SHAPES, Shape, random_model, random_parts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,3 +135,16 @@ def test_on_a_gpu_against_the_cpu(shape: Shape, tmp_path: Path) -> None:
             wrong[f"{kv} cache"] = errors
     print(f"{shape.name}: " + ", ".join(f"{k} {a:.1e} {b:.1e}" for k, (a, b) in found.items()))
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    "shape", [shape for shape in SHAPES if shape.architecture == "deepseek2"], ids=lambda shape: shape.name
+)
+def test_old_files_name_no_gating(tmp_path: Path, shape: Shape) -> None:
+    """A bias that corrects the choice of experts belongs to sigmoids (GLM-4.7-Flash), in any vocabulary."""
+    metadata, tensors = random_parts(shape)
+    del metadata["deepseek2.expert_gating_func"]
+    model = _core.describe_model(tiny_gguf(tmp_path / "m.gguf", metadata, tensors))
+    corrected = any(tensor.name.endswith("exp_probs_b.bias") for tensor in tensors)
+    assert corrected == (shape.q_lora > 0)
+    assert model["layers"][-1]["ffn"]["gating"] == ("sigmoid" if corrected else "softmax")

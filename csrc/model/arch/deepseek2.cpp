@@ -70,17 +70,17 @@ void build_deepseek2(Builder& b) {
   const int64_t dense = b.integer_or("leading_dense_block_count", 0);
   const int64_t width = b.integer_or("expert_feed_forward_length", 0);
   const int64_t shared = b.integer_or("expert_shared_count", 0) * width;
-  // Files that predate the gating key are V2: softmax. GLM-4.7-Flash (47 or 48 blocks, vocabulary of 154880) shares the
-  // architecture and uses sigmoid.
-  const bool sigmoid = (b.trunk_layers() == 47 || b.trunk_layers() == 48) && m.n_vocab == 154880;
   for (const auto& [layer, i] : b.blocks()) {
     latent_attention(b, layer, i, rope);
     layer.ffn_norm = b.vector(b.blk(i, "ffn_norm.weight"), m.n_embd);
     if (i < dense) {
       b.dense_ffn(layer, i, b.feed_forward(i));
     } else {
+      // Without a key for it, routers of V2 take a softmax. The ones whose choice a bias corrects, as of GLM-4.7-Flash,
+      // take sigmoids.
+      const bool corrected = b.has_tensor(b.blk(i, "exp_probs_b.bias"));
       b.moe_ffn(layer, i,
-                {.gating = sigmoid ? ops::Gating::sigmoid : ops::Gating::softmax,
+                {.gating = corrected ? ops::Gating::sigmoid : ops::Gating::softmax,
                  .normalize = false,
                  .width = width,
                  .shared_width = shared});
