@@ -123,8 +123,9 @@ uint64_t read_alignment(const ByteReader& in, const Metadata& metadata) {
 }
 
 std::string_view unknown_type_reason(uint32_t id) {
-  if (id == 36) return "was removed from the format; forks that write it mean I2_S of BitNet, which is not supported";
+  // q4_2 and q4_3; interleaved q4_0; interleaved iq4_nl.
   if (id == 4 || id == 5 || (id >= 31 && id <= 33) || id == 37 || id == 38) return "was removed from the format";
+  if (id == 36) return "was removed from the format; forks that write it mean I2_S of BitNet, which is not supported";
   if (id >= 133 && id < 400) return "is a type of ik_llama.cpp that is not supported; requantise the tensor";
   return "the format does not have";
 }

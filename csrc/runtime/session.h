@@ -257,7 +257,6 @@ class Session {
   template <typename Change>
   void replan(const Change& change, bool clear_cache);
   void plan_scratch();
-  // Reads the weights and makes the executor.
   void make_executor(int threads);
   // Of every device, and of the machine.
   void check_memory(bool weights_loaded) const;
