@@ -295,12 +295,13 @@ def broken_off() -> Iterator[None]:
 
 @pytest.mark.usefixtures("broken_off")
 def test_a_request_that_is_broken_off(models: dict[str, Path]) -> None:
-    session = opened(models["qwen3moe"], ubatch=1)
-    text, at = tokens(session, 120), routing(session, 120, range(8, 10))
+    session = opened(models["qwen3moe"], ubatch=1, context={**CONTEXT, "ctx": 1024})
+    count = 1000  # so that a decode takes far longer than the 20 ms between two looks at signals
+    text, at = tokens(session, count), routing(session, count, range(8, 10))
     began = time.perf_counter()
     session.decode([(0, text)], "none", pinned_routing=at)
     took = time.perf_counter() - began
-    at = routing(session, 120, range(2, 4))
+    at = routing(session, count, range(2, 4))
     for attempt in range(1, 9):
         session.reset()
         with pytest.raises(BrokenOff):  # noqa: PT012 - the second call only waits for a signal that came too late
