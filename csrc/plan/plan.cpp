@@ -66,9 +66,8 @@ WindowedRows windowed_rows(const ContextOptions& c, int64_t window, int64_t stri
   return {rows, 4 * sequences + 1 + stops};  // and on a GPU, rows behind the sequence before it
 }
 
-}  // namespace
-
-size_t kv_memory(const Plan& plan, const ContextOptions& c, const KvLayer& layer, int64_t row) {
+// Of keys or values of one layer, with a u-batch that is written.
+size_t memory_of_rows(const Plan& plan, const ContextOptions& c, const KvLayer& layer, int64_t row, int64_t ubatch) {
   const DeviceInfo& device = plan.device(layer.device);
   const size_t sequences = static_cast<size_t>(c.sequences), positions = static_cast<size_t>(c.ctx) * sequences;
   const size_t all = positions * static_cast<size_t>(row);
@@ -76,7 +75,9 @@ size_t kv_memory(const Plan& plan, const ContextOptions& c, const KvLayer& layer
   size_t pieces = sequences;
   if (layer.window > 0) {
     // All windowed layers keep rows for the longest window.
-    const WindowedRows kept = windowed_rows(c, plan.cache_window(), plan.cache_stride(), plan.ubatch);
+    WindowedRows kept = windowed_rows(c, plan.cache_window(), plan.cache_stride(), ubatch);
+    // A GPU gets the rows of one u-batch back while the next one runs.
+    if (device.kind == DeviceKind::cuda) kept.rows += static_cast<size_t>(ubatch);
     if (kept.rows < held) pieces = kept.pieces;
     held = std::min(held, kept.rows);
   }
@@ -85,6 +86,12 @@ size_t kv_memory(const Plan& plan, const ContextOptions& c, const KvLayer& layer
   const bool gpu = device.kind == DeviceKind::cuda;
   const size_t beside = gpu ? 2 * kMappedPiece + static_cast<size_t>(kRowsBehind * row) : 2 * kPage;
   return std::min(all, held * static_cast<size_t>(row) + beside * pieces);
+}
+
+}  // namespace
+
+size_t kv_memory(const Plan& plan, const ContextOptions& c, const KvLayer& layer, int64_t row) {
+  return memory_of_rows(plan, c, layer, row, plan.ubatch);
 }
 
 namespace {
@@ -166,7 +173,17 @@ bool on_cpu_alone(const Plan& plan) {
 
 int64_t Plan::cache_stride() const {
   const int64_t window = cache_window();
-  return window > 0 && on_cpu_alone(*this) ? window_stride(window) : 0;
+  if (window == 0) return 0;
+  int64_t stride = window_stride(window);
+  for (const KvLayer& layer : kv) {
+    if (layer.window == 0 || device(layer.device).kind != DeviceKind::cuda) continue;
+    for (const int64_t row : {layer.k_row_bytes, layer.v_row_bytes}) {
+      if (row == 0) continue;
+      const auto pieces = static_cast<int64_t>(8 * kMappedPiece) / row;
+      stride = std::max(stride, (pieces + kWindowStep - 1) / kWindowStep * kWindowStep);
+    }
+  }
+  return stride;
 }
 
 namespace {
@@ -183,15 +200,34 @@ int64_t window_of(const model::ModelDesc& model, size_t layer) {
 }
 
 // Whether windows are worth it: full rows let a sequence go back anywhere, which a short context pays with little
-// memory. The u-batch does not count, so that it changes nothing but memory.
-bool windows_halve_rows(const Plan& plan, const model::ModelDesc& model, const ContextOptions& c) {
-  int64_t window = 0;
-  for (size_t i = 0; i < model.layers.size(); ++i) {
-    const model::AttentionSpec& a = model.layers[i].attention;
-    if (a.heads > 0 && a.shared_kv < 0) window = std::max(window, window_of(model, i));
+// memory. The u-batch does not count, so that it changes nothing but memory. A GPU maps whole pieces, so bytes count.
+bool windows_halve_the_cache(const Plan& windowed) {
+  if (windowed.cache_window() == 0) return false;
+  const ContextOptions& c = windowed.context;
+  if (on_cpu_alone(windowed)) {
+    return 2 * windowed_rows(c, windowed.cache_window(), windowed.cache_stride(), 0).rows <= cache_positions(c);
   }
-  if (window == 0 || !on_cpu_alone(plan)) return false;
-  return 2 * windowed_rows(c, window, window_stride(window), 0).rows <= cache_positions(c);
+  size_t kept = 0, all = 0;
+  for (const KvLayer& layer : windowed.kv) {
+    if (layer.window == 0) continue;
+    KvLayer whole = layer;
+    whole.window = 0;
+    for (const int64_t row : {layer.k_row_bytes, layer.v_row_bytes}) {
+      kept += memory_of_rows(windowed, c, layer, row, 0);
+      all += memory_of_rows(windowed, c, whole, row, 0);
+    }
+  }
+  return 2 * kept <= all;
+}
+
+void choose_window_cache(Plan& plan) {
+  const auto keep = [&](WindowCache mode) {
+    plan.context.window_cache = mode;
+    for (KvLayer& layer : plan.kv) layer.window = mode == WindowCache::window ? layer.reads : 0;
+  };
+  if (plan.context.window_cache != WindowCache::automatic) return keep(plan.context.window_cache);
+  keep(WindowCache::window);
+  if (!windows_halve_the_cache(plan)) keep(WindowCache::full);
 }
 
 }  // namespace
@@ -230,10 +266,6 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   const size_t positions =
       checked_mul(static_cast<size_t>(c.ctx), static_cast<size_t>(c.sequences), "the KV cache (ctx x sequences)");
   check_cache_tokens(plan);
-  if (c.window_cache == WindowCache::automatic) {
-    c.window_cache = windows_halve_rows(plan, model, c) ? WindowCache::window : WindowCache::full;
-    plan.context.window_cache = c.window_cache;
-  }
   // The offset of a layer's keys or values.
   const auto take = [&](DeviceId device, int64_t row) {
     const size_t bytes = checked_align(
@@ -252,7 +284,6 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
     }
     check_cache_type(plan.kv_type_k, a.dk, "k", i);
     KvLayer kv{.device = attention_device(plan, a), .reads = window_of(model, i)};
-    if (c.window_cache == WindowCache::window) kv.window = kv.reads;
     kv.k_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_k, a.kv_heads * a.dk));
     kv.k_offset = take(kv.device, kv.k_row_bytes);
     if (a.kind == model::AttentionKind::gqa) {
@@ -262,6 +293,7 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
     }
     plan.kv.push_back(kv);
   }
+  choose_window_cache(plan);
   count_kv(plan);
 }
 

@@ -113,9 +113,9 @@ struct LoadOptions {
 
 // The rows that layers with a sliding window keep in the cache.
 enum class WindowCache : uint8_t {
-  automatic,  // `window` if the whole cache is a CPU's and these layers then keep at most half their rows; else `full`
+  automatic,  // `window` if these layers then keep at most half their rows, on a GPU half their memory; else `full`
   full,       // of all positions, so that a sequence can go back anywhere
-  window,     // that later tokens read, of checkpoints, and on a CPU of stops on the way
+  window,     // that later tokens read, of checkpoints, and of stops on the way
 };
 std::string_view window_cache_name(WindowCache mode);  // auto, full, window
 // Rows before the window that stay, so that a sequence can go back by so many positions at any time.
@@ -363,8 +363,8 @@ struct Plan {
   int64_t cache_window() const;
   // Whether a GPU's cache takes memory as rows are written.
   bool cache_by_need() const { return context.cache_tokens > 0 || cache_window() > 0; }
-  // Of windows that stay on the way, see window_stride(); 0: none do. A GPU maps such large pieces that stops would
-  // keep most of the rows.
+  // Of windows that stay on the way, see window_stride(); 0: no layer keeps its window alone. A GPU maps large pieces,
+  // of which a stop keeps one or two, so there at least eight of them lie between two stops.
   int64_t cache_stride() const;
   // Checkpoints of all sequences that can keep their window in the cache.
   int64_t window_checkpoints() const { return cache_window() > 0 ? context.sequences + 1 : 0; }

@@ -25,7 +25,7 @@ Remedy smaller_ubatch(const Plan& plan, const Holder& holder, size_t missing) {
 }
 
 // With less to hold, the default may be full rows, which take more.
-std::string with_windows(const Plan& plan) { return plan.cache_stride() > 0 ? " with window_cache=window" : ""; }
+std::string with_windows(const Plan& plan) { return plan.cache_window() > 0 ? " with window_cache=window" : ""; }
 
 Remedy smaller_context(const Plan& plan, const Holder& holder, size_t missing) {
   // Layers that keep their window take as much with a shorter context.

@@ -223,8 +223,9 @@ TABLE: Final[tuple[Setting, ...]] = (
         "choice",
         "Rows that layers with a sliding window keep: `full` keeps all, so that a sequence can go back "
         "anywhere; `window` keeps the rows that later tokens read, and goes back 256 tokens, to where the "
-        "last decode began, to checkpoints, and on a CPU to each eighth window. `auto`: `window` on a CPU "
-        "without GPUs if these layers then keep at most half their rows, else `full`.",
+        "last decode began, to checkpoints, and to each eighth window, on a GPU to each eighth piece of "
+        "memory at least. `auto`: `window` if these layers then keep at most half their rows, or half their "
+        "memory on a GPU, else `full`.",
         default="auto",
         choices=("auto", "full", "window"),
         moves=("memory",),

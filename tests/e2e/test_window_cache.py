@@ -239,7 +239,36 @@ def test_the_default_keeps_windows_if_they_are_half_of_a_cpu_s_rows(
     found = plan("auto")
     assert found["settings"]["window_cache"] == mode
     assert found["kv_bytes"] == plan(mode)["kv_bytes"]
+    # A GPU maps pieces of 2 MiB, in each of which such small rows would find room for a window.
     assert plan("auto", GPU)["settings"]["window_cache"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("context", "mode"),
+    [
+        ({"ctx": 32768}, "full"),
+        ({"ctx": 131072}, "window"),
+        ({"ctx": 32768, "sequences": 8}, "full"),
+        ({"ctx": 131072, "sequences": 8}, "window"),
+        ({"ctx": 131072, "sequences": 8, "cache_tokens": 131072}, "full"),
+    ],
+    ids=str,
+)
+def test_the_default_keeps_windows_if_they_are_half_of_a_gpu_s_memory(
+    tmp_path: Path, context: dict[str, int], mode: str
+) -> None:
+    """With the rows of gpt-oss: a piece holds 2048 of them."""
+    path = random_model(tmp_path / "m.gguf", replace(WIDE, metadata={"context_length": 131072}))
+
+    def plan(window_cache: str) -> dict[str, Any]:
+        chosen = {**context, "window_cache": window_cache}
+        s = _core.Session(path, context=chosen, session={"ubatch": 64}, plan_only=True, device=GPU)
+        return dict(s.plan)
+
+    found = plan("auto")
+    assert found["settings"]["window_cache"] == mode
+    assert found["kv_bytes"] == plan(mode)["kv_bytes"]
+    assert found["window_stride"] == (8 * 2048 if mode == "window" else 0)
 
 
 def test_the_default_is_chosen_anew_with_the_context(tmp_path: Path) -> None:
@@ -538,3 +567,35 @@ def test_a_gpu_gives_pieces_of_windows_back(tmp_path: Path) -> None:
         generation.queue(np.zeros(900, np.float32))
         drawn.append([generation.next() for _ in range(900)])
     assert drawn[0][:20] == drawn[1][:20]
+
+
+@pytest.mark.gpu
+def test_a_gpu_keeps_stops_between_pieces(tmp_path: Path) -> None:
+    if not any(d["kind"] == "cuda" and not _core.device_problem(d) for d in _core.devices()):
+        pytest.skip(f"no GPU: {_core.no_cuda_reason()}")
+    shape = replace(WIDE, metadata=WINDOWED_GPT_OSS.metadata)
+    path = random_model(tmp_path / "m.gguf", shape)
+    full, s = (opened(path, mode, "cuda:0", ctx=16384, sequences=2) for mode in ("full", "window"))
+    stride = 8 * 1024  # a piece holds 1024 rows of 8 heads of 64 elements, f32
+    assert s.plan["window_stride"] == stride
+    text, other = tokens(18, 15000, shape), tokens(19, 600, shape)
+    for each in (full, s):
+        for part in np.split(text, [14000]):
+            each.decode([(0, part)], "none")
+    assert [s.rewindable(p) for p in (15000, 14000, 9000, stride, stride - 1)] == [
+        15000,
+        14000,
+        stride,
+        stride,
+        0,
+    ]
+    assert s.gpu_cache_bytes < full.gpu_cache_bytes
+    for each in (full, s):
+        each.copy_prefix(0, 1, stride)
+        each.rewind(stride)
+    for slot in (0, 1):
+        for part in np.split(other, [500, 501]):
+            a, b = (each.decode([(slot, part)], "last")[0] for each in (full, s))
+            assert a is not None
+            assert b is not None
+            assert np.abs(a - b).max() < 1e-4 * np.abs(a).max()

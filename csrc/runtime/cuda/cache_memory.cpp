@@ -111,6 +111,7 @@ CacheMemory::CacheMemory(int ordinal, size_t bytes, bool by_need) : size_(bytes)
   check(driver().reserve(&base, pieces * piece_bytes_, 0, 0, 0), "reserving addresses for the KV cache");
   data_ = reinterpret_cast<std::byte*>(base);
   mapped_.assign(pieces, false);
+  turns_.assign(pieces, 0);
 }
 
 CacheMemory::~CacheMemory() {
@@ -128,6 +129,10 @@ CacheMemory& CacheMemory::operator=(CacheMemory&& other) noexcept {
   std::swap(ordinal_, other.ordinal_);
   std::swap(piece_bytes_, other.piece_bytes_);
   std::swap(mapped_, other.mapped_);
+  std::swap(turns_, other.turns_);
+  std::swap(leaves_, other.leaves_);
+  std::swap(leaving_, other.leaving_);
+  std::swap(turn_, other.turn_);
   return *this;
 }
 
@@ -163,6 +168,7 @@ void CacheMemory::map(size_t piece) {
 
 void CacheMemory::unmap(size_t piece) noexcept {
   if (!mapped_[piece]) return;
+  turns_[piece] = 0;
   // A device that is lost answers with an error and has no memory to give back.
   driver().unmap(address(data_) + piece * piece_bytes_, piece_bytes_);
   mapped_[piece] = false;
@@ -170,9 +176,22 @@ void CacheMemory::unmap(size_t piece) noexcept {
 
 void CacheMemory::take(size_t begin, size_t end, cudaStream_t stream) {
   if (!by_need() || begin >= end) return;
+  if (!leaves_.empty()) {
+    Leaving last{.turn = turn_, .over = make_event(), .pieces = std::exchange(leaves_, {})};
+    DYNO_CUDA_CHECK(cudaEventRecord(last.over.get(), stream));
+    leaving_.push_back(std::move(last));
+  }
+  let_go(/*all=*/false);
   for (size_t piece = begin / piece_bytes_; piece < pieces_of(std::min(end, size_)); ++piece) {
+    turns_[piece] = 0;
     if (mapped_[piece]) continue;
-    map(piece);
+    try {
+      map(piece);
+    } catch (const OutOfMemoryError&) {
+      if (leaving_.empty()) throw;
+      let_go(/*all=*/true);
+      map(piece);
+    }
     DYNO_CUDA_CHECK(cudaMemsetAsync(data_ + piece * piece_bytes_, 0, piece_bytes_, stream));
   }
 }
@@ -184,9 +203,43 @@ void CacheMemory::give_back(size_t begin, size_t end) {
   }
 }
 
+void CacheMemory::give_back_later(size_t begin, size_t end) {
+  if (!by_need()) return;
+  if (leaves_.empty()) ++turn_;
+  for (size_t piece = pieces_of(begin); (piece + 1) * piece_bytes_ <= end && piece < mapped_.size(); ++piece) {
+    if (!mapped_[piece] || turns_[piece] == turn_) continue;
+    turns_[piece] = turn_;
+    leaves_.push_back(piece);
+  }
+}
+
+void CacheMemory::let_go(bool all) {
+  while (!leaving_.empty()) {
+    const cudaEvent_t over = leaving_.front().over.get();
+    if (all || leaving_.size() > 1) {
+      DYNO_CUDA_CHECK(cudaEventSynchronize(over));
+    } else if (const cudaError_t status = cudaEventQuery(over); status == cudaErrorNotReady) {
+      static_cast<void>(cudaGetLastError());  // it is none
+      return;
+    } else {
+      DYNO_CUDA_CHECK(status);
+    }
+    let_go(leaving_.front());
+    leaving_.erase(leaving_.begin());
+  }
+}
+
+void CacheMemory::let_go(const Leaving& leaving) noexcept {
+  for (const size_t piece : leaving.pieces) {
+    if (turns_[piece] == leaving.turn) unmap(piece);
+  }
+}
+
 void CacheMemory::clear(cudaStream_t stream) {
   if (by_need()) {
     DYNO_CUDA_CHECK(cudaStreamSynchronize(stream));
+    leaves_.clear();
+    leaving_.clear();
     for (size_t piece = 0; piece < mapped_.size(); ++piece) unmap(piece);
   } else if (size_ > 0) {
     DYNO_CUDA_CHECK(cudaMemsetAsync(data_, 0, size_, stream));

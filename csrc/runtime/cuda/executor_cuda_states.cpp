@@ -50,11 +50,13 @@ void CudaExecutor::take(int32_t slot, int64_t begin, int64_t end, CacheLayers la
 void CudaExecutor::give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) {
   if (!cache_.by_need()) return;
   const DeviceScope scope(info().ordinal, "giving back the memory of a sequence");
-  finish();
-  // Rows that windows have left stand before rows that are held. Else nothing behind is held, up to the next sequence.
-  const int64_t last = layers == CacheLayers::windowed ? end : plan_.context.ctx;
+  // Rows that windows have left stand before rows that are held, and leave after each u-batch: the device shall not
+  // wait for that. Else nothing behind is held, up to the next sequence.
+  const bool windows = layers == CacheLayers::windowed;
+  if (!windows) finish();
+  const int64_t last = windows ? end : plan_.context.ctx;
   for_rows(slot, std::min(begin + plan::kRowsBehind, last), last, layers,
-           [&](size_t from, size_t to) { cache_.give_back(from, to); });
+           [&](size_t from, size_t to) { windows ? cache_.give_back_later(from, to) : cache_.give_back(from, to); });
 }
 
 void CudaExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, std::span<const Rows> windowed) {
