@@ -92,6 +92,7 @@ def test_where_no_entry_fits_before_kernels_its_proof_takes_their_time(
     class Elimination:
         cut = True
         apart = False
+        failed = None
 
         def standing_apart(self) -> list[Any]:
             return []

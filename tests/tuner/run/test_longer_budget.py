@@ -38,7 +38,9 @@ class Spied(InlineExecutor):
         return super().measurement(*args)
 
 
-def tuned(noise: SimulationNoise, budget: float, past: list[dict[str, Any]]) -> tuple[Tune, Book, list[str]]:
+def tuned(
+    noise: SimulationNoise, budget: float, past: list[dict[str, Any]], begun: float | None = None
+) -> tuple[Tune, Book, list[str]]:  # fmt: skip
     """A tune that is continued, its journal, and the keys of what it measured."""
     surface = saturating()
     rates = surface.rates({k.name: k.default for k in surface.knobs})
@@ -46,7 +48,7 @@ def tuned(noise: SimulationNoise, budget: float, past: list[dict[str, Any]]) -> 
     space, executor, book = surface.space(), Spied(SimulatedTarget(surface, 1, noise)), Book(past)
     recorder = Recorder(
         executor, workload, identity=space.identity, virtual_time=True, journal=book,  # type: ignore[arg-type]
-        past=past, budget=budget,
+        past=past, budget=budget, begun_with=begun,
     )  # fmt: skip
     tune = Tune(recorder, space, Options(workload, seed=1, budget=budget))
     tune.run()
@@ -57,25 +59,31 @@ def test_a_longer_budget_keeps_the_samples_of_a_quiet_machine() -> None:
     """With the three samples that it has room for, no record of the first run would count."""
     first, book, _ = tuned(QUIET, 20.0, [])
     assert first.context.policy.prompts == 1
-    again, _, measured = tuned(QUIET, 120.0, list(book))
+    again, longer, measured = tuned(QUIET, 120.0, list(book), 20.0)
     assert again.context.policy.prompts == 1
     assert again.context.recorder.replayed > 10
     assert not {"aa/first", "aa/p0/v0", "aa/p0/v1"} & set(measured), "the noise is known from before"
     assert again.context.choice.entries
     assert again.context.recorder.now <= 120.0
+    third, _, measured = tuned(QUIET, 120.0, list(longer), 20.0)
+    assert measured == [], "the longer run is replayed as it was"
+    assert third.outcome().to_dict() == again.outcome().to_dict()
 
 
 def test_a_longer_budget_measures_longer_in_noise() -> None:
     first, book, _ = tuned(NOISY, 20.0, [])
     assert first.context.policy.prompts < 3
-    again, _, measured = tuned(NOISY, 120.0, list(book))
+    again, longer, measured = tuned(NOISY, 120.0, list(book), 20.0)
     assert again.context.policy.prompts == 3
     assert "aa/p0/v0" in measured
+    third, _, measured = tuned(NOISY, 120.0, list(longer), 20.0)
+    assert measured == [], "the longer run is replayed as it was"
+    assert third.outcome().to_dict() == again.outcome().to_dict()
 
 
 def test_the_same_budget_measures_nothing_again() -> None:
     first, book, _ = tuned(QUIET, 40.0, [])
-    again, _, measured = tuned(QUIET, 40.0, list(book))
+    again, _, measured = tuned(QUIET, 40.0, list(book), 40.0)
     assert measured == []
     assert again.outcome().to_dict() == first.outcome().to_dict()
 
@@ -99,7 +107,10 @@ def book() -> Book:
 
 def continued(book: Book) -> Recorder:
     target = SimulatedTarget(saturating(), 1, QUIET)
-    return Recorder(InlineExecutor(target), Workload(pp=64, tg=8), past=list(book), virtual_time=True)
+    return Recorder(
+        InlineExecutor(target), Workload(pp=64, tg=8), past=list(book), virtual_time=True, budget=900.0,
+        begun_with=60.0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("others", "replayed"), [((OTHER,), 5), ((THIRD,), 0), ((OTHER, THIRD), 0)])

@@ -382,7 +382,7 @@ def test_a_row_of_memory_is_adopted_with_the_memory_that_it_takes_here(tmp_path:
     surface = _roomy()
     _, profile = tuned(tmp_path, "memory", _Planned(surface, 3, QUIET))
     claimed = profile_of(row_of(profile))
-    run_ = lambda path: _verified(tmp_path, surface, QUIET)  # noqa: E731
+    run_ = lambda path, _: _verified(tmp_path, surface, QUIET)  # noqa: E731
     adopted = adopt(claimed, tmp_path / "row.yaml", claimed.match, "tune import", run_).profile
     assert adopted is not None
     assert adopted.evidence is not None

@@ -89,17 +89,21 @@ class Begun:
 
     @classmethod
     def of(cls, past: Sequence[Mapping[str, Any]]) -> Begun:
-        """Of the records of a journal; of several beginnings the last one counts."""
+        """Of the records of a journal. Of several beginnings the first one counts: whoever continues the run
+        once more comes to the others the same way."""
         first = kept = None
+        again = False
         rounds: dict[str, dict[str, set[str]]] = {}
         for record in past:
             if record.get("op") == "visit":
                 if record["key"] == FIRST_OF_NOISE:
-                    first = kept = int(record["args"]["policy"]["prompts"])
+                    prompts = int(record["args"]["policy"]["prompts"])
+                    again = again or (first is not None and prompts != first)
+                    first, kept = (prompts, prompts) if first is None else (first, kept)
                 elif (match := _ROUND.match(record["key"])) is not None:
                     of_round = rounds.setdefault(match[1], {})
                     of_round.setdefault(json.dumps(record["config"], sort_keys=True), set()).add(match[2])
-            elif record.get("note") == "samples":
+            elif record.get("note") == "samples" and not again:
                 kept = int(record["prompts"])
         return cls(first, kept, rounds)
 
@@ -179,6 +183,7 @@ class Recorder:
             for r, begin, end in zip(operations, ends, ends[1:], strict=False)
         }
         self.begun = Begun.of(past)
+        self._replanned = budget != begun_with  # so operations may come in another order than in the journal
         self._origin: dict[int, int] = {}  # process of the records by process of this run
         self._live: set[int] = set()  # processes in which something was carried out
         self._cut: set[str] = set()
@@ -255,11 +260,16 @@ class Recorder:
             args["policy"] = {k: v for k, v in args["policy"].items() if k != "longest"}
         return json.dumps([record["op"], record["key"], record["config"], args], sort_keys=True)
 
+    @property
+    def _mixes(self) -> bool:
+        """Whether records may follow on what was carried out."""
+        return self._replanned and self.performed > 0
+
     def _found(self, key: str, op: str, process: int) -> Mapping[str, Any] | None:
         """The record of an operation. Measurements of one process are compared with each other, so they come
         from one process of the journal, and from none once one of them was carried out."""
         found = self._past.get(key)
-        if found is None or op != "visit" or not self.performed:
+        if found is None or op != "visit" or not self._mixes:
             return found
         if process in self._live or self._origin.get(process, found["process"]) != found["process"]:
             return None
@@ -269,7 +279,7 @@ class Recorder:
         """A round of a comparison is taken from the journal as a whole, or measured as a whole: half of it in
         another process and at another time tells nothing. A run that is continued where it was killed is no
         exception: the rest of its round follows at once."""
-        if not self.performed:
+        if not self._mixes:
             return
         known = self.begun.rounds.get(key, {})
         last = str(2 * len(configurations))
@@ -541,9 +551,12 @@ class Recorder:
             self.replayed += 1
             self.last = key
             self._origin.setdefault(process, found["process"])
-            # Behind what was carried out, the time that the operation took counts.
-            self.catch_up(self.now + self._took[place] if self.performed else float(found["t"]))
             result = found["result"]
+            # An operation before it may have been carried out: then the time that it took counts, and a
+            # record of that, for whoever continues this run.
+            self.catch_up(self.now + self._took[place] if self._mixes else float(found["t"]))
+            if self._mixes and self._journal is not None:
+                self._journal.append({**record, "result": result, "t": self.now})
             if not isinstance(result, dict):
                 raise JournalError(f"journal: the record {key!r} has no result")
             return result
