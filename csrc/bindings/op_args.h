@@ -37,8 +37,12 @@ class OpArgs {
     return pointer<const T, nanobind::ndarray<nanobind::ro, nanobind::c_contig, nanobind::device::cpu>>(name, count);
   }
   template <typename T>
+  T* optional_out(const char* name, int64_t count) {
+    return pointer<T, nanobind::ndarray<nanobind::c_contig, nanobind::device::cpu>>(name, count);
+  }
+  template <typename T>
   T* out(const char* name, int64_t count) {
-    T* data = pointer<T, nanobind::ndarray<nanobind::c_contig, nanobind::device::cpu>>(name, count);
+    T* data = optional_out<T>(name, count);
     DYNO_CHECK(PlanError, data != nullptr, "[", family_, "] argument ", name, " is missing");
     return data;
   }

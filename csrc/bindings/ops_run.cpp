@@ -60,6 +60,10 @@ class ReadArguments {
   void optional(const char* name, const T*& data, int64_t count, bool) {
     data = in_.optional_in<T>(name, count);
   }
+  template <typename T>
+  void optional_out(const char* name, T*& data, int64_t count) {
+    data = in_.optional_out<T>(name, count);
+  }
   void constants(const char* name, const float*& data, int64_t count, float) { in(name, data, count); }
   void integers(const char* name, const int32_t*& data, int64_t count, int64_t) { in(name, data, count); }
   void routing(const char* name, const int32_t*& ids, int64_t m, int64_t used, int64_t) { in(name, ids, m * used); }

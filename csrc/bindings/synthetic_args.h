@@ -52,6 +52,7 @@ class SyntheticArgs {
     data = wanted ? floats(count) : nullptr;
   }
   void optional(const char*, const int32_t*& data, int64_t, bool) { data = nullptr; }
+  void optional_out(const char*, int32_t*& data, int64_t) { data = nullptr; }
   void constants(const char*, const float*& data, int64_t count, float value) { data = fill(count, value); }
   void integers(const char*, const int32_t*& data, int64_t count, int64_t limit) { data = draw_integers(count, limit); }
   void routing(const char*, const int32_t*& ids, int64_t m, int64_t used, int64_t experts) {

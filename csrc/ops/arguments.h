@@ -5,6 +5,7 @@
 //   number(name, member, value[, timed])   given or `value`; `timed` where a launch is only timed
 //   in, out(name, pointer, count)          arrays; out: written or changed
 //   optional(name, pointer, count, wanted) may be absent; `wanted`: not where a launch is only timed
+//   optional_out(name, pointer, count)     an out that may be absent, as where a launch is only timed
 //   constants(name, pointer, count, value), integers(name, pointer, count, limit), routing(name, ids, m, used, experts)
 //                                          arrays whose timed values are not drawn from [-1, 1)
 //   bytes, bytes_out(name, pointer, count) weights and rows of other types; rows(name, x, act, count): activations

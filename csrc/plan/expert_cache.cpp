@@ -32,6 +32,16 @@ const model::FfnSpec* cacheable(const Plan& plan, const model::ModelDesc& model,
   return f;
 }
 
+// Of such a layer the weight that keeps experts from coming to the main device while tokens run; kNone if they can.
+WeightId hinders_swaps(const Plan& plan, const model::ModelDesc& model, const model::FfnSpec& f) {
+  if (plan.main_device().kind != DeviceKind::cuda) return model::kNone;
+  for (const WeightId id : {f.experts_gate, f.experts_up, f.experts_down}) {
+    if (id == model::kNone) continue;
+    if (!can_refill(plan, model.weight(id), plan.weights[static_cast<size_t>(id)])) return id;
+  }
+  return model::kNone;
+}
+
 // Of one expert, on the main device.
 size_t expert_bytes(const Plan& plan, const model::ModelDesc& model, const model::FfnSpec& f) {
   size_t bytes = 0;
@@ -85,16 +95,17 @@ std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::M
   DYNO_CHECK(PlanError, wanted >= 0 && wanted <= kMost, "[experts] expert_cache_mib is ", wanted, "; expected 0 to ",
              kMost);
   const bool adaptive = plan.load.expert_cache.adaptive;
-  DYNO_CHECK(PlanError, !adaptive || plan.main_device().kind == DeviceKind::cpu,
-             "[experts] expert_cache=adaptive runs over virtual devices alone so far, and the main device is ",
-             device_name(plan.main_device()),
-             "; take expert_cache=static, with the use of a text like yours recorded (`dyno experts`)");
   check_uses(plan, model);
   std::vector<std::vector<int32_t>> chosen(model.layers.size());
   std::vector<CacheCandidate> candidates;
+  WeightId hinders = model::kNone;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::FfnSpec* f = cacheable(plan, model, model.layers[i]);
     if (f == nullptr) continue;
+    if (const WeightId id = adaptive ? hinders_swaps(plan, model, *f) : model::kNone; id != model::kNone) {
+      hinders = id;
+      continue;
+    }
     const std::vector<int64_t>* uses = recorded_uses(plan, model, i);
     const size_t bytes = expert_bytes(plan, model, *f);
     for (int32_t expert = 0; expert < f->experts; ++expert) {
@@ -104,6 +115,11 @@ std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::M
           {.use = static_cast<double>(use) / static_cast<double>(bytes), .layer = i, .expert = expert, .bytes = bytes});
     }
   }
+  DYNO_CHECK(PlanError, hinders == model::kNone || !candidates.empty() || wanted == 0,
+             "[experts] expert_cache=adaptive copies experts as they lie on the CPU, but these are ",
+             dtype_name(model.weight(hinders).type), ", which ", device_name(plan.main_device()),
+             " reads as another type; take expert_cache=static, with the use of a text like yours recorded (`dyno "
+             "experts`)");
   // Among equals the first experts of each layer, so that without recorded use all layers have as many.
   std::stable_sort(candidates.begin(), candidates.end(), [](const CacheCandidate& a, const CacheCandidate& b) {
     return a.use != b.use ? a.use > b.use : a.expert < b.expert;

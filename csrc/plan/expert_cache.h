@@ -10,8 +10,9 @@ namespace dyno::plan {
 
 // By layer, the most used experts in the order of their places; empty where a layer has none or its experts lie
 // elsewhere. They take at most ExpertCacheOptions::mib together. Of a cache that does not adapt, only those that the
-// recorded text has chosen at all. Throws PlanError if the recorded use is not of this model, or if a GPU is to adapt
-// its cache.
+// recorded text has chosen at all; of one that adapts on a GPU, only of layers whose experts a GPU reads as the types
+// that they have on the CPU. Throws PlanError if the recorded use is not of this model, or if no layer's experts can
+// adapt.
 std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::ModelDesc& model);
 
 // How often the recorded text chose each expert of a layer with a mixture; null if nothing is recorded.

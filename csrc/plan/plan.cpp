@@ -355,6 +355,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   // A token is drawn on the GPU where nothing of a step is elsewhere.
   if (gpu && plan.devices.size() == 1) plan.draw = emit_draw(plan, model);
   mark_streamed(plan, model);
+  mark_refilled(plan, model);
   const auto streamed = [](const WeightPlacement& weight) { return weight.stream.wanted; };
   if (std::any_of(plan.weights.begin(), plan.weights.end(), streamed)) plan.streamed = emit_streamed(plan, model);
   for (NodeList* list : {&plan.general, &plan.fused, &plan.batched, &plan.expanded, &plan.draw, &plan.streamed}) {
@@ -390,6 +391,7 @@ size_t Plan::stage_bytes() const {
   constexpr size_t kAlignment = 256;
   size_t most = 0;
   for (const WeightPlacement& weight : weights) {
+    most = std::max(most, weight.refill_stage);
     if (!weight.stream.wanted || weight.stream.layout == weight.layout) continue;
     const size_t matrix = weight.bytes / static_cast<size_t>(weight.stream.matrices);
     most = std::max(most, std::min(weight.bytes, std::max(matrix, kEnough)));

@@ -177,6 +177,10 @@ struct WeightPlacement {
   int32_t layer = -1;     // -1: of none
   bool experts = false;   // those that a router chooses among
   StreamedWeight stream{};
+  // Of a weight of the CPU beside a GPU: its matrices come to the places of cached experts while tokens run, each
+  // through a stage of so many bytes if it is repacked there.
+  bool refills = false;
+  size_t refill_stage = 0;
 };
 
 // A plan holds several op lists over the same weights and cache, of which a u-batch runs through one, and on a GPU
@@ -358,6 +362,9 @@ struct Plan {
   std::vector<int64_t> shared_experts;
   int32_t shared_table(int32_t layer) const { return static_cast<int32_t>(expert_places.size()) + layer; }
   bool is_shared_table(int32_t table) const { return table >= static_cast<int32_t>(expert_places.size()); }
+  // Whether the choices of a split are counted, since cached experts follow them. Shared ones are noted when they
+  // cross.
+  bool counts_choices(int32_t table) const { return load.expert_cache.adaptive && !is_shared_table(table); }
   std::vector<KvLayer> kv;  // of each layer; without rows where it has no keys
   // The longest window of a layer that keeps its window alone; 0: no layer does.
   int64_t cache_window() const;

@@ -102,14 +102,14 @@ class Backend {
   // The places of a layer's experts for launches from now on, in its table of Plan::shared_experts.
   virtual void set_places(int32_t layer, std::span<const int32_t> places) = 0;
   virtual void await_copies(model::WeightId weight) = 0;
-  // Of the main device, where the expert cache adapts; a plan with a GPU there refuses that. How often each expert of a
-  // layer was chosen in lists that divide its experts, since the last call; empty if never.
+  // Of the main device, where the expert cache adapts. How often each expert of a layer was chosen in lists that divide
+  // its experts, since the last call, as far as that is known without a wait; may be empty if never.
   virtual std::vector<int64_t> take_choices(int32_t) { return {}; }
   // The places of a layer's cached experts for launches from now on.
   virtual void set_cached_places(int32_t, std::span<const int32_t>) { refuse_swaps(); }
-  // A copy of a matrix of a weight of the CPU to a place of `own` is started, which launches from now on do not read
-  // until the copy has arrived.
-  virtual void fill_place(model::WeightId, int64_t, model::WeightId, int64_t) { refuse_swaps(); }
+  // A copy of a matrix of a weight to a place of `own` is started, which launches from now on do not read until the
+  // copy has arrived. The weight is the CPU's, with its memory there; null: it is this device's.
+  virtual void fill_place(model::WeightId, const std::byte*, int64_t, model::WeightId, int64_t) { refuse_swaps(); }
   virtual bool has_arrived(model::WeightId) const { return true; }
 
   // A value to host memory; returns when it is there.

@@ -23,6 +23,7 @@ struct CpuExecutor::Env {
   float* logits;
   const std::vector<std::vector<int32_t>>& cached;  // places of cached experts, by layer
   const std::vector<std::vector<int32_t>>& shared;  // likewise of shared ones
+  std::vector<std::vector<int32_t>>& choices;       // of experts of layers with cached ones, where these adapt
   std::byte* copies = nullptr;                      // of streamed weights
   plan::ListId list = plan::ListId::general;
   bool ids_settled = false;  // a matter of GPUs
@@ -53,6 +54,9 @@ struct CpuExecutor::Env {
     const auto at = static_cast<size_t>(table);
     return plan.is_shared_table(table) ? shared[at - cached.size()].data() : cached[at].data();
   }
+  int32_t* choice_counts(int32_t table) const {
+    return plan.counts_choices(table) ? choices[static_cast<size_t>(table)].data() : nullptr;
+  }
   void soft_cap(float* values, int64_t count, float cap) const {
     for (int64_t i = 0; i < count; ++i) values[i] = cap * std::tanh(values[i] / cap);
   }
@@ -76,7 +80,9 @@ CpuExecutor::CpuExecutor(const model::ModelDesc& model, const plan::Plan& plan, 
       memory_(plan.devices.size()),
       virtual_(plan),
       cached_places_(plan.expert_places),
-      choices_(cached_places_.size()) {}
+      choices_(plan.expert_places) {
+  for (std::vector<int32_t>& counts : choices_) counts.assign(counts.size(), 0);
+}
 
 CpuExecutor::~CpuExecutor() = default;
 
@@ -275,6 +281,7 @@ void CpuExecutor::begin(const MicroBatch& batch, const plan::Selection& selectio
                      .logits = batch.logits,
                      .cached = cached_places_,
                      .shared = places_,
+                     .choices = choices_,
                      .copies = copies_.data()});
 }
 
@@ -323,7 +330,10 @@ void CpuExecutor::set_places(int32_t layer, std::span<const int32_t> places) {
 void CpuExecutor::await_copies(model::WeightId weight) { VirtualDevices::wait_until(virtual_.copy_arrival(weight)); }
 
 std::vector<int64_t> CpuExecutor::take_choices(int32_t layer) {
-  return std::exchange(choices_[static_cast<size_t>(layer)], {});
+  std::vector<int32_t>& counts = choices_[static_cast<size_t>(layer)];
+  const std::vector<int64_t> taken(counts.begin(), counts.end());
+  counts.assign(counts.size(), 0);
+  return taken;
 }
 
 void CpuExecutor::set_cached_places(int32_t layer, std::span<const int32_t> places) {
@@ -331,7 +341,8 @@ void CpuExecutor::set_cached_places(int32_t layer, std::span<const int32_t> plac
 }
 
 // As bring(): made at once, and there when the link would have brought it.
-void CpuExecutor::fill_place(model::WeightId weight, int64_t matrix, model::WeightId own, int64_t place) {
+void CpuExecutor::fill_place(model::WeightId weight, const std::byte*, int64_t matrix, model::WeightId own,
+                             int64_t place) {
   const plan::WeightPlacement& placed = plan_.weights[static_cast<size_t>(weight)];
   const size_t bytes = placed.bytes / static_cast<size_t>(model_.weight(weight).batch);
   const auto start = VirtualDevices::Clock::now();
@@ -365,24 +376,12 @@ void CpuExecutor::count_experts(const plan::Node& node) {
   expert_counts_.cached += std::count_if(ids, ids + count, [](int32_t id) { return id < 0; });
 }
 
-// All that a layer with cached experts chose. A GPU would count beside its split.
-void CpuExecutor::count_choices(const plan::Node& node) {
-  const auto* split = std::get_if<plan::MoeSplitOperands>(&node.operands);
-  if (split == nullptr || plan_.is_shared_table(split->place_table)) return;
-  const auto& desc = std::get<ops::MoeSplitDesc>(node.desc);
-  const auto* ids = reinterpret_cast<const int32_t*>(env_->at(split->ids));
-  std::vector<int64_t>& choices = choices_[static_cast<size_t>(split->place_table)];
-  choices.resize(static_cast<size_t>(desc.experts));
-  for (int64_t i = 0; i < env_->tokens * desc.used; ++i) ++choices[static_cast<size_t>(ids[i])];
-}
-
 // A launch, and what it has to wait for on the link of a virtual device.
 void CpuExecutor::launch_and_wait(const plan::Node& node) {
   const auto* moved = std::get_if<plan::TransferOperands>(&node.operands);
   if (node.divided && !node.at_home && env_->list != plan::ListId::streamed) count_experts(node);
   if (moved == nullptr || plan_.devices.size() == 1) {
     launch_node(node, *env_);
-    if (plan_.load.expert_cache.adaptive) count_choices(node);
     return;
   }
   const auto start = VirtualDevices::Clock::now();

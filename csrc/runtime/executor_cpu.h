@@ -48,7 +48,8 @@ class CpuExecutor final : public Backend {
   void await_copies(model::WeightId weight) override;
   std::vector<int64_t> take_choices(int32_t layer) override;
   void set_cached_places(int32_t layer, std::span<const int32_t> places) override;
-  void fill_place(model::WeightId weight, int64_t matrix, model::WeightId own, int64_t place) override;
+  void fill_place(model::WeightId weight, const std::byte* from, int64_t matrix, model::WeightId own,
+                  int64_t place) override;
   bool has_arrived(model::WeightId own) const override;
   ExpertCounts expert_counts() const override { return expert_counts_; }
   void lose(plan::DeviceId device, int64_t after_segments) override { virtual_.lose(device, after_segments); }
@@ -70,7 +71,6 @@ class CpuExecutor final : public Backend {
   void launch(const plan::Node& node);
   void launch_and_wait(const plan::Node& node);
   void count_experts(const plan::Node& node);
-  void count_choices(const plan::Node& node);
 
   const model::ModelDesc& model_;
   const plan::Plan& plan_;
@@ -84,7 +84,7 @@ class CpuExecutor final : public Backend {
   ExpertCounts expert_counts_;
   std::vector<std::vector<int32_t>> places_;         // by layer, of its shared experts
   std::vector<std::vector<int32_t>> cached_places_;  // likewise of the cached ones
-  std::vector<std::vector<int64_t>> choices_;        // by layer and expert, since take_choices()
+  std::vector<std::vector<int32_t>> choices_;        // by layer and expert, since take_choices()
   MicroBatch micro_batch_;
   std::unique_ptr<Env> env_;  // of the u-batch
 };

@@ -19,8 +19,8 @@ constexpr int64_t kLeastGain = 4, kGainPart = 4;
 
 }  // namespace
 
-ExpertPlaces::ExpertPlaces(const plan::Plan& plan, const model::ModelDesc& model, Backend& main)
-    : plan_(plan), model_(model), main_(main), layers_(plan.expert_places.size()) {
+ExpertPlaces::ExpertPlaces(const plan::Plan& plan, const model::ModelDesc& model, Backend& cpu, Backend& main)
+    : plan_(plan), model_(model), cpu_(cpu), main_(main), layers_(plan.expert_places.size()) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     Layer& layer = layers_[i];
     layer.places = plan.expert_places[i];
@@ -97,7 +97,9 @@ void ExpertPlaces::begin(const Candidate& chosen) {
   under_way_.push_back({.layer = chosen.layer, .expert = chosen.in, .place = place});
   const int32_t freed = std::exchange(place, -1);
   main_.set_cached_places(chosen.layer, layer.places);
-  for (const auto& [all, cached] : weights_of(chosen.layer)) main_.fill_place(all, chosen.in, cached, freed);
+  for (const auto& [all, cached] : weights_of(chosen.layer)) {
+    main_.fill_place(all, cpu_.weight_memory(all), chosen.in, cached, freed);
+  }
 }
 
 void ExpertPlaces::adapt() {

@@ -20,7 +20,7 @@ namespace dyno::runtime {
 class ExpertPlaces {
  public:
   // All arguments must outlive it. `main`: of the main device.
-  ExpertPlaces(const plan::Plan& plan, const model::ModelDesc& model, Backend& main);
+  ExpertPlaces(const plan::Plan& plan, const model::ModelDesc& model, Backend& cpu, Backend& main);
 
   // Of an expert of a layer with cached experts, among these; -1: it is not cached.
   int32_t of(int32_t layer, size_t expert) const { return layers_[static_cast<size_t>(layer)].places[expert]; }
@@ -53,6 +53,7 @@ class ExpertPlaces {
 
   const plan::Plan& plan_;
   const model::ModelDesc& model_;
+  Backend& cpu_;
   Backend& main_;
   std::vector<Layer> layers_;
   std::vector<Swap> under_way_;

@@ -55,6 +55,7 @@ class Surroundings {
   }
   void give(ops::MoeSplitArgs& args, const plan::MoeSplitOperands& o) const {
     args.places = env_.expert_places(o.place_table);
+    args.counts = env_.choice_counts(o.place_table);
   }
   void give(ops::MoeRouteArgs& args, const plan::MoeRouteOperands& o) const { pin(args, o.moe_index); }
   void give(ops::NormRouteArgs& args, const plan::NormRouteOperands& o) const {

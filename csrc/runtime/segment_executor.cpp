@@ -23,7 +23,7 @@ SegmentExecutor::SegmentExecutor(const plan::Plan& plan, const model::ModelDesc&
   for_each_backend([&](Backend& backend) { backend.connect(*this); });
   if (cpu_ == nullptr) return;
   Backend& main = backend_of(plan::kMainDevice);
-  places_ = std::make_unique<ExpertPlaces>(plan_, model, main);
+  places_ = std::make_unique<ExpertPlaces>(plan_, model, *cpu_, main);
   stream_ = std::make_unique<WeightStream>(plan_, model, *places_, *cpu_, main);
 }
 

@@ -155,7 +155,9 @@ Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan
                  int threads, int dealt)
     : numa_(model, plan, pool, dealt), data_(model.weights.size()) {
   const bool beside_gpu = plan.main_device().kind == DeviceKind::cuda;
-  const auto crosses = [&](size_t i) { return beside_gpu && plan.weights[i].stream.wanted; };
+  const auto crosses = [&](size_t i) {
+    return beside_gpu && (plan.weights[i].stream.wanted || plan.weights[i].refills);
+  };
   std::vector<BufferPart> parts(plan.weights.size()), crossing(plan.weights.size());
   size_t total = 0, all_crossing = 0;
   for (size_t i = 0; i < parts.size(); ++i) {

@@ -10,7 +10,8 @@ uninitialised that this kernel reads.
 
 Shapes and data are those of the contract suite (tests/ops); what an op gives is checked there, here only that
 no launch fails and that guard bytes stand. With --models, tiny models are also run whole: prompts, tokens and
-captured graphs, with and without the settings that change what is launched.
+captured graphs, with and without the settings that change what is launched, and with a cache
+of experts that adapts.
 """
 
 from __future__ import annotations
@@ -92,7 +93,27 @@ def run_models(device: str) -> int:
                     drawing.queue(np.full(4, 0.6, np.float32))
                     for _ in range(4):
                         drawing.next()
+    run_swaps(device, cuda_graphs=False)
+    run_swaps(device)
     return len(models)
+
+
+def run_swaps(device: str, **settings: Any) -> None:
+    """Three texts of one word each, whose experts come to the cache of a GPU while tokens run."""
+    import dyno
+
+    for name in ("qwen3moe", "gpt-oss"):
+        with dyno.Engine(
+            TESTS / "data" / "tiny" / f"{name}-tiny.gguf", device=device, profile=None, ctx=64, ubatch=16,
+            cpu_moe=True, expert_cache_mib=1, expert_cache="adaptive", offload_min_tokens=1,
+            **settings,
+        ) as engine:  # fmt: skip
+            for word in (7, 90, 200):
+                engine.reset()
+                engine.logits([word] * 24)
+                for _ in range(10):
+                    engine.logits([word], reset=False)
+            assert engine.expert_choices["swapped"] > 0
 
 
 def main() -> None:

@@ -26,6 +26,8 @@ ON_BOTH = [
     t for t in QUANTISED if _core.ops.layout_supported(t, "x16") and _core.ops.layout_supported(t, "gpu")
 ]
 EXACT = {"kv_type_k": "f32", "kv_type_v": "f32"}
+CACHED = {"cpu_moe": True, "expert_cache_mib": 1}
+ADAPTIVE = {**CACHED, "expert_cache": "adaptive"}
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")]
 
@@ -46,11 +48,11 @@ def opened(
     name: str, numerics: str = "exact", context: dict[str, Any] | None = None, *rules: str, **placement: Any
 ) -> _core.Session:
     session = placement.pop("session", {})
-    cached = placement.pop("expert_cache_mib", 0)
+    cache = {name: placement.pop(name) for name in ("expert_cache_mib", "expert_cache") if name in placement}
     kv = EXACT if numerics == "exact" else {}
     return _core.Session(
         TINY / f"{name}-tiny.gguf",
-        load={"device": "cuda:0", "numerics": numerics, "expert_cache_mib": cached},
+        load={"device": "cuda:0", "numerics": numerics, **cache},
         context={"ctx": 256, **kv, **(context or {})},
         session={"ubatch": 23, "cuda_graphs": GRAPHS, **session},
         placement={"rules": list(rules), **placement},
@@ -69,7 +71,7 @@ def placements(name: str) -> dict[str, dict[str, Any]]:
         tensors = [tensor["name"] for tensor in engine.plan["tensors"]]
     layers_of_experts = [int(t.split(".")[1]) for t in tensors if "_exps" in t]
     if layers_of_experts:  # the first layers of some models are dense
-        found |= {"cached": {"cpu_moe": True, "expert_cache_mib": 1}}
+        found |= {"cached": CACHED, "adaptive": ADAPTIVE}
         found |= {"cpu_moe": {"cpu_moe": True}, "n_cpu_moe": {"n_cpu_moe": min(layers_of_experts) + 1}}
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -257,7 +259,7 @@ def test_streamed_weights_answer_as_those_of_the_gpu(name: str) -> None:
     placements: list[dict[str, Any]] = [{"n_gpu_layers": 1}]
     if has_experts(name):
         placements += [{"cpu_moe": True}, {"rules": [r"blk\.1\..*_exps=CPU"]}]
-        placements.append({"cpu_moe": True, "expert_cache_mib": 1})
+        placements += [CACHED, ADAPTIVE]
     for where in placements:
         given = {**where, "session": {"offload_min_tokens": 0}}
         s = opened_at(name, given)
@@ -284,7 +286,7 @@ def test_streamed_weights_with_default_numerics(name: str) -> None:
     want = decode(opened_at(name, {"session": session}, "default"), tokens, pinned_routing=routing)
     places: list[dict[str, Any]] = [{"rules": ["ffn_(up|gate|down)=CPU"]}]
     if has_experts(name):
-        places = [{"cpu_moe": True}, {"cpu_moe": True, "expert_cache_mib": 1}]
+        places = [{"cpu_moe": True}, CACHED, ADAPTIVE]
     for where in places:
         s = opened_at(name, {**where, "session": {**session, "offload_min_tokens": 0}}, "default")
         assert nmse(decode(s, tokens, pinned_routing=routing), want) < 1e-9, where
@@ -299,7 +301,7 @@ def test_experts_shared_with_the_cpu(name: str, share: int) -> None:
     g = golden(name)
     tokens = g["tokens_long"].astype(np.int32)
     routing = opened(name).decode([(0, tokens)], "none", capture_routing=True)[1]
-    for where in ({"cpu_moe": True}, {"cpu_moe": True, "expert_cache_mib": 1}):
+    for where in ({"cpu_moe": True}, CACHED, ADAPTIVE):
         for numerics, limit in (("exact", 1e-7), ("default", 1e-3)):
             session = {"offload_min_tokens": 0, "cpu_share": share}
             s = opened_at(name, {**where, "session": session}, numerics)

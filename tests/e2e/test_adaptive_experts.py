@@ -6,7 +6,6 @@ import logging
 import signal
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dyno
@@ -14,15 +13,16 @@ import numpy as np
 import pytest
 from dyno import _core
 from dyno.errors import PlanError, ProfileError
+from dyno.testing import tiny_model
 from numa_tree import Node, cores, write_nodes
 from random_models import Shape, random_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
-MOE = Path(__file__).resolve().parents[1] / "data" / "tiny" / "qwen3moe-tiny.gguf"
 # Some MiB of experts, of which a cache of 1 MiB holds few in each layer.
 SHAPES = {
     "qwen3moe": Shape(
@@ -325,19 +325,51 @@ def test_a_changed_context_keeps_the_state(models: dict[str, Path]) -> None:
     assert session.experts["cached"] - before["cached"] == 10 * 6
 
 
-def test_a_gpu_refuses(models: dict[str, Path]) -> None:
+def planned(path: Path, cache: str, mib: int = 1, **session: Any) -> _core.Session:
+    """Of a GPU that need not be here."""
     machine = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
+    return _core.Session(
+        path,
+        load={"expert_cache_mib": mib, "expert_cache": cache},
+        session={"cuda_graphs": False, **session},
+        placement={"cpu_moe": True, "beside_gpu": [dict(_core.cpu_info())]},
+        plan_only=True,
+        device=machine,
+    )
 
-    def planned(cache: str, mib: int) -> _core.Session:
-        load = {"expert_cache_mib": mib, "expert_cache": cache}
-        placement = {"cpu_moe": True}
-        return _core.Session(MOE, load=load, placement=placement, plan_only=True, device=machine)
 
-    with pytest.raises(PlanError, match=r"expert_cache=adaptive .* cuda:0; take expert_cache=static"):
-        planned("adaptive", 1)
-    planned("static", 1)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_plan_of_a_gpu(models: dict[str, Path], name: str) -> None:
+    static, adaptive = (planned(models[name], cache) for cache in ("static", "adaptive"))
+    assert adaptive.plan["devices"] == static.plan["devices"]
+    assert adaptive.nodes() == static.nodes()
+    assert "change with the choices" in adaptive.describe_plan()
+    assert "change with the choices" not in static.describe_plan()
+    # Without prompts that cross, matrices still wait in two stages for their other layout, one in each.
+    off = {f"op_offload.{op}": False for op in ("matmul", "matmul_id", "up_gate", "moe_up_gate")}
+    static, adaptive = (planned(models[name], cache, **off) for cache in ("static", "adaptive"))
+    assert static.plan["devices"][0]["stream_bytes"] == 0
+    experts = [
+        t for t in adaptive.plan["tensors"] if t["name"].endswith("_exps.weight") and t["device"] == "cpu"
+    ]
+    cached = {t["name"]: t for t in adaptive.plan["tensors"] if t["name"].endswith(" (cached)")}
+    crossing = [t for t in experts if t["layout"] != cached[t["name"] + " (cached)"]["layout"]]
+    largest = max((t["bytes"] // adaptive.model["experts"] for t in crossing), default=0)
+    assert adaptive.plan["devices"][0]["stream_bytes"] == 2 * (-(-largest // 256) * 256)
+
+
+def test_types_that_a_gpu_reads_as_others_stay(tmp_path: Path) -> None:
+    sizes = {"n_embd": 512, "n_ff_expert": 256, "n_experts": 16, "n_experts_used": 4}
+    path = tiny_model(tmp_path / "m.gguf", "qwen3moe", dtype="iq3_s", **sizes)
+    with pytest.raises(PlanError, match=r"adaptive .* are iq3_s, which cuda:0 .*; take expert_cache=static"):
+        planned(path, "adaptive")
+    planned(path, "adaptive", 0)
+    assert "expert cache" in planned(path, "static").describe_plan()
+
+
+def test_another_word(models: dict[str, Path]) -> None:
     with pytest.raises(ProfileError, match="static or adaptive"):
-        planned("lru", 1)
+        planned(models["qwen3moe"], "lru")
 
 
 def test_an_engine_tells_of_swaps(models: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:

@@ -96,9 +96,10 @@ def moe_route_cases() -> Iterator[Case]:
 
 @cases("moe_split")
 def moe_split_cases() -> Iterator[Case]:
-    def make(m: int, experts: int, used: int) -> Case:
+    def make(m: int, experts: int, used: int, counts: bool = False) -> Case:
         def build(rng: np.random.Generator) -> Any:
             ids = rng.integers(0, experts, (m, used)).astype(np.int32)
+            before = rng.integers(0, 99, experts).astype(np.int32)
             places = np.full(experts, -1, np.int32)
             cached = rng.permutation(experts)[: experts // 3]
             places[cached] = np.arange(len(cached))
@@ -107,16 +108,24 @@ def moe_split_cases() -> Iterator[Case]:
                 here, there = reference.moe_split(ids, places)
                 np.testing.assert_array_equal(out["here"], here)
                 np.testing.assert_array_equal(out["there"], there)
+                if counts:
+                    chosen = np.bincount(ids.reshape(-1), minlength=experts)
+                    np.testing.assert_array_equal(out["counts"], before + chosen)
 
             outputs = {name: np.full((m, used), 77, np.int32) for name in ("here", "there")}
+            if counts:
+                outputs["counts"] = before.copy()
             return {"ids": ids, "places": places}, outputs, check
 
-        return Case("moe_split", {"m": m, "experts": experts, "used": used}, build)
+        desc = {"m": m, "experts": experts, "used": used}
+        return Case("moe_split", desc, build, f"counts={counts}" if counts else "")
 
     yield make(1, 1, 1)
     yield make(1, 128, 8)
     yield make(7, 13, 3)
     yield make(700, 60, 4)
+    yield make(1, 128, 8, counts=True)
+    yield make(700, 60, 4, counts=True)
 
 
 @cases("norm_route")

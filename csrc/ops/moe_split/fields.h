@@ -21,9 +21,9 @@ struct MoeSplitOperands {
 };
 DYNO_FIELDS(MoeSplitOperands, ids, place_table, here, there)
 
-DYNO_FIELDS(MoeSplitArgs, ids, places, here, there)
+DYNO_FIELDS(MoeSplitArgs, ids, places, here, there, counts)
 // Given by the u-batch.
-constexpr FieldNames from_batch(std::type_identity<MoeSplitArgs>) { return {"places"}; }
+constexpr FieldNames from_batch(std::type_identity<MoeSplitArgs>) { return {"places", "counts"}; }
 // No argument of its name.
 constexpr FieldNames only_plan(std::type_identity<MoeSplitOperands>) { return {"place_table"}; }
 
@@ -34,6 +34,7 @@ void arguments(const MoeSplitDesc& d, MoeSplitArgs& a, Visitor& v) {
   v.integers("places", a.places, d.experts, d.experts);
   v.out("here", a.here, d.m * d.used);
   v.out("there", a.there, d.m * d.used);
+  v.optional_out("counts", a.counts, d.experts);
 }
 
 }  // namespace dyno::ops

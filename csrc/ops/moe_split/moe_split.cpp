@@ -1,5 +1,7 @@
 #include "ops/moe_split/moe_split.h"
 
+#include <atomic>
+
 #include "core/error.h"
 #include "ops/contract.h"
 #include "ops/parallel.h"
@@ -41,6 +43,8 @@ void launch(const Config& config, const MoeSplitDesc& desc, const MoeSplitArgs& 
                       const int32_t place = args.places[id];
                       args.here[i] = place >= 0 ? place : -1;
                       args.there[i] = place >= 0 ? -1 : id;
+                      if (args.counts == nullptr) continue;
+                      std::atomic_ref(args.counts[id]).fetch_add(1, std::memory_order_relaxed);
                     }
                   });
 }

@@ -19,6 +19,7 @@ struct MoeSplitArgs {
   const int32_t* places = nullptr;  // [experts]; -1: not here
   int32_t* here = nullptr;          // [m, used]
   int32_t* there = nullptr;         // [m, used]
+  int32_t* counts = nullptr;        // [experts]: how often each is chosen is added; null: nobody asks
 };
 
 std::span<const VariantInfo> moe_split_variants();

@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(256) moe_split_ids(MoeSplitArgs args, int64_t 
   const int32_t id = args.ids[i], place = args.places[id];
   args.here[i] = place >= 0 ? place : -1;
   args.there[i] = place >= 0 ? -1 : id;
+  if (args.counts != nullptr) atomicAdd(args.counts + id, 1);
 }
 
 }  // namespace

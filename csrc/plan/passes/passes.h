@@ -30,6 +30,8 @@ NodeList emit(Plan& plan, const model::ModelDesc& model);
 NodeList emit_draw(Plan& plan, const model::ModelDesc& model);
 // Which weights of the CPU the main device reads as copies, and then the list that does.
 void mark_streamed(Plan& plan, const model::ModelDesc& model);
+// Which weights of the CPU a GPU takes matrices of while its expert cache adapts.
+void mark_refilled(Plan& plan, const model::ModelDesc& model);
 NodeList emit_streamed(Plan& plan, const model::ModelDesc& model);
 NodeList fuse(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 NodeList batch(Plan& plan, const model::ModelDesc& model, const NodeList& general);
@@ -51,6 +53,9 @@ void count_weights(Plan& plan, const model::ModelDesc& model);
 
 // The reason that keeps a weight from every GPU; empty if there is none.
 std::string why_not_on_gpu(const model::Weight& weight);
+// Whether a copy of a matrix of the weight, as it lies on the CPU, becomes a matrix as a GPU reads it without work of
+// the CPU.
+bool can_refill(const Plan& plan, const model::Weight& weight, const WeightPlacement& host);
 // Of a weight as it would lie on the main device.
 size_t placed_bytes(const Plan& plan, const model::Weight& weight);
 

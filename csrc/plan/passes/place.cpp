@@ -158,6 +158,32 @@ void mark_streamed(Plan& plan, const model::ModelDesc& model) {
   plan.streams_from = std::min(kNever, on.min_tokens) * (experts ? ratio : 1);
 }
 
+bool can_refill(const Plan& plan, const model::Weight& weight, const WeightPlacement& host) {
+  if (weight.transform != model::Transform::none || gpu_type(weight.type) != weight.type) return false;
+  if (!has_gpu_kernels(weight.type)) return false;
+  const ops::Layout there = place(weight, plan.main_device(), plan.load, false).layout;
+  return there == ops::Layout::gpu || there == host.layout;
+}
+
+void mark_refilled(Plan& plan, const model::ModelDesc& model) {
+  if (!plan.load.expert_cache.adaptive || plan.main_device().kind != DeviceKind::cuda) return;
+  for (const model::LayerSpec& layer : model.layers) {
+    const model::FfnSpec* f = layer.mixture();
+    if (f == nullptr || f->cached.experts.empty()) continue;
+    for (const auto& [all, cached] :
+         {std::pair(f->experts_gate, f->cached.gate), std::pair(f->experts_up, f->cached.up),
+          std::pair(f->experts_down, f->cached.down), std::pair(f->experts_gate_bias, f->cached.gate_bias),
+          std::pair(f->experts_up_bias, f->cached.up_bias), std::pair(f->experts_down_bias, f->cached.down_bias)}) {
+      if (all == model::kNone) continue;
+      WeightPlacement& weight = plan.weights[static_cast<size_t>(all)];
+      if (weight.device == kMainDevice) continue;
+      weight.refills = true;
+      const bool repacked = plan.weights[static_cast<size_t>(cached)].layout != weight.layout;
+      weight.refill_stage = repacked ? weight.bytes / static_cast<size_t>(model.weight(all).batch) : 0;
+    }
+  }
+}
+
 void count_weights(Plan& plan, const model::ModelDesc& model) {
   // The embedding table is read row by row, but over a long text nearly all of its pages become resident. Where it is
   // the output matrix as well and both are pages of the file, it is there once.

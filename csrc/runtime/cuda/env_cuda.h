@@ -44,8 +44,10 @@ struct CudaExecutor::Env {
     if (plan.is_shared_table(table)) {
       return executor.shared_places_of(table - static_cast<int32_t>(plan.expert_places.size()));
     }
-    return reinterpret_cast<const int32_t*>(executor.places_.data()) +
-           executor.place_offsets_[static_cast<size_t>(table)];
+    return executor.places_of(table);
+  }
+  int32_t* choice_counts(int32_t table) const {
+    return plan.counts_choices(table) ? executor.choices_.of(table) : nullptr;
   }
   void soft_cap(float* values, int64_t count, float cap) const {
     runtime::soft_cap(values, count, cap, context.handle);

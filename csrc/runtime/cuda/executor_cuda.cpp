@@ -58,12 +58,14 @@ CudaExecutor::CudaExecutor(const GgufFile& file, const model::ModelDesc& model, 
     DYNO_CUDA_CHECK(cudaMemcpy(places_.data() + place_offsets_[i] * sizeof(int32_t), table.data(),
                                table.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
   }
+  if (device == plan::kMainDevice) choices_ = ChoiceCounts(plan, stream_.get());
   DYNO_CUDA_CHECK(cudaMemsetAsync(counters_.data(), 0, counters_.size(), stream_.get()));
   for (Event& event : staged_copied_) event = make_event();
 }
 
 CudaExecutor::~CudaExecutor() {
   const CudaStep step(info().ordinal, "closing a session");
+  copies_.close();
   DYNO_CUDA_CHECK_NOTHROW(cudaStreamSynchronize(stream_.get()));
 }
 

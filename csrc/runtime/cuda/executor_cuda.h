@@ -13,6 +13,7 @@
 #include "ops/cuda_stream.h"
 #include "runtime/backend.h"
 #include "runtime/cuda/cache_memory.h"
+#include "runtime/cuda/choice_counts.h"
 #include "runtime/cuda/draws.h"
 #include "runtime/cuda/handles.h"
 #include "runtime/cuda/turns.h"
@@ -67,6 +68,11 @@ class CudaExecutor final : public Executor, public Backend {
   void bring_own(model::WeightId weight, model::WeightId own, std::span<const MatrixMove> moves) override;
   void set_places(int32_t layer, std::span<const int32_t> places) override;
   void await_copies(model::WeightId weight) override;
+  std::vector<int64_t> take_choices(int32_t layer) override { return choices_.take(layer); }
+  void set_cached_places(int32_t layer, std::span<const int32_t> places) override;
+  void fill_place(model::WeightId weight, const std::byte* from, int64_t matrix, model::WeightId own,
+                  int64_t place) override;
+  bool has_arrived(model::WeightId own) const override;
 
   bool draws() const override { return true; }
   void begin_draws(const DrawStart& start) override;
@@ -166,6 +172,10 @@ class CudaExecutor final : public Executor, public Backend {
   std::vector<size_t> table_offsets_;
   DeviceBuffer places_;  // of cached experts, by layer
   std::vector<size_t> place_offsets_;
+  int32_t* places_of(int32_t layer) const {
+    return reinterpret_cast<int32_t*>(places_.data()) + place_offsets_[static_cast<size_t>(layer)];
+  }
+  ChoiceCounts choices_;
   int32_t* shared_places_of(int32_t layer) const {
     return reinterpret_cast<int32_t*>(shared_places_.data()) + layer * model_.experts();
   }

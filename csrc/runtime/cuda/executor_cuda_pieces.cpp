@@ -192,6 +192,7 @@ void CudaExecutor::select_rows(std::span<const plan::ValueId> values) {
 void CudaExecutor::end() {
   const DeviceScope scope(info().ordinal, "decoding", static_cast<int64_t>(micro_batch_.tokens.size()));
   download_routing(micro_batch_);
+  choices_.send();
   const size_t bytes = micro_batch_.logit_rows.size() * static_cast<size_t>(model_.n_vocab) * sizeof(float);
   if (plan_.logits_device() != device_ || bytes == 0 || micro_batch_.logits == nullptr) return;
   DYNO_CUDA_CHECK(cudaMemcpyAsync(micro_batch_.logits, logits_.data(), bytes, cudaMemcpyDefault, stream_.get()));
@@ -244,6 +245,29 @@ void CudaExecutor::set_places(int32_t layer, std::span<const int32_t> places) {
   const DeviceScope scope(info().ordinal, "sharing experts");
   DYNO_CUDA_CHECK(cudaMemcpyAsync(shared_places_of(layer), places.data(), places.size_bytes(), cudaMemcpyHostToDevice,
                                   stream_.get()));
+}
+
+// Behind all launches that read the old table, and before the next ones.
+void CudaExecutor::set_cached_places(int32_t layer, std::span<const int32_t> places) {
+  const DeviceScope scope(info().ordinal, "swapping experts");
+  DYNO_CUDA_CHECK(
+      cudaMemcpyAsync(places_of(layer), places.data(), places.size_bytes(), cudaMemcpyHostToDevice, stream_.get()));
+}
+
+void CudaExecutor::fill_place(model::WeightId weight, const std::byte* from, int64_t matrix, model::WeightId own,
+                              int64_t place) {
+  const DeviceScope scope(info().ordinal, "swapping experts");
+  const auto each = [&](model::WeightId id) {
+    return plan_.weights[static_cast<size_t>(id)].bytes / static_cast<size_t>(model_.weight(id).batch);
+  };
+  const std::byte* matrices = from != nullptr ? from : weights_.data(weight);
+  copies_.fill(weight, matrices + each(weight) * static_cast<size_t>(matrix), own,
+               weights_.memory(own) + each(own) * static_cast<size_t>(place), stream_.get());
+}
+
+bool CudaExecutor::has_arrived(model::WeightId own) const {
+  const DeviceScope scope(info().ordinal, "swapping experts");
+  return copies_.has_filled(own);
 }
 
 void CudaExecutor::await_copies(model::WeightId weight) {

@@ -50,6 +50,16 @@ Event make_timing_event() {
   return Event(event);
 }
 
+bool is_over(const Event& event) {
+  const cudaError_t status = cudaEventQuery(event.get());
+  if (status == cudaErrorNotReady) {
+    (void)cudaGetLastError();  // else the next launch would be thought to have failed
+    return false;
+  }
+  DYNO_CUDA_CHECK(status);
+  return true;
+}
+
 DeviceBuffer::DeviceBuffer(size_t bytes, const char* purpose) : size_(bytes) {
   if (bytes == 0) return;
   void* data = nullptr;

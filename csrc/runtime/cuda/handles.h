@@ -66,6 +66,8 @@ using GraphExec = Handle<cudaGraphExec_t, destroy_graph_exec>;
 Stream make_stream();  // does not wait for the default stream
 Event make_event();    // without timing
 Event make_timing_event();
+// Whether all is over that was started before the event was recorded.
+bool is_over(const Event& event);
 
 // Device memory of the current device. Throws OutOfMemoryError with the size and the purpose.
 class DeviceBuffer {

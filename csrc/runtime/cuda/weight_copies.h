@@ -1,6 +1,6 @@
-// Copies of the CPU's weights on a GPU, for the streamed list. They cross on a stream of their own. Those that kernels
-// read in another layout than they lie in come to one of two stages first, and are repacked from there on a third
-// stream: while one stage is repacked, the link fills the other.
+// Copies of the CPU's weights on a GPU: for the streamed list, and for an expert cache that adapts. They cross on a
+// stream of their own. Those that kernels read in another layout than they lie in come to one of two stages first, and
+// are repacked from there on a third stream: while one stage is repacked, the link fills the other.
 #pragma once
 
 #include <array>
@@ -29,7 +29,15 @@ class WeightCopies {
   // `from`: of this device, in the layout of the copies.
   void bring_own(model::WeightId weight, const std::byte* from, std::span<const MatrixMove> moves);
   void await(model::WeightId weight, cudaStream_t launches) const;
+  // A matrix of a weight, at `from`, becomes one of the weight `own` of this device, at `to`, when all launches so far
+  // are over.
+  void fill(model::WeightId weight, const std::byte* from, model::WeightId own, std::byte* to, cudaStream_t launches);
+  // Whether it has, the last one of `own`.
+  bool has_filled(model::WeightId own) const;
+  // Waits for the copies that launches wait for. What only fills a place may go on.
   void finish();
+  // Waits for all, and tells of errors on stderr.
+  void close() noexcept;
 
  private:
   struct Stage {
@@ -37,16 +45,23 @@ class WeightCopies {
   };
   void bring_as_it_is(const plan::WeightPlacement& placed, size_t matrix_bytes, const std::byte* from,
                       std::span<const MatrixRange> ranges);
+  // Where matrices go, of so many bytes each.
+  struct Target {
+    std::byte* memory = nullptr;
+    size_t matrix_bytes = 0;
+  };
   void bring_repacked(model::WeightId weight, size_t matrices, const std::byte* from,
-                      std::span<const MatrixRange> ranges);
+                      std::span<const MatrixRange> ranges, const Target& to);
   // On which these copies of a weight are made.
   cudaStream_t stream_of(const plan::WeightPlacement& placed) const {
     return placed.stream.layout != placed.layout ? repacks_.get() : copies_.get();
   }
+  void wait();
   // Launches that wait for the weight go on behind what its stream has to do now.
   void note_copies(model::WeightId weight);
   // One stage full: such a piece of each range, `count` matrices together.
-  void repack(model::WeightId weight, const std::byte* stage, int64_t matrices, std::span<const MatrixRange> pieces);
+  void repack(model::WeightId weight, const std::byte* stage, int64_t matrices, std::span<const MatrixRange> pieces,
+              const Target& to);
 
   const plan::Plan& plan_;
   const model::ModelDesc& model_;
@@ -55,7 +70,8 @@ class WeightCopies {
   Event launched_;
   std::array<Stage, plan::kStages> stages_;
   size_t next_ = 0;
-  std::map<model::WeightId, Event> there_;
+  std::map<model::WeightId, Event> there_, filled_;
+  bool brings_ = false;  // since finish()
 };
 
 }  // namespace dyno::runtime

@@ -18,10 +18,12 @@ class CudaWeights {
               ThreadPool& pool, int threads);
 
   const std::byte* data(model::WeightId id) const { return data_[static_cast<size_t>(id)]; }
+  // For matrices that come to the place of others.
+  std::byte* memory(model::WeightId id) { return data_[static_cast<size_t>(id)]; }
 
  private:
   DeviceBuffer memory_;
-  std::vector<const std::byte*> data_;
+  std::vector<std::byte*> data_;
 };
 
 }  // namespace dyno::runtime
