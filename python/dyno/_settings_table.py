@@ -157,8 +157,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "load",
         "choice",
         "Which experts `expert_cache_mib` keeps: `static` keeps those of the recorded use; with `adaptive`, "
-        "experts that the text chooses more often take the places of others while it runs. A GPU refuses "
-        "`adaptive` so far; virtual devices take it.",
+        "experts that the text chooses more often take the places of others while it runs.",
         default="static",
         choices=("static", "adaptive"),
         fidelity="rounding",

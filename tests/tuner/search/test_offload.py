@@ -143,14 +143,14 @@ def test_the_expert_cache_is_searched_where_the_use_is_known() -> None:
     assert SETTINGS["expert_cache_mib"].memory_bound
 
 
-def test_the_kind_of_expert_cache_is_searched_where_a_device_takes_both() -> None:
-    def found(**more: Any) -> dict[str, Knob]:
-        at = facts(file_bytes=16 << 30, expert_use=True)
-        at = replace(at, defaults={**at.defaults, "expert_cache_mib": 0, "expert_cache": "static"}, **more)
+def test_the_kind_of_expert_cache_is_searched_if_a_use_is_recorded() -> None:
+    def found(expert_use: bool) -> dict[str, Knob]:
+        at = facts(file_bytes=16 << 30, expert_use=expert_use)
+        at = replace(at, defaults={**at.defaults, "expert_cache_mib": 0, "expert_cache": "static"})
         return {k.name: k for k in resolve(at, approx=False)}
 
-    assert "expert_cache" not in found()  # a GPU refuses `adaptive`
-    knob = found(device={**facts().device, "kind": "cpu"})["expert_cache"]
+    assert "expert_cache" not in found(expert_use=False)
+    knob = found(expert_use=True)["expert_cache"]
     assert knob.values == ("static", "adaptive")
     assert knob.code is not None
     assert knob.code("adaptive", {}) == knob.code("static", {"expert_cache_mib": 0}) == "unused"
