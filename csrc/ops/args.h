@@ -201,7 +201,9 @@ struct MoeDownSumArgs {
   float scale = 1.0f;
   // The launch that wrote the ids is over when this one begins, though the launch before it may still run.
   bool settled = false;
-  float* out = nullptr;  // [m, n]
+  const float* shared_x = nullptr;  // [m, shared]
+  const void* shared_w = nullptr;   // [n, shared]
+  float* out = nullptr;             // [m, n]
 };
 
 struct MlaExpandArgs {

@@ -252,11 +252,11 @@ struct QkvDesc {
 };
 
 // out[m, n] = residual + scale * sum over slots of weight[m, slot] * (x[m, slot, k] · w[id]ᵀ + bias[id]): matmul_id and
-// moe_sum in one, w [experts, n, k].
+// moe_sum in one, w [experts, n, k]. Of shared > 0 the sum holds shared_x[m, shared] · shared_wᵀ as well.
 struct MoeDownSumDesc {
   DType type = DType::f32;
   Layout layout = Layout::plain;
-  int64_t m = 1, n = 0, k = 0, experts = 1, used = 1;
+  int64_t m = 1, n = 0, k = 0, experts = 1, used = 1, shared = 0;
   friend bool operator==(const MoeDownSumDesc&, const MoeDownSumDesc&) = default;
 };
 

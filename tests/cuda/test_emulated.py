@@ -60,6 +60,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def products(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = built(tmp_path_factory.mktemp("emulated"), "products")
     library.multiply_by_experts.restype = ctypes.c_char_p
+    library.sum_over_experts.restype = ctypes.c_char_p
     return library
 
 
@@ -206,6 +207,49 @@ def test_an_emulated_product_with_experts_gives_what_numpy_gives(products: ctype
         for backwards in (1, 0):
             products.run_backwards(backwards)
             got = multiply(products, case, args, outputs, choice)
+            with allowing(allowed):
+                check(got)
+
+
+SUMS = [
+    case
+    for case in all_cases()
+    if case.family == "moe_down_sum" and case.desc["type"] in ("q4_0", "q4_k", "q8_0", "mxfp4")
+]
+
+
+def add_up(
+    library: ctypes.CDLL, case: Case, args: dict[str, Any], before: dict[str, NDArray[Any]],
+    choice: tuple[str, int, int],
+) -> dict[str, NDArray[Any]]:  # fmt: skip
+    """The sum over experts, by a choice as of multiply()."""
+    desc, outputs = case.desc, {name: array.copy() for name, array in before.items()}
+    error = library.sum_over_experts(
+        desc["type"].encode(), choice[0] == "ring",
+        numbers(
+            *(desc[name] for name in ("m", "n", "k", "experts", "used")), *choice[1:], desc.get("shared", 0)
+        ),
+        pointers(args, ("x", "w", "bias", "residual", "weights", "shared_x", "shared_w")),
+        ctypes.c_float(args["scale"]), ctypes.c_int64(args["w"].nbytes // desc["experts"]),
+        address(args["ids"]), address(outputs["out"]),
+    )  # fmt: skip
+    assert error is None, error
+    return outputs
+
+
+@pytest.mark.parametrize("case", SUMS, ids=lambda case: f"{case.family}:{case.id}")
+def test_an_emulated_sum_over_experts_gives_what_numpy_gives(products: ctypes.CDLL, case: Case) -> None:
+    seed = zlib.crc32(case.id.encode())
+    for choice in (("ring", 1, 2), ("ring", 8, 2), ("stream", 4, 1), ("stream", 16, 1)):
+        if case.desc["shared"] and choice[0] == "ring":
+            continue  # only stream adds the shared expert's product
+        args, outputs, check = case.make(np.random.default_rng(seed))
+        arithmetic = rounding.arithmetic_of(case.family, case.desc, choice[0])
+        assert arithmetic is not None
+        allowed = rounding.allowances(case, arithmetic, seed)
+        for backwards in (1, 0):
+            products.run_backwards(backwards)
+            got = add_up(products, case, args, outputs, choice)
             with allowing(allowed):
                 check(got)
 

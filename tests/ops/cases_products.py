@@ -363,8 +363,17 @@ def qkv_cases() -> Iterator[Case]:
 @cases("moe_down_sum")
 def moe_down_sum_cases() -> Iterator[Case]:
     def make(
-        dtype: str, m: int, used: int, k: int, *, n: int = 35, bias: bool = False, one: bool = False
+        dtype: str,
+        m: int,
+        used: int,
+        k: int,
+        *,
+        n: int = 35,
+        bias: bool = False,
+        one: bool = False,
+        shared: int = 0,
     ) -> Case:
+        """`shared`: k of the shared expert's product."""
         experts = max(used + 2, 6)
         settled = m % 2 == 0  # whether ids may be read before the launch before this one is over
 
@@ -382,13 +391,18 @@ def moe_down_sum_cases() -> Iterator[Case]:
                 each += args["bias"].astype(np.float64)[ids]
             residual = args["residual"].astype(np.float64) if bias else None
             want = reference.moe_sum(each, args["weights"].astype(np.float64), residual, 0.75)
+            if shared:
+                own = Weights(rng, dtype, "gpu", 1, n, shared)
+                args |= {"shared_x": normal(rng, m, shared), "shared_w": own.bytes}
+                want = want + 0.75 * (operand(args["shared_x"].astype(np.float64)) @ own.values[0].T)
 
             def check(out: Any) -> None:
                 expect_close(out["out"], want, EXACT)
 
-            return args, {"out": np.empty((m, n), F32)}, check
+            return args, {"out": np.full((m, n), np.nan, F32)}, check
 
         desc = {"type": dtype, "layout": "gpu", "m": m, "n": n, "k": k, "experts": experts, "used": used}
+        desc |= {"shared": shared}
         return Case("moe_down_sum", desc, build, f"bias={bias}-one={one}-settled={settled}")
 
     for dtype in ON_GPU:
@@ -396,3 +410,10 @@ def moe_down_sum_cases() -> Iterator[Case]:
     for m, used, k in ((1, 1, 32), (1, 8, 768), (8, 5, 1440), (3, 10, 96)):
         yield make("q4_0", m, used, k, bias=m == 8)
         yield make("mxfp4", m, used, k, one=True)
+    for dtype in ON_GPU:
+        yield make(dtype, 1, 3, 256, bias=True, shared=512)
+    for dtype in ("q4_0", "q8_0", "mxfp4"):
+        yield make(dtype, 1, 2, 1408, shared=2816)  # as of deepseek2-lite: a half chunk ends each row
+        yield make(dtype, 3, 2, 96, bias=True, shared=32)
+        yield make(dtype, 8, 3, 32, shared=1440)
+    yield make("q4_k", 1, 6, 512, shared=1280)

@@ -11,7 +11,8 @@ template <typename V>
 constexpr void for_each_field(std::type_identity<MoeDownSumDesc>, V&& v) {
   using D = MoeDownSumDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
-  v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("layout", &D::layout, In::if_set);
+  v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("shared", &D::shared, In::if_set);
+  v("layout", &D::layout, In::if_set);
 }
 // clang-format on
 
@@ -23,10 +24,13 @@ struct MoeDownSumOperands {
   MayRead residual{};
   float scale = 1.0f;
   Writes out;
+  MayRead shared_x{};
+  MayUseWeight shared_w{};
 };
-DYNO_FIELDS(MoeDownSumOperands, x, w, bias, ids, weights, residual, scale, out)
+DYNO_FIELDS(MoeDownSumOperands, x, w, bias, ids, weights, residual, scale, out, shared_x, shared_w)
 
-DYNO_FIELDS(MoeDownSumArgs, x, w, w_expert_stride_bytes, bias, ids, weights, residual, scale, settled, out)
+DYNO_FIELDS(MoeDownSumArgs, x, w, w_expert_stride_bytes, bias, ids, weights, residual, scale, settled, shared_x,
+            shared_w, out)
 // Given by the u-batch.
 constexpr FieldNames from_batch(std::type_identity<MoeDownSumArgs>) { return {"settled"}; }
 
@@ -42,6 +46,10 @@ void arguments(const MoeDownSumDesc& d, MoeDownSumArgs& a, Visitor& v) {
   v.optional("residual", a.residual, d.m * d.n, true);
   v.number("scale", a.scale, 1.0f);
   v.number("settled", a.settled, false, true);
+  if (d.shared > 0) {
+    v.in("shared_x", a.shared_x, d.m * d.shared);
+    v.bytes("shared_w", a.shared_w, static_cast<int64_t>(layout_bytes(d.type, d.layout, d.n, d.shared)));
+  }
   v.out("out", a.out, d.m * d.n);
 }
 

@@ -31,19 +31,24 @@ Support supports(const MoeDownSumDesc& desc, const Config& config, const DeviceI
   const Support sizes =
       check_sizes({{"m", desc.m}, {"n", desc.n}, {"k", desc.k}, {"experts", desc.experts}, {"used", desc.used}});
   if (!sizes) return sizes;
+  if (desc.shared < 0) return Support::no(str_cat("shared=", desc.shared, " is below 0"));
   if (Support s = supports_weights(desc.type, desc.layout, ActType::f32, desc.k); !s) return s;
   if (Support s = check_config(Family::moe_down_sum, kVariants, kInstances, config, device); !s) return s;
+  if (desc.shared > 0) {
+    if (Support s = supports_weights(desc.type, desc.layout, ActType::f32, desc.shared); !s) return s;
+    if (config.variant == k_ring) return Support::no("only stream adds the product of a shared expert");
+  }
   return cuda::supports_choice(shape_of(desc), choice_of(config), device);
 }
 
 Config default_config(const MoeDownSumDesc& desc, const DeviceInfo& device) {
   // A token's experts follow each other along k, and a block has one stripe.
   const int64_t blocks = (desc.n + kGpuRows - 1) / kGpuRows * desc.m;
-  if (desc.m == 1) {
+  if (desc.m == 1 && desc.shared == 0) {
     const auto ring = cuda::default_ring(shape_of(desc), blocks, desc.used, device);
     if (ring) return cuda::config_of(kVariants, *ring);
   }
-  const int64_t k_tiles = (desc.k + kGpuTile - 1) / kGpuTile * desc.used;
+  const int64_t k_tiles = (desc.k + kGpuTile - 1) / kGpuTile * desc.used + (desc.shared + kGpuTile - 1) / kGpuTile;
   return stream_params{.warps = static_cast<int16_t>(cuda::stream_warps(blocks, k_tiles, device).value_or(4))};
 }
 
@@ -52,7 +57,11 @@ Cost cost(const MoeDownSumDesc& desc) {
   const double used = static_cast<double>(desc.used);
   const double matrix = static_cast<double>(layout_bytes(desc.type, desc.layout, desc.n, desc.k));
   const double experts = std::min(static_cast<double>(desc.experts), m * used);
-  return {matrix * experts + m * used * k * 4 + m * n * 8, 2 * m * used * n * (k + 1)};
+  const double shared = static_cast<double>(desc.shared);
+  const double shared_matrix =
+      desc.shared > 0 ? static_cast<double>(layout_bytes(desc.type, desc.layout, desc.n, desc.shared)) : 0;
+  return {matrix * experts + shared_matrix + m * (used * k + shared) * 4 + m * n * 8,
+          2 * m * n * (used * (k + 1) + shared)};
 }
 
 size_t scratch_bytes(const MoeDownSumDesc&, const Config&) { return 0; }
@@ -79,6 +88,10 @@ void launch(const Config& config, const MoeDownSumDesc& desc, const MoeDownSumAr
   p.scale = args.scale;
   p.y = args.out;
   p.y_stride = desc.n;
+  if (desc.shared > 0) {
+    p.shared = {
+        .w = static_cast<const uint8_t*>(args.shared_w), .x = args.shared_x, .k = static_cast<int32_t>(desc.shared)};
+  }
   cuda::run_stream(p, desc.type, choice_of(config), stream);
 }
 #endif

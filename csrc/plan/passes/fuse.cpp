@@ -161,6 +161,7 @@ class Fuse {
     router(spec.ffn, i);
     experts_down(spec.ffn, i);
     shared_experts_first(spec.ffn, i);
+    shared_down(spec.ffn, i);
   }
 
   // Products of streamed weights norm their rows themselves, up to the first reader that cannot.
@@ -309,6 +310,45 @@ class Fuse {
                              .residual = sum.residual,
                              .scale = sum.scale,
                              .out = sum.out}));
+  }
+
+  bool alike(WeightId a, WeightId b) const {
+    return plan_.type_of(a) == plan_.type_of(b) && layout_of(a) == layout_of(b) && stand_together(plan_, {a, b});
+  }
+
+  static bool same_rows(const Operand& a, const Operand& b) {
+    return a.value == b.value && a.offset_bytes == b.offset_bytes && a.stride_bytes == b.stride_bytes;
+  }
+
+  // The down product of the shared expert as one more part of the sum over experts, where that is streamed. What lies
+  // between them goes before the sum.
+  void shared_down(const model::FfnSpec& f, int32_t i) {
+    const Span span = layer_span(nodes_, i);
+    size_t at = find_node<MoeDownSumOperands>(nodes_, span, [&](const auto& o) { return o.w.id == f.experts_down; });
+    const size_t own = f.dense_width > 0 ? product(span, f.down) : span.end;
+    if (at == span.end || own == span.end || own < at || !alike(f.down, f.experts_down) || scaled(f.down)) return;
+    auto operands = *operands_of<MoeDownSumOperands>(nodes_[at]);
+    const MatmulOperands down = *operands_of<MatmulOperands>(nodes_[own]);
+    if (down.bias.id != kNone || !same_rows(down.residual, operands.out) || !same_rows(down.y, operands.out) ||
+        down.scale != operands.scale) {
+      return;
+    }
+    for (size_t between = at + 1; between < own; ++between) {
+      const ValueId sum = operands.out.value;
+      if (reads(nodes_[between], sum) || writes(nodes_[between], sum)) return;
+    }
+    auto desc = std::get<ops::MoeDownSumDesc>(nodes_[at].desc);
+    const DeviceInfo& device = plan_.device_of(f.down);
+    const ops::Config alone = ops::default_config(desc, device);
+    if (ops::variants(ops::Family::moe_down_sum)[alone.variant].name != "stream") return;
+    desc.shared = f.dense_width;
+    if (!fused_takes(device, desc)) return;
+    operands.shared_x = down.x;
+    operands.shared_w = down.w.id;
+    const auto place = [&](size_t node) { return nodes_.begin() + static_cast<std::ptrdiff_t>(node); };
+    std::rotate(place(at), place(at + 1), place(own));
+    at = own - 1;
+    replace_nodes(nodes_, {at, at + 2}, make_node(nodes_[at].name, i, desc, operands));
   }
 
   // Shared experts that will norm their rows themselves must read the residual stream before the others are added to

@@ -42,6 +42,28 @@ void multiply(const Problem& p, bool ring, int first, int second) {
   }
 }
 
+// Runs `p` with the weights of a type. Returns an error, or null.
+const char* multiply_named(const std::string& name, Problem& p, bool ring, int first, int second) {
+  static std::string error;
+  try {
+#define DYNO_EMULATED(t) \
+  if (name == #t) return p.type = DType::t, multiply<DType::t>(p, ring, first, second), nullptr;
+    DYNO_EMULATED(q4_0)
+    DYNO_EMULATED(q4_k)
+    DYNO_EMULATED(q5_0)
+    DYNO_EMULATED(q5_k)
+    DYNO_EMULATED(q6_k)
+    DYNO_EMULATED(q4_16)
+    DYNO_EMULATED(q8_0)
+    DYNO_EMULATED(mxfp4)
+#undef DYNO_EMULATED
+    error = name + " has no kernel here";
+  } catch (const std::exception& e) {
+    error = e.what();
+  }
+  return error.c_str();
+}
+
 }  // namespace
 
 // A product of rows (token, slot) with their experts. numbers: rows, n, k, matrices, x_divisor, activation, and either
@@ -64,24 +86,31 @@ extern "C" const char* multiply_by_experts(const char* type, bool ring, const in
   p.grouping = Grouping::experts, p.ids = ids;
   p.y = y, p.y_stride = p.n;
   p.shared_limit = sizeof ops::cuda::shared;
-  const auto first = static_cast<int>(numbers[6]), second = static_cast<int>(numbers[7]);
-  const std::string name = type;
-  static std::string error;
-  try {
-#define DYNO_EMULATED(t) \
-  if (name == #t) return p.type = DType::t, multiply<DType::t>(p, ring, first, second), nullptr;
-    DYNO_EMULATED(q4_0)
-    DYNO_EMULATED(q4_k)
-    DYNO_EMULATED(q5_0)
-    DYNO_EMULATED(q5_k)
-    DYNO_EMULATED(q6_k)
-    DYNO_EMULATED(q4_16)
-    DYNO_EMULATED(q8_0)
-    DYNO_EMULATED(mxfp4)
-#undef DYNO_EMULATED
-    error = name + " has no kernel here";
-  } catch (const std::exception& e) {
-    error = e.what();
+  return multiply_named(type, p, ring, static_cast<int>(numbers[6]), static_cast<int>(numbers[7]));
+}
+
+// The sum over a token's experts. numbers: tokens, n, k, matrices, used, share and blocks of the ring or warps of the
+// stream and 1, k of the shared expert. inputs: x, weights, bias, residual, weights of the slots, x and weights of the
+// shared expert. Returns an error, or null.
+extern "C" const char* sum_over_experts(const char* type, bool ring, const int64_t* numbers, const void* const* inputs,
+                                        float scale, int64_t w_stride, const int32_t* ids, float* out) {
+  emulated::shared_memory = ops::cuda::shared;
+  Problem p;
+  p.used = static_cast<int32_t>(numbers[4]);
+  p.rows = static_cast<int32_t>(numbers[0]) * p.used, p.n = static_cast<int32_t>(numbers[1]);
+  p.k = static_cast<int32_t>(numbers[2]), p.matrices = p.last_matrix = static_cast<int32_t>(numbers[3]);
+  p.x = static_cast<const uint8_t*>(inputs[0]), p.x_stride = int64_t{p.k} * 4;
+  p.w = static_cast<const uint8_t*>(inputs[1]), p.w_stride = w_stride;
+  p.bias = static_cast<const float*>(inputs[2]), p.residual = static_cast<const float*>(inputs[3]);
+  p.slot_weights = static_cast<const float*>(inputs[4]);
+  p.scale = scale;
+  p.grouping = Grouping::summed, p.ids = ids;
+  p.y = out, p.y_stride = p.n;
+  p.shared_limit = sizeof ops::cuda::shared;
+  if (numbers[7] > 0) {
+    p.shared = {.w = static_cast<const uint8_t*>(inputs[6]),
+                .x = static_cast<const float*>(inputs[5]),
+                .k = static_cast<int32_t>(numbers[7])};
   }
-  return error.c_str();
+  return multiply_named(type, p, ring, static_cast<int>(numbers[5]), static_cast<int>(numbers[6]));
 }

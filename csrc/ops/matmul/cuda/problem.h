@@ -28,6 +28,14 @@ struct Part {
   int64_t y_stride = 0;
 };
 
+// A product that every token meets beside its experts, with weights of their type: one more part of a sum, with k of
+// its own and the weight 1 (stream only).
+struct SharedExpert {
+  const uint8_t* w = nullptr;  // null: there is none
+  const float* x = nullptr;    // [tokens, k]
+  int32_t k = 0;
+};
+
 struct Problem {
   DType type = DType::f32;
   const uint8_t* w = nullptr;
@@ -66,6 +74,7 @@ struct Problem {
   int32_t used = 1;                     // summed: rows of a token
   bool settled = false;                 // summed: ids may be read before earlier launches have ended
   Part more[2]{};                       // dense: further products, where n > 0
+  SharedExpert shared{};                // summed
   int32_t shared_limit = 0;             // bytes of shared memory that a block may have; filled by run()
   int32_t passes = 1;                   // of half rows x, see HalfRows
 

@@ -74,8 +74,8 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
       cursor[i].advance();
     }
   };
-  const auto start = [&](int matrix, int begin, int stop) {
-    const uint8_t* w = target.w + matrix * p.w_stride + stripe * stripe_bytes;
+  const auto stripe_of = [&](int matrix) { return target.w + matrix * p.w_stride + stripe * stripe_bytes; };
+  const auto start = [&](const uint8_t* w, int matrix, int begin, int stop) {
     cursor[0] = {w, begin, lane};
     if constexpr (kMats == 2) {
       const int stripes = (target.n + kGpuRows - 1) / kGpuRows;
@@ -127,12 +127,12 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
     }
   };
   // Adds what tiles [begin, stop) give: element e of a sum belongs to column 2·t + e % 2.
-  const auto add = [&](const uint8_t* from, int begin, int stop, float weight) {
+  const auto add = [&](const uint8_t* from, int k, int begin, int stop, float weight) {
     for (int at = begin; at < stop; at += part_tiles) {
       const int count = min(part_tiles, stop - at);
       if (at > begin) __syncwarp();  // all lanes have used the part before
       for (int r = 0; r < columns; ++r) {
-        const StreamRow row{reinterpret_cast<const float*>(from + r * p.x_stride), p.norm, p.k};
+        const StreamRow row{reinterpret_cast<const float*>(from + r * p.x_stride), p.norm, k};
         float squares;
         const float back =
             row.template halve<kTwice>(at, count, halves + r * row_bytes, rests + r * row_bytes, squares);
@@ -157,17 +157,25 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
     if (vector != nullptr && threadIdx.x == 0) device::prefetch_l2(vector + at);
   };
   if constexpr (kSummed) {
-    const int total = p.used * tiles, last = total * (warp + 1) / warps;
+    // The shared expert's tiles follow those of the slots.
+    const int shared_tiles = p.shared.w != nullptr ? (p.shared.k + kGpuTile - 1) / kGpuTile : 0;
+    const int total = p.used * tiles + shared_tiles, last = total * (warp + 1) / warps;
     if (!p.settled) device::wait_for_previous();
     bool waits = p.settled;
     ask_for(p.residual, blockIdx.y * p.y_stride + stripe * kGpuRows);
     for (int begin = total * warp / warps; begin < last;) {
-      const int slot = begin / tiles, at = begin - slot * tiles, stop = min(last - slot * tiles, tiles);
+      const int slot = min(begin / tiles, p.used), at = begin - slot * tiles;
+      const bool shared = slot == p.used;
+      const int stop = min(last - slot * tiles, shared ? shared_tiles : tiles);
       __syncwarp();  // all lanes have used the slot before
-      start(device::load_l2(p.ids + first_row + slot), at, stop);
+      start(shared ? p.shared.w + stripe * gpu_stripe_bytes(kType, p.shared.k)
+                   : stripe_of(device::load_l2(p.ids + first_row + slot)),
+            0, at, stop);
       if (waits) device::wait_for_previous();
       waits = false;
-      add(x + slot * p.x_stride, at, stop, p.slot_weights[first_row + slot]);
+      const auto* row = reinterpret_cast<const uint8_t*>(p.shared.x + static_cast<int64_t>(blockIdx.y) * p.shared.k);
+      add(shared ? row : x + slot * p.x_stride, shared ? p.shared.k : p.k, at, stop,
+          shared ? 1.0f : p.slot_weights[first_row + slot]);
       begin = slot * tiles + stop;
     }
     if (waits) device::wait_for_previous();
@@ -183,13 +191,13 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
       }
     }
     const int begin = tiles * warp / warps, stop = tiles * (warp + 1) / warps;
-    start(matrix, begin, stop);
+    start(stripe_of(matrix), matrix, begin, stop);
     ask_for(target.bias, (experts ? static_cast<int64_t>(matrix) * p.n : 0) + stripe * kGpuRows);
     if (p.norm != nullptr && begin * kGpuTile + lane * 32 < min(stop * kGpuTile, p.k)) {
       device::prefetch_l2(p.norm + begin * kGpuTile + lane * 32);
     }
     if (!experts) device::wait_for_previous();
-    add(x, begin, stop, 1.0f);
+    add(x, p.k, begin, stop, 1.0f);
   }
 
   // Element e of `totals` is row g + 8·(e / 2) of the stripe, column 2·t + e % 2.
@@ -310,7 +318,9 @@ inline StreamLaunch stream_launch(const Problem& p, int passes, int warps, int m
   const bool experts = p.grouping == Grouping::experts, summed = p.grouping == Grouping::summed;
   const int tiles = (p.k + kGpuTile - 1) / kGpuTile, columns = experts || summed ? 1 : std::min(p.rows, 8);
   // At most what a warp gets of k, rounded up to whole turns of its ring.
-  const int wanted = summed ? std::min((p.used * tiles + warps - 1) / warps, tiles) : (tiles + warps - 1) / warps;
+  const int shared = summed && p.shared.w != nullptr ? (p.shared.k + kGpuTile - 1) / kGpuTile : 0;
+  const int wanted = summed ? std::min((p.used * tiles + shared + warps - 1) / warps, std::max(tiles, shared))
+                            : (tiles + warps - 1) / warps;
   const auto tail = static_cast<int>(stream_tail_bytes(warps, mats));
   const int room = (std::min(p.shared_limit, kStreamShared) - tail) / (warps * columns * passes);
   const int most = std::max((room - static_cast<int>(stream_row_bytes(0))) / 128 / depth * depth, depth);

@@ -1,0 +1,125 @@
+"""Shared experts whose down products join the sum over the routed ones: the plan, and answers on a GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import pytest
+from dyno import _core
+from dyno.testing import TensorSpec, tiny_gguf, tiny_model
+from dyno.testing.blocks import random_blocks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GPUS = [d for d in _core.devices() if d["kind"] == "cuda"]
+HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
+LAYERS, WIDTH, LONG, SHARED = 1, 2048, 6144, 1024
+EMBD = 1024
+
+
+def mixture(path: Path, dtype: str, width: int = WIDTH, **types: str) -> Path:
+    """Random weights of hunyuan-moe, which has shared experts, beside the shapes of qwen3moe.
+
+    Args:
+        path: File to write.
+        dtype: Type of all matrices.
+        width: Rows of an expert. With LONG its down products are long enough for the ring.
+        types: Types of the shared expert's matrices, by names without `ffn_`.
+    """
+    plain = tiny_model(
+        path.with_suffix(".plain"), "qwen3moe", n_layers=LAYERS, n_embd=EMBD, n_heads=4, n_kv_heads=2,
+        n_vocab=320, n_experts=4, n_experts_used=3, n_ff_expert=width, dtype=dtype,
+    )  # fmt: skip
+    reader = gguf.GGUFReader(plain)
+    metadata = {
+        key.replace("qwen3moe.", "hunyuan-moe."): field.contents()
+        for key, field in reader.fields.items()
+        if not key.startswith("GGUF.")
+    } | {"general.architecture": "hunyuan-moe"}
+    tensors = [
+        TensorSpec(t.name, tuple(map(int, reversed(t.shape))), t.tensor_type.name.lower(), t.data.tobytes())
+        for t in reader.tensors
+    ]
+    rng = np.random.default_rng(3)
+    for i in range(LAYERS):
+        for name, shape in (("gate", (SHARED, EMBD)), ("up", (SHARED, EMBD)), ("down", (EMBD, SHARED))):
+            kind = types.get(f"{name}_shexp", dtype)
+            std = 0.02 if name == "down" else shape[1] ** -0.5
+            data = random_blocks(kind, SHARED * EMBD, rng, std=std, row_elements=shape[1])
+            tensors.append(TensorSpec(f"blk.{i}.ffn_{name}_shexp.weight", shape, kind, data))
+    return tiny_gguf(path, metadata, tensors)
+
+
+def counts(session: _core.Session, tokens: int = 1) -> Counter[str]:
+    """Launches by family; of those with a shared expert `family shared`, too."""
+    found = Counter[str]()
+    for op in session.ops(tokens):
+        found[op["family"]] += op["count"]
+        if " shared=" in op["key"]:
+            found[op["family"] + " shared"] += op["count"]
+    return found
+
+
+def planned(path: Path, **device: int) -> _core.Session:
+    return _core.Session(path, session={"cuda_graphs": False}, plan_only=True, device=HOPPER | device)
+
+
+def test_the_down_product_of_a_shared_expert_joins_the_sum_over_experts(tmp_path: Path) -> None:
+    path = mixture(tmp_path / "m.gguf", "q4_0")
+    session = planned(path)
+    found, general = counts(session), counts(session, 65)
+    assert found["moe_down_sum shared"] == found["moe_down_sum"] == LAYERS
+    assert counts(session, 8)["moe_down_sum shared"] == LAYERS
+    assert found["matmul"] == LAYERS + 1  # attention's output, and the head
+    assert found["up_gate"] == general["up_gate"] == LAYERS
+    assert not general["moe_down_sum"]
+    old = counts(planned(path, compute_capability=86, shared_per_block_bytes=101_376))
+    assert old["moe_down_sum shared"] == LAYERS
+
+
+def test_a_down_product_of_another_type_or_beside_a_ring_stays_a_launch(tmp_path: Path) -> None:
+    found = counts(planned(mixture(tmp_path / "m.gguf", "q8_0", down_shexp="q4_0")))
+    assert (found["moe_down_sum"], found["moe_down_sum shared"]) == (LAYERS, 0)
+    # Experts of that length take the ring.
+    found = counts(planned(mixture(tmp_path / "n.gguf", "q8_0", LONG)))
+    assert (found["moe_down_sum"], found["moe_down_sum shared"]) == (LAYERS, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
+@pytest.mark.parametrize(("dtype", "width"), [("q4_0", WIDTH), ("q4_k", WIDTH), ("q8_0", WIDTH)])
+def test_tokens_with_a_shared_expert_are_those_of_single_launches(
+    tmp_path: Path, dtype: str, width: int
+) -> None:
+    """One token, replayed, and several sequences at once, against exact numerics on the CPU."""
+    path = mixture(tmp_path / "m.gguf", dtype, width)
+    tokens = np.random.default_rng(5).integers(1, 300, 24).astype(np.int32)
+    exact = _core.Session(path, load={"device": "cpu", "numerics": "exact"}, context={"ctx": 64})
+    want, routing = exact.decode([(0, tokens)], "all", capture_routing=True)
+    errors: dict[tuple[bool, int], float] = {}
+    for fusion in (True, False):
+        for sequences in (1, 3, 7):
+            session = _core.Session(
+                path, load={"device": "cuda:0"}, context={"ctx": 64, "sequences": sequences},
+                session={"fusion": fusion},
+            )  # fmt: skip
+            assert bool(counts(session)["moe_down_sum shared"]) == fusion
+            rows = []
+            for i, token in enumerate(tokens):
+                pinned = np.ascontiguousarray(np.repeat(routing[:, i : i + 1], sequences, axis=1))
+                batch = [(slot, token.reshape(1)) for slot in range(sequences)]
+                got = session.decode(batch, "last", pinned_routing=pinned)[0]
+                assert max(nmse(row, got[0]) for row in got) < 1e-5
+                rows.append(got[0])
+            errors[fusion, sequences] = nmse(np.stack(rows), want)
+    for (fusion, sequences), error in errors.items():
+        assert error < 1e-4, (fusion, sequences, errors)
+
+
+def nmse(got: np.ndarray[Any, Any], want: np.ndarray[Any, Any]) -> float:
+    difference = got.astype(np.float64) - want
+    return float((difference**2).sum() / (want.astype(np.float64) ** 2).sum())
