@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dyno.chat import ChatTemplate
-from dyno.chat.answer import Answer, AnswerParser, _TagParser, parser_for
+from dyno.chat.answer import Answer, AnswerParser, _TagParser, content_opening, parser_for
 from dyno.chat.calls import Schemas, ToolCall, marks_of
 from dyno.errors import ChatError
 from test_chat_templates import public_templates
@@ -346,6 +346,29 @@ def test_content_is_shown_as_soon_as_it_is_certain() -> None:
         [],
         ["\n\nx"],
     ]
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+@pytest.mark.parametrize("template", [THINK, HARMONY, "", "[THINK][/THINK]", "<tool_call>", '"parameters": '])
+def test_the_rest_of_an_answer_keeps_all_of_its_text(template: str, step: int) -> None:
+    parser = parser_for(template, "<think>\n</think>The answer", TOOLS, begun=True)
+    assert parser.content_after == ""
+    assert parsed(parser, "\n\nis 42.\n", step) == Answer("\n\nis 42.\n")
+
+
+def test_content_is_opened_as_templates_open_it() -> None:
+    for prompt, opening in (
+        ("a<think>\n", "\n</think>\n\n"),
+        ("a<think>", "</think>"),
+        ("a", ""),
+        ("a<think>\n\n</think>\n\n", ""),
+    ):
+        assert content_opening(THINK, prompt, "The answer") == opening
+        assert content_opening(THINK, prompt, None) == ""  # a call may come after thoughts
+        assert content_opening(THINK, prompt, "thoughts</think>The answer") == ""
+    for content in ("The answer", None):
+        assert content_opening(HARMONY, "<|start|>assistant", content) == "<|channel|>final<|message|>"
+    assert content_opening("<|channel>thought<channel|>", "<|channel>thought\n", "a") == "<channel|>"
 
 
 def test_parsers_want_their_own_marks_only() -> None:

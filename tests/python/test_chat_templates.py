@@ -178,14 +178,68 @@ def test_parts_are_one_text_unless_the_template_takes_parts(content: str, expect
     assert template.prompt([{"role": role, "content": parts}]).text == expected
 
 
+def test_no_text_of_a_message_is_lost() -> None:
+    """A template that reads the first part alone gets one text, and so does one for an empty list."""
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{{ m.content[0].text }}{% endif %}{% endfor %}"
+    )
+    parts = [{"type": "text", "text": text} for text in ("RULE1", "RULE2")]
+    for role in ("system", "user", "assistant"):
+        assert template.prompt([{"role": role, "content": parts}, *USER]).text == "RULE1\nRULE2Hello"
+        assert template.prompt([{"role": role, "content": []}, *USER]).text == "Hello"
+
+
 def test_a_template_may_take_parts_of_one_role() -> None:
     template = ChatTemplate(
-        "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}{{ m.content[-1].text }}"
+        "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}"
+        "{% for part in m.content %}{{ part.text }}{% endfor %}"
         "{% else %}{{ '' + m.content }}{% endif %}{% endfor %}"
     )
     parts = [{"type": "text", "text": text} for text in ("one", "two")]
     messages = [{"role": role, "content": parts} for role in ("user", "assistant")]
-    assert template.prompt(messages).text == "twoone\ntwo"
+    assert template.prompt(messages).text == "onetwoone\ntwo"
+
+
+THINKING = "{{ messages[-1].content }}<assistant>{% if think %}<think>\n{% endif %}{# </think> #}"
+HARMONY = "{# <|channel|>final<|message|> #}{{ messages[-1].content }}<|start|>assistant"
+
+
+def test_an_answer_begins_as_content() -> None:
+    """It stands behind the thoughts of a model that the template lets think, and behind a header."""
+    parts = [{"type": "text", "text": text} for text in ("The", "answer")]
+    for template, variables, opening in (
+        (THINKING, {"think": True}, "<assistant><think>\n\n</think>\n\n"),
+        (THINKING, {}, "<assistant>"),
+        (HARMONY, {}, "<|start|>assistant<|channel|>final<|message|>"),
+    ):
+        for content in ("The\nanswer", parts):
+            begun = [*USER, {"role": "assistant", "content": content}]
+            found = ChatTemplate(template).prompt(begun, None, variables, continues=True)
+            assert found.text == f"Hello{opening}The\nanswer"
+            assert found.begun
+            written = "".join(found.text[begin:end] for begin, end in found.own)
+            assert written == opening
+            empty = ChatTemplate(template).prompt(
+                [*USER, {"role": "assistant", "content": ""}], None, variables, continues=True
+            )
+            assert empty == ChatTemplate(template).prompt(USER, None, variables)
+
+
+def test_only_a_model_with_headers_gets_one_for_a_call() -> None:
+    called = ChatTemplate(HARMONY).prompt(USER, calls=True)
+    assert called.text == "Hello<|start|>assistant<|channel|>final<|message|>"
+    assert called.begun
+    variables = {"think": True}
+    assert ChatTemplate(THINKING).prompt(USER, None, variables, calls=True).text.endswith("<think>\n")
+
+
+@pytest.mark.parametrize(
+    "content", [None, [{"type": "image_url"}], ["a"], [{"type": "text"}], [{"type": "text", "text": 1}]]
+)
+def test_only_texts_can_be_continued(content: Any) -> None:
+    with pytest.raises(ChatError, match="can be continued"):
+        ChatTemplate(THINKING).prompt([*USER, {"role": "assistant", "content": content}], continues=True)
 
 
 @pytest.mark.parametrize("name", ["tools", "messages"])

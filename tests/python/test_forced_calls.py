@@ -89,6 +89,45 @@ def test_a_call_that_was_cut_off_is_shown() -> None:
     assert not parts(ForcedCalls(parser_for("", "", TOOLS)))
 
 
+HARMONY = "{# <|channel|>final<|message|> #}{{ messages[-1].content }}<|start|>assistant"
+
+
+def test_a_model_with_headers_calls_the_function_that_was_asked_for(tmp_path: Path) -> None:
+    """Before its content it may call any function, in a form of its own: so its content begins at once."""
+    model = chat_model(tmp_path / "m.gguf", HARMONY, n_ctx=1500)
+    with Engine(model, device="cpu", profile=None, ctx=1500) as engine:
+        for seed in range(2):
+            reply = engine.chat(HELLO, tools=TOOLS, call="look", seed=seed, **DRAWN)
+            [call] = reply.message()["tool_calls"]
+            assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("look", {})
+            assert engine.detokenize(reply.tokens).startswith('[{"name": "look"')
+
+
+def test_rules_for_a_whole_answer_need_all_of_it(served: Served, model: Path) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "{"}]
+    schema = {"type": "object"}
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    for path, fields in (
+        ("messages", {"output_config": {"format": {"type": "json_schema", "schema": schema}}}),
+        ("messages", {"tools": tools, "tool_choice": {"type": "any"}}),
+        ("chat/completions", {"continue_final_message": True, "response_format": {"type": "json_object"}}),
+        ("chat/completions", {"continue_final_message": True, "tools": TOOLS, "tool_choice": "required"}),
+    ):
+        answer = served.client.post(f"/v1/{path}", json={"messages": begun, "max_tokens": 9, **fields})
+        assert answer.status_code == 400, answer.text
+        assert "the last message begins the answer" in answer.json()["error"]["message"]
+    with Engine(model, device="cpu", profile=None, ctx=1500) as engine:
+        # Thoughts have ended before the beginning: the rules of the rest hold from its first token.
+        rest = engine.chat(
+            begun, continues=True, variables={"thinking": True}, regex="[0-9]{3}", max_tokens=9
+        )
+        message = rest.message()
+        assert "reasoning_content" not in message
+        assert len(message["content"]) == 3
+        assert message["content"].isdigit()
+        assert engine.detokenize(rest.prompt, special=True).endswith("<|assistant|><think></think>{")
+
+
 @pytest.mark.parametrize(
     ("tools", "function", "words"),
     [

@@ -451,7 +451,7 @@ def test_an_answer_goes_on_from_the_last_message(served: Served) -> None:
     path = "/v1/chat/completions"
     assert content(path, continue_final_message=True) == rest
     assert content(path, continue_final_message=True, add_generation_prompt=False) == rest
-    parts = [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": t} for t in ("ab", "c")]}]
+    parts = [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "abc"}]}]
     assert content(path, continue_final_message=True, messages=parts) == rest
     assert engine.chat(begun, continues=True, max_tokens=12).message()["content"] == rest
     for where, messages in (

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Forms"]
+__all__ = ["Forms", "are_texts"]
 
-_NAME, _VALUE = "probe_name", "probe_value"
+_NAME, _VALUE, _SECOND = "probe_name", "probe_value", "probe_second"
 _OBJECT = {_NAME: _VALUE}
 _ROLES = ("assistant", "developer", "system", "tool", "user")
 _USER = {"role": "user", "content": "a"}
@@ -45,7 +45,8 @@ class Forms:
         """A message as the template takes it."""
         changed = dict(message)
         content, calls = changed.get("content"), changed.get("tool_calls")
-        if isinstance(content, list) and _are_texts(content) and not self._takes_parts(changed.get("role")):
+        takes = bool(content) and isinstance(content, list) and self._takes_parts(changed.get("role"))
+        if isinstance(content, list) and not takes and are_texts(content):
             changed["content"] = "\n".join(part["text"] for part in content)
         if isinstance(calls, list):
             changed["tool_calls"] = [self._call(call) for call in calls]
@@ -73,12 +74,12 @@ class Forms:
         return self._objects
 
     def _takes_parts(self, given: Any) -> bool:
-        """Whether the content of a role may be parts: their text comes out, and nothing else of them."""
+        """Whether the content of a role may be parts: all their texts come out, and nothing else of them."""
         role = given if given in _ROLES else "user"
         if role not in self._parts:
-            message = {"role": role, "content": [{"type": "text", "text": _VALUE}]}
-            found = self._shown(self._around(role, message))
-            self._parts[role] = bool(found) and "'type'" not in found and '"type"' not in found
+            parts = [{"type": "text", "text": text} for text in (_VALUE, _SECOND)]
+            found = self._shown(self._around(role, {"role": role, "content": parts}))
+            self._parts[role] = _SECOND in found and "'type'" not in found and '"type"' not in found
         return self._parts[role]
 
     def _around(self, role: str, message: dict[str, Any]) -> list[Any]:
@@ -115,7 +116,8 @@ def _called(arguments: object) -> list[dict[str, Any]]:
     ]
 
 
-def _are_texts(content: Sequence[Any]) -> bool:
+def are_texts(content: Sequence[Any]) -> bool:
+    """Whether a content's parts are texts alone."""
     return all(
         isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
         for part in content

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dyno.chat.calls import CallMarks
 
-__all__ = ["Answer", "AnswerParser", "Part", "parser_for"]
+__all__ = ["Answer", "AnswerParser", "Part", "content_opening", "parser_for"]
 
 _REASONING = (
     ("<think>", "</think>"),
@@ -64,23 +64,54 @@ class Answer:
         return message
 
 
-def parser_for(template: str, prompt: str, tools: Sequence[Mapping[str, Any]] | None = None) -> AnswerParser:
+def parser_for(
+    template: str,
+    prompt: str,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    begun: bool = False,
+) -> AnswerParser:
     """The parser of answers to a rendered prompt.
 
     Args:
         template: The chat template; its marks show how its model writes.
         prompt: Rendered; it may end inside a reasoning section.
         tools: Offered to the model; without tools, no text becomes a call.
+        begun: The prompt ends within the content of the answer.
     """
     schemas = schemas_of(tools) if tools else None
-    if "<|start|>assistant" in template and "<|message|>" in template:
+    if _has_headers(template):
         marks = _HEADERS if "<|channel|>" in template else _HEADERS_TO
-        return _HeaderParser(marks, marks_of(template), schemas)
+        return _HeaderParser(marks, marks_of(template), schemas, begun=begun)
     reasoning = [pair for pair in _REASONING if pair[1] in template]
     inside = next((pair for pair in reasoning if prompt.rstrip().endswith(pair[0])), None)
     calls = marks_of(template) if tools else None
     bare = calls is None and bool(tools) and '"parameters": ' in template
-    return _TagParser(reasoning, inside, calls, schemas or {}, bare)
+    return _TagParser(reasoning, inside, calls, schemas or {}, bare, begun=begun)
+
+
+def content_opening(template: str, prompt: str, content: str | None) -> str:
+    """The text of a template that has to stand between a prompt and content that is not left to the model.
+
+    Args:
+        template: As of `parser_for`.
+        prompt: Rendered, up to the answer.
+        content: The beginning of the content; None: a call that follows rules of its own.
+
+    Returns:
+        The header of content, or the end of a reasoning section that the prompt has opened, as templates
+        write it for an answer without reasoning. No text if content can begin at once.
+    """
+    after = parser_for(template, prompt).content_after
+    if _has_headers(template):  # before content, its model may call any function in a form of its own
+        return after
+    if content is None or not after or after in content:
+        return ""
+    return f"\n{after}\n\n" if after.startswith("</") and prompt.endswith("\n") else after
+
+
+def _has_headers(template: str) -> bool:
+    return "<|start|>assistant" in template and "<|message|>" in template
 
 
 class AnswerParser:
@@ -136,6 +167,8 @@ class _TagParser(AnswerParser):
         calls: CallMarks | None,
         schemas: Schemas,
         bare: bool,
+        *,
+        begun: bool = False,
     ) -> None:
         self._reasoning = tuple(reasoning)
         self._calls, self._schemas, self._bare = calls, schemas, bare
@@ -146,6 +179,7 @@ class _TagParser(AnswerParser):
         self._searched = 0  # up to where the marks that close it have been tried
         self._read = 0  # characters, at these marks
         self._content, self._thoughts = _Blanks(), _Blanks()
+        self._content.shown = begun
         self._called = self._is_bare = False
         marks = [word for pair in reasoning for word in pair] + (["<|python_tag|>"] if bare else [])
         if calls is not None:
@@ -268,13 +302,21 @@ class _HeaderParser(AnswerParser):
     to a function is a call.
     """
 
-    def __init__(self, marks: tuple[str, ...], calls: CallMarks | None, schemas: Schemas | None) -> None:
+    def __init__(
+        self,
+        marks: tuple[str, ...],
+        calls: CallMarks | None,
+        schemas: Schemas | None,
+        *,
+        begun: bool = False,
+    ) -> None:
         self.words = (*marks, *((calls.open, calls.close) if calls else ()))
         self._ends = tuple(m for m in marks if m not in ("<|channel|>", "<|message|>", "<|constrain|>"))
         self._schemas = schemas
-        self.content_after = ("<|channel|>final" if "<|channel|>" in marks else " to=user") + "<|message|>"
+        header = "<|channel|>final" if "<|channel|>" in marks else " to=user"
+        self.content_after = "" if begun else f"{header}<|message|>"
         self._buffer = ""
-        self._header: str | None = None  # None: it is being read
+        self._header = header if begun else None  # None: it is being read
         self._body = ""  # of a call
 
     def push(self, text: str) -> Iterator[Part]:

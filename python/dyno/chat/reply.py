@@ -74,7 +74,8 @@ class Reply(PieceRun[Part]):
         if slot is not None:
             engine._slots.check_exists(slot, int(engine.settings["sequences"]))
         check_length("[chat] the conversation", engine, len(messages), "at least ")  # one for each message
-        rendered = template.prompt(messages, tools, variables, continues=continues)
+        calls = call is not None
+        rendered = template.prompt(messages, tools, variables, continues=continues, calls=calls)
         check_least("[chat] the conversation", engine, rendered.text)
         prompt, as_text = encode(engine.tokenizer, rendered)
         _warn_of_lost_tokens(as_text, messages, tools, template.name)
@@ -84,7 +85,13 @@ class Reply(PieceRun[Part]):
         check_length("[chat] the conversation", engine, len(prompt))
         most = ctx - len(prompt) + 1
         limit = most if max_tokens is None else min(most, count_of("max_tokens", max_tokens))
-        self._parser = parser_for(template.text, rendered.text, tools)
+        self._begun = continues and rendered.begun
+        if self._begun and (calls or sampling.json_schema is not None):
+            raise PlanError(
+                "[chat] the last message begins the answer, so neither a schema nor tool_choice can hold for "
+                "all of it; leave one of them out"
+            )
+        self._parser = parser_for(template.text, rendered.text, tools, begun=rendered.begun)
         if call is not None:
             sampling = _calling(sampling, call_grammar(tools, call or None, one=one_call or bool(call)))
             self._parser = ForcedCalls(self._parser)
@@ -128,7 +135,7 @@ class Reply(PieceRun[Part]):
         tokenizer = self._engine.tokenizer
         vocabulary, stream = tokenizer.vocabulary, tokenizer.stream()
         # After a control token, the first word of such a vocabulary begins with a blank that nobody wrote.
-        begins = vocabulary.add_space_prefix
+        begins = vocabulary.add_space_prefix and not self._begun
         reason = "length"
         with contextlib.closing(self._drawn()) as drawn:
             for token in drawn:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dyno.chat._control_names import control_names
+from dyno.chat._forms import are_texts
 from dyno.chat._rendering import Limits, Renderer
+from dyno.chat.answer import content_opening
 from dyno.errors import ChatError
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class Rendered:
     text: str
     own: tuple[tuple[int, int], ...]
     """Begin and end, in characters, of what the template wrote; the rest came with the messages."""
+    begun: bool = False
+    """Whether it ends within the content of the answer."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,7 @@ class ChatTemplate:
         now: datetime.datetime | None = None,
         *,
         continues: bool = False,
+        calls: bool = False,
     ) -> Rendered:
         """The prompt of a conversation of the public API, for the model's answer.
 
@@ -113,13 +118,28 @@ class ChatTemplate:
             messages, tools, now: As of `render`.
             variables: Further variables of the template.
             continues: The last message is the beginning of the answer.
+            calls: The answer has to be a call, in place of content.
 
         Raises:
             ChatError: As `render`, or a variable is impossible, or the last message cannot be continued.
         """
-        if continues:
-            before = self.prompt(messages[:-1], tools, variables, now)
-            return Rendered(before.text + _begun(messages), before.own)
+        begun = _begun(messages) if continues else ""
+        before = self._asked(messages[:-1] if continues else messages, tools, variables, now)
+        if not begun and not calls:
+            return before
+        opening = content_opening(self.text, before.text, begun or None)
+        end = len(before.text) + len(opening)
+        own = (*before.own, (len(before.text), end)) if opening else before.own
+        return Rendered(before.text + opening + begun, own, begun=bool(begun or opening))
+
+    def _asked(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+        now: datetime.datetime | None,
+    ) -> Rendered:
+        """The prompt up to the answer."""
         given = variables or {}
         for name in ("messages", "tools"):
             if name in given:
@@ -171,8 +191,8 @@ def _begun(messages: Sequence[Mapping[str, Any]]) -> str:
     """The text of a last message that the answer continues."""
     last = messages[-1] if messages else {}
     content = last.get("content")
-    if isinstance(content, list):
-        content = "".join(part["text"] for part in content)
+    if isinstance(content, list) and are_texts(content):
+        content = "\n".join(part["text"] for part in content)
     if last.get("role") != "assistant" or not isinstance(content, str) or last.get("tool_calls"):
         raise ChatError("[chat] only a text of the assistant as the last message can be continued")
     return content

@@ -29,7 +29,8 @@ def count_tokens(engine: Engine, body: CountBody, template: ChatTemplate | None)
     template = template or engine.chat_template(tools=bool(tools))
     messages = body.conversation()
     check_length("[chat] the conversation", engine, len(messages), "at least ")  # as for an answer
-    rendered = template.prompt(messages, tools, body.variables(), continues=body.continues)
+    calls = body.call is not None
+    rendered = template.prompt(messages, tools, body.variables(), continues=body.continues, calls=calls)
     return {"input_tokens": len(encode(engine.tokenizer, rendered)[0])}
 
 
