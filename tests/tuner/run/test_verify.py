@@ -221,6 +221,32 @@ def test_a_rest_that_others_have_killed_keeps_no_entry(
     assert found.proven == (verdict == KEEP)
 
 
+def test_a_budget_that_ends_before_a_second_comparison_keeps_the_first(profile: Path) -> None:
+    """The rest without the u-batch is killed in each round, and no time is left when it is tried again."""
+    budget, keys = 2000.0, list[str]()
+
+    class Killed(InlineExecutor):
+        def measurement(self, configuration: Any, *args: Any) -> Any:
+            keys.append(args[3].key)
+            rest = configuration.settings["ubatch"] == 512 and configuration.kernels
+            if not rest or not keys[-1].startswith("verify/"):
+                return super().measurement(configuration, *args)
+            seconds = budget if "/settle" in keys[-1] else 1.0
+            return Measurement(TrialStatus.OOM, message="SIGKILL", seconds=seconds)
+
+    verdicts, gain = verify(
+        profile, budget=budget, quiet=True, executor=Killed(SimulatedTarget(_surface(), 7)),
+        options={"rounds": 3, "max_rounds": 4},
+    )  # fmt: skip
+    assert any("/settle" in key for key in keys)
+    assert not any(key.startswith("verify/again/") for key in keys), "the test's budget is too long"
+    found = {v.entry: v for v in verdicts}
+    assert found["settings.ubatch"].verdict == UNCLEAR
+    assert "no third try tells whether it runs" in found["settings.ubatch"].reason
+    assert {v.verdict for e, v in found.items() if e != "settings.ubatch"} == {KEEP}
+    assert gain["tg"].ratio > 1.1
+
+
 def test_the_budget_bounds_what_an_engine_may_take(profile: Path) -> None:
     """An engine whose every measurement takes a minute, in a worker that is killed for it."""
     options = {"surface": "saturating", "seed": 1, "pace": 600.0}

@@ -13,6 +13,10 @@ class Interrupted(TuneError):
     and how to go on."""
 
 
+class BudgetError(TuneError):
+    """The budget is too short for what was asked; more time is the remedy."""
+
+
 class JournalError(TuneError):
     """The journal cannot be written, read or continued."""
 

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import JournalError, TuneError
+from ..core.errors import BudgetError, JournalError
 from ..core.options import BESIDE
 from ..core.protocol import (
     Configuration,
@@ -528,9 +528,9 @@ class Recorder:
         return min(deadline, max(1.0, self._budget_left()))
 
     def _in_time(self, status: TrialStatus) -> None:
-        """A configuration that the limit has cut short is no slow one. Raises TuneError."""
+        """A configuration that the limit has cut short is no slow one. Raises BudgetError."""
         if status is TrialStatus.TIMEOUT and self._limit is not None and self.now >= self._limit:
-            raise TuneError(
+            raise BudgetError(
                 f"the budget of {self._limit:.0f} s ended in the middle of a measurement; "
                 "give a longer --budget"
             )

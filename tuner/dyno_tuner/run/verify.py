@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dyno import profiles
 from dyno.settings import SETTINGS
 
-from ..core.errors import TuneError
+from ..core.errors import BudgetError, TuneError
 from ..core.model_file import check_model
 from ..core.options import ENERGY, MEMORY, SPEED
 from ..core.protocol import METRICS, Configuration, KernelChoice, Switch, TrialStatus, Workload, kind_of
@@ -170,7 +170,7 @@ class Verification(Tune):
     def _run(self) -> None:
         self.stage("noise")
         if not self._measure_noise():
-            raise TuneError("the budget is too short to tell a gain from noise; give a longer --budget")
+            raise BudgetError("the budget is too short to tell a gain from noise; give a longer --budget")
         self.stage("verify")
         units = self._answering(self._running(self._units))
         if not units:
@@ -180,13 +180,10 @@ class Verification(Tune):
             lambda part: self._configuration([u for u in units if u.part != part]),
         )  # fmt: skip
         self.context.budget.until_the_end()
-        for key in ("verify", "verify/again"):
-            result = self.context.rounds().compare(
-                key, configurations, self.context.round_count, rests=rests(configurations)
-            )
-            if not any(result.untold(name) for name in configurations):
-                break
-        if result.rounds < 2 or FULL not in result.logs:
+        result = self._compared("verify", configurations)
+        if any(result.untold(name) for name in configurations):
+            result = self._compared_again(result, configurations)
+        if not _decides(result):
             failed = result.failed.get(FULL)
             for name, end in result.halted.items():
                 how = "failed twice" if result.untold(name) else "ran at first and then failed twice"
@@ -198,7 +195,7 @@ class Verification(Tune):
                 needed = self.context.recorder.now + self.context.rounds().seconds(
                     2 * measurements_in_round(len(configurations))
                 )
-                raise TuneError(
+                raise BudgetError(
                     f"the budget is too short for two rounds; give --budget {1 + int(needed / 60)}m"
                 )
             for unit in units:
@@ -209,6 +206,22 @@ class Verification(Tune):
             self._verdict(result, unit, units)
         self._forget_savings_that_went(units)
         self._note_memory(units)
+
+    def _compared(self, key: str, configurations: Mapping[str, Configuration]) -> Comparison:
+        context = self.context
+        return context.rounds().compare(key, configurations, context.round_count, rests=rests(configurations))
+
+    def _compared_again(self, first: Comparison, configurations: Mapping[str, Configuration]) -> Comparison:
+        """A second comparison, or the first one if the time ends before the second one tells anything."""
+        try:
+            again = self._compared("verify/again", configurations)
+        except BudgetError:
+            if not _decides(first):
+                raise
+            return first
+        if _decides(again) or FULL in again.failed:
+            return again
+        return first if _decides(first) or again.begun == 0 else again
 
     def _forget_savings_that_went(self, units: Sequence[Unit]) -> None:
         """An entry that is proven by the saving of the whole stays so only if the proven entries save."""
@@ -369,6 +382,11 @@ class Verification(Tune):
     def _may_be_slower(self, result: Comparison, metric: str, bar: Bar, over: str | None = None) -> bool:
         """Whether the rounds allow that a metric pays more than its margin for memory."""
         return result.ratio(FULL, [metric], self.context.weights, over).low < 1 - bar.margin[metric]
+
+
+def _decides(result: Comparison) -> bool:
+    """Whether rounds have told how fast the whole profile is."""
+    return result.rounds >= 2 and FULL in result.logs
 
 
 _DISTURBED = "the profile was written on a disturbed machine (tune --force)"
