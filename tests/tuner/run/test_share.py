@@ -14,7 +14,7 @@ from conftest_tuner import WORKLOAD, Simulated
 from dyno import profiles
 from dyno_tuner.cli import share_command
 from dyno_tuner.cli.commands import app
-from dyno_tuner.core.errors import TuneError
+from dyno_tuner.core.errors import BudgetError, TuneError
 from dyno_tuner.core.intervals import Estimate
 from dyno_tuner.core.workload import Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
@@ -142,6 +142,7 @@ class Verifies:
 
     def __init__(self, *passes: dict[str, tuple[str, bool]]) -> None:
         self.passes, self.asked = list(passes), list[set[str]]()
+        self.end: TuneError = BudgetError("the budget is too short for two rounds")  # behind the passes
         self.budgets: list[float | None] = []
         self.now = 1000.0  # each pass takes 50 s
 
@@ -149,7 +150,7 @@ class Verifies:
         self.budgets.append(seconds)
         self.now += 50.0
         if not self.passes:
-            raise TuneError("the budget is too short for two rounds")
+            raise self.end
         self.asked.append(set(dict(profiles.load_profile(path).entries())))
         number = len(self.asked)
         recorded = 1.6 if number == 1 else 1 + (number - 1) / 10  # the first pass writes its own ratios
@@ -213,6 +214,18 @@ def test_all_passes_of_an_import_share_one_budget(tmp_path: Path, monkeypatch: p
     assert share_command._told(cut, tmp_path) == (
         "no profile is written: what is left of the row could not be measured as a whole (the budget is too "
         "short for two rounds); give a longer --budget"
+    )
+
+
+def test_a_busy_machine_is_not_answered_by_a_longer_budget(tmp_path: Path) -> None:
+    claimed = profile_of(row_of(profiles.load_profile(SHIPPED[0]))).model_copy(update={"kernels": {}})
+    claimed = claimed.model_validate({**claimed.model_dump(by_alias=True), "settings": TWO})
+    machine = Verifies({"settings.ubatch": ("keep", True), "settings.threads": ("harmful", False)})
+    machine.end = TuneError("CPUs were busy; end these programs and verify again")
+    cut = adopt(claimed, tmp_path / "r.yaml", claimed.match, "", machine)
+    assert share_command._told(cut, tmp_path) == (
+        "no profile is written: what is left of the row could not be measured as a whole (CPUs were busy; "
+        "end these programs and verify again); import again"
     )
 
 

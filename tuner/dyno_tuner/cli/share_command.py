@@ -136,7 +136,8 @@ def _told(result: Adopted, place: Path) -> str:
         return f"profile: {place} ({kept} of {len(result.verdicts)} entries)"
     if result.unmeasured:
         why = f"what is left of the row could not be measured as a whole ({result.unmeasured})"
-        return f"no profile is written: {why}; give a longer --budget"
+        remedy = "give a longer --budget" if result.short else "import again"
+        return f"no profile is written: {why}; {remedy}"
     if any(v.verdict == KEEP for v in result.verdicts):
         return "no profile is written: the rounds prove no entry here; give a longer --budget"
     return "no profile is written: no entry gains here"

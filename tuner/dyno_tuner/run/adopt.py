@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dyno import profiles
 
 from .. import __version__
-from ..core.errors import TuneError
+from ..core.errors import BudgetError, TuneError
 from ..output.emit import workload_of
 from .verify import KEEP, Verdict, units_of, verify
 
@@ -31,6 +31,7 @@ class Adopted:
     gain: Mapping[str, Estimate]
     unmeasured: str = ""
     """Why what is left of the row could not be measured as a whole."""
+    short: bool = False  # whether the reason is the budget, so that more time is the remedy
 
 
 FIRST = 0.6  # of the time that is left, for a pass that another one may follow
@@ -98,7 +99,8 @@ def adopt(
         except TuneError as error:
             if not verdicts:
                 raise
-            return Adopted(None, list(verdicts.values()), gain, str(error))
+            short = isinstance(error, BudgetError)
+            return Adopted(None, list(verdicts.values()), gain, str(error), short)
         # From the second pass on, what is recorded is a ratio of this machine, not the row's.
         claims = {name: v.recorded for name, v in verdicts.items()}
         verdicts |= {v.entry: replace(v, recorded=claims.get(v.entry, v.recorded)) for v in found}
