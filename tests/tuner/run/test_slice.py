@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,19 @@ import pytest
 from dyno import profiles
 from dyno_tuner.cli.commands import app
 from dyno_tuner.core.errors import Interrupted, TuneError
-from dyno_tuner.core.protocol import Configuration, Measurement, Workload
+from dyno_tuner.core.protocol import Configuration, Measurement, TrialStatus, Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.output.verdict import verdict
 from dyno_tuner.record.journal import load
-from dyno_tuner.run.session import Request, target_of
+from dyno_tuner.run import slice as slice_module
+from dyno_tuner.run.session import Request, Result, run, target_of
 from dyno_tuner.run.slice import narrowed, on_whole, run_on_slice
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.space.knobs import Knob
 from dyno_tuner.space.search_space import Space
 from dyno_tuner.targets.dyno.target import DynoTarget
+from dyno_tuner.targets.simulated.surfaces import Surface, saturating
+from dyno_tuner.targets.simulated.target import SimulatedTarget
 from typer.testing import CliRunner
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny" / "llama-tiny.gguf"
@@ -87,6 +93,93 @@ def test_where_the_defaults_win_on_the_slice_nothing_is_written(tmp_path: Path) 
     assert result.why_none == ("no profile was written, because the defaults won on the slice of 1 layers")
     assert result.journal == tmp_path / "p.yaml.slice.journal.jsonl"
     assert [path.name for path in tmp_path.iterdir()] == [result.journal.name]
+
+
+def _simulated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: type[InlineExecutor], **options: Any
+) -> Result:
+    """A tune whose slice is tuned on the simulated engine, in virtual time."""
+
+    def simulated(asked: Request, executor: Any, *_: Any) -> Result:
+        target = SimulatedTarget(SURFACE, 5)
+        return run(replace(asked, held={}), kind(target), target.surface.space())
+
+    monkeypatch.setattr(slice_module, "run", simulated)
+    given = Options(Workload(pp=64, tg=8), seed=5, **options)
+    return run_on_slice(replace(request(tmp_path), options=given), 1, inline)
+
+
+def _of_ubatch() -> Surface:
+    """A surface with one knob, whose other values gain."""
+    surface = saturating()
+    usual = {k.name: k.default for k in surface.knobs}
+    knobs = tuple(k for k in surface.knobs if k.name == "ubatch")
+    return replace(surface, knobs=knobs, rates=lambda s: surface.rates({**usual, **s}))
+
+
+SURFACE = _of_ubatch()
+
+
+def test_a_budget_too_short_for_the_slice_names_one_for_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slice has a part of the budget, so its own need would be refused again."""
+    result = _simulated(monkeypatch, tmp_path, InlineExecutor, budget=4.0)
+    needed = result.outcome.too_short["needed"]
+    assert (result.path, result.outcome.status) == (None, "budget")
+    assert result.why_none == (
+        f"no profile was written, because this tune has judged no setting; give --budget {needed}s"
+    )
+    assert verdict(result.outcome) == (
+        "Nothing was measured: the slice has 60 % of the budget, which proves nothing; give at least "
+        f"--budget {needed}s."
+    )
+    # With two thirds of that budget the slice has enough, and the proof behind it has not.
+    proof = _simulated(monkeypatch, tmp_path, InlineExecutor, budget=float(needed * 2 // 3))
+    told = proof.outcome.too_short
+    assert told["message"].startswith("the proof on the whole model has 40 % of the budget, ")
+    assert proof.why_none.endswith(f"judged no setting; give --budget {told['needed']}s")
+    again = _simulated(monkeypatch, tmp_path, InlineExecutor, budget=float(needed))
+    assert again.outcome.noise, "the budget that was named is too short again"
+
+
+class Dies(InlineExecutor):
+    """Others end each measurement in rounds that is not of the default."""
+
+    def measurement(self, configuration: Configuration, *args: Any) -> Measurement:
+        key = next(a.key for a in args if hasattr(a, "key"))
+        if re.search(r"/r\d+/", key) and configuration.settings["ubatch"] != 512:
+            return Measurement(TrialStatus.OOM, message="SIGKILL")
+        return super().measurement(configuration, *args)
+
+
+def test_a_winner_that_failed_twice_on_the_slice_is_no_win_of_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = _simulated(monkeypatch, tmp_path, Dies, max_trials=8, rounds=3)
+    assert (result.path, result.outcome.status) == (None, "unproven")
+    assert result.why_none == "no profile was written, because this tune has judged no setting"
+
+
+@pytest.mark.parametrize(("dies", "code"), [(True, 1), (False, 0)])
+def test_a_tune_without_a_verdict_ends_with_an_error_code(
+    dies: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that looked faster failed twice: there is no profile that a script could go on with."""
+
+    def simulated(asked: Request) -> Result:
+        target = SimulatedTarget(SURFACE, 5)
+        options = Options(Workload(pp=64, tg=8), seed=5, max_trials=8, rounds=3)
+        made = Request("simulated", options, out=tmp_path / "p.yaml", quiet=True)
+        return run(made, (Dies if dies else InlineExecutor)(target), target.surface.space())
+
+    monkeypatch.setattr("dyno_tuner.run.session.run", simulated)
+    done = CliRunner().invoke(app, [str(MODEL), "--device", "cpu", "--json"])
+    assert done.exit_code == code, done.output
+    told = json.loads(done.stdout)
+    assert told["status"] == ("unproven" if dies else "complete")
+    assert (told["profile"] is None) == dies
+    assert told.get("why_none", "").endswith("judged no setting") == dies
 
 
 @pytest.mark.parametrize("proven", [False, True])

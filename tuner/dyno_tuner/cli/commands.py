@@ -307,7 +307,7 @@ def tune(
     _print_result(result, request, as_json)
     if result.outcome.status == "interrupted":
         raise typer.Exit(130)
-    if result.path is None and result.outcome.status == "budget":
+    if result.outcome.judges_nothing:
         raise typer.Exit(1)
 
 
@@ -405,6 +405,8 @@ def _print_result(result: Result, request: Request, as_json: bool) -> None:
 
         path = None if result.path is None else str(result.path)
         said = {**record_of(result.outcome), "profile": path, "journal": str(result.journal)}
+        if result.path is None:
+            said["why_none"] = result.why_none
         print(json.dumps(said))
         return
     from ..output.report import print_outcome

@@ -322,7 +322,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         )
     if outcome.judges_nothing:
         folder = write_front(tune, variants, description, made, rates, out, book.path, progress)
-        return Result(outcome, profile, None, book.path, folder, f"{left}{_judged_nothing(outcome)}")
+        return Result(outcome, profile, None, book.path, folder, f"{left}{judged_nothing(outcome)}")
     try:
         comments = comments_of(profile, verdict(outcome))
         written = replacement.write(profile, out, book.path.read_bytes(), comments)
@@ -340,15 +340,19 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     return Result(outcome, profile, written.path, book.path, folder)
 
 
-def _judged_nothing(outcome: Outcome) -> str:
+def judged_nothing(outcome: Outcome, *, resumes: bool = True) -> str:
     """Why a tune has written no file, and how to go on.
 
-    An empty profile would match exactly, so the runtime would take it instead of a proven one of the site."""
+    An empty profile would match exactly, so the runtime would take it instead of a proven one of the site.
+
+    Args:
+        resumes: whether `--resume` can continue the tune.
+    """
     needed = [p["needed"] for p in (outcome.too_short, *outcome.promises) if "needed" in p]
     if needed:
-        remedy = f"; continue with --resume --budget {needed[0]}s"
+        remedy = f"; {'continue with --resume' if resumes else 'give'} --budget {needed[0]}s"
     elif outcome.status == "budget" and not (outcome.unanswered or outcome.unanswered_kernels):
-        remedy = "; continue with --resume and a longer --budget"
+        remedy = f"; {'continue with --resume and' if resumes else 'give'} a longer --budget"
     else:
         remedy = ""
     return f", because this tune has judged no setting{remedy}"

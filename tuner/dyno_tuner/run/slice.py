@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import Interrupted, TuneError
 from ..execution.worker import WorkerExecutor
 from ..space.search_space import Space
-from .session import limit_memory, output_path, run, space_for, target_of
+from .session import judged_nothing, limit_memory, output_path, run, space_for, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,10 +75,9 @@ def run_on_slice(
         space, _ = limit_memory(description, request, whole, space_for(description, request))
         winner = on_whole(found.outcome.settings, space, layers, of)
         narrow = narrowed(space, winner)
+        left = f"{out} is left as it was" if out.exists() else "no profile was written"
         if not narrow.knobs:
-            left = f"{out} is left as it was" if out.exists() else "no profile was written"
-            why = f"{left}, because the defaults won on the slice of {layers} layers"
-            return replace(found, path=None, journal=kept, why_none=why)
+            return _without_winner(replace(found, path=None, journal=kept), left, layers)
         seconds = round(found.outcome.seconds, 1)
         budget = request.options.budget
         final = replace(
@@ -91,7 +90,45 @@ def run_on_slice(
                 budget=None if budget is None else budget * (1 - SLICE_SHARE),
             ),
         )  # fmt: skip
-        return run(final, whole, narrow)
+        rest = 1 - SLICE_SHARE
+        return _by_whole_budget(run(final, whole, narrow), left, "the proof on the whole model", rest, rest)
+
+
+def _without_winner(found: Result, left: str, layers: int) -> Result:
+    """The result of a tune whose slice has nothing to confirm."""
+    # The proof on the whole model needs no less than the slice, and gets less.
+    found = _by_whole_budget(found, left, "the slice", SLICE_SHARE, min(SLICE_SHARE, 1 - SLICE_SHARE))
+    if found.outcome.judges_nothing:
+        return found
+    said = "nothing was proven" if found.outcome.unproven else "the defaults won"
+    return replace(found, why_none=f"{left}, because {said} on the slice of {layers} layers")
+
+
+def _by_whole_budget(found: Result, left: str, who: str, share: float, least: float) -> Result:
+    """The result of one of the two tunes, with budgets of both together where it names its own.
+
+    Args:
+        left: the state of the profile's file, if the tune has judged nothing.
+        who: has had `share` of the budget.
+        least: the share that has to be as long as the tune needs.
+    """
+
+    def whole(short: Mapping[str, Any]) -> dict[str, Any]:
+        if "needed" not in short:
+            return dict(short)
+        needed = math.ceil(short["needed"] / least)
+        why = f"{who} has {100 * share:.0f} % of the budget, which proves nothing"
+        told = {"message": f"{why}; give at least --budget {needed}s"} if "message" in short else {}
+        return {**short, "needed": needed, **told}
+
+    outcome = replace(
+        found.outcome,
+        too_short=whole(found.outcome.too_short),
+        promises=[whole(promise) for promise in found.outcome.promises],
+    )
+    if not outcome.judges_nothing:
+        return replace(found, outcome=outcome)
+    return replace(found, outcome=outcome, why_none=f"{left}{judged_nothing(outcome, resumes=False)}")
 
 
 def _bytes(executor: Executor, layers: int) -> int:
