@@ -38,6 +38,7 @@ _SECONDS_WITHOUT_SLOT = 0.005
 _ALL_ROWS_TOKENS = 64
 """Tokens of a prompt in a step if the logits after each of them are needed: one row is a whole vocabulary."""
 _LONGEST_RETRY_S = 60
+_FAILING_S, _LONGEST_FAILING_S = 10.0, 300.0
 _TOTALS = (
     *("steps", "prompt_tokens", "reused_tokens", "copied_tokens", "recomputed_tokens"),
     *("generated_tokens", "stopped"),
@@ -125,6 +126,8 @@ class Scheduler:
             """The error that ended the last failed step; None if the last step worked."""
             self.failed_at = 0.0
             """Its time, of the monotonic clock."""
+            self.failing_s = _FAILING_S
+            """Seconds after it in which the next step probably fails, too."""
             self._teller = Teller()
             self._thread = threading.Thread(target=self._run, name="dyno-scheduler", daemon=True)
             try:
@@ -327,9 +330,18 @@ class Scheduler:
                 self._step()
                 self.failure = None
             except Exception as error:
-                self.failed_at, self.failure = time.monotonic(), error
+                self._note(error)
                 self._fail_all(told_of(error))
         self._fail_all(ClosedError("[scheduler] the scheduler is closed"))
+
+    def _note(self, error: Exception) -> None:
+        """A failed step. Each step that fails after `failing_s`, before one worked, doubles these."""
+        now = time.monotonic()
+        if self.failure is None:
+            self.failing_s = _FAILING_S
+        elif now - self.failed_at >= self.failing_s:
+            self.failing_s = min(2 * self.failing_s, _LONGEST_FAILING_S)
+        self.failed_at, self.failure = now, error
 
     def _step(self) -> None:
         self._drop_cancelled()

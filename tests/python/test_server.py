@@ -23,11 +23,12 @@ from dyno._grammar import Grammar
 from dyno._sampling import Sampling
 from dyno.chat._rendering import Renderer
 from dyno.errors import DeviceLostError
-from dyno.server import Options, create_app
+from dyno.server import Options, create_app, wire
 from dyno.server.answers import Completions
 from dyno.server.fields import IGNORED_FIELDS
 from dyno.server.opening import Recipe, opened
 from dyno.server.running import Pieces
+from dyno.server.wire import OPENAI, written
 from dyno.testing import Array, tiny_model
 from served import GREEDY, HELLO, KEY, Served, serving, until
 
@@ -421,7 +422,7 @@ def test_pages_of_other_origins(model: Path) -> None:
         assert "authorization" in before.headers["access-control-allow-headers"].lower()
         answer = server.client.post(path, json=body, headers={"Origin": "https://chat.example"})
         assert answer.headers["access-control-allow-origin"] == "https://chat.example"
-        assert answer.headers["access-control-expose-headers"] == IGNORED_FIELDS
+        assert answer.headers["access-control-expose-headers"] == f"{IGNORED_FIELDS}, Retry-After"
         with server.client.stream("POST", path, json={**body, "stream": True}, headers=asked) as stream:
             assert stream.headers["access-control-allow-origin"] == "https://chat.example"
             assert "[DONE]" in stream.read().decode()
@@ -431,6 +432,15 @@ def test_pages_of_other_origins(model: Path) -> None:
         assert "access-control-allow-origin" not in answer.headers
     with serving(model, Options(api_key=KEY)) as server:
         assert httpx.options(server.address + path, headers=asked).status_code == 405
+
+
+def test_origins_are_the_ones_that_browsers_send() -> None:
+    given = ("https://Chat.example/", "http://localhost:3000", "chrome-extension://abc", "*", "null")
+    sent = ("https://chat.example", "http://localhost:3000", "chrome-extension://abc", "*", "null")
+    assert Options(cors_origins=given).cors_origins == sent
+    for wrong in ("chat.example", "https://chat.example/page", "https://", "https://a b", ""):
+        with pytest.raises(PlanError, match="is no origin; give SCHEME://HOST"):
+            Options(cors_origins=("*", wrong))
 
 
 def test_an_answer_goes_on_from_the_last_message(served: Served) -> None:
@@ -557,6 +567,24 @@ def test_a_failed_step_has_a_time(served: Served, monkeypatch: pytest.MonkeyPatc
     assert served.client.get("/ready").status_code == 200
 
 
+def test_failures_in_a_row_keep_a_server_from_work_for_longer(served: Served) -> None:
+    scheduler = served.scheduler
+    scheduler.failure = None
+    later = [(1000, seconds) for seconds in (80, 160, 300, 300)]
+    for waited, expected in ((0, 10), (1, 10), (11, 20), (5, 20), (21, 40), *later):
+        scheduler.failed_at -= waited
+        scheduler._note(GgufError("x"))
+        assert scheduler.failing_s == expected
+        assert served.client.get("/ready").status_code == 503
+        scheduler.failed_at -= expected
+        assert served.client.get("/ready").status_code == 200
+        scheduler.failed_at += expected
+    assert chat(served.client).status_code == 200
+    scheduler._note(GgufError("x"))
+    assert scheduler.failing_s == 10
+    assert chat(served.client).status_code == 200
+
+
 @pytest.mark.parametrize("wish", [{}, {"stream": True}])
 def test_a_request_of_many_texts_goes_on_while_the_queue_is_full(
     served: Served, monkeypatch: pytest.MonkeyPatch, wish: dict[str, Any]
@@ -608,6 +636,14 @@ def test_scored_prompts_are_told_in_threads(served: Served, monkeypatch: pytest.
         names.add(threading.current_thread().name)
         return new(self, index)
 
+    json_of = wire._json
+
+    def noted_json(data: Any) -> bytes:
+        if "token_logprobs" in str(data):
+            names.add(threading.current_thread().name)
+        return json_of(data)
+
+    monkeypatch.setattr(wire, "_json", noted_json)
     monkeypatch.setattr(Completions, "_new_logprobs", noted)
     body = {"prompt": "def main", "echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 0}
     (choice,) = served.client.post("/v1/completions", json=body).json()["choices"]
@@ -622,12 +658,12 @@ def test_scored_prompts_are_told_in_threads(served: Served, monkeypatch: pytest.
 def test_long_answers_are_written_in_pieces_beside_the_loop(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All other threads wait while JSON is written: here for one text or vector at most."""
-    written: list[tuple[str, Any]] = []
+    """All other threads wait while JSON is written: here for the entry of one token, or 256 numbers."""
+    noticed: list[tuple[str, Any]] = []
     dumps = json.dumps
 
     def noted(data: Any, **options: Any) -> str:
-        written.append((threading.current_thread().name, data))
+        noticed.append((threading.current_thread().name, data))
         return dumps(data, **options)
 
     texts = {"prompt": ["a", "b", "c"], "echo": True, "logprobs": 1, "max_tokens": 1}
@@ -641,11 +677,49 @@ def test_long_answers_are_written_in_pieces_beside_the_loop(
             answer = served.client.post(path, content=dumps(body))
         assert answer.headers["content-type"] == "application/json"
         assert [entry["index"] for entry in answer.json()[name]] == [0, 1, 2]
-        mine = [(thread, data) for thread, data in written if isinstance(data, dict) and "index" in data]
-        assert [data["index"] for _, data in mine] == [0, 1, 2]
-        assert all(thread.startswith("dyno-request") for thread, _ in mine)
-        assert not any(isinstance(data, dict) and name in data for _, data in written)
-        written.clear()
+        assert noticed
+        assert all(thread.startswith("dyno-request") for thread, _ in noticed)
+        assert not any(isinstance(data, dict) and {name, "index"} & {*data} for _, data in noticed)
+        noticed.clear()
+
+
+@pytest.mark.parametrize("kind", ["whole", "stream"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        [],
+        {"a": {}, "b": []},
+        {"a": [None, {"b": 1}, [], [[]]], "c": "ü\u2028"},
+        {
+            "choices": [
+                {"logprobs": {"tokens": ["a"] * 3000, "top_logprobs": [None] + [{"b": -0.5, "c": -1}] * 3000}}
+            ]
+        },
+        {
+            "choices": [
+                {"logprobs": {"content": [{"token": "a", "top_logprobs": [{"token": "b"}] * 20}] * 3000}}
+            ]
+        },
+        {"data": [{"embedding": [0.25] * 5000}] * 3},
+    ],
+)
+def test_pieces_are_the_json_of_the_whole(
+    kind: str, value: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumps, sizes = json.dumps, [0]
+
+    def noted(data: Any, **options: Any) -> str:
+        text = dumps(data, **options)
+        sizes.append(len(text))
+        return text
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dyno.server.wire.json.dumps", noted)
+        found = bytes(written(value).body) if kind == "whole" else OPENAI.event(value, large=True)
+    expected = dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    assert found == (expected if kind == "whole" else b"data: " + expected + b"\n\n")
+    assert max(sizes) < 8000
 
 
 def test_scored_prompts_have_a_bound(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

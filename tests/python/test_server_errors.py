@@ -90,13 +90,23 @@ def test_an_error_names_a_field_that_the_body_has() -> None:
 
     result = {"type": "tool_result", "tool_use_id": "1"}
     param, message = told({**result, "content": [{"type": "image", "source": {}}]})
-    assert param == "messages.0.content.0.tool_result.content.0.type"
+    assert param == "messages.0.content.0.content.0.type"
     assert message == f"{param}: Input should be 'text', not 'image'"
-    assert told({"type": "text", "text": "a"}, {"type": "text"})[0] == "messages.0.content.1.text.text"
+    assert told({"type": "text", "text": "a"}, {"type": "text"})[0] == "messages.0.content.1.text"
     assert told({"type": "image"})[0] == "messages.0.content.0"
     assert told({**result, "content": 5})[1].endswith(
         "a valid string or Input should be a valid array, not 5"
     )
+    for choice, place in (
+        ({"type": "custom"}, "tool_choice.type"),
+        ({"type": "function", "function": {"name": ""}}, "tool_choice.function.name"),
+        (5, "tool_choice"),
+    ):
+        with pytest.raises(ValidationError) as wrong:
+            ChatBody.model_validate_json(json.dumps({"messages": HELLO, "tool_choice": choice}))
+        error = from_validation(wrong.value).body["error"]
+        assert error["param"] == place
+        assert error["message"].startswith(f"{place}: ")
 
 
 MANY = 5000

@@ -200,6 +200,7 @@ def test_a_second_name_of_a_limit_does_not_count_beside_it(limit: str) -> None:
         ("/v1/chat/completions", "skip_special_tokens", False, "skip_special_tokens"),
         ("/v1/chat/completions", "add_special_tokens", True, "add_special_tokens"),
         ("/v1/completions", "add_special_tokens", False, "add_special_tokens"),
+        ("/v1/embeddings", "add_special_tokens", False, "add_special_tokens"),
         ("/v1/completions", "prompt_logprobs", 1, "prompt_logprobs"),
         ("/v1/completions", "length_penalty", 0.5, "length_penalty"),
         ("/v1/completions", "logits_processors", ["a"], "logits_processors"),
@@ -275,7 +276,7 @@ def test_a_field_that_would_change_the_answer_is_refused(
                 ],
             },
         ),
-        ("/v1/embeddings", {"user": "me"}),
+        ("/v1/embeddings", {"user": "me", "add_special_tokens": True}),
     ],
 )
 def test_harmless_fields_change_nothing(served: Served, path: str, fields: dict[str, Any]) -> None:

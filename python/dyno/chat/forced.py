@@ -1,7 +1,7 @@
 """Answers that have to call a function: the rules that their text follows, and the calls in it.
 
 The rules say nothing of the marks that a model was trained to write. The text is a JSON list of calls, in
-place of content, so every template can be asked for one.
+place of content, so this works with any template.
 """
 
 from __future__ import annotations

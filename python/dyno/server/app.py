@@ -121,7 +121,7 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
             allow_origins=list(origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=[IGNORED_FIELDS],
+            expose_headers=[IGNORED_FIELDS, "Retry-After"],
         )
     ]
 

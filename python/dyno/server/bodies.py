@@ -43,7 +43,7 @@ _MAX_BIASES = 1024
 
 T = TypeVar("T")
 Items = Annotated[list[T], Field(fail_fast=True)]
-"""A list that is judged up to its first wrong item: each has an error, and a body has room for millions."""
+"""A list whose check ends at the first wrong item. Otherwise a body could hold millions of errors."""
 _Texts = Annotated[
     # Not lax: an item "42" is a text, not a token.
     str | Items[StrictInt] | Items[str] | Items[Items[StrictInt]], Field(union_mode="left_to_right")

@@ -44,10 +44,6 @@ _COMPILERS = 4
 """Threads in which texts with rules begin: a schema or a grammar may take seconds to compile."""
 
 
-_UNREADY_S = 10.0
-"""Seconds for which a failed step keeps a server from being ready, unless a later step works."""
-
-
 class _Answer(Protocol):
     """The answer to a request: texts, and the objects of one API that tell them."""
 
@@ -165,25 +161,27 @@ class Endpoints:
         # The first piece is waited for: an error before it is a status, not an event.
         opening = await unless_gone(request, pieces.come())
 
-        async def rest() -> AsyncIterator[dict[str, Any]]:
-            for one in await self._objects(answer, opening):
+        async def rest() -> AsyncIterator[bytes]:
+            for one in await self._events(answer, opening, wire):
                 yield one
             async for group in pieces.groups():
-                for one in await self._objects(answer, group):
+                for one in await self._events(answer, group, wire):
                     yield one
-            for one in answer.last():
-                yield one
+            for last in answer.last():
+                yield wire.event(last)
 
         return _Stream(wire.events(answer.first(), rest()), pieces)
 
-    async def _objects(self, answer: _Answer, pieces: Sequence[tuple[int, Any]]) -> list[dict[str, Any]]:
-        """The objects of pieces that came together."""
+    async def _events(self, answer: _Answer, pieces: Sequence[tuple[int, Any]], wire: Wire) -> list[bytes]:
+        """The events of pieces that came together."""
+        large = answer.scores_prompts
 
-        def made() -> list[dict[str, Any]]:
-            return [one for each in joined(pieces) for one in answer.chunk(*each)]
+        def made() -> list[bytes]:
+            objects = (one for each in joined(pieces) for one in answer.chunk(*each))
+            return [wire.event(one, large=large) for one in objects]
 
         # The tokens of a whole prompt take seconds. A thread per token would take longer than the token.
-        return await self._threads.run(made) if answer.scores_prompts else made()
+        return await self._threads.run(made) if large else made()
 
     def _deadline(self, body: RequestBody) -> Deadline:
         given = [each for each in (self._options.timeout_s, body.timeout) if each is not None]
@@ -260,7 +258,7 @@ class Endpoints:
     async def ready(self, request: Request) -> Response:
         failure = self.scheduler.failure
         # A server that gets no requests would have no step that works: so a failure counts for a while.
-        young = time.monotonic() - self.scheduler.failed_at < _UNREADY_S
+        young = time.monotonic() - self.scheduler.failed_at < self.scheduler.failing_s
         if failure is not None and (young or isinstance(failure, DeviceLostError)):
             # Without the failure's text: this path needs no key, and a path of a file may stand in it.
             reason = f"the last step of the engine failed: {type(failure).__name__}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from dyno.errors import (
     ChatError,
@@ -13,8 +13,11 @@ from dyno.errors import (
     QueueFullError,
     UnsupportedError,
 )
+from dyno.server.bodies import Known
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
     from pydantic import ValidationError
 
 __all__ = ["ApiError", "api_error", "from_validation"]
@@ -46,7 +49,9 @@ def from_validation(error: ValidationError) -> ApiError:
     A value of several types has errors of each. The type that accepts the most of it counts.
     """
     found = error.errors(include_url=False, include_context=False)
-    paths = [_path(each["loc"]) for each in found]
+    classes = {each.__name__: each for each in _kinds(Known)}
+    tags = frozenset(tag for each in classes.values() for tag in _tags(each))
+    paths = [_path(each["loc"], classes.keys(), tags) for each in found]
     path = max(paths, key=lambda path: (len(path), [step for step in path if isinstance(step, int)]))
     chosen = [each for each, its in zip(found, paths, strict=True) if its == path]
     first = chosen[0]
@@ -58,9 +63,33 @@ def from_validation(error: ValidationError) -> ApiError:
     return ApiError(400, f"{param}: {text}{given}" if param else text, param=param, code="invalid_value")
 
 
-def _path(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The place of an error without the types of values among which pydantic chose."""
-    return tuple(step for step in place if isinstance(step, int) or not (step == "str" or "[" in step))
+def _path(
+    place: tuple[int | str, ...], classes: Collection[str], tags: Collection[str]
+) -> tuple[int | str, ...]:
+    """The place of an error without the types of values among which pydantic chose.
+
+    Args:
+        place: With names of types, of `classes`, and `tags` of the entries of lists.
+    """
+    path: list[int | str] = []
+    for index, step in enumerate(place):
+        if isinstance(step, str):
+            of_entry = index > 0 and isinstance(place[index - 1], int) and index + 1 < len(place)
+            if step == "str" or "[" in step or step in classes or (of_entry and step in tags):
+                continue
+        path.append(step)
+    return tuple(path)
+
+
+def _kinds(kind: type[Known]) -> Iterator[type[Known]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _kinds(each)
+
+
+def _tags(kind: type[Known]) -> tuple[str, ...]:
+    """The values of the field `type` by which pydantic knows an object of this kind among others."""
+    return get_args(kind.model_fields["type"].annotation) if "type" in kind.model_fields else ()
 
 
 def _not(given: object, kind: str) -> str:

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dyno.server.bodies import ChatBody, CompletionBody, Known
+from dyno.server.bodies import ChatBody, CompletionBody, EmbeddingBody, Known
 from dyno.server.errors import ApiError
 from dyno.server.messages_body import MessagesBody
 
@@ -63,7 +63,7 @@ def _given(body: Any, name: str, default: Any = None) -> Any:
 
 def _adds_special(body: Any) -> bool:
     """Whether BOS and EOS are put around the text of a body; a chat template writes them itself."""
-    return bool(_given(body, "add_special", isinstance(body, CompletionBody)))
+    return bool(_given(body, "add_special", isinstance(body, (CompletionBody, EmbeddingBody))))
 
 
 def _is_unlimited(value: Any, _: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KEEP_ALIVE_S", "Options"]
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")
+
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection stays open. Clients close theirs after fewer: a server that did so first
 might close one that a client has just taken again."""
@@ -23,7 +26,8 @@ class Options:
     """The settings of a server.
 
     Raises:
-        PlanError: The key is empty or blank, so that every request would carry it.
+        PlanError: The key is empty or blank, so that every request would carry it; or a browser sends no
+            such origin.
     """
 
     model: str = "model"
@@ -48,6 +52,7 @@ class Options:
     """The chat template; None takes the model's."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "cors_origins", tuple(map(_origin, self.cors_origins)))
         if self.api_key is None:
             return
         key = self.api_key.strip()
@@ -56,3 +61,14 @@ class Options:
                 f"[server] api_key is {self.api_key!r}; give a key, or None for a server without one"
             )
         object.__setattr__(self, "api_key", key)
+
+
+def _origin(given: str) -> str:
+    """An origin as browsers send it."""
+    origin = given.strip().removesuffix("/").lower()
+    if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+        raise PlanError(
+            f"[server] {given!r:.80} is no origin; give SCHEME://HOST or SCHEME://HOST:PORT without a path, "
+            "as https://chat.example, or * for any page"
+        )
+    return origin

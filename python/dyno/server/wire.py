@@ -11,13 +11,16 @@ from starlette.responses import JSONResponse, Response
 from dyno.server.errors import api_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
     from dyno.server.errors import ApiError
 
 __all__ = ["MESSAGES", "OPENAI", "MessagesWire", "Wire", "written"]
 
 _log = logging.getLogger("dyno.server")
+_DEPTH = 5
+"""The log-probabilities of one token lie below the answer, its choices, one of these and a list of tokens."""
+_SLICE = 256
 
 
 class Wire:
@@ -25,9 +28,14 @@ class Wire:
 
     done = b"data: [DONE]\n\n"
 
-    def event(self, data: dict[str, Any]) -> bytes:
-        """One server-sent event."""
-        return b"data: " + _json(data) + b"\n\n"
+    def event(self, data: dict[str, Any], *, large: bool = False) -> bytes:
+        """One server-sent event.
+
+        Args:
+            data: Its object.
+            large: It is written in pieces, as `written` does.
+        """
+        return b"data: " + (b"".join(_pieces(data)) if large else _json(data)) + b"\n\n"
 
     def error(self, error: ApiError) -> dict[str, Any]:
         """The object that tells an error."""
@@ -38,19 +46,19 @@ class Wire:
         return JSONResponse(self.error(error), status_code=error.status, headers=error.headers)
 
     async def events(
-        self, begin: Iterable[dict[str, Any]], rest: AsyncIterator[dict[str, Any]]
+        self, begin: Iterable[dict[str, Any]], rest: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
         """The bytes of a stream; an error within it becomes its last event.
 
         Args:
             begin: Objects that are sent at once.
-            rest: The following ones.
+            rest: The following events.
         """
         try:
             for each in begin:
                 yield self.event(each)
-            async for each in rest:
-                yield self.event(each)
+            async for event in rest:
+                yield event
         except Exception as error:
             told = api_error(error)
             if told.status >= 500:
@@ -66,8 +74,8 @@ class MessagesWire(Wire):
 
     done = b""
 
-    def event(self, data: dict[str, Any]) -> bytes:
-        return b"event: " + str(data["type"]).encode() + b"\ndata: " + _json(data) + b"\n\n"
+    def event(self, data: dict[str, Any], *, large: bool = False) -> bytes:
+        return b"event: " + str(data["type"]).encode() + b"\n" + super().event(data, large=large)
 
     def error(self, error: ApiError) -> dict[str, Any]:
         kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
@@ -88,15 +96,30 @@ OPENAI, MESSAGES = Wire(), MessagesWire()
 def written(data: dict[str, Any]) -> Response:
     """A whole answer as a response.
 
-    The entries of its lists are written one by one. All other threads wait while JSON is written, and an
-    answer may have thousands of vectors or millions of log-probabilities.
+    It is written in pieces. All other threads wait while JSON is written, and an answer may have thousands of
+    vectors or millions of log-probabilities.
     """
-    fields = [_json(name) + b":" + _field(value) for name, value in data.items()]
-    return Response(b"{" + b",".join(fields) + b"}", media_type="application/json")
+    return Response(b"".join(_pieces(data)), media_type="application/json")
 
 
-def _field(value: Any) -> bytes:
-    return b"[" + b",".join(map(_json, value)) + b"]" if isinstance(value, list) else _json(value)
+def _pieces(value: Any, depth: int = _DEPTH) -> Iterator[bytes]:
+    """JSON in pieces: objects and lists of them by entry down to a depth, other long lists in slices."""
+    if depth and isinstance(value, dict):
+        for index, (name, each) in enumerate(value.items()):
+            yield (b"," if index else b"{") + _json(name) + b":"
+            yield from _pieces(each, depth - 1)
+        yield b"}" if value else b"{}"
+    elif depth and isinstance(value, list) and any(isinstance(each, (dict, list)) for each in value[:2]):
+        for index, each in enumerate(value):
+            yield b"," if index else b"["
+            yield from _pieces(each, depth - 1)
+        yield b"]"
+    elif isinstance(value, list) and len(value) > _SLICE:
+        for at in range(0, len(value), _SLICE):
+            yield (b"," if at else b"[") + _json(value[at : at + _SLICE])[1:-1]
+        yield b"]"
+    else:
+        yield _json(value)
 
 
 def _json(data: Any) -> bytes:
