@@ -33,8 +33,8 @@ class Comparison:
     """Joules per token, where energy was counted."""
     failed: dict[str, Measurement] = field(default_factory=dict)
     halted: dict[str, Measurement] = field(default_factory=dict)
-    """A configuration that runs, and lacks rounds all the same, which ended the comparison: it failed twice
-    after whole rounds, or before any and not at the end."""
+    """A rest that failed and may run all the same. It failed twice after whole rounds, which ended the
+    comparison; or it failed twice before any, and a third try after the rounds worked or had no time."""
     unsettled: dict[str, Measurement] = field(default_factory=dict)
     """A rest that has failed twice before any whole round, until it is tried once more at the end."""
     forgiven: set[str] = field(default_factory=set)  # configurations that have failed once

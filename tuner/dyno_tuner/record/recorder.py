@@ -89,8 +89,8 @@ class Begun:
 
     @classmethod
     def of(cls, past: Sequence[Mapping[str, Any]]) -> Begun:
-        """Of the records of a journal. Of several beginnings the first one counts: whoever continues the run
-        once more comes to the others the same way."""
+        """Of the records of a journal. If the noise was measured several times, the first time counts. A
+        further --resume then repeats the same steps."""
         first = kept = None
         again = False
         rounds: dict[str, dict[str, set[str]]] = {}
