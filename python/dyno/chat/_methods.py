@@ -118,7 +118,8 @@ class ChatMethods:
             messages: Dicts with `role` and `content`, the last one usually from the user.
             tools: Functions that the model may call, as in the public chat API.
             call: The model has to call this function, or one of the tools if it is empty; None: it may.
-            continues: The last message is the beginning of the answer; the model writes the rest.
+            continues: The last message is the beginning of the answer; the model writes the rest. No
+                reasoning comes before it, and neither `call` nor `json_schema` can hold for it.
             template: A chat template, its file or its name; None takes the model's own.
             variables: For the template, such as `{"enable_thinking": False}`.
             max_tokens: Tokens drawn at most; None goes on to the end of the context.
