@@ -51,7 +51,7 @@ class PyGeneration {
   }
   int32_t next() {
     int32_t token = 0;
-    session_.change([&](runtime::Session& session) { token = session.next_token(generation_, SignalCheck()); });
+    session_.change([&](runtime::Session& session) { token = session.next_token(generation_, SignalCheck(session_)); });
     return token;
   }
 
@@ -92,7 +92,7 @@ nb::tuple decode_and_draw(PySession& self, const Sequences& sequences, const std
       }
       request.row_draws = rows;
       request.drawn = tokens.get();
-      request.between = SignalCheck();
+      request.between = SignalCheck(self);
       session.decode(request);
     }
     return nb::make_tuple(owned_array(std::move(tokens), {rows.size()}),
@@ -114,7 +114,7 @@ nb::object decode_hidden(PySession& self, const Sequences& sequences, std::strin
     {
       const nb::gil_scoped_release release;
       request.hidden = hidden.get();
-      request.between = SignalCheck();
+      request.between = SignalCheck(self);
       session.decode(request);
     }
     return owned_array(std::move(hidden), {count, width});

@@ -99,7 +99,7 @@ nb::tuple PySession::decode_into(const Sequences& sequences, std::string_view ro
       }
       request.logits = logits.get();
       request.captured_routing = routing.get();
-      request.between = SignalCheck();
+      request.between = SignalCheck(*this);
       session.decode(request);
     }
     const DeviceInfo& device = session.plan().device(session.plan().logits_device());

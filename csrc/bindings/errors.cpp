@@ -29,6 +29,8 @@ void translate(const std::exception_ptr& pointer, void*) {
     raise("ModelError", e.what());
   } catch (const ProfileError& e) {
     raise("ProfileError", e.what());
+  } catch (const ClosedError& e) {
+    raise("ClosedError", e.what());
   } catch (const PlanError& e) {
     raise("PlanError", e.what());
   } catch (const UnsupportedError& e) {

@@ -65,6 +65,9 @@ class PySession {
     return decode_into(sequences, rows, std::move(pinned), capture, every, /*on_device=*/true);
   }
 
+  // Whoever asks has the lock.
+  bool closed() const { return session_ == nullptr; }
+
   // Calls `use` under the lock, with the GIL.
   template <typename Use>
   auto with(Use&& use) {
@@ -74,8 +77,9 @@ class PySession {
       const nb::gil_scoped_release release;
       lock.lock();
     }
-    const std::shared_ptr<runtime::Session> session = session_;  // a finalizer may close it meanwhile
-    DYNO_CHECK(Error, session != nullptr, "[session] the session is closed");
+    // A finalizer or the handler of a signal may close it meanwhile.
+    const std::shared_ptr<runtime::Session> session = session_;
+    DYNO_CHECK(ClosedError, session != nullptr, "[session] the session is closed");
     return use(*session);
   }
 
@@ -86,7 +90,7 @@ class PySession {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     const std::shared_ptr<runtime::Session> session = session_;  // as in with()
-    DYNO_CHECK(Error, session != nullptr, "[session] the session is closed");
+    DYNO_CHECK(ClosedError, session != nullptr, "[session] the session is closed");
     change(*session);
   }
 
@@ -106,18 +110,22 @@ class PySession {
 };
 
 // Lets handlers of signals run, so that Ctrl-C ends a long decode: now and then, because the GIL may have to be waited
-// for. Python runs them in its main thread only.
+// for. Python runs them in its main thread only. A handler may close the session, which ends the decode, too.
 class SignalCheck {
  public:
+  explicit SignalCheck(const PySession& session) : session_(&session) {}
   void operator()() {
     const auto now = std::chrono::steady_clock::now();
     if (!main_ || now - last_ < std::chrono::milliseconds(20)) return;
     const nb::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    DYNO_CHECK(ClosedError, !session_->closed(),
+               "[session] the handler of a signal has closed the session, and with it the call that computed");
     last_ = std::chrono::steady_clock::now();
   }
 
  private:
+  const PySession* session_;
   bool main_ = gettid() == getpid();
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };

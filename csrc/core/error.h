@@ -32,6 +32,11 @@ class PlanError : public Error {
  public:
   using Error::Error;
 };
+// Somebody has closed what was asked.
+class ClosedError : public PlanError {
+ public:
+  using PlanError::PlanError;
+};
 // Legal, but no kernel or device here can do it.
 class UnsupportedError : public Error {
  public:

@@ -38,6 +38,7 @@ void Session::roll_back(int32_t slot, int64_t before) {
 }
 
 void Session::reset() {
+  check_idle();
   check_device();
   end_steps();
   for (int32_t slot = 0; slot < static_cast<int32_t>(positions_.size()); ++slot) {
@@ -49,6 +50,7 @@ void Session::reset() {
 void Session::reset(int32_t slot) { rewind(slot, 0); }
 
 void Session::rewind(int32_t slot, int64_t position) {
+  check_idle();
   check_slot(slot);
   end_steps();
   int64_t& current = positions_[static_cast<size_t>(slot)];

@@ -163,10 +163,12 @@ bool Session::can_draft(int32_t slot) const {
 int64_t Session::draft_lacks(int32_t slot) const { return can_draft(slot) ? draft_head_->lacks(slot) : 0; }
 
 void Session::read_for_draft(int32_t slot, int64_t tokens) {
+  check_idle();
   if (can_draft(slot)) draft_head_->read(slot, tokens);
 }
 
 void Session::draft(std::span<const std::pair<int32_t, int32_t>> texts, bool further, float* logits) {
+  check_idle();
   DYNO_CHECK(PlanError, draft_head_ != nullptr, "[draft] no head is loaded; call load_draft_head() first");
   std::vector<Following> following;
   for (const auto& [slot, token] : texts) {

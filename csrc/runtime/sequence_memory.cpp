@@ -53,6 +53,7 @@ void Session::copy_prefix(int32_t from, int32_t to, int64_t positions) {
 }
 
 void Session::trim(int32_t slot) {
+  check_idle();
   check_slot(slot);
   const auto at = static_cast<size_t>(slot);
   if (filled_[at] <= positions_[at]) return;

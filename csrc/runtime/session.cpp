@@ -50,10 +50,10 @@ plan::LoadOptions with_neighbours(plan::LoadOptions load, const DeviceInfo& devi
 
 bool is_gpu(const plan::PlannedDevice& device) { return device.info.kind == DeviceKind::cuda; }
 
-// `flag` is set while this lives, if `wanted`.
+// `flag` is set while this lives.
 class Computing {
  public:
-  Computing(bool& flag, bool wanted) : flag_(flag) { flag_ = wanted; }
+  explicit Computing(bool& flag) : flag_(flag) { flag_ = true; }
   ~Computing() { flag_ = false; }
   Computing(const Computing&) = delete;
   Computing& operator=(const Computing&) = delete;
@@ -340,7 +340,8 @@ void Session::check_ready() const {
       "), and memory that it had given back could not be taken again; set() the settings again when memory is free");
 }
 
-// The handler of a signal runs in the middle of a u-batch, whose memory it must not use.
+// The handler of a signal runs between u-batches, whose positions it must not change, or in the middle of one, whose
+// memory it must not use.
 void Session::check_idle() const {
   DYNO_CHECK(PlanError, !computing_,
              "[session] this session computes while the handler of a signal runs; it can be used when the call that "
@@ -555,7 +556,6 @@ MicroBatch Session::micro_batch(const UBatch& ubatch, const DecodeRequest& reque
 
 void Session::run_ubatch(const UBatch& ubatch, const DecodeRequest& request, int threads) {
   const MicroBatch batch = micro_batch(ubatch, request);
-  const Computing computing(computing_, batch.between_nodes != nullptr);
   try {
     take_windows(ubatch.runs);
     if (batch.row_draws.empty()) {
@@ -585,6 +585,7 @@ void Session::feed(const DecodeRequest& request) {
   const bool single = std::all_of(request.sequences.begin(), request.sequences.end(),
                                   [](const SequenceInput& s) { return s.tokens.size() == 1; });
   const int threads = single ? settings_.threads : settings_.threads_batch;
+  const Computing computing(computing_);
   UBatch ubatch;
   const auto flush = [&] {
     if (ubatch.tokens_before > 0 && request.between) {

@@ -78,7 +78,7 @@ struct DecodeRequest {
   OpTime* op_times = nullptr;               // [plan().keys], added to
   bool in_graph = false;                    // MicroBatch::in_graph
   // Called between two u-batches, and of a prompt between two nodes where one CPU computes all. If it throws, the
-  // decode ends and the sequences are as long as before. It must not use the session: check_ready().
+  // decode ends and the sequences are as long as before. It cannot use or change the session: check_idle().
   std::function<void()> between = nullptr;
 };
 
@@ -154,7 +154,10 @@ class Session {
   void load_draft_head();
   bool has_draft_head() const { return draft_head_ != nullptr; }
   // Forgets it, and the rows that it needs.
-  void drop_draft_head() { draft_head_.reset(); }
+  void drop_draft_head() {
+    check_idle();
+    draft_head_.reset();
+  }
   // Whether there is a head that knows all that a sequence holds, and it holds something.
   bool can_draft(int32_t slot) const;
   // Tokens of such a sequence that the head has still to read before a draft, which otherwise reads them all at once,
@@ -248,6 +251,7 @@ class Session {
   void check_file() const;
   // Throws PlanError without weights, OutOfMemoryError if a change has cost the executor its memory.
   void check_ready() const;
+  // Throws PlanError where DecodeRequest::between asks.
   void check_idle() const;
   std::unique_ptr<DraftHead> make_draft_head() const;
   void choose();
@@ -272,7 +276,7 @@ class Session {
   std::unique_ptr<plan::Selection> selection_;
   std::unique_ptr<Executor> executor_;  // null for plan_only
   std::string failed_change_;           // why the executor lacks memory that the plan names; empty: it has it
-  bool computing_ = false;              // a u-batch whose decode calls back
+  bool computing_ = false;              // between the first u-batch of a request and its last
   bool reads_file_ = false;             // weights are pages of the file, also after they were loaded
   RowLogits row_logits_;                // that the host draws from
   std::unique_ptr<DraftHead> draft_head_;

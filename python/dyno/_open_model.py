@@ -70,7 +70,7 @@ class OpenModel:
         self._plan_only = plan_only
 
         self._session: _core.Session | None = None
-        self._own_lock = threading.Lock()
+        self._own_lock = threading.RLock()  # a lock that knows its thread: see `_lock`
         self._process = os.getpid()
         self._slots = Slots()
         self._scheduler: Scheduler | None = None  # draws the tokens of all generations while it is open
@@ -275,10 +275,14 @@ class OpenModel:
     # ---- life ----
 
     def close(self) -> None:
-        """Give back weights, cache and threads. Closing twice does nothing, nor does it in a forked child."""
+        """Give back weights, cache and threads. Closing twice does nothing, nor does it in a forked child.
+
+        The handler of a signal may close the engine in the middle of a call of its own thread: that call ends
+        with ClosedError, unless the handler raises something else. A call of another thread is waited for.
+        """
         if os.getpid() != self._process:
             return
-        with self._lock:
+        with self._own_lock:
             session, self._session = self._session, None
             self._file = None
         if session is not None:
@@ -299,8 +303,14 @@ class OpenModel:
     # ---- inside ----
 
     @property
-    def _lock(self) -> threading.Lock:
+    def _lock(self) -> threading.RLock:
+        """For one call; PlanError for another one in its middle, where only a handler of a signal can be."""
         self._check_process()  # first: a thread that a forked child does not have may hold the lock
+        if self._own_lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+            raise PlanError(
+                "[engine] the handler of a signal runs in the middle of a call of this engine, and can only "
+                "close() it; use the engine when that call has returned"
+            )
         return self._own_lock
 
     def _check_process(self) -> None:

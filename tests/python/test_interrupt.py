@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dyno
 import numpy as np
@@ -14,8 +15,11 @@ import pytest
 from dyno.testing import tiny_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+COUNT = 16_384
+"""Tokens that take more than a second."""
 
 
 @contextlib.contextmanager
@@ -110,3 +114,132 @@ def test_an_interrupt_ends_the_prompt_of_a_generation(tmp_path: Path) -> None:
         first = short.next()
         assert first == int(np.argmax(engine.logits(list(range(1, 40)), rows="last")))
         assert long.queued == 1  # its draw is still to be made
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[], None], seconds: float = 0.3) -> Iterator[None]:
+    """After so many seconds a signal comes, whose handler this is. If it hangs, TimeoutError ends it."""
+
+    def hangs(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: handler()), signal.signal(signal.SIGALRM, hangs)
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGUSR1))
+    try:
+        signal.alarm(60)
+        timer.start()
+        yield
+        timer.join()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGUSR1, before[0])
+        signal.signal(signal.SIGALRM, before[1])
+
+
+def refusals(uses: Mapping[str, Callable[[], object]]) -> dict[str, str]:
+    """Why each of them is refused, by name."""
+    refused: dict[str, str] = {}
+    for name, use in uses.items():
+        try:
+            use()
+        except dyno.PlanError as error:
+            refused[name] = str(error)
+    return refused
+
+
+def test_the_handler_of_a_signal_cannot_use_the_engine_of_its_thread(tmp_path: Path) -> None:
+    """It waited for ever for the call in whose middle it ran."""
+    model = tiny_model(tmp_path / "m.gguf", n_ctx=COUNT)
+    refused: dict[str, str] = {}
+    with dyno.Engine(model, device="cpu", profile=None, ctx=COUNT, ubatch=COUNT, threads=1) as engine:
+        prompt = np.ones(COUNT, np.int32)
+        want = engine.logits(prompt, rows="last")
+        uses: dict[str, Callable[[], object]] = {
+            "reset": engine.reset,
+            "rewind": lambda: engine.rewind(0),
+            "logits": lambda: engine.logits([1]),
+            "checkpoint": engine.checkpoint,
+            "set": lambda: engine.set(ubatch=8),
+            "set_context": lambda: engine.set_context(ctx=8),
+            "generate": lambda: next(engine.generate([1])),
+        }
+        with handled(lambda: refused.update(refusals(uses))):
+            found = engine.logits(prompt, rows="last")
+        assert set(refused) == set(uses)
+        assert all("the handler of a signal" in why for why in refused.values())
+        assert np.array_equal(found, want), "the call goes on as if nothing had been"
+        assert engine.position() == COUNT
+        assert engine.settings["ubatch"] == COUNT
+        engine.reset()
+
+
+@pytest.mark.parametrize("ubatch", [4, COUNT])
+def test_the_handler_of_a_signal_closes_the_engine(tmp_path: Path, ubatch: int) -> None:
+    """The usual way to end a service. It waited for ever for the call that it had interrupted."""
+    model = tiny_model(tmp_path / "m.gguf", n_ctx=COUNT, vocabulary=False)
+    engine = dyno.Engine(model, device="cpu", profile=None, ctx=COUNT, ubatch=ubatch, threads=1)
+    closed: list[str] = []
+
+    def close() -> None:
+        engine.close()
+        closed.append(repr(engine))
+
+    with handled(close), pytest.raises(dyno.ClosedError, match="the handler of a signal has closed"):
+        engine.logits(np.ones(COUNT, np.int32), rows="none")
+    assert closed == [repr(engine)]
+    assert closed[0].endswith("closed)")
+    with pytest.raises(dyno.ClosedError):
+        engine.logits([1])
+    engine.close()
+
+
+def test_the_handler_of_a_signal_closes_the_engine_and_ends_the_process(tmp_path: Path) -> None:
+    """Its own error ends the call then."""
+    model = tiny_model(tmp_path / "m.gguf", n_ctx=COUNT, vocabulary=False)
+    engine = dyno.Engine(model, device="cpu", profile=None, ctx=COUNT, ubatch=COUNT, threads=1)
+
+    def end() -> None:
+        engine.close()
+        sys.exit(3)
+
+    with handled(end), pytest.raises(SystemExit):
+        engine.logits(np.ones(COUNT, np.int32), rows="none")
+    with pytest.raises(dyno.ClosedError):
+        engine.position()
+
+
+@pytest.mark.parametrize(("devices", "ubatch"), [(0, 64), (0, COUNT // 2), (1, 64)])
+def test_the_handler_of_a_signal_cannot_change_the_session(tmp_path: Path, devices: int, ubatch: int) -> None:
+    """The rest of the prompt was written behind what the handler had left, or behind a smaller cache."""
+    model = tiny_model(tmp_path / "m.gguf", n_ctx=COUNT, vocabulary=False)
+    on: dict[str, Any] = {"virtual_devices": devices, "placement": ["blk.1.*=cpu"]} if devices else {}
+    refused: dict[str, str] = {}
+    with dyno.Engine(
+        model, device=f"cpu:{devices}" if devices else "cpu",
+        profile=None, ctx=COUNT, ubatch=ubatch, threads=1, **on,
+    ) as engine:  # fmt: skip
+        assert engine._session is not None
+        session, prompt = engine._session, np.ones(COUNT, np.int32)
+        want = engine.logits(prompt, rows="last")
+        session.reset(0)
+        positions: list[int] = []
+        uses: dict[str, Callable[[], object]] = {
+            "reset": lambda: session.reset(0),
+            "reset all": session.reset,
+            "rewind": lambda: session.rewind(0),
+            "trim": lambda: session.trim(0),
+            "set": lambda: session.set({"ubatch": 8}),
+            "set_context": lambda: session.set_context({"ctx": 64}),
+        }
+
+        def handler() -> None:
+            positions.append(session.position(0))
+            refused.update(refusals(uses))
+
+        with handled(handler):
+            found = session.decode([(0, prompt)], "last")[0]
+        assert found is not None
+        assert 0 <= positions[0] < COUNT, "the signal came too late"
+        assert set(refused) == set(uses)
+        assert np.array_equal(found, want)
+        assert session.position(0) == COUNT
