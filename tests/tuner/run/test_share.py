@@ -142,7 +142,7 @@ class Verifies:
 
     def __init__(self, *passes: dict[str, tuple[str, bool]]) -> None:
         self.passes, self.asked = list(passes), list[set[str]]()
-        self.end: TuneError = BudgetError("the budget is too short for two rounds")  # behind the passes
+        self.end: TuneError = BudgetError("too short for two rounds", "give --budget 2m")  # of the next pass
         self.budgets: list[float | None] = []
         self.now = 1000.0  # each pass takes 50 s
 
@@ -212,9 +212,12 @@ def test_all_passes_of_an_import_share_one_budget(tmp_path: Path, monkeypatch: p
     assert cut.profile is None, "what is left was not measured as a whole"
     assert {v.entry: v.verdict for v in cut.verdicts}["settings.ubatch"] == "keep"
     assert share_command._told(cut, tmp_path) == (
-        "no profile is written: what is left of the row could not be measured as a whole (the budget is too "
-        "short for two rounds); give a longer --budget"
+        "no profile is written: what is left of the row could not be measured as a whole (too short for two "
+        "rounds); give a longer --budget"
     )
+    # A pass has a part of the budget, so the budget that it names is no remedy.
+    with pytest.raises(BudgetError, match=r"^too short for two rounds; give a longer --budget$"):
+        adopted(100.0, [])
 
 
 def test_a_busy_machine_is_not_answered_by_a_longer_budget(tmp_path: Path) -> None:

@@ -16,6 +16,14 @@ class Interrupted(TuneError):
 class BudgetError(TuneError):
     """The budget is too short for what was asked; more time is the remedy."""
 
+    def __init__(self, reason: str, remedy: str = "give a longer --budget") -> None:
+        super().__init__(reason, remedy)
+        self.reason = reason
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.remedy}"
+
 
 class JournalError(TuneError):
     """The journal cannot be written, read or continued."""

@@ -96,11 +96,14 @@ def adopt(
         seconds = allowance.of_pass(last=len(units_of(left, workload.metrics)) < 2)
         try:
             found, gain = measure(place, seconds)
+        except BudgetError as error:
+            if not verdicts:  # a budget that the error names is of this pass
+                raise BudgetError(error.reason) from error
+            return Adopted(None, list(verdicts.values()), gain, error.reason, short=True)
         except TuneError as error:
             if not verdicts:
                 raise
-            short = isinstance(error, BudgetError)
-            return Adopted(None, list(verdicts.values()), gain, str(error), short)
+            return Adopted(None, list(verdicts.values()), gain, str(error))
         # From the second pass on, what is recorded is a ratio of this machine, not the row's.
         claims = {name: v.recorded for name, v in verdicts.items()}
         verdicts |= {v.entry: replace(v, recorded=claims.get(v.entry, v.recorded)) for v in found}

@@ -170,7 +170,7 @@ class Verification(Tune):
     def _run(self) -> None:
         self.stage("noise")
         if not self._measure_noise():
-            raise BudgetError("the budget is too short to tell a gain from noise; give a longer --budget")
+            raise BudgetError("the budget is too short to tell a gain from noise")
         self.stage("verify")
         units = self._answering(self._running(self._units))
         if not units:
@@ -196,7 +196,7 @@ class Verification(Tune):
                     2 * measurements_in_round(len(configurations))
                 )
                 raise BudgetError(
-                    f"the budget is too short for two rounds; give --budget {1 + int(needed / 60)}m"
+                    "the budget is too short for two rounds", f"give --budget {1 + int(needed / 60)}m"
                 )
             for unit in units:
                 self._say(unit, HARMFUL, f"the whole profile fails ({failed.status}): {failed.message}")
