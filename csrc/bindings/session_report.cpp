@@ -101,7 +101,7 @@ nb::dict plan_dict(const runtime::Session& session) {
   settings["kv_type_k"] = std::string(dtype_name(p.kv_type_k));
   settings["kv_type_v"] = std::string(dtype_name(p.kv_type_v));
   settings["sequences"] = p.context.sequences;
-  settings["window_cache"] = std::string(plan::window_cache_name(p.context.window_cache));
+  settings["window_cache"] = std::string(plan::window_cache_name(p.window_cache));
   settings["ubatch"] = session.settings().ubatch;
   settings["threads"] = session.settings().threads;
   settings["threads_batch"] = session.settings().threads_batch;

@@ -222,7 +222,7 @@ bool windows_halve_the_cache(const Plan& windowed) {
 
 void choose_window_cache(Plan& plan) {
   const auto keep = [&](WindowCache mode) {
-    plan.context.window_cache = mode;
+    plan.window_cache = mode;
     for (KvLayer& layer : plan.kv) layer.window = mode == WindowCache::window ? layer.reads : 0;
   };
   if (plan.context.window_cache != WindowCache::automatic) return keep(plan.context.window_cache);

@@ -139,7 +139,7 @@ struct ContextOptions {
   // Positions that all sequences together hold at most, so that only so much memory is taken; 0: sequences x ctx. Only
   // where memory is taken as it is written: on the CPU.
   int64_t cache_tokens = 0;
-  WindowCache window_cache = WindowCache::automatic;  // of a plan: one of the others
+  WindowCache window_cache = WindowCache::automatic;
 };
 
 inline constexpr int64_t kBalanced = -1;
@@ -332,7 +332,8 @@ struct Plan {
   std::vector<PlannedDevice> devices;
   std::string placement_note;  // of a placement that was chosen automatically: what, and why
   LoadOptions load;
-  ContextOptions context;  // ctx resolved
+  ContextOptions context;                        // ctx resolved
+  WindowCache window_cache = WindowCache::full;  // what context.window_cache became with these devices
   DType kv_type_k = DType::f16;
   DType kv_type_v = DType::f16;
   int64_t ubatch = 0;

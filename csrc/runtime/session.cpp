@@ -76,12 +76,12 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
       pool_(std::make_unique<ThreadPool>(kMaxThreads)),
       positions_(static_cast<size_t>(plan_.context.sequences), 0),
       filled_(positions_.size(), 0),
-      begun_(filled_),
-      windows_(plan_.cache_window(), plan_.cache_stride(), positions_.size()) {
+      begun_(filled_) {
   const int threads = std::max(settings_.threads, settings_.threads_batch);
   choose();
   place(loading);
   cache_experts();
+  windows_ = WindowRows(plan_.cache_window(), plan_.cache_stride(), positions_.size());  // of the last plan
   if (loading == Loading::plan_only) return;
   try {
     check_memory(/*weights_loaded=*/false);
@@ -214,7 +214,7 @@ void Session::prepare(bool clear_cache) {
   if (executor_ == nullptr) return;
   executor_->use_graphs(settings_.cuda_graphs, settings_.graph_concurrency);
   executor_->prepare(*selection_, std::max(settings_.threads, settings_.threads_batch), clear_cache);
-  failed_change_.clear();
+  failed_change_.reset();
   held_bytes_.clear();
   for (const plan::PlannedDevice& device : plan_.devices) {
     // A cache that takes memory by need may hold next to nothing of a GPU.
@@ -336,7 +336,7 @@ void Session::check_ready() const {
              "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
   check_idle();
   DYNO_CHECK(
-      OutOfMemoryError, failed_change_.empty(), "[session] a change of settings failed (", failed_change_,
+      OutOfMemoryError, !failed_change_, "[session] a change of settings failed (", failed_change_.value_or(""),
       "), and memory that it had given back could not be taken again; set() the settings again when memory is free");
 }
 

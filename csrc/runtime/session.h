@@ -274,11 +274,11 @@ class Session {
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Weights> weights_;  // of the CPU; on a GPU the executor holds them
   std::unique_ptr<plan::Selection> selection_;
-  std::unique_ptr<Executor> executor_;  // null for plan_only
-  std::string failed_change_;           // why the executor lacks memory that the plan names; empty: it has it
-  bool computing_ = false;              // between the first u-batch of a request and its last
-  bool reads_file_ = false;             // weights are pages of the file, also after they were loaded
-  RowLogits row_logits_;                // that the host draws from
+  std::unique_ptr<Executor> executor_;        // null for plan_only
+  std::optional<std::string> failed_change_;  // why the executor lacks memory that the plan names
+  bool computing_ = false;                    // between the first u-batch of a request and its last
+  bool reads_file_ = false;                   // weights are pages of the file, also after they were loaded
+  RowLogits row_logits_;                      // that the host draws from
   std::unique_ptr<DraftHead> draft_head_;
   std::vector<float> draft_rows_;   // hidden rows of a u-batch, on their way to it
   std::vector<int64_t> positions_;  // per slot

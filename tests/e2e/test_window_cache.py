@@ -243,6 +243,24 @@ def test_the_default_keeps_windows_if_they_are_half_of_a_cpu_s_rows(
     assert plan("auto", GPU)["settings"]["window_cache"] == "full"
 
 
+def test_the_default_is_for_the_devices_of_the_layers(tmp_path: Path) -> None:
+    """It was decided for the plan with all layers on the GPU, before their placement was chosen."""
+    shape = replace(GPT_OSS, window=128, metadata={**GPT_OSS.metadata, "context_length": 16384})
+    path = random_model(tmp_path / "m.gguf", shape)
+    rate = {"memory_gbps": 10.0, "gflops_one": 2.0, "gflops_many": 40.0, "launch_us": 3.0}
+    s = _core.Session(
+        path,
+        context={"ctx": 8192},
+        session={"ubatch": 64},
+        plan_only=True,
+        device={**GPU, "memory_bytes": 520 << 20},
+        placement={"automatic": True, "rates": {"cpu": rate, "cuda:0": rate}},
+    )
+    attention = [node for node in s.nodes() if node["key"].startswith("attention")]
+    assert {node["device"] for node in attention} == {"cpu"}
+    assert s.plan["settings"]["window_cache"] == "window"
+
+
 @pytest.mark.parametrize(
     ("context", "mode"),
     [
