@@ -126,6 +126,7 @@ nb::dict device_dict(const DeviceInfo& info) {
     d["compute_capability"] = info.compute_capability;
     d["sm_count"] = info.sm_count;
     d["shared_per_block_bytes"] = info.shared_per_block_bytes;
+    d["maps_memory"] = info.maps_memory;
     d["pci_bus_id"] = info.pci_bus_id;
   }
   return d;

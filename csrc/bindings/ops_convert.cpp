@@ -143,7 +143,7 @@ DeviceInfo device_from_dict(const std::optional<nb::dict>& dict) {
       {"compute_capability", &DeviceInfo::compute_capability},
       {"sm_count", &DeviceInfo::sm_count},
   }};
-  std::vector<std::string_view> names = {"kind", "name", "isa", "features", "pci_bus_id"};
+  std::vector<std::string_view> names = {"kind", "name", "isa", "features", "maps_memory", "pci_bus_id"};
   for (const auto& field : wide) names.push_back(field.first);
   for (const auto& field : narrow) names.push_back(field.first);
   for (const auto& [key, value] : *dict) {
@@ -154,6 +154,9 @@ DeviceInfo device_from_dict(const std::optional<nb::dict>& dict) {
       info.kind = kind == "cpu" ? DeviceKind::cpu : DeviceKind::cuda;
     } else if (text == "name") {
       info.name = text_of(value, text);
+    } else if (text == "maps_memory") {
+      DYNO_CHECK(ProfileError, nb::isinstance<nb::bool_>(value), "[device] maps_memory is neither true nor false");
+      info.maps_memory = nb::cast<bool>(value);
     } else if (text == "pci_bus_id") {
       info.pci_bus_id = text_of(value, text);
     } else if (text == "isa") {

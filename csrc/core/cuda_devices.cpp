@@ -1,6 +1,7 @@
 #include "core/cuda_devices.h"
 
 #include <array>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -8,7 +9,10 @@
 #include "core/error.h"
 
 #ifdef DYNO_HAVE_CUDA
+#include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 
 #include "core/cuda/check.h"
 #endif
@@ -32,6 +36,20 @@ int count_devices(std::string& reason) {
   return count;
 }
 
+// The runtime does not tell it, and asking it for functions of the driver might start the device. The driver is loaded
+// by now. One that does not know the question has no virtual memory management.
+bool maps_memory(int ordinal) {
+  const std::unique_ptr<void, int (*)(void*)> driver(dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD), dlclose);
+  if (driver == nullptr) return false;
+  const auto device_of = reinterpret_cast<PFN_cuDeviceGet_v2000>(dlsym(driver.get(), "cuDeviceGet"));
+  const auto attribute = reinterpret_cast<PFN_cuDeviceGetAttribute_v2000>(dlsym(driver.get(), "cuDeviceGetAttribute"));
+  CUdevice device{};
+  int supported = 0;
+  return device_of != nullptr && attribute != nullptr && device_of(&device, ordinal) == CUDA_SUCCESS &&
+         attribute(&supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device) == CUDA_SUCCESS &&
+         supported != 0;
+}
+
 DeviceInfo describe(int ordinal) {
   cudaDeviceProp properties{};
   DYNO_CUDA_CHECK(cudaGetDeviceProperties(&properties, ordinal));
@@ -47,6 +65,7 @@ DeviceInfo describe(int ordinal) {
   std::array<char, 32> bus{};
   DYNO_CUDA_CHECK(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), ordinal));
   info.pci_bus_id = bus.data();
+  info.maps_memory = maps_memory(ordinal);
   return info;
 }
 

@@ -43,6 +43,8 @@ struct DeviceInfo {
   int compute_capability = 0;  // 90 = 9.0
   int sm_count = 0;
   int64_t shared_per_block_bytes = 0;
+  // Parts of reserved addresses can get memory of their own: virtual memory management of the driver.
+  bool maps_memory = true;
   std::string pci_bus_id;  // "0000:1b:00.0": what the driver's tools know it by
 };
 

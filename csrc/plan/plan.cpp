@@ -162,6 +162,13 @@ int64_t Plan::cache_window() const {
   return longest;
 }
 
+bool Plan::maps_cache() const {
+  return std::all_of(kv.begin(), kv.end(), [&](const KvLayer& layer) {
+    const DeviceInfo& holder = device(layer.device);
+    return holder.kind != DeviceKind::cuda || holder.maps_memory || layer.k_row_bytes + layer.v_row_bytes == 0;
+  });
+}
+
 namespace {
 
 bool on_cpu_alone(const Plan& plan) {
@@ -227,7 +234,7 @@ void choose_window_cache(Plan& plan) {
   };
   if (plan.context.window_cache != WindowCache::automatic) return keep(plan.context.window_cache);
   keep(WindowCache::window);
-  if (!windows_halve_the_cache(plan)) keep(WindowCache::full);
+  if (!plan.maps_cache() || !windows_halve_the_cache(plan)) keep(WindowCache::full);
 }
 
 }  // namespace

@@ -369,6 +369,8 @@ struct Plan {
   std::vector<KvLayer> kv;  // of each layer; without rows where it has no keys
   // The longest window of a layer that keeps its window alone; 0: no layer does.
   int64_t cache_window() const;
+  // Whether each GPU that holds a part of the cache can map memory for rows (DeviceInfo).
+  bool maps_cache() const;
   // Whether a GPU's cache takes memory as rows are written.
   bool cache_by_need() const { return context.cache_tokens > 0 || cache_window() > 0; }
   // Of windows that stay on the way, see window_stride(); 0: no layer keeps its window alone. A GPU maps large pieces,

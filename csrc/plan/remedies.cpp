@@ -76,7 +76,7 @@ Remedy fewer_sequences(const Plan& plan, const Holder& holder, size_t missing) {
 Remedy fewer_cache_tokens(const Plan& plan, const Holder& holder, size_t missing) {
   const ContextOptions& c = plan.context;
   const int64_t now = c.cache_tokens > 0 ? c.cache_tokens : c.ctx * c.sequences;
-  if (c.sequences == 1 || now <= c.ctx) return {};
+  if (c.sequences == 1 || now <= c.ctx || !plan.maps_cache()) return {};
   const auto frees = [&](int64_t tokens) {
     ContextOptions then = c;
     then.cache_tokens = tokens;
@@ -94,7 +94,7 @@ Remedy fewer_cache_tokens(const Plan& plan, const Holder& holder, size_t missing
 
 // Layers with a sliding window keep theirs alone. The price is that sequences cannot go back anywhere.
 Remedy windows_alone(const Plan& plan, const Holder& holder) {
-  if (plan.cache_window() > 0) return {};
+  if (plan.cache_window() > 0 || !plan.maps_cache()) return {};
   Plan then = plan;
   for (KvLayer& layer : then.kv) layer.window = layer.reads;
   size_t frees = 0;

@@ -224,7 +224,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "anywhere; `window` keeps the rows that later tokens read, and goes back 256 tokens, to where the "
         "last decode began, to checkpoints, and to each eighth window, on a GPU to each eighth piece of "
         "memory at least. `auto`: `window` if these layers then keep at most half their rows, or half their "
-        "memory on a GPU, else `full`.",
+        "memory on a GPU, else `full`; `full` also if a GPU cannot map memory by need.",
         default="auto",
         choices=("auto", "full", "window"),
         moves=("memory",),

@@ -41,6 +41,7 @@ _FULL: Final = 0.92
 
 _PROPERTIES: Final = frozenset(
     {"kind", "memory_bytes", "l2_bytes", "compute_capability", "sm_count", "shared_per_block_bytes"}
+    | {"maps_memory"}
 )
 """Of a GPU that plans go by."""
 

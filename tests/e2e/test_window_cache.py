@@ -289,6 +289,42 @@ def test_the_default_keeps_windows_if_they_are_half_of_a_gpu_s_memory(
     assert found["window_stride"] == (8 * 2048 if mode == "window" else 0)
 
 
+def test_the_default_keeps_all_rows_on_a_gpu_that_maps_no_memory(tmp_path: Path) -> None:
+    """`window` would be refused there, and the user has asked for nothing."""
+    path = random_model(tmp_path / "m.gguf", replace(WIDE, metadata={"context_length": 131072}))
+
+    def plan(window_cache: str = "auto", maps_memory: bool = False) -> dict[str, Any]:
+        context = {"ctx": 131072, "window_cache": window_cache}
+        gpu = {**GPU, "maps_memory": maps_memory}
+        s = _core.Session(path, context=context, session={"ubatch": 64}, plan_only=True, device=gpu)
+        return dict(s.plan)
+
+    assert plan(maps_memory=True)["settings"]["window_cache"] == "window"
+    found = plan()
+    assert found["settings"]["window_cache"] == "full"
+    assert found["window_stride"] == 0
+    assert found["kv_bytes"] == plan("full")["kv_bytes"] == found["kv_address_bytes"]
+    # An explicit choice stays: no GPU is asked before memory is taken.
+    assert plan("window")["settings"]["window_cache"] == "window"
+
+
+def test_memory_by_need_is_no_remedy_on_a_gpu_that_maps_none(tmp_path: Path) -> None:
+    path = random_model(tmp_path / "m.gguf", replace(WIDE, metadata={"context_length": 131072}))
+    context = {"ctx": 65536, "sequences": 2, "window_cache": "full"}
+    for maps in (True, False):
+        gpu = {**GPU, "maps_memory": maps}
+        s = _core.Session(path, context=context, session={"ubatch": 64}, plan_only=True, device=gpu)
+        with pytest.raises(OutOfMemoryError) as told:
+            s.check_memory(1 << 20)
+        for word in ("window_cache=window", "cache_tokens="):
+            assert (word in str(told.value)) == maps, told.value
+
+
+def test_maps_memory_is_true_or_false() -> None:
+    with pytest.raises(ProfileError, match="maps_memory is neither true nor false"):
+        _core.device_problem({**GPU, "maps_memory": 1})
+
+
 def test_the_default_is_chosen_anew_with_the_context(tmp_path: Path) -> None:
     path = random_model(tmp_path / "m.gguf", WINDOWED[0])
     s = opened(path, "auto")

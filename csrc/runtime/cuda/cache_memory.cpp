@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/cuda/check.h"
+#include "core/cuda_devices.h"
 #include "core/error.h"
 
 namespace dyno::runtime {
@@ -16,8 +17,6 @@ namespace {
 // The functions of the driver, found through the runtime: the engine does not link with the driver's library.
 struct Driver {
   PFN_cuGetErrorName_v6000 error_name;
-  PFN_cuDeviceGet_v2000 device;
-  PFN_cuDeviceGetAttribute_v2000 attribute;
   PFN_cuMemGetAllocationGranularity_v10020 granularity;
   PFN_cuMemAddressReserve_v10020 reserve;
   PFN_cuMemAddressFree_v10020 free_addresses;
@@ -48,8 +47,6 @@ const Driver& driver() {
   static const Driver known = [] {
     Driver d{};
     find("cuGetErrorName", d.error_name);
-    find("cuDeviceGet", d.device);
-    find("cuDeviceGetAttribute", d.attribute);
     find("cuMemGetAllocationGranularity", d.granularity);
     find("cuMemAddressReserve", d.reserve);
     find("cuMemAddressFree", d.free_addresses);
@@ -95,12 +92,7 @@ CacheMemory::CacheMemory(int ordinal, size_t bytes, bool by_need) : size_(bytes)
     data_ = whole_.data();
     return;
   }
-  CUdevice device{};
-  check(driver().device(&device, ordinal), "asking for a device");
-  int supported = 0;
-  check(driver().attribute(&supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device),
-        "asking for virtual memory management");
-  DYNO_CHECK(DeviceError, supported != 0, "[cuda] device cuda:", ordinal,
+  DYNO_CHECK(DeviceError, cuda_device(ordinal).maps_memory, "[cuda] device cuda:", ordinal,
              " has no virtual memory management, which cache_tokens and window_cache=window need; ",
              "leave cache_tokens at 0 and window_cache at full");
   const CUmemAllocationProp prop = properties(ordinal);
