@@ -52,7 +52,7 @@ def test_two_replicas_answer_behind_one_address(tmp_path: Path) -> None:
                     counts.add(next((x.rsplit(" ", 1)[1] for x in lines if x.startswith(name)), "0.0"))
                 with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as events:
                     pieces = [each for each in events.iter_lines() if each]
-                refused = client.post("/v1/completions", json={**body, "max_tokens": -1})
+                refused = client.post("/v1/completions", json={**body, "max_tokens": -2})
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(120)
