@@ -408,7 +408,7 @@ def main() -> int:
 
 
 def beside(lanes: Sequence[Sequence[int]], args: argparse.Namespace) -> str:
-    """What ran at the same time, for readers of the JSON."""
+    """A sentence: how many jobs ran at the same time, on how many CPUs, and beside which work."""
     widths = "/".join(map(str, sorted({len(lane) for lane in lanes})))
     jobs = f"{len(lanes)} jobs at a time, each" if len(lanes) > 1 else "one job at a time,"
     meanwhile = f"; beside them: {args.beside}" if args.beside else ""

@@ -65,7 +65,7 @@ class PySession {
     return decode_into(sequences, rows, std::move(pinned), capture, every, /*on_device=*/true);
   }
 
-  // Whoever asks has the lock.
+  // The caller holds the lock.
   bool closed() const { return session_ == nullptr; }
 
   // Calls `use` under the lock, with the GIL.

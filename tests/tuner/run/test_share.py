@@ -209,11 +209,11 @@ def test_all_passes_of_an_import_share_one_budget(tmp_path: Path, monkeypatch: p
     assert machine.budgets == [pytest.approx(0.6 * 300), pytest.approx(0.6 * 250), pytest.approx(200)]
     assert adopted(None, passes)[1].budgets == [None, None, None]
     cut, _ = adopted(100.0, passes[:2])
-    assert cut.profile is None, "what is left was not measured as a whole"
+    assert cut.profile is None, "the remaining entries were not measured together"
     assert {v.entry: v.verdict for v in cut.verdicts}["settings.ubatch"] == "keep"
     assert share_command._told(cut, tmp_path) == (
-        "no profile is written: what is left of the row could not be measured as a whole (too short for two "
-        "rounds); give a longer --budget"
+        "no profile is written: the import could not measure the remaining entries together (too short for "
+        "two rounds); give a longer --budget"
     )
     # A pass has a part of the budget, so the budget that it names is no remedy.
     with pytest.raises(BudgetError, match=r"^too short for two rounds; give a longer --budget$"):
@@ -227,8 +227,8 @@ def test_a_busy_machine_is_not_answered_by_a_longer_budget(tmp_path: Path) -> No
     machine.end = TuneError("CPUs were busy; end these programs and verify again")
     cut = adopt(claimed, tmp_path / "r.yaml", claimed.match, "", machine)
     assert share_command._told(cut, tmp_path) == (
-        "no profile is written: what is left of the row could not be measured as a whole (CPUs were busy; "
-        "end these programs and verify again); import again"
+        "no profile is written: the import could not measure the remaining entries together (CPUs were "
+        "busy; end these programs and verify again); import again"
     )
 
 

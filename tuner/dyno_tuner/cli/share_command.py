@@ -135,7 +135,7 @@ def _told(result: Adopted, place: Path) -> str:
         kept = len(dict(result.profile.entries()))
         return f"profile: {place} ({kept} of {len(result.verdicts)} entries)"
     if result.unmeasured:
-        why = f"what is left of the row could not be measured as a whole ({result.unmeasured})"
+        why = f"the import could not measure the remaining entries together ({result.unmeasured})"
         remedy = "give a longer --budget" if result.short else "import again"
         return f"no profile is written: {why}; {remedy}"
     if any(v.verdict == KEEP for v in result.verdicts):
