@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from dataclasses import dataclass
@@ -65,6 +66,20 @@ def serving(
                 yield Served(client, engine, app.state.scheduler, address)
             server.should_exit = True
             thread.join()
+
+
+def chat(client: httpx.Client, **fields: Any) -> httpx.Response:
+    """The response to HELLO, greedily, unless `fields` say otherwise."""
+    return client.post("/v1/chat/completions", json={"messages": HELLO, **GREEDY, **fields})
+
+
+def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
+    """The events of a stream, read from JSON; the word `[DONE]` stays as it is."""
+    with client.stream("POST", path, json={**body, "stream": True}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -1,17 +1,48 @@
-"""The script of the server's page, run by Node: its messages after a failure, a stop and a reset."""
+"""The server's page: its files, and its script run by Node, after a failure, a stop and a reset."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
+from chat_model import chat_model
+from dyno.server import Options
+from served import KEY, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HARNESS = Path(__file__).with_name("page_run.js")
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[httpx.Client]:
+    model = chat_model(tmp_path_factory.mktemp("model") / "m.gguf")
+    with serving(model, Options(api_key=KEY), device=device) as server:
+        yield server.client
+
+
+def test_the_page(client: httpx.Client) -> None:
+    page = httpx.get(f"{client.base_url}/")  # without a key
+    assert page.status_code == 200
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    files = re.findall(r'(?:href|src)="([^"]+\.\w+)"', page.text)
+    assert sorted(files) == ["page.css", "page.js"]
+    for name in files:
+        assert httpx.get(f"{client.base_url}/{name}").status_code == 200
+    script = httpx.get(f"{client.base_url}/page.js").text
+    named = set(re.findall(r'at\("(\w+)"\)', script))
+    assert named <= set(re.findall(r'id="(\w+)"', page.text))
+    for path in re.findall(r'fetch\("([^"]+)"', script):
+        assert client.get(f"/{path}").status_code in (200, 405)
+    assert "innerHTML" not in script
 
 
 def ran(*steps: dict[str, Any]) -> dict[str, Any]:

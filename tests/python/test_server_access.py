@@ -1,0 +1,118 @@
+"""Requests that the HTTP server lets in: their sizes, keys, paths and methods, and pages of other origins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from chat_model import chat_model
+from dyno import PlanError
+from dyno.server import Options
+from dyno.server.fields import IGNORED_FIELDS
+from served import KEY, Served, chat, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_model(tmp_path_factory.mktemp("model") / "m.gguf")
+
+
+@pytest.fixture(scope="module")
+def served(model: Path, device: str) -> Iterator[Served]:
+    options = Options(model="tiny", api_key=KEY, max_body_bytes=4000)
+    with serving(model, options, device=device) as server:
+        yield server
+
+
+@pytest.fixture
+def client(served: Served) -> httpx.Client:
+    return served.client
+
+
+def test_limits_keys_and_paths(client: httpx.Client) -> None:
+    long = chat(client, messages=[{"role": "user", "content": "x" * 600}])
+    assert long.status_code == 400
+    assert long.json()["error"]["code"] == "context_length_exceeded"
+    assert chat(client, messages=[{"role": "user", "content": "x" * 5000}]).status_code == 413
+    assert client.post("/v1/completions", content=b"{").status_code == 400
+    for headers in ({"Authorization": "Bearer wrong"}, {"Authorization": KEY}):
+        refused = client.get("/v1/models", headers=headers)
+        assert refused.status_code == 401
+        assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert client.get("/health", headers=headers).status_code == 200
+    missing = client.get("/nothing")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["message"] == "/nothing is not a path of this server"
+
+
+def test_a_method_that_a_path_lacks_gets_those_that_it_has(client: httpx.Client) -> None:
+    for method, path, allowed in (("GET", "/v1/completions", "POST"), ("POST", "/health", "GET, HEAD")):
+        refused = client.request(method, path)
+        assert refused.status_code == 405
+        assert refused.headers["allow"] == allowed
+        error = refused.json()["error"]
+        assert error["message"] == f"{method} is not allowed on {path} (allowed: {allowed})"
+        assert error["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("key", ["", " ", "\t\n"])
+def test_an_empty_key_is_refused(key: str) -> None:
+    with pytest.raises(PlanError, match=r"\[server\] api_key is '.*'; give a key"):
+        Options(api_key=key)
+    command = [sys.executable, "-m", "dyno", "serve", "none.gguf", "--api-key", key]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert "--api-key is empty" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("key", [" blanks around \n", "schlüssel à"])
+def test_keys_of_any_letters(model: Path, key: str) -> None:
+    with serving(model, Options(api_key=key)) as server:
+        bare = key.strip().encode()
+        for headers in ({"Authorization": b"Bearer " + bare}, {"x-api-key": bare, "Authorization": b""}):
+            assert server.client.get("/v1/models", headers=headers).status_code == 200
+        for wrong in (b"x", bare + b"x", bare[:-1]):
+            headers = {"Authorization": b"Bearer " + wrong}
+            assert server.client.get("/v1/models", headers=headers).status_code == 401
+
+
+def test_pages_of_other_origins(model: Path) -> None:
+    asked = {
+        **{"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"},
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    path, body = "/v1/completions", {"prompt": "a", "max_tokens": 1, "max_tokns": 1}
+    with serving(model, Options(api_key=KEY, cors_origins=("https://chat.example",))) as server:
+        # A browser asks first, without the key.
+        before = httpx.options(server.address + path, headers=asked)
+        assert before.status_code == 200
+        assert before.headers["access-control-allow-origin"] == "https://chat.example"
+        assert "authorization" in before.headers["access-control-allow-headers"].lower()
+        answer = server.client.post(path, json=body, headers={"Origin": "https://chat.example"})
+        assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+        assert answer.headers["access-control-expose-headers"] == f"{IGNORED_FIELDS}, Retry-After"
+        with server.client.stream("POST", path, json={**body, "stream": True}, headers=asked) as stream:
+            assert stream.headers["access-control-allow-origin"] == "https://chat.example"
+            assert "[DONE]" in stream.read().decode()
+        foreign = {**asked, "Origin": "https://other.example"}
+        assert httpx.options(server.address + path, headers=foreign).status_code == 400
+        answer = server.client.post(path, json=body, headers={"Origin": "https://other.example"})
+        assert "access-control-allow-origin" not in answer.headers
+    with serving(model, Options(api_key=KEY)) as server:
+        assert httpx.options(server.address + path, headers=asked).status_code == 405
+
+
+def test_origins_are_the_ones_that_browsers_send() -> None:
+    given = ("https://Chat.example/", "http://localhost:3000", "chrome-extension://abc", "*", "null")
+    sent = ("https://chat.example", "http://localhost:3000", "chrome-extension://abc", "*", "null")
+    assert Options(cors_origins=given).cors_origins == sent
+    for wrong in ("chat.example", "https://chat.example/page", "https://", "https://a b", ""):
+        with pytest.raises(PlanError, match="is no origin; give SCHEME://HOST"):
+            Options(cors_origins=("*", wrong))

@@ -1,0 +1,123 @@
+"""`dyno serve` as it starts: its address, a port in use, a file without a vocabulary, and its defaults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from chat_model import chat_model
+from dyno import Engine, ModelError
+from dyno.server import Options, create_app
+from dyno.server.opening import Recipe, opened
+from dyno.testing import tiny_model
+from served import GREEDY, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_model(tmp_path_factory.mktemp("model") / "m.gguf")
+
+
+def test_the_command(model: Path, device: str, tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    command = [
+        sys.executable,
+        "-m",
+        "dyno",
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--port-file",
+        str(port_file),
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    more = ["--device", device, "--ctx", "128", "--sequences", "2", "--no-profile"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, *more], env=environment, **streams) as server:  # type: ignore[call-overload]
+        try:
+            until(lambda: port_file.exists() or server.poll() is not None)
+            address = f"http://127.0.0.1:{port_file.read_text().strip()}"
+            got = httpx.post(f"{address}/v1/completions", json={"prompt": "a", **GREEDY}, timeout=120)
+            assert got.json()["model"] == "m"
+            server.send_signal(signal.SIGTERM)
+            told, said = server.communicate(timeout=120)
+        finally:
+            server.kill()
+    assert server.returncode in (0, -signal.SIGTERM)
+    assert told.splitlines()[0] == f"listening on {address}"
+    assert "Traceback" not in said
+    assert "no key is set" not in said
+    assert "profile: " in said
+    assert "serving m: 2 texts at a time, 128 tokens each" in said
+
+
+def test_a_file_without_a_vocabulary_is_refused_at_the_start(tmp_path: Path) -> None:
+    bare = tiny_model(tmp_path / "bare.gguf", vocabulary=False)
+    with (
+        pytest.raises(ModelError, match=r"\[server\] bare.gguf has no vocabulary"),
+        opened(Recipe(str(bare), Options(), "cpu", {"profile": None})),
+    ):
+        pass
+    with (
+        Engine(bare, device="cpu", profile=None, ctx=64) as engine,
+        pytest.raises(ModelError, match="no vocabulary"),
+    ):
+        create_app(engine, Options())
+    command = [sys.executable, "-m", "dyno", "serve", str(bare), "--port", "0", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "bare.gguf has no vocabulary" in " ".join(done.stderr.split())
+    assert "listening" not in done.stdout
+
+
+def test_a_port_in_use_is_named_before_the_model_is_read(tmp_path: Path) -> None:
+    broken = tmp_path / "m.gguf"
+    broken.write_bytes(b"no model")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        command = [sys.executable, "-m", "dyno", "serve", str(broken), "--port", port, "--device", "cpu"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert f"--port {port}: another program listens there" in done.stderr
+    assert "Errno" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "alone"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("a.b", False),
+    ],
+)
+def test_loopback_addresses(host: str, alone: bool) -> None:
+    from dyno._cli.serve import _is_loopback
+
+    assert _is_loopback(host) == alone
+
+
+def test_sequences_of_a_server(model: Path) -> None:
+    from dyno.server.opening import give_default_sequences
+
+    for given, expected in (({}, 4), ({"sequences": 3}, 3), ({"sequences": 1}, 1)):
+        with Engine(model, device="cpu", profile=None, ctx=64, **given) as engine:
+            give_default_sequences(engine)
+            assert engine.settings["sequences"] == expected
+    with Engine(model, device="cpu", profile=None, ctx=64) as engine:
+        engine.settings.origins["sequences"] = "profile.yaml:12"  # as a profile that says 1
+        give_default_sequences(engine)
+        assert engine.settings["sequences"] == 1
