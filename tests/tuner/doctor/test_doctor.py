@@ -11,10 +11,10 @@ from dyno_tuner.doctor import Facts, diagnose
 from dyno_tuner.doctor.facts import gather, parse_cc
 from dyno_tuner.doctor.flags import FLAGS
 from dyno_tuner.doctor.gone import GONE
+from dyno_tuner.doctor.gpu_rules import LIMITS
 from dyno_tuner.doctor.line import ENGINES, IK, MAIN
 from dyno_tuner.doctor.op_ids import ERAS
 from dyno_tuner.doctor.others import OTHERS
-from dyno_tuner.doctor.rules import LIMITS
 from dyno_tuner.doctor.switches import BUILD, ENVIRONMENT
 from dyno_tuner.targets.ggml.help import Help, parse_help
 from fake_engines import DATA

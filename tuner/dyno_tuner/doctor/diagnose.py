@@ -19,13 +19,14 @@ from .line import (
     Line,
     Status,
     _is_int,
+    is_on,
     nearest,
     nearest_hint,
 )  # fmt: skip
 from .op_ids import decode
 from .others import OTHERS
 from .parse import detect_engine, parse, split
-from .rules import RULES, is_on
+from .rules import RULES
 from .switches import BUILD_NAMES, CUDA_KEYS, ENV_ELSEWHERE, ENV_NAMES, find_build, find_env
 from .versions import resolve_version
 

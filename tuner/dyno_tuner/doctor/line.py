@@ -19,6 +19,7 @@ BOTH_TOOLS = (BENCH, COMMON)
 IK_SOURCE = "ik_llama.cpp 8337e4cd3 (2026-08-15)"
 MAIN_SOURCE = "llama.cpp 0c1e57098"
 SOURCES = {IK: IK_SOURCE, MAIN: MAIN_SOURCE}
+OFF = frozenset({"0", "off", "false", "no", "n", "ignore", "notfound", ""})
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
@@ -213,3 +214,14 @@ class Line:
 def _is_int(text: str) -> bool:
     body = text[1:] if text[:1] in "+-" else text
     return body.isascii() and body.isdigit() and len(body) < 19
+
+
+def is_on(value: str | None) -> bool:
+    return (value or "").strip().lower() not in OFF
+
+
+def inert(items: Iterable[Item], why: str, source: str = "") -> None:
+    """Says that each of these changes nothing, unless something else is wrong with it."""
+    for item in items:
+        if not item.wrong:
+            item.say(Status.INERT, why, source)

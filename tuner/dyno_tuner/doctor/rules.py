@@ -1,199 +1,23 @@
-"""Rules between tokens, and between a token and the GPU or the model.
+"""Rules between tokens, and between a token and the model; `gpu_rules.py` has the rules of a GPU.
 
-`LIMITS` are statements about one switch or flag on some GPUs; the functions below are the combinations. A
-rule speaks only where the line and the facts show its premise.
+A rule speaks only where the line and the facts show its premise.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .drafts import draft_rules
-from .line import IK, IK_SOURCE, MAIN, MAIN_SOURCE, Item, Line, Status, _is_int
+from .gpu_rules import architectures, gpu_limits, single_gpu
+from .line import IK, IK_SOURCE, MAIN, MAIN_SOURCE, Item, Line, Status, _is_int, inert, is_on
 from .op_ids import EXPERT_MATMULS
 from .overrides import override_rules
 from .placement import placement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-_OFF = frozenset({"0", "off", "false", "no", "n", "ignore", "notfound", ""})
 OFFLOAD_SOURCE = f"{IK_SOURCE}, ggml-cuda.cu:5180-5207"
-
-
-def is_on(value: str | None) -> bool:
-    return (value or "").strip().lower() not in _OFF
-
-
-def _inert(items: Iterable[Item], why: str, source: str = "") -> None:
-    """Says that each of these changes nothing, unless something else is wrong with it."""
-    for item in items:
-        if not item.wrong:
-            item.say(Status.INERT, why, source)
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The meaning of a switch on GPUs with `low` <= compute capability < `high`. `on`: only when switched
-    on."""
-
-    kind: str
-    name: str
-    engine: str
-    low: float
-    high: float
-    status: Status
-    text: str
-    on: bool = True
-    value: str | None = None
-
-
-_NO_BF16 = "this GPU has no bf16 tensor cores: emulated and slow; use it from 8.0 on"
-_NO_GRAPHS_IK = "CUDA graphs are off at run time below compute capability 8.0, with or without this"
-_NO_GRAPHS_MAIN = "CUDA graphs are off at run time below compute capability 7.0, with or without this"
-_MMQ = "no effect from compute capability 7.5 on: MMQ is chosen before the macro is read"
-_INF = 99.0
-LIMITS: tuple[Limit, ...] = (
-    Limit("cmake", "GGML_CUDA_IQK_FORCE_BF16", IK, 0, 8.0, Status.WRONG_GPU, _NO_BF16),
-    Limit("env", "GGML_CUDA_CUBLAS_COMPUTE_TYPE", MAIN, 0, 8.0, Status.WRONG_GPU, _NO_BF16, value="bf16"),
-    Limit("cmake", "GGML_CUDA_F16", IK, 0, 6.0, Status.WRONG_GPU, "not for GPUs below 6.0"),
-    Limit("cmake", "GGML_CUDA_F16", IK, 6.1, 6.2, Status.WRONG_GPU, "fp16 runs at 1/64 of the rate on 6.1"),
-    Limit("cmake", "GGML_CUDA_FORCE_MMQ", IK, 7.5, _INF, Status.INERT, _MMQ),
-    Limit("cmake", "GGML_CUDA_FORCE_MMQ", MAIN, 7.5, _INF, Status.INERT,
-          _MMQ + " (but for Turing without tensor cores, with the architectures 61-virtual;80-virtual)"),
-    Limit("cmake", "GGML_CUDA_FORCE_MMQ", IK, 6.1, 7.0, Status.INERT, "MMQ is always used here"),
-    Limit("cmake", "GGML_CUDA_FORCE_MMQ", MAIN, 6.1, 7.0, Status.INERT, "MMQ is always used here"),
-    Limit("cmake", "GGML_CUDA_FORCE_MMQ", IK, 0, 6.1, Status.INERT, "there is no MMQ below 6.1"),
-    Limit("cmake", "GGML_CUDA_FORCE_MMQ", MAIN, 0, 6.1, Status.INERT, "below 6.1 it is not read"),
-    Limit("cmake", "GGML_CUDA_USE_GRAPHS", IK, 0, 8.0, Status.INERT, _NO_GRAPHS_IK, on=False),
-    Limit("cmake", "GGML_CUDA_GRAPHS", MAIN, 0, 7.0, Status.INERT, _NO_GRAPHS_MAIN, on=False),
-    Limit("env", "GGML_CUDA_DISABLE_GRAPHS", IK, 0, 8.0, Status.INERT, _NO_GRAPHS_IK, on=False),
-    Limit("env", "GGML_CUDA_DISABLE_GRAPHS", MAIN, 0, 7.0, Status.INERT, _NO_GRAPHS_MAIN, on=False),
-    Limit("cuda", "graphs", IK, 0, 8.0, Status.INERT, _NO_GRAPHS_IK, on=False),
-    Limit("env", "GGML_CUDA_GRAPH_OPT", MAIN, 0, 7.0, Status.INERT, "it needs CUDA graphs, which are off "
-        "below 7.0"),
-    Limit("env", "GGML_CUDA_MMQ_PREC", MAIN, 0, 10.0, Status.INERT, "for Blackwell's FP4 kernels alone",
-        on=False),
-    Limit("env", "GGML_CUDA_PDL", MAIN, 0, 9.0, Status.INERT, "effective on Hopper (9.0) and later",
-        on=False),
-)  # fmt: skip
-
-
-def gpu_limits(line: Line) -> None:
-    cc = line.facts.cc
-    if cc is None:
-        return
-    for limit in LIMITS:
-        if limit.engine != line.engine or not limit.low <= cc < limit.high:
-            continue
-        if limit.engine == MAIN and limit.name == "GGML_CUDA_FORCE_MMQ" and _without_mma(line):
-            continue  # older code is chosen, for which the macro is looked at
-        for item in line.all(limit.kind, limit.name):
-            right = limit.value is None or (item.value or "").lower() == limit.value
-            if right and (not limit.on or is_on(item.value)):
-                item.say(limit.status, f"at {cc:g}: {limit.text}", line.source)
-
-
-def _compiled(line: Line) -> list[float] | None:
-    """Architectures of the line that run on its GPU; None where one or the other is not known."""
-    item, cc = line.last("cmake", "CMAKE_CUDA_ARCHITECTURES"), line.facts.cc
-    if item is None or cc is None or not item.value:
-        return None
-    parts = [_ARCHITECTURE.fullmatch(p) for p in item.value.split(";")]
-    if not all(parts):
-        return None
-    usable = (
-        _capability(p[1], p[2] or _own_suffix(line, p[1]), p[3], round(10 * cc))
-        for p in parts
-        if p is not None
-    )
-    return [number for number in usable if number is not None]
-
-
-_ARCHITECTURE = re.compile(r"([0-9]{2,3})([af]?)(-real|-virtual)?", re.ASCII)
-_NAMED_ARCHITECTURES = frozenset({"native", "all", "all-major"})
-
-
-def _own_suffix(line: Line, number: str) -> str:
-    """The suffix that the build itself gives to an architecture without one."""
-    return "a" if line.engine == MAIN and number.startswith("12") and len(number) == 3 else ""
-
-
-def _misspelt(value: str) -> str:
-    """The first architecture of a list that CMake does not know; empty if it knows all, or if the shell is
-    still to fill in a variable."""
-    if value in _NAMED_ARCHITECTURES or value.lower() in _OFF or "$" in value:
-        return ""
-    return next((p for p in value.split(";") if p and not _ARCHITECTURE.fullmatch(p)), "")
-
-
-def _capability(number: str, suffix: str, kind: str | None, cc: int) -> float | None:
-    """Compute capability of an architecture; None if its code does not run on the GPU.
-
-    Machine code runs on the same major version, PTX on every later GPU. Code with the suffix `a` runs on this
-    one capability, with `f` on its family.
-
-    Args:
-        cc: ten times the GPU's capability.
-    """
-    made = int(number)
-    same = made // 10 == cc // 10
-    runs = made == cc if suffix == "a" else made <= cc and (same or (not suffix and kind != "-real"))
-    return made / 10 if runs else None
-
-
-def _without_mma(line: Line) -> bool:
-    """True where a GPU from Turing on is given older code alone, by which its kernels are then chosen."""
-    usable = _compiled(line)
-    return bool(usable) and max(usable or [0]) < 7.5 <= (line.facts.cc or 0)
-
-
-def architectures(line: Line) -> None:
-    item, usable = line.last("cmake", "CMAKE_CUDA_ARCHITECTURES"), _compiled(line)
-    cc = line.facts.cc or 0.0
-    if item is not None and (wrong := _misspelt(item.value or "")):
-        item.say(
-            Status.INVALID,
-            f"CMake knows no architecture {wrong!r}; give numbers separated by `;`, such as '75;86'",
-        )
-        return
-    if item is None or usable is None:
-        return
-    forced = line.last("cmake", "GGML_CUDA_FORCE_MMQ")
-    if not usable:
-        own = any(_own_suffix(line, p) == "a" for p in re.findall(r"\b12[0-9]\b(?![af])", item.value or ""))
-        why = "; llama.cpp turns 12X into 12Xa, which runs on that chip alone" if own else ""
-        item.say(Status.WRONG_GPU, f"no architecture of the list runs on {cc:g}{why}")
-    elif not _without_mma(line):
-        return
-    elif line.engine == MAIN and cc == 7.5 and forced is not None and is_on(forced.value):
-        for part in (item, forced):
-            part.say(
-                Status.NEEDS,
-                f"code for {max(usable):g} with GGML_CUDA_FORCE_MMQ is for Turing without tensor cores "
-                f"(GTX 16xx, MX450, MX550); another {cc:g} wants 75 in the list, and no such macro",
-                f"{MAIN_SOURCE}, cuda/ggml-cuda.cu",
-            )
-    else:
-        why = f"at {cc:g} code for {max(usable):g} runs, without tensor-core kernels; add {cc * 10:g}"
-        item.say(Status.WRONG_GPU, why)
-
-
-_SEVERAL_GPUS = (
-    ("flag", "-sm"), ("flag", "-ts"), ("flag", "-mg"), ("flag", "--max-gpu"), ("flag", "-smgs"),
-    ("flag", "-sas"), ("flag", "-grt"), ("cmake", "GGML_SCHED_MAX_COPIES"), ("cmake", "GGML_NCCL"),
-    ("cmake", "GGML_CUDA_NCCL"), ("cmake", "GGML_CUDA_NO_PEER_COPY"), ("cuda", "enable-p2p"),
-    ("env", "GGML_CUDA_P2P"), ("env", "GGML_CUDA_ALLREDUCE"),
-)  # fmt: skip
-
-
-def single_gpu(line: Line) -> None:
-    if line.facts.gpus != 1:
-        return
-    items = [item for kind, name in _SEVERAL_GPUS for item in line.all(kind, name)]
-    _inert((i for i in items if i.name != "-mg" or i.value == "0"), "changes nothing with one GPU")
 
 
 def defaults(line: Line) -> None:
@@ -372,7 +196,7 @@ def _graph_only(line: Line) -> None:
         return
     if not _graph_split(line):
         only = line.flags("-smgs", "-sas", "-grt", "--max-gpu")
-        _inert(only, "only for a graph split, which this line does not have")
+        inert(only, "only for a graph split, which this line does not have")
     reduction = line.flag("-grt")
     if reduction is not None and reduction.value == "f16" and line.facts.architecture == "gpt-oss":
         source = f"{IK_SOURCE}, src/llama.cpp:8226-8233"
@@ -439,14 +263,14 @@ def offload(line: Line) -> None:
     sizes = [i for n in ("offload-batch-size", "offload-batch-size-per-byte") for i in line.all("cuda", n)]
     sizes += line.all("env", "GGML_OP_OFFLOAD_MIN_BATCH")
     if all_on_gpu(line):
-        _inert(
+        inert(
             [*switches, *sizes, *line.flags("-rtr")],
             "only for weights in host memory, and this line puts all of them on the GPU",
         )
         return
     off = _all_off(line)
     if off is not None:
-        _inert([*sizes, *line.flags("-no-ooae")], f"{off.text} leaves nothing to upload")
+        inert([*sizes, *line.flags("-no-ooae")], f"{off.text} leaves nothing to upload")
     policies = line.flags("-op")
     if all(i.ops and not i.wrong and all(p["offload"] for p in i.ops) for i in policies):
         for item in policies:
@@ -464,7 +288,7 @@ def _thresholds(line: Line, switches: list[Item], sizes: list[Item]) -> None:
     for items, from_size in ((switches, least), (sizes, min(least, 32))):
         if max(micro) < from_size:
             why = f"weights are uploaded from {from_size} tokens on, and the u-batch is {max(micro)}"
-            _inert(items, why, source)
+            inert(items, why, source)
     experts, used = line.facts.experts, line.facts.experts_used
     if line.engine != IK or not experts or not used or max(micro) < least:
         return
@@ -499,14 +323,14 @@ _OF_EXPERTS = (
 
 def expert_kernels(line: Line) -> None:
     if line.facts.moe is False:
-        _inert((i for kind, name in _OF_EXPERTS for i in line.all(kind, name)), "the model has no experts")
+        inert((i for kind, name in _OF_EXPERTS for i in line.all(kind, name)), "the model has no experts")
         for item in line.flags("-op"):
             _no_expert_ops(item, "the model has no experts")
         return
     arch = line.facts.architecture
     if arch is not None and arch not in GROUPED:
         source = f"{IK_SOURCE}, llama-build-context.cpp"
-        _inert(line.flags("-ger"), f"{arch} has no groups of experts here", source)
+        inert(line.flags("-ger"), f"{arch} has no groups of experts here", source)
     size = line.cuda("mmq-id-size")
     experts, micro = line.facts.experts, micro_batches(line)
     if size is None or size.wrong or not experts or not micro:
