@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-from dyno.tokenizer import _byte_symbols
+from dyno.tokenizer import Tokenizer, _byte_symbols
 
 SAMPLES = [
     "def f(x):\n\treturn x ** 2  # é\r\n",
@@ -54,6 +54,15 @@ def byte_level(
         "tokenizer.ggml.add_bos_token": False,
         **{f"tokenizer.ggml.{k}": v for k, v in extra.items()},
     }
+
+
+def control_vocabulary(*names: str, **extra: Any) -> Tokenizer:
+    """A tokenizer with `names` as control tokens, beside those of byte_level()."""
+    metadata = byte_level(words=("Hello", "end"), **extra)
+    metadata["tokenizer.ggml.tokens"] += names
+    kinds = [*metadata["tokenizer.ggml.token_type"], *[CONTROL] * len(names)]
+    metadata["tokenizer.ggml.token_type"] = np.array(kinds, dtype=np.int32)
+    return Tokenizer.from_metadata(metadata)
 
 
 def sentencepiece(
