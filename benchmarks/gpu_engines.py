@@ -29,8 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pynvml
-from vram_limits import run
+from gpu_processes import add_options, device_name, run
 
 Row = dict[str, Any]
 
@@ -114,27 +113,17 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="+")
-    parser.add_argument("--gpu", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=16)
-    parser.add_argument("--prompts", default="512,4096", help="tokens, the longest last")
+    add_options(parser)
     parser.add_argument("--tokens", type=int, default=128, help="generated tokens, or steps")
     parser.add_argument("--sequences", help="measure steps of so many sequences, a list such as 1,8,32")
     parser.add_argument("--depth", type=int, default=128, help="tokens before, with --sequences")
-    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one process")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="its program")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise SystemExit(f"error: the memory of a GPU cannot be read: NVML: {error}") from error
     peers: dict[str, str] = dict(row.split("=", 1) for row in args.peer)
     result: Row = {
         "command": shlex.join(["python", "benchmarks/gpu_engines.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "device": pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(args.gpu)),
+        "device": device_name(args.gpu),
         "cores": len(os.sched_getaffinity(0)),
         "threads": args.threads,
         "models": {},

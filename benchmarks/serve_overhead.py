@@ -31,6 +31,7 @@ from dyno import Engine, Sampling, Scheduler
 from dyno._requests import Handling, SchedulerEvents, Step
 from dyno_tuner.core.serve_load import ServedLoad
 from dyno_tuner.measure.served_load import HttpClient, drive, figures
+from result_file import write_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -177,15 +178,7 @@ def main() -> int:
             "settings": dict(engine.settings),
         }
     if given.json:
-        whole: dict[str, Any] = {
-            "command": ["python", "benchmarks/serve_overhead.py", *sys.argv[1:]],
-            "date": time.strftime("%Y-%m-%d"),
-            "model": given.model.name,
-            **facts,
-            "draws": draws,
-            "runs": runs,
-        }
-        given.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        write_result(given.json, given.model, {**facts, "draws": draws, "runs": runs})
     return 0
 
 

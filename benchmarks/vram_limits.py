@@ -19,53 +19,12 @@ import argparse
 import collections
 import json
 import shlex
-import statistics
-import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
-import pynvml
 from dyno import _core
-
-GIB = float(1 << 30)
-
-
-class PeakMemory:
-    """Highest count of bytes in use on one GPU within a `with` block, less the count at its start.
-
-    Args:
-        gpu: number of the GPU, as NVML counts it.
-    """
-
-    def __init__(self, gpu: int) -> None:
-        self._handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.peak = 0
-
-    def _used(self) -> int:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.02):
-            self.peak = max(self.peak, self._used())
-
-    def __enter__(self) -> PeakMemory:
-        self._before = self._used()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    @property
-    def gib(self) -> float:
-        """The peak in GiB."""
-        return max(0, self.peak - self._before) / GIB
+from gpu_processes import GIB, add_options, device_name, run
 
 
 def expert_layers(model: str) -> tuple[int, float]:
@@ -77,29 +36,6 @@ def expert_layers(model: str) -> tuple[int, float]:
     if not sizes:
         raise SystemExit(f"error: {model} has no experts; give a mixture of experts")
     return len(sizes), max(sizes.values()) / GIB
-
-
-def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
-    """Cells and peak memory of one process that prints the JSON of llama-bench."""
-    begun = time.perf_counter()
-    with PeakMemory(args.gpu) as memory:
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=args.timeout)
-        except subprocess.TimeoutExpired:
-            return {"error": f"longer than {args.timeout} s", "command": shlex.join(command)}
-    row: dict[str, Any] = {"command": shlex.join(command), "peak_gib": round(memory.gib, 2)}
-    row["seconds"] = round(time.perf_counter() - begun, 1)
-    begin = done.stdout.find("[\n")
-    if done.returncode != 0 or begin < 0:
-        return {**row, "error": f"exit status {done.returncode}: {done.stderr[-600:]}"}
-    row["notes"] = [line for line in done.stderr.splitlines() if line.startswith("placement")]
-    for cell in json.loads(done.stdout[begin : done.stdout.rindex("]") + 1]):
-        row["version"] = cell.get("build_commit") or cell.get("build_version")
-        samples = [round(rate, 1) for rate in cell["samples_ts"]]
-        name = f"tg{cell['n_gen']}" if cell["n_gen"] else f"pp{cell['n_prompt']}"
-        row.setdefault("cells", {})[name] = {"samples": samples, "median": statistics.median(samples)}
-        row["ubatch"] = cell["n_ubatch"]
-    return row
 
 
 def dyno_row(args: argparse.Namespace, limit: float, options: str) -> dict[str, Any]:
@@ -172,23 +108,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model")
-    parser.add_argument("--gpu", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=16)
+    add_options(parser)
     parser.add_argument("--vram", default="0,8,12,16,24", help="GiB (default %(default)s)")
-    parser.add_argument("--prompts", default="512,4096", help="tokens, the longest last")
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one process")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="its llama-bench")
     parser.add_argument("--dyno", action="append", default=[], metavar="NAME=OPTIONS", help="a further row")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise SystemExit(f"error: the memory of a GPU cannot be read: NVML: {error}") from error
-    name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(args.gpu))
     result: dict[str, Any] = {
-        "device": name,
+        "device": device_name(args.gpu),
         "model": Path(args.model).stem,
         "threads": args.threads,
         "limits": {},

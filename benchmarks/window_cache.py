@@ -12,7 +12,6 @@ checksum is of the tokens drawn. A ratio is `window` over
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from dyno import Engine
+from result_file import write_result
 
 MODES = ("full", "window")
 DRAW = (0.8, 40, 0.95, 0.05, 0.5)
@@ -133,15 +133,7 @@ def main() -> int:
         report[name]["rounds_with_the_same_tokens"] = f"{sum(same)} of {len(same)}"
         print(f"{name:<10} the same tokens were drawn in {sum(same)} of {len(same)} rounds")
     if given.json:
-        whole = {
-            "command": ["python", "benchmarks/window_cache.py", *sys.argv[1:]],
-            "date": time.strftime("%Y-%m-%d"),
-            "model": given.model.name,
-            **facts,
-            "medians": report,
-            "runs": found,
-        }
-        given.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        write_result(given.json, given.model, {**facts, "medians": report, "runs": found})
     return 0
 
 
