@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dyno._locks import for_one_call
 from dyno._vocabulary import TokenType
 from dyno.errors import NotInstalledError, PlanError
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Grammar"]
 
 _compiled: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
-_compiling = threading.Lock()
+_compiling = threading.RLock()
 
 
 class Grammar:
@@ -120,7 +121,7 @@ def _tokens(tokenizer: Tokenizer) -> Any:
 
     if not tokenizer.end_of_generation:
         raise PlanError("[grammar] the vocabulary has no token that ends a text, so no text could end")
-    with _compiling:  # once, however many requests begin at the same time
+    with for_one_call(_compiling, "grammar"):  # once, however many requests begin at the same time
         if tokenizer not in _compiled:
             _compiled[tokenizer] = LLTokenizer(
                 TokenizerWrapper(_Vocabulary(tokenizer)), eos_token=sorted(tokenizer.end_of_generation)

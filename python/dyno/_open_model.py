@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import _effective, _expert_use, _selection
 from dyno._embedding import file_pooling
+from dyno._locks import for_one_call, is_mine
 from dyno._placement import Placement
 from dyno._slots import Slots
 from dyno._ubatch import UsualUbatch, free_bytes
@@ -70,7 +71,7 @@ class OpenModel:
         self._plan_only = plan_only
 
         self._session: _core.Session | None = None
-        self._own_lock = threading.RLock()  # a lock that knows its thread: see `_lock`
+        self._own_lock = threading.RLock()
         self._process = os.getpid()
         self._slots = Slots()
         self._scheduler: Scheduler | None = None  # draws the tokens of all generations while it is open
@@ -306,12 +307,14 @@ class OpenModel:
     def _lock(self) -> threading.RLock:
         """For one call; PlanError for another one in its middle, where only a handler of a signal can be."""
         self._check_process()  # first: a thread that a forked child does not have may hold the lock
-        if self._own_lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
-            raise PlanError(
-                "[engine] the handler of a signal runs in the middle of a call of this engine, and can only "
-                "close() it; use the engine when that call has returned"
-            )
-        return self._own_lock
+        return for_one_call(self._own_lock, "engine", "close() it")
+
+    @property
+    def _in_call(self) -> bool:
+        """Whether this is a handler of a signal that runs in the middle of a call of the engine or of its
+        tokenizer.
+        """
+        return is_mine(self._own_lock) or (self._tokenizer is not None and self._tokenizer.in_call)
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

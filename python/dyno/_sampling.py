@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from dyno._locks import for_one_call
 from dyno.errors import PlanError
 
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ class HostSampler:
         return token
 
 
-_searching = threading.Lock()
+_searching = threading.RLock()
 _breakers: WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], list[int]]] = WeakKeyDictionary()
 
 
@@ -315,7 +316,7 @@ def _holding(tokenizer: Tokenizer, words: tuple[str, ...], n_vocab: int) -> list
     """Tokens whose text holds one of `words`. The lists that were used last are kept, because the whole
     vocabulary is searched for them.
     """
-    with _searching:  # two threads that want the same list make it once
+    with for_one_call(_searching, "sampler"):  # two threads that want the same list make it once
         known = _breakers.setdefault(tokenizer, {})
         found = known.pop(words, None)
         if found is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from dyno._drafting import Drafting, speculation_of
 from dyno._drafts import DraftCounts, Speculation
 from dyno._generate import finite, not_finite
+from dyno._locks import is_mine
 from dyno._prefixes import Prefixes
 from dyno._requests import Drawn, Handling, Request, SchedulerEvents
 from dyno._sampling import HostSampler, Sampling
 from dyno._steps import Answer, Checked, computed, described, is_drafted, told_of
 from dyno._teller import Teller
 from dyno._vocabulary import has_vocabulary
-from dyno.errors import ClosedError, PlanError, QueueFullError
+from dyno.errors import ClosedError, DeviceError, PlanError, QueueFullError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -88,6 +90,7 @@ class Scheduler:
     ) -> None:
         with engine._opens_scheduler():
             self._engine = engine
+            self._process = os.getpid()
             self._sequences = int(engine.settings["sequences"])
             self._ctx = int(engine.settings["ctx"])
             if max_waiting < 0:
@@ -114,7 +117,8 @@ class Scheduler:
             )
             self._cache_bytes = int(engine._open().cache_memory)
             self._cache_bytes_most = int(engine._open().plan["kv_bytes"])
-            self._changed = threading.Condition()
+            self._lock = threading.RLock()
+            self._changed = threading.Condition(self._lock)
             self._closing = False
             speculation = speculation or speculation_of(engine.settings)
             self._drafting = None if speculation is None else Drafting(engine, speculation)
@@ -161,7 +165,9 @@ class Scheduler:
         Raises:
             QueueFullError: As many generations wait as may.
             ClosedError: The scheduler is closed.
-            PlanError: The prompt is impossible.
+            PlanError: The prompt is impossible, or the handler of a signal asks in the middle of a call of
+            the scheduler, its engine or its tokenizer.
+            DeviceError: A forked child asks.
         """
         cancelled = cancelled or threading.Event()
         if max_tokens == 0 or cancelled.is_set():
@@ -170,6 +176,7 @@ class Scheduler:
         try:
             while (each := request.take()) is not None:
                 yield each
+                self._check_may_wait()
         finally:
             request.cancelled.set()
 
@@ -230,21 +237,34 @@ class Scheduler:
         return dict(self._totals)
 
     def close(self) -> None:
-        """End all generations with a PlanError. Closing twice does nothing.
+        """End all generations with ClosedError. Closing twice does nothing, nor does it in a forked child.
+
+        The handler of a signal may close the scheduler in the middle of a call of it, its engine or its
+        tokenizer: the generations end when that call has returned.
 
         Raises:
             PlanError: A hook or a `wake` of the scheduler asks for it, and would wait for itself.
         """
+        if self._is_forked:
+            return
         if threading.current_thread() is self._thread or self._teller.is_here():
             raise PlanError("[scheduler] a hook of the scheduler cannot close it; close it in another thread")
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
-        if self._engine._scheduler is self:
-            if self._drafting is not None:
-                self._drafting.close()
-            self._engine._scheduler = None
+        if not self._in_call:
+            self._thread.join()
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
+    @property
+    def _in_call(self) -> bool:
+        """Whether this is a handler of a signal that runs in the middle of a call for which the scheduler's
+        thread may have to wait.
+        """
+        return is_mine(self._lock) or self._engine._in_call
 
     def __enter__(self) -> Scheduler:
         return self
@@ -263,6 +283,7 @@ class Scheduler:
         handling: Handling,
         pooler: Pooler | None = None,
     ) -> Request:
+        self._check_may_wait()
         tokens = [int(token) for token in prompt]
         if not 0 < len(tokens) <= self._ctx:
             raise PlanError(f"[scheduler] the prompt has {len(tokens)} tokens; expected 1 to {self._ctx}")
@@ -282,6 +303,19 @@ class Scheduler:
             self._waiting.append(request)
             self._changed.notify_all()
         return request
+
+    def _check_may_wait(self) -> None:
+        """Raises an error where the scheduler's thread cannot give what this one would wait for."""
+        if self._in_call:
+            raise PlanError(
+                "[scheduler] the handler of a signal runs in the middle of a call of this scheduler or its "
+                "engine, and can only close() them; ask for texts when that call has returned"
+            )
+        if self._is_forked:
+            raise DeviceError(
+                f"[scheduler] the scheduler was opened in process {self._process}, and this is process "
+                f"{os.getpid()}; open an engine and a scheduler in this one"
+            )
 
     def _check_open_to_more(self, handling: Handling) -> None:
         with self._changed:
@@ -305,6 +339,11 @@ class Scheduler:
             self._run_steps()
         finally:
             self._teller.close()
+            try:
+                if self._drafting is not None:
+                    self._drafting.close()
+            finally:
+                self._engine._scheduler = None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -357,7 +396,7 @@ class Scheduler:
         generated = self._totals["generated_tokens"]
         with self._locked():
             session = self._engine._open()
-            batch = self._that_fits(session, batch)
+            batch, stopped = self._that_fits(session, batch)
             drafts = self._drafting is not None
             drafted = drafts and any(is_drafted(request, tokens) for request, tokens in batch)
             texts = sum(not request.reads for request, _ in batch)
@@ -372,6 +411,7 @@ class Scheduler:
                 if at_branch or (self._prefixes.marks_ends and request.ends_prompt(tokens)):
                     self._prefixes.checkpoint(session, request.owner.slot)
             self._cache_bytes = int(session.cache_memory)
+        self._put_back(stopped)
         self._totals["steps"] += 1
         self._events.stepped(described(batch, seconds))
         for (request, tokens), answer in zip(batch, answers, strict=True):
@@ -456,31 +496,39 @@ class Scheduler:
 
     def _that_fits(
         self, session: Any, batch: list[tuple[Request, list[int]]]
-    ) -> list[tuple[Request, list[int]]]:
-        """The part of a step that the cache has room for; under the engine's lock.
+    ) -> tuple[list[tuple[Request, list[int]]], list[Request]]:
+        """The part of a step that the cache has room for, and the texts that have lost their sequences and
+        go back into the queue; under the engine's lock.
 
-        Drafts go first, then tokens that nobody knows and texts that have ended; then running ones go back
-        into the queue, the last one first.
+        Drafts go first, then tokens that nobody knows and texts that have ended; then running ones, the last
+        one first.
         """
+        stopped: list[Request] = []
         if not self._cache_tokens:
-            return batch
+            return batch, stopped
         if self._prefixes.lacks(session, sum(len(tokens) for _, tokens in batch)):
             batch = [(r, tokens[: len(r.pending)]) for r, tokens in batch]
         while self._prefixes.lacks(session, sum(len(tokens) for _, tokens in batch)):
             if self._prefixes.forget_oldest(session, self._engine._slots.free(self._sequences)):
                 continue
-            if len(self._running) == 1:
+            left = len(self._running) - len(stopped)
+            if left == 1:
                 break  # the other tokens belong to generations outside: the engine says what is wrong
-            last = self._running[-1]
+            last = self._running[left - 1]
             batch = [each for each in batch if each[0] is not last]
             session.reset(last.owner.slot)
             self._engine._slots.give_back(last.owner)
             last.stop()
-            with self._changed:
-                self._running.remove(last)
-                self._waiting.appendleft(last)
+            stopped.append(last)
             self._totals["stopped"] += 1
-        return batch
+        return batch, stopped
+
+    def _put_back(self, stopped: Sequence[Request]) -> None:
+        """Texts that a step has stopped go back into the queue; not under the engine's lock (`_locks`)."""
+        if stopped:
+            with self._changed:
+                del self._running[-len(stopped) :]
+                self._waiting.extendleft(stopped)
 
     def _batch(self) -> list[tuple[Request, list[int]]]:
         """The tokens of a step: of each running text, then of prompts in the order in which they came."""

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from dyno import _vocabulary
+from dyno._locks import for_one_call, is_mine
 from dyno._vocabulary import TokenType, Vocabulary
 from dyno.errors import ModelError, PlanError
 
@@ -42,7 +43,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         _tokenizers.add(self)
 
     @classmethod
@@ -96,13 +97,14 @@ class Tokenizer:
                 are plain text; keep it off for text that you did not write.
 
         Raises:
-            PlanError: `text` is no string, or the vocabulary has no token for some byte of it.
+            PlanError: `text` is no string, or the vocabulary has no token for some byte of it; or the handler
+            of a signal asks in the middle of another call.
             ValueError: The text holds a lone surrogate, which has no UTF-8 form.
         """
         if not isinstance(text, str):
             raise PlanError(f"[tokenizer] text must be a string, not {text!r}")
         self._check_coverage(text)
-        with self._lock:  # the flag belongs to the shared object
+        with for_one_call(self._lock, "tokenizer"):  # the flag belongs to the shared object
             self._hf.encode_special_tokens = not parse_special
             ids = self._ids(text)
         vocabulary = self.vocabulary
@@ -197,9 +199,16 @@ class Tokenizer:
 
     def _after_fork(self) -> None:
         """In a forked child: if a thread was encoding, it is not here to end that and to release the lock."""
-        if self._lock.locked():
-            self._lock = threading.Lock()
-            self.__dict__.pop("_hf", None)  # the library counts that thread as a reader for ever
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+            return
+        self._lock = threading.RLock()
+        self.__dict__.pop("_hf", None)  # the library counts that thread as a reader for ever
+
+    @property
+    def in_call(self) -> bool:
+        """Whether this is a handler of a signal that runs in the middle of `encode`."""
+        return is_mine(self._lock)
 
     @cached_property
     def _uncovered(self) -> frozenset[int]:

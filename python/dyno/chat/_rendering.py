@@ -14,6 +14,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from dyno._locks import for_one_call
 from dyno.errors import ChatError, NotInstalledError
 
 __all__ = ["Limits", "Renderer"]
@@ -42,11 +43,12 @@ class Renderer:
     Raises:
         ChatError: From `render`: the template is wrong, refuses the messages or exceeds a limit.
         NotInstalledError: From `render`: jinja2 is not installed.
+        PlanError: From `render`: the handler of a signal asks in the middle of another rendering.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._pid = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[..., Any] | None = None
@@ -65,8 +67,8 @@ class Renderer:
         if (
             os.getpid() != self._pid
         ):  # a forked child has a copy of the parent's pipes and perhaps of its lock
-            self._lock, self._process, self._pid = threading.Lock(), None, os.getpid()
-        with self._lock:
+            self._lock, self._process, self._pid = threading.RLock(), None, os.getpid()
+        with for_one_call(self._lock, "chat template"):
             process = self._process or self._start()
             try:
                 reply = self._exchange(process, line, self._limits.seconds)

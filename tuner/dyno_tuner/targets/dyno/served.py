@@ -36,6 +36,8 @@ class _NoEnds:
 class _SessionEngine:
     """The parts of an engine that a scheduler uses, over a session that a target holds."""
 
+    _in_call = False
+
     def __init__(self, session: Any, settings: Mapping[str, Any]) -> None:
         self._session = session
         self.settings = dict(settings)
