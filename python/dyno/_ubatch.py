@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHOICES",
+    "GPU_PROPERTIES",
     "RESERVE_BYTES",
     "SHARE",
     "STREAMED_SHARE",
@@ -39,11 +40,11 @@ RESERVE_BYTES: Final = 512 << 20
 _FULL: Final = 0.92
 """Of the memory of a GPU that a plan and its reserve may take; the rest is for other programs."""
 
-_PROPERTIES: Final = frozenset(
+GPU_PROPERTIES: Final = frozenset(
     {"kind", "memory_bytes", "l2_bytes", "compute_capability", "sm_count", "shared_per_block_bytes"}
     | {"maps_memory"}
 )
-"""Of a GPU that plans go by."""
+"""Of a GPU that plans go by: a plan with these is the same where the GPU is not here."""
 
 _PARTS: Final = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes", "stream_bytes")
 
@@ -124,7 +125,7 @@ class UsualUbatch:
     ) -> None:
         self._file = file
         # Without what the driver tells beside.
-        self._device = {name: value for name, value in device.items() if name in _PROPERTIES}
+        self._device = {name: value for name, value in device.items() if name in GPU_PROPERTIES}
         self._name = name
         self._known: dict[str, int] = {}
         self._free = functools.cache(free or (lambda: None))

@@ -113,6 +113,10 @@ def test_origins_are_the_ones_that_browsers_send() -> None:
     given = ("https://Chat.example/", "http://localhost:3000", "chrome-extension://abc", "*", "null")
     sent = ("https://chat.example", "http://localhost:3000", "chrome-extension://abc", "*", "null")
     assert Options(cors_origins=given).cors_origins == sent
+    given = ("https://a.b:443", "https://a.b:443/", "http://[::1]:80", "http://a.b:443", "https://a.b:80")
+    sent = ("https://a.b", "https://a.b", "http://[::1]", "http://a.b:443", "https://a.b:80")
+    assert Options(cors_origins=given).cors_origins == sent, "a browser leaves out the usual port"
+    assert Options(cors_origins=("http://a.b:8080", "https://a.b:4443")).cors_origins[0].endswith(":8080")
     for wrong in ("chat.example", "https://chat.example/page", "https://", "https://a b", ""):
         with pytest.raises(PlanError, match="is no origin; give SCHEME://HOST"):
             Options(cors_origins=("*", wrong))

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["KEEP_ALIVE_S", "Options"]
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
+"""By scheme. A browser leaves them out."""
 
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection stays open. Clients close theirs after fewer: a server that did so first
@@ -71,4 +73,4 @@ def _origin(given: str) -> str:
             f"[server] {given!r:.80} is no origin; give SCHEME://HOST or SCHEME://HOST:PORT without a path, "
             "as https://chat.example, or * for any page"
         )
-    return origin
+    return origin.removesuffix(_USUAL_PORTS.get(origin.partition("://")[0], ""))

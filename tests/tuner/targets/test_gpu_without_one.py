@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from dyno import _core, _nvml, profiles
-from dyno.devices import built_for_cuda
+from dyno._ubatch import GPU_PROPERTIES
+from dyno.devices import Device, built_for_cuda
 from dyno_tuner.core.crossing import Solved, Verdict
 from dyno_tuner.core.errors import TargetUnusable
 from dyno_tuner.core.outcome import Outcome
@@ -18,6 +19,7 @@ from dyno_tuner.output.emit import Made, profile_of
 from dyno_tuner.space.knobs import Facts, resolve
 from dyno_tuner.space.search_space import Space
 from dyno_tuner.targets.dyno.bounds import GPU_HEADROOM
+from dyno_tuner.targets.dyno.placing import Placing
 from dyno_tuner.targets.dyno.target import DynoTarget
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny" / "qwen3moe-tiny.gguf"
@@ -211,3 +213,25 @@ def test_the_usual_placement_fits_the_free_memory(monkeypatch: pytest.MonkeyPatc
     short, limits = usual(520 << 20)
     assert short["n_cpu_moe"] > 0 or short["n_gpu_layers"] >= 0
     assert limits == {"device": 520 << 20}, "where weights are placed, no configuration may take more either"
+
+
+def test_the_usual_placement_goes_by_all_that_plans_go_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a GPU cannot map memory by need, caches are full ones, and less is left for weights."""
+    asked: list[dict[str, Any]] = []
+    session = _core.Session
+
+    def spied(*args: Any, **options: Any) -> _core.Session:
+        if options.get("device") is not None:
+            asked.append(dict(options["device"]))
+        return session(*args, **options)
+
+    gpu = {**H200, "maps_memory": False}
+    monkeypatch.setattr(_core, "Session", spied)
+    placing = Placing(0, 0, 0)
+    placing.free = 1 << 30
+    kinds = {"load": {}, "context": {"ctx": 64}, "session": {"ubatch": 64}}
+    placing.usual(str(MODEL), Device("cuda:0", gpu), kinds)
+    (described,) = asked
+    told = {n: v for n, v in gpu.items() if n not in ("name", "pci_bus_id")}
+    assert described == {**told, "memory_bytes": 1 << 30}
+    assert set(described) == set(GPU_PROPERTIES)

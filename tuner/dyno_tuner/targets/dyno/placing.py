@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import _core, _rates
 from dyno._placement import NOWHERE_ELSE, is_placed
-from dyno._ubatch import RESERVE_BYTES, free_bytes
+from dyno._ubatch import GPU_PROPERTIES, RESERVE_BYTES, free_bytes
 from dyno._virtual_devices import read_virtual_devices
 from dyno.devices import limited, resolve_device
 from dyno.settings import SETTINGS
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from ...core.protocol import Workload
 
 _PARTS = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes", "stream_bytes")
-# Of a GPU that need not be here, as plans go by it.
-_DESCRIBED = (
-    "kind", "memory_bytes", "l2_bytes", "compute_capability", "sm_count", "shared_per_block_bytes",
-)  # fmt: skip
 
 
 class Placing:
@@ -89,7 +85,7 @@ class Placing:
         gpu = device.kind == "cuda"
         load = dict(kinds["load"])
         placement = self.argument(load)
-        described = {n: device.info[n] for n in _DESCRIBED if n in device.info} if gpu else None
+        described = {n: v for n, v in device.info.items() if n in GPU_PROPERTIES} if gpu else None
         if described is not None and self.free is not None:  # else the GPU is a description
             described["memory_bytes"] = min(int(described["memory_bytes"]), self.free)
         if not gpu:
