@@ -96,12 +96,16 @@ def test_where_the_defaults_win_on_the_slice_nothing_is_written(tmp_path: Path) 
 
 
 def _simulated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: type[InlineExecutor], **options: Any
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    kind: type[InlineExecutor],
+    surface: Surface | None = None,
+    **options: Any,
 ) -> Result:
     """A tune whose slice is tuned on the simulated engine, in virtual time."""
 
     def simulated(asked: Request, executor: Any, *_: Any) -> Result:
-        target = SimulatedTarget(SURFACE, 5)
+        target = SimulatedTarget(surface or SURFACE, 5)
         return run(replace(asked, held={}), kind(target), target.surface.space())
 
     monkeypatch.setattr(slice_module, "run", simulated)
@@ -109,15 +113,15 @@ def _simulated(
     return run_on_slice(replace(request(tmp_path), options=given), 1, inline)
 
 
-def _of_ubatch() -> Surface:
-    """A surface with one knob, whose other values gain."""
+def _of(*names: str) -> Surface:
+    """A surface with these knobs alone. Other values of ubatch gain."""
     surface = saturating()
     usual = {k.name: k.default for k in surface.knobs}
-    knobs = tuple(k for k in surface.knobs if k.name == "ubatch")
+    knobs = tuple(k for k in surface.knobs if k.name in names)
     return replace(surface, knobs=knobs, rates=lambda s: surface.rates({**usual, **s}))
 
 
-SURFACE = _of_ubatch()
+SURFACE = _of("ubatch")
 
 
 def test_a_budget_too_short_for_the_slice_names_one_for_the_whole(
@@ -148,7 +152,7 @@ class Dies(InlineExecutor):
 
     def measurement(self, configuration: Configuration, *args: Any) -> Measurement:
         key = next(a.key for a in args if hasattr(a, "key"))
-        if re.search(r"/r\d+/", key) and configuration.settings["ubatch"] != 512:
+        if re.search(r"/r\d+/", key) and configuration.settings.get("ubatch", 512) != 512:
             return Measurement(TrialStatus.OOM, message="SIGKILL")
         return super().measurement(configuration, *args)
 
@@ -159,6 +163,27 @@ def test_a_winner_that_failed_twice_on_the_slice_is_no_win_of_the_defaults(
     result = _simulated(monkeypatch, tmp_path, Dies, max_trials=8, rounds=3)
     assert (result.path, result.outcome.status) == (None, "unproven")
     assert result.why_none == "no profile was written, because this tune has judged no setting"
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "why"),
+    [(("ubatch", "threads"), 1, "nothing was proven"), (("threads",), 0, "the defaults won")],
+)
+def test_a_slice_that_proves_nothing_ends_with_an_error_code(
+    names: tuple[str, ...], code: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other threads lose, so the slice has judged something. A u-batch that looked faster failed twice."""
+    surface = _of(*names)
+    knobs = [replace(k, values=(8, 12)) if k.name == "threads" else k for k in surface.knobs]
+    surface = replace(surface, knobs=tuple(knobs))
+    result = _simulated(monkeypatch, tmp_path, Dies, surface, max_trials=8, rounds=3)
+    assert "threads" in result.outcome.judged
+    assert (result.path, result.outcome.judges_nothing) == (None, False)
+    assert result.why_none == f"no profile was written, because {why} on the slice of 1 layers"
+    monkeypatch.setattr(slice_module, "run_on_slice", lambda *_: result)
+    done = CliRunner().invoke(app, [str(MODEL), "--device", "cpu", "--layers", "1", "--json"])
+    assert done.exit_code == code, done.output
+    assert json.loads(done.stdout)["why_none"] == result.why_none
 
 
 @pytest.mark.parametrize(("dies", "code"), [(True, 1), (False, 0)])

@@ -1,5 +1,6 @@
-"""The command `tune`. Exit codes: 0 done, 1 an error (one line on stderr) or a budget too short to judge any
-setting, 2 wrong usage, 130 interrupted (what was proven is written)."""
+"""The command `tune`. Exit codes: 0 done, 1 an error (one line on stderr), or nothing was judged, or nothing
+was proven on the slice of `--layers` (the last lines say why), 2 wrong usage, 130 interrupted (what was
+proven is written)."""
 
 from __future__ import annotations
 
@@ -307,7 +308,7 @@ def tune(
     _print_result(result, request, as_json)
     if result.outcome.status == "interrupted":
         raise typer.Exit(130)
-    if result.outcome.judges_nothing:
+    if result.proves_nothing:
         raise typer.Exit(1)
 
 

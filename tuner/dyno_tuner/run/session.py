@@ -88,10 +88,17 @@ class Result:
     outcome: Outcome
     profile: profiles.Profile
     path: Path | None
-    """The profile's file; None if the tune has judged nothing, so that none was written."""
+    """The profile's file; None if none was written, because the tune has judged nothing, or because the slice
+    of `--layers` had nothing to confirm."""
     journal: Path
     pareto: Path | None = None  # folder with the profiles of less memory, and the plot
     why_none: str = ""  # if there is no file: why, and how to go on
+
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether the tune has judged no setting, or was left without a file because settings looked faster
+        on a slice and were not proven there. If the defaults won, that is a proof."""
+        return self.outcome.judges_nothing or (self.path is None and self.outcome.unproven)
 
 
 def space_for(description: Description, request: Request) -> Space:
