@@ -7,10 +7,14 @@
 dyno places the weights by itself (`--vram`). The other engines have no such limit, so the script searches
 the smallest N of their `--n-cpu-moe N` that stays within it. The driver's count of the memory in use decides
 that: its peak, read every 20 ms, less the count before the start. The peak of dyno is written as well. A
-limit of 0 means: all experts in host memory. Each engine is a process of its own. The cells are two prompts
-and 64 generated tokens. The u-batch of the other engines is the longer prompt; with a shorter one they have
-room for more experts. Every sample is kept, and the median counts. --dyno adds further rows with options of
-`dyno bench`.
+limit of 0 means: all experts in host memory. Each engine is a process of its own.
+
+A short run of each other engine tells its memory, from which its N for each limit follows. A run at that N
+measures the cells, and its peak is held against the limit again. The cells are two prompts and 64 generated
+tokens. The u-batch of the other engines is the longer prompt; with a shorter one they have room for more
+experts, so --ubatches names several, each a row of its own. Every sample is kept, and the median counts.
+--dyno adds further rows with options of `dyno bench`. --until ends the script after so many seconds, and rows
+that are left say so.
 """
 
 from __future__ import annotations
@@ -18,89 +22,160 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import math
+import os
 import shlex
 import sys
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from dyno import _core
 from gpu_processes import GIB, add_options, device_name, run
 
+Row = dict[str, Any]
 
-def expert_layers(model: str) -> tuple[int, float]:
-    """Number of layers with experts, and GiB of the experts of one of them."""
-    sizes: dict[str, int] = collections.defaultdict(int)
+BUFFERS_GIB = 2.0
+"""A guess of an engine's memory besides the weights, for its first run."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The part of a model that `--n-cpu-moe` moves.
+
+    Attributes:
+        layers: smallest N that moves all experts: layers in front of the first experts count too.
+        gib: the experts of one layer, the largest.
+        others_gib: all other weights.
+    """
+
+    layers: int
+    gib: float
+    others_gib: float
+
+
+def experts_of(model: str) -> Experts:
+    """The experts of a model file; exits if it has none."""
+    sizes: dict[int, int] = collections.defaultdict(int)
+    others = 0
     for tensor in _core.Gguf(model).tensors():
         if "_exps" in tensor["name"]:
-            sizes[tensor["name"].split(".")[1]] += tensor["nbytes"]
+            sizes[int(tensor["name"].split(".")[1])] += tensor["nbytes"]
+        else:
+            others += tensor["nbytes"]
     if not sizes:
         raise SystemExit(f"error: {model} has no experts; give a mixture of experts")
-    return len(sizes), max(sizes.values()) / GIB
+    return Experts(1 + max(sizes), max(sizes.values()) / GIB, others / GIB)
 
 
-def dyno_row(args: argparse.Namespace, limit: float, options: str) -> dict[str, Any]:
+class OutOfTime(Exception):
+    """The seconds of --until are over."""
+
+
+def started(args: argparse.Namespace, command: list[str]) -> Row:
+    """A process within the time that is left. Throws OutOfTime if that is none."""
+    left = args.ends - time.monotonic()
+    if left <= 0:
+        raise OutOfTime
+    timeout = min(args.timeout, left)
+    return run(argparse.Namespace(**{**vars(args), "timeout": timeout}), command)
+
+
+def dyno_row(args: argparse.Namespace, limit: float, options: str) -> Row:
     """dyno with a limit of `limit` GiB, or with all experts on the CPU if it is 0."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "dyno",
-        "bench",
-        "--model",
-        args.model,
-        "--device",
-        f"cuda:{args.gpu}",
-    ]
+    command = [sys.executable, "-P", "-m", "dyno", "bench", "--model", args.model]
+    command += ["--device", f"cuda:{args.gpu}"]
     command += ["--no-profile", "-o", "json", "-t", str(args.threads), "-r", str(args.repetitions)]
     command += ["-p", args.prompts, "-n", "64", "-b", args.prompts.split(",")[-1]]
     command += [f"--vram={limit:g}GiB"] if limit else ["--cpu-moe"]
-    return run(args, command + shlex.split(options))
+    return started(args, command + shlex.split(options))
 
 
-def peer_row(
-    args: argparse.Namespace, limit: float, words: str, known: dict[int, dict[str, Any]]
-) -> dict[str, Any]:
+@dataclass
+class Peer:
+    """Another engine with one u-batch.
+
+    Attributes:
+        words: command of its llama-bench, with flags.
+        rows: by N of `--n-cpu-moe N`, those with all cells.
+        peaks: GiB by N, of all runs that ended well.
+    """
+
+    words: str
+    ubatch: str
+    rows: dict[int, Row] = field(default_factory=dict)
+    peaks: dict[int, float] = field(default_factory=dict)
+
+    def _run(self, args: argparse.Namespace, count: int, *cells: str) -> Row:
+        command = [*shlex.split(self.words), "-m", args.model, "-ngl", "99", "-t", str(args.threads)]
+        command += ["-o", "json", *cells, "-ub", self.ubatch, "-b", args.prompts.split(",")[-1]]
+        row = {**started(args, [*command, "--n-cpu-moe", str(count)]), "n_cpu_moe": count}
+        if "error" not in row:
+            self.peaks[count] = row["peak_gib"]
+        return row
+
+    def probed(self, args: argparse.Namespace, count: int) -> Row:
+        """The longest prompt once: all memory that the engine takes."""
+        return self._run(args, count, "-p", args.prompts.split(",")[-1], "-n", "1", "-r", "1")
+
+    def measured(self, args: argparse.Namespace, count: int) -> Row:
+        """All cells at one N; each N runs once."""
+        if count not in self.rows:
+            cells = ["-p", args.prompts, "-n", "64", "-r", str(args.repetitions)]
+            self.rows[count] = self._run(args, count, *cells)
+        return self.rows[count]
+
+    def expected(self, limit: float, experts: Experts) -> int:
+        """The smallest N that should fit, by the peak of the N nearest to the limit."""
+        near = min(self.peaks, key=lambda count: abs(self.peaks[count] - limit))
+        more = math.ceil(round((self.peaks[near] - limit) / experts.gib, 6))
+        return max(0, min(experts.layers, near + more))
+
+
+def peer_row(args: argparse.Namespace, limit: float, peer: Peer, experts: Experts) -> Row:
     """Another engine with the smallest N of `--n-cpu-moe N` that stays within `limit` GiB.
 
     Args:
-        limit: GiB; 0 means all experts on the CPU.
-        words: command of its llama-bench, with flags.
-        known: rows by N that were measured already; grows.
+        limit: 0 means all experts on the CPU.
     """
-    layers, gib = expert_layers(args.model)
-
-    def at(count: int) -> dict[str, Any]:
-        if count not in known:
-            command = [
-                *shlex.split(words),
-                "-m",
-                args.model,
-                "-ngl",
-                "99",
-                "-t",
-                str(args.threads),
-                "-o",
-                "json",
-            ]
-            command += ["-p", args.prompts, "-n", "64", "-r", str(args.repetitions)]
-            command += ["-ub", args.prompts.split(",")[-1], "-b", args.prompts.split(",")[-1]]
-            known[count] = {**run(args, [*command, "--n-cpu-moe", str(count)]), "n_cpu_moe": count}
-        return known[count]
-
-    row = at(layers)
-    if not limit or "error" in row:
-        return row
-    count = layers - max(0, min(layers, int((limit - row["peak_gib"]) / gib)))
-    row = at(count)
-    while count < layers and ("error" in row or row["peak_gib"] > limit):
-        count += 1
-        row = at(count)
-    while count > 0 and row["peak_gib"] + gib <= limit:
-        further = at(count - 1)
-        if "error" in further or further["peak_gib"] > limit:
+    if not limit:
+        return peer.measured(args, experts.layers)
+    if not peer.peaks:
+        room = int((limit - experts.others_gib - BUFFERS_GIB) / experts.gib)
+        row = peer.probed(args, max(0, min(experts.layers, experts.layers - room)))
+        if "error" in row:
+            return row
+    count = peer.expected(limit, experts)
+    tried: set[int] = set()
+    fitting: Row | None = None
+    row = {}
+    while count not in tried:
+        tried.add(count)
+        row = peer.measured(args, count)
+        fits = "error" not in row and row["peak_gib"] <= limit
+        if fits:
+            fitting = row
+        elif fitting is not None:
             break
-        row, count = further, count - 1
-    return row if row.get("peak_gib", 0) <= limit else {**row, "error": f"does not fit into {limit:g} GiB"}
+        expected = peer.expected(limit, experts)
+        count = min(count, expected) if fits else min(experts.layers, max(count + 1, expected))
+    if fitting is not None:
+        return fitting
+    return row if "error" in row else {**row, "error": f"does not fit into {limit:g} GiB"}
+
+
+def rows_of(args: argparse.Namespace) -> dict[str, tuple[str, str]]:
+    """By name: the words of a peer and its u-batch, or the options of a row of dyno and nothing."""
+    ours = [] if args.peers_alone else ["dyno="]
+    found = {name: (words, "") for name, words in (row.split("=", 1) for row in [*ours, *args.dyno])}
+    ubatches = (args.ubatches or args.prompts.split(",")[-1]).split(",")
+    for row in args.peer:
+        name, words = row.split("=", 1)
+        for ubatch in ubatches:
+            found[f"{name} -ub {ubatch}" if len(ubatches) > 1 else name] = (words, ubatch)
+    return found
 
 
 def main() -> int:
@@ -110,24 +185,34 @@ def main() -> int:
     parser.add_argument("model")
     add_options(parser)
     parser.add_argument("--vram", default="0,8,12,16,24", help="GiB (default %(default)s)")
+    parser.add_argument("--ubatches", help="of the other engines, a list (default: the longest prompt)")
     parser.add_argument("--dyno", action="append", default=[], metavar="NAME=OPTIONS", help="a further row")
+    parser.add_argument("--peers-alone", action="store_true", help="leave the first row of dyno out")
+    parser.add_argument("--until", type=float, default=math.inf, help="seconds for all rows together")
     args = parser.parse_args()
-    result: dict[str, Any] = {
+    args.ends = time.monotonic() + args.until
+    experts = experts_of(args.model)
+    result: Row = {
+        "command": shlex.join(["python", "benchmarks/vram_limits.py", *sys.argv[1:]]),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "device": device_name(args.gpu),
+        "cores": len(os.sched_getaffinity(0)),
         "model": Path(args.model).stem,
         "threads": args.threads,
         "limits": {},
     }
-    ours = {"dyno": "", **dict(row.split("=", 1) for row in args.dyno)}
-    others: dict[str, str] = dict(row.split("=", 1) for row in args.peer)
-    known: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in others}
+    named = rows_of(args)
+    peers = {name: Peer(words, ubatch) for name, (words, ubatch) in named.items() if ubatch}
     for limit in map(float, args.vram.split(",")):
         rows = result["limits"][f"{limit:g}"] = {}
-        for engine, words in (ours | others).items():
-            if engine in ours:
-                row = dyno_row(args, limit, words)
-            else:
-                row = peer_row(args, limit, words, known[engine])
+        for engine, (words, _) in named.items():
+            try:
+                if engine in peers:
+                    row = peer_row(args, limit, peers[engine], experts)
+                else:
+                    row = dyno_row(args, limit, words)
+            except OutOfTime:
+                row = {"error": f"no time left within --until {args.until:g}"}
             rows[engine] = row
             cells = " ".join(
                 f"{cell} {values['median']:,.0f}" for cell, values in row.get("cells", {}).items()
@@ -135,8 +220,7 @@ def main() -> int:
             where = f" n_cpu_moe {row['n_cpu_moe']}" if "n_cpu_moe" in row else ""
             print(
                 f"{limit:g} GiB {engine}:{where} {cells} peak {row.get('peak_gib')} GiB,"
-                f" {row.get('seconds')} s"
-                f" {row.get('error', '')}",
+                f" {row.get('seconds')} s {row.get('error', '')}",
                 flush=True,
             )
             if args.json:
