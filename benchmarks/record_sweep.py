@@ -6,8 +6,9 @@
 
 For every model and every path (`mmq_max_tokens`, with experts `mmq_id_max_tokens`: 65536 for the quantised
 kernels at every size, 0 for dequantised products) a fresh process of `dyno bench` measures a prompt at each
-u-batch. `--vary` multiplies the paths by the values of a setting. What is asked for comes in a random
-order, so that a drift of the machine does not look like a difference. One JSON line for each configuration
+u-batch. `--vary` multiplies the paths by the values of a setting. The paths come in rounds of a process for
+each, in a random order, so that a drift of the machine does not look like a difference, and an end at any
+time leaves about as many processes of each. One JSON line for each configuration
 and process, with the names of llama-bench and all samples; the first of a process is cold. A file's name
 without `.gguf` is the name of the model, so that files that differ in their routing alone are two.
 """
@@ -18,20 +19,26 @@ import argparse
 import gzip
 import itertools
 import json
+import math
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dyno import _core
 from dyno.devices import resolve_device
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 UBATCHES = (128, 256, 512, 1024, 2048, 4096)
 PATHS = (65536, 0)
 
 
 Value = int | bool | str
+_T = TypeVar("_T")
 
 
 def paths_of(model: Path, device: str, varied: dict[str, list[Value]]) -> list[dict[str, Value]]:
@@ -62,6 +69,12 @@ def varied_of(text: str) -> tuple[str, list[Value]]:
         return read
 
     return name, [value(word) for word in values.split(",")]
+
+
+def in_rounds(every: Sequence[_T], rounds: int, seed: int) -> list[_T]:
+    """All of `every` in each round, in a random order."""
+    order = random.Random(seed)
+    return [one for _ in range(rounds) for one in order.sample(every, len(every))]
 
 
 def bench(model: Path, path: dict[str, Value], args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -113,13 +126,16 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the order")
     parser.add_argument("--out", type=Path, required=True, help="JSON Lines, compressed where it ends in .gz")
+    parser.add_argument("--until", type=float, default=math.inf, help="seconds; no process begins after them")
     args = parser.parse_args()
+    end = time.monotonic() + args.until
 
-    todo = [(model, path) for model in args.models for path in paths_of(model, args.device, dict(args.vary))]
-    todo *= args.processes
-    random.Random(args.seed).shuffle(todo)
+    every = [(model, path) for model in args.models for path in paths_of(model, args.device, dict(args.vary))]
     lines: list[str] = []
-    for model, path in todo:
+    for model, path in in_rounds(every, args.processes, args.seed):
+        if time.monotonic() >= end:
+            print(f"{args.until} s have passed; the rest of {args.processes} processes is left out")
+            break
         records = bench(model, path, args)
         lines += [
             json.dumps(record_of(r, model, path, len(lines) + i, args.set)) for i, r in enumerate(records)
