@@ -1,13 +1,18 @@
 """Whether `tune --budget 2m` writes every gain above 5 % that an exhaustive run finds.
 
     python benchmarks/exhaustive_gains.py --lanes auto --seeds 2 --json gains.json
+    python benchmarks/exhaustive_gains.py --lanes auto --slow settings kernels --json gains_slow.json
 
 Models: the shipped one, and three of random weights that are made here. Each job runs on two cores. The
 exhaustive run measures every value of every setting, and every kernel of every op inside whole prompts and
 tokens, one change at a time; the best kernels of a metric together are one change more. The promising changes
 are measured again in paired rounds, and a change with a ratio above 1.05 and an interval above 1 is a gain.
-Then the tune runs, and its profile, the gains and the default race in further rounds. A gain counts as
-written if the profile is no more than 3 % slower on that metric than the change alone.
+Then the tune runs. A gain counts as written if the profile holds the change, or if further rounds show that
+the profile with the change is at most 5 % faster than the profile.
+
+From good defaults there may be no gain, so that nothing can be missed. With `--slow` the defaults of the
+engine are slow on purpose: settings (u-batches of 32, one thread) and kernels (of the two heaviest ops of
+generation, about half as fast alone). The exhaustive run and the tune both begin from these.
 
 A job can be measured in pieces: until it ends, its results stand in a file beside the JSON
 (x.MODEL.SEED.part.json), and the same command goes on. All pieces of a job belong to one machine and build.
@@ -34,23 +39,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dyno.bench import machine_facts
-from dyno.profiles.io import write_atomically
 from dyno.testing.models import tiny_model
 from dyno_tuner.core.errors import DisturbedError
 from dyno_tuner.core.options import MeasurementPolicy, Options
 from dyno_tuner.core.protocol import Configuration, KernelChoice, TrialStatus
 from dyno_tuner.core.workload import Workload
-from dyno_tuner.execution.worker import WorkerExecutor
 from dyno_tuner.measure.machine_monitor import Machine
 from dyno_tuner.measure.paired_rounds import Rounds
 from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.context import RunContext
 from dyno_tuner.run.session import Request, run, space_for, target_of
 from dyno_tuner.targets.dyno.declaration import declaration
+from job_notebook import Notebook, Stopped
 from lanes import automatic
+from slow_engine import SLOW, SlowEngine, slow_kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+    from dyno_tuner.space.search_space import Space
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = "pycode-moe-20m-Q4_K_M"
@@ -75,8 +82,7 @@ PROMISING = 1.02  # of one look, that is worth rounds
 AGAIN = 2  # looks more at what seemed best
 GROUP = 12  # changes between two measurements of the default
 MOST = 5  # changes of a metric that are measured in rounds
-ROUNDS = 6
-WRITTEN = 0.97  # of the rate with the change alone
+STARTS = ("settings", "kernels")  # that can be slow on purpose
 
 LEFT = 3  # exit code
 
@@ -91,68 +97,6 @@ def make_model(name: str, folder: Path) -> Path:
     if not path.exists():
         tiny_model(path, n_ctx=2048, **SYNTHETIC[name])
     return path
-
-
-class Stopped(Exception):
-    """The time of this piece has ended."""
-
-
-class Notebook:
-    """The results of a job until now, in a file from which the next piece goes on.
-
-    Args:
-        path: of the file; None: in memory alone.
-        end: `time.monotonic()` after which nothing more is measured.
-        options: what the results depend on beside the machine: the budget of the tune, and force.
-
-    Raises:
-        SystemExit: the file is of another machine, build or options.
-    """
-
-    def __init__(self, path: Path | None, end: float, options: Mapping[str, Any]) -> None:
-        self._path, self._end = path, end
-        facts = machine_facts("cpu")
-        here = {name: facts[name] for name in ("cpu_info", "build_version")} | dict(options)
-        self._data: dict[str, Any] = {"of": here, "seconds": {}, "results": {}}
-        if path is not None and path.exists():
-            self._data = json.loads(path.read_text())
-            if self._data["of"] != here:
-                raise SystemExit(
-                    f"{path} is of {self._data['of']}, and this is {here}; remove it to begin anew"
-                )
-
-    def once(self, key: str, measure: Callable[[], Any], seconds: float = 0.0) -> Any:
-        """The result that the file has for a key, or else that of `measure`, which is written down.
-
-        Args:
-            key: of the result; its first word names the phase.
-            measure: gives the result.
-            seconds: that `measure` takes at least; it does not begin if fewer are left.
-
-        Raises:
-            Stopped: the time has ended or does not suffice, and the file has no result.
-        """
-        results, taken = self._data["results"], self._data["seconds"]
-        if key not in results:
-            begun = time.monotonic()
-            if begun + seconds >= self._end:
-                raise Stopped(key)
-            results[key] = measure()
-            phase = key.partition("/")[0]
-            taken[phase] = taken.get(phase, 0.0) + time.monotonic() - begun
-            if self._path is not None:
-                write_atomically(self._path, json.dumps(self._data).encode())
-        return results[key]
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds of all pieces by phase, the first word of a key."""
-        return {phase: round(seconds, 1) for phase, seconds in self._data["seconds"].items()}
-
-    def close(self) -> None:
-        """The job has ended: the file is not needed any more."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
 
 
 class _Time:
@@ -178,25 +122,42 @@ class _Time:
 class Bench:
     """Measures configurations of one model in worker processes."""
 
-    def __init__(self, model: Path, scratch: str, force: bool, notebook: Notebook) -> None:
-        self.notebook = notebook
+    def __init__(self, model: Path, scratch: str, args: argparse.Namespace, notebook: Notebook) -> None:
+        self.notebook, self.rounds = notebook, args.rounds
         workload = Workload.parse(WORKLOAD)
         self.options = Options(workload, kernels=True, policy=MeasurementPolicy(prompts=1))
         self.request = Request(str(model), self.options, "cpu", quiet=True)
-        self.executor = WorkerExecutor(*target_of(self.request, "cpu", scratch))
+        target = target_of(self.request, "cpu", scratch)
+        self.start = Configuration.from_dict(
+            notebook.once("start", lambda: self._make_start(target, args.slow))
+        )
+        self.executor = SlowEngine(*target, self.start)
         description = self.executor.describe()
         self.space = space_for(description, self.request)
         self._watch = Machine(None, host_weights=False)
         self._watch.__enter__()
         recorder = Recorder(
             self.executor, workload, identity=self.space.identity, watch=self._watch,
-            patience=None if force else 30.0,
+            patience=None if args.force else 30.0,
             deadline_floor=declaration("dyno").least_deadline("cpu", str(model)),
         )  # fmt: skip
         self.context = RunContext(recorder, self.space, self.options)
         self.context.policy = self.options.policy
         self.default = self.space.configuration(self.space.default)
         self._looks = 0
+
+    def _make_start(self, target: tuple[str, dict[str, Any]], slow: Sequence[str]) -> dict[str, Any]:
+        """The defaults that are slow on purpose, as a configuration; an empty one leaves the engine's own."""
+        kernels: tuple[KernelChoice, ...] = ()
+        if "kernels" in slow:
+            plain = SlowEngine(*target, Configuration({}))
+            try:
+                space = space_for(plain.describe(), self.request)
+                usual = space.configuration(space.default)
+                kernels = tuple(slow_kernels(plain, usual, self.options.workload))
+            finally:
+                plain.close()
+        return Configuration(SLOW if "settings" in slow else {}, kernels).to_dict()
 
     def close(self) -> None:
         self._watch.__exit__(None, None, None)
@@ -258,14 +219,18 @@ class Bench:
         rates = sorted(measurement.rates(metric).values())
         return rates[len(rates) // 2]
 
-    def race(self, key: str, named: Mapping[str, Configuration], metric: str) -> dict[str, list[float]]:
-        """Ratio to the default, with its interval, of each in paired rounds."""
-        found: dict[str, list[float]] = self.notebook.once(key, lambda: self._race(key, named, metric))
+    def race(
+        self, key: str, base: Configuration, named: Mapping[str, Configuration], metric: str
+    ) -> dict[str, list[float]]:
+        """Ratio to `base`, with its interval, of each in paired rounds."""
+        found: dict[str, list[float]] = self.notebook.once(key, lambda: self._race(key, base, named, metric))
         return found
 
-    def _race(self, key: str, named: Mapping[str, Configuration], metric: str) -> dict[str, list[float]]:
+    def _race(
+        self, key: str, base: Configuration, named: Mapping[str, Configuration], metric: str
+    ) -> dict[str, list[float]]:
         rounds = Rounds(self.context.measure_in, self.context.processes.next, _Time(), (metric,), 0.1)
-        result = rounds.compare(key, {"default": self.default, **named}, ROUNDS)
+        result = rounds.compare(key, {"base": base, **named}, self.rounds)
         ratios = {n: result.ratio(n, [metric], {metric: 1.0}) for n in named if n in result.logs}
         return {n: [r.ratio, r.low, r.high] for n, r in ratios.items()}
 
@@ -280,48 +245,89 @@ def exhaustive(bench: Bench, metric: str) -> tuple[dict[str, Any], dict[str, Con
     for (op, change), ratio in zip(ops, kernels, strict=True):
         if ratio > best.get(op, (1.01, None))[0]:
             best[op] = (ratio, change)
-    seen = {c[0]: (settings[c[0]], c[1]) for c in changes} | {c[0]: (r, c[1]) for r, c in best.values()}
+    knobs: dict[str, tuple[float, Change]] = {}
+    for change in changes:  # of a setting the best value alone: no profile can write two of them
+        knob, ratio = change[0].partition("=")[0], settings[change[0]]
+        if ratio > knobs.get(knob, (0.0, None))[0]:
+            knobs[knob] = (ratio, change)
+    seen = {c[0]: (r, c[1]) for r, c in (*knobs.values(), *best.values())}
     chosen = sorted((n for n in seen if seen[n][0] > PROMISING), key=lambda n: -seen[n][0])[:MOST]
     named = {n: seen[n][1] for n in chosen}
     if len(best) > 1:
         together = tuple(c[1].kernels[0] for _, c in best.values())
         named["the best kernels together"] = Configuration(bench.default.settings, together)
-    rounds = bench.race(f"truth/{metric}", named, metric) if named else {}
+    rounds = bench.race(f"truth/{metric}", bench.default, named, metric) if named else {}
     looks = {"settings": settings, "kernels": len(ops), "promising": {n: seen[n][0] for n in chosen}}
     return {**looks, "rounds": rounds}, named
 
 
-def one(name: str, seed: int, budget: float, folder: Path, force: bool, notebook: Notebook) -> dict[str, Any]:
+def with_change(profile: Configuration, change: Configuration, default: Configuration) -> Configuration:
+    """The profile with a change of the default as well."""
+    moved = {n: v for n, v in change.settings.items() if v != default.settings.get(n)}
+    places = {(k.key, k.tokens) for k in change.kernels}
+    kept = tuple(k for k in profile.kernels if (k.key, k.tokens) not in places)
+    return Configuration({**profile.settings, **moved}, (*kept, *change.kernels))
+
+
+def judge(
+    bench: Bench, profile: Configuration, metric: str, found: Mapping[str, Any],
+    named: Mapping[str, Configuration],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A verdict on every gain of a metric: whether the profile holds it, or gains by it no more."""
+    gains = {n: r for n, r in found["rounds"].items() if r[0] > GAIN and r[1] > 1}
+    added = {n: with_change(profile, named[n], bench.default) for n in gains}
+    others = {n: c for n, c in added.items() if runs(bench.space, c) != runs(bench.space, profile)}
+    raced = bench.race(f"judge/{metric}", profile, others, metric) if others else {}
+    return [
+        {"metric": metric, "change": n, "alone": alone, "on_top": raced.get(n),
+         **verdict(n not in others, raced.get(n))}
+        for n, alone in gains.items()
+    ]  # fmt: skip
+
+
+def runs(space: Space, configuration: Configuration) -> Hashable:
+    """Equal for configurations that run the same code, in whatever order they name their kernels."""
+    settings = space.configuration(space.point(configuration.settings))
+    return space.identity(settings), frozenset(configuration.kernels_key())
+
+
+def verdict(held: bool, on_top: Sequence[float] | None) -> dict[str, Any]:
+    """Of a gain: whether it is written, and why.
+
+    Args:
+        held: whether the profile holds the very change.
+        on_top: the ratio and interval of the profile with the change to the profile; None: it has not run.
+    """
+    if held:
+        return {"written": True, "why": "the profile holds it"}
+    if on_top is None:
+        return {"written": False, "why": "the profile does not run with it"}
+    if on_top[0] <= GAIN:
+        return {"written": True, "why": "the profile gains no more than 5 % by it"}
+    proven = on_top[1] > 1
+    return {"written": False, "why": "the profile gains by it" if proven else "the rounds cannot tell"}
+
+
+def one(args: argparse.Namespace, notebook: Notebook) -> dict[str, Any]:
     """The exhaustive run, the tune and the race of one model, on the CPUs of this process."""
-    model = make_model(name, folder)
-    row: dict[str, Any] = {"model": name, "seed": seed, "bytes": model.stat().st_size}
+    model = make_model(args.one, args.folder)
+    row: dict[str, Any] = {"model": args.one, "seed": args.seed, "bytes": model.stat().st_size}
     with tempfile.TemporaryDirectory(prefix="dyno-gains-") as scratch:
-        bench = Bench(model, scratch, force, notebook)
+        bench = Bench(model, scratch, args, notebook)
         try:
+            row["start"] = bench.start.to_dict()
             truth = {m: exhaustive(bench, m) for m in bench.context.weights}
             row["exhaustive"] = {m: found for m, (found, _) in truth.items()}
             bench.executor.close()
-            tuned = notebook.once(
-                "tune", lambda: tune(model, seed, budget, force, bench.default, scratch), budget
-            )
+            tuned = notebook.once("tune", lambda: tune(bench, model, args, scratch), args.budget)
             profile = Configuration.from_dict(tuned["profile"])
             row["tune"] = {k: v for k, v in tuned.items() if k != "profile"}
-            row["gains"], row["missed"] = [], []
-            for metric, (found, named) in truth.items():
-                gains = {n: r for n, r in found["rounds"].items() if r[0] > GAIN and r[1] > 1}
-                if not gains:
-                    continue
-                raced = bench.race(
-                    f"judge/{metric}", {"profile": profile, **{n: named[n] for n in gains}}, metric
-                )
-                for change in gains:
-                    whole, alone = raced.get("profile"), raced.get(change)
-                    written = bool(whole and alone and (whole[0] >= WRITTEN * alone[0] or alone[0] <= GAIN))
-                    row["gains"].append(
-                        {"metric": metric, "change": change, "alone": alone, "profile": whole,
-                         "written": written}
-                    )  # fmt: skip
-                    row["missed"] += [] if written else [change]
+            row["gains"] = [
+                gain
+                for metric, (found, named) in truth.items()
+                for gain in judge(bench, profile, metric, found, named)
+            ]
+            row["missed"] = [gain["change"] for gain in row["gains"] if not gain["written"]]
             row["seconds"] = notebook.seconds
         finally:
             bench.close()
@@ -329,23 +335,26 @@ def one(name: str, seed: int, budget: float, folder: Path, force: bool, notebook
     return row
 
 
-def tune(
-    model: Path, seed: int, budget: float, force: bool, default: Configuration, scratch: str
-) -> dict[str, Any]:
+def tune(bench: Bench, model: Path, args: argparse.Namespace, scratch: str) -> dict[str, Any]:
     """One tune, and its profile as a configuration."""
-    options = Options(Workload.parse(WORKLOAD), budget=budget, seed=seed, kernels=True)
+    options = Options(Workload.parse(WORKLOAD), budget=args.budget, seed=args.seed, kernels=True)
     request = Request(
         str(model), options, "cpu", out=Path(scratch) / "profile.yaml", quiet=True,
-        deadline_floor=declaration("dyno").least_deadline("cpu", str(model)), force=force,
+        deadline_floor=declaration("dyno").least_deadline("cpu", str(model)), force=args.force,
     )  # fmt: skip
-    outcome = run(request).outcome
+    engine = SlowEngine(*target_of(request, "cpu", scratch), bench.start)
+    try:
+        outcome = run(request, engine).outcome
+    finally:
+        engine.close()
     profile = Configuration(
-        {**default.settings, **outcome.settings}, tuple(k.choice for k in outcome.kernels)
+        {**bench.default.settings, **outcome.settings}, tuple(k.choice for k in outcome.kernels)
     )
     return {
         "status": outcome.status, "trials": outcome.trials, "margin": outcome.margin,
         "settings": {e.name: e.value for e in outcome.entries},
-        "kernels": len(outcome.kernels), "gain": {m: g.to_dict() for m, g in outcome.gain.items()},
+        "kernels": [k.choice.to_dict() for k in outcome.kernels],
+        "gain": {m: g.to_dict() for m, g in outcome.gain.items()},
         "profile": profile.to_dict(),
     }  # fmt: skip
 
@@ -353,8 +362,9 @@ def tune(
 def job(args: argparse.Namespace, name: str, seed: int, cpus: Sequence[int]) -> dict[str, Any] | None:
     """A whole job or its next piece, in a process of its own; None if a piece is left."""
     words = [sys.executable, "-P", str(Path(__file__).resolve()), "--one", name, "--seed", str(seed)]
-    words += ["--budget", str(args.budget), "--folder", str(args.folder)]
+    words += ["--budget", str(args.budget), "--rounds", str(args.rounds), "--folder", str(args.folder)]
     words += ["--force"] if args.force else []
+    words += ["--slow", *args.slow] if args.slow else []
     words += ["--part", str(args.json.with_suffix(f".{name}.{seed}.part.json"))] if args.json else []
     words += ["--until", str(args.end - time.monotonic())] if args.until is not None else []
     found = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -376,9 +386,14 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--seeds", type=int, default=1, help="tunes of each model")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of a tune")
+    parser.add_argument("--rounds", type=int, default=6, help="of each comparison")
     parser.add_argument("--lanes", nargs="+", default=["auto"], help="CPUs of each: 0,1 2,3; default: auto")
     parser.add_argument("--beside", default="", help="what other CPUs did meanwhile, for the JSON")
     parser.add_argument("--force", action="store_true", help="beside other programs: a try, no result")
+    parser.add_argument(
+        "--slow", nargs="+", choices=STARTS, default=[],
+        help="defaults that are slow on purpose, so that there are gains",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, help="write everything there, after every job; goes on with it")
     parser.add_argument("--until", type=float, help="seconds after which nothing more is measured")
     parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
@@ -391,8 +406,7 @@ def main() -> int:
         os.sched_setaffinity(0, [int(n) for n in os.environ["DYNO_LANE"].split(",")])
         try:
             notebook = Notebook(args.part, args.end, options_of(args))
-            row = one(args.one, args.seed, args.budget, args.folder, args.force, notebook)
-            print(json.dumps(row))
+            print(json.dumps(one(args, notebook)))
         except Stopped as stopped:
             print(f"stopped before {stopped}", file=sys.stderr)
             return LEFT
@@ -417,7 +431,7 @@ def beside(lanes: Sequence[Sequence[int]], args: argparse.Namespace) -> str:
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
     """The options that results depend on."""
-    return {"force": args.force, "budget": args.budget}
+    return {"force": args.force, "budget": args.budget, "rounds": args.rounds, "slow": sorted(args.slow)}
 
 
 def sweep(args: argparse.Namespace) -> int:
@@ -426,11 +440,10 @@ def sweep(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     if args.json is not None and args.json.exists():
         kept = json.loads(args.json.read_text())
-        if {name: kept.get(name) for name in options_of(args)} != options_of(args):
-            raise SystemExit(
-                f"{args.json} is of --budget {kept.get('budget')}, force {kept.get('force')}; give the same, "
-                "or another --json"
-            )
+        its = {name: kept.get(name) for name in options_of(args)}
+        if its != options_of(args):
+            said = ", ".join(f"{name} {value}" for name, value in its.items())
+            raise SystemExit(f"{args.json} is of {said}; give the same options, or another --json")
         rows = [r for r in kept["jobs"] if "error" not in r]
     done = {(r["model"], r["seed"]) for r in rows}
     jobs: queue.Queue[tuple[str, int]] = queue.Queue()

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -41,6 +40,7 @@ from dyno import profiles
 from dyno.bench import machine_facts
 from dyno_tuner.core.errors import DisturbedError
 from dyno_tuner.core.options import Options
+from dyno_tuner.core.protocol import Configuration
 from dyno_tuner.core.workload import Workload
 from dyno_tuner.execution.worker import WorkerExecutor
 from dyno_tuner.record import journal
@@ -51,6 +51,7 @@ from dyno_tuner.space.search_space import Space
 from dyno_tuner.targets.dyno.declaration import declaration
 from lanes import BURN, automatic, busy
 from null_tune import null_space
+from slow_engine import SLOW, SlowEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,7 +62,6 @@ KINDS = ("null", "ordinary")
 DISTURBANCES = ("bursts", "competitor", "quota", "hog", "stops")
 NONE = "none"
 WORKLOAD = "pp=256,tg=32"
-SLOW = {"ubatch": 32, "threads": 1, "threads_batch": 1}  # defaults that are slow on purpose
 PROMPTS, GENERATION = frozenset({"pp"}), frozenset({"tg"})  # that a knob moves
 
 
@@ -118,15 +118,6 @@ def _space(kind: str, slow: bool, description: Description, request: Request) ->
     return space_for(description, request)
 
 
-class _SlowDefaults(WorkerExecutor):
-    """An engine with the defaults that are slow on purpose."""
-
-    def describe(self) -> Description:
-        found = super().describe()
-        defaults = {**found.engine["defaults"], **SLOW}
-        return dataclasses.replace(found, engine={**found.engine, "defaults": defaults})
-
-
 def entries_of(out: Path) -> dict[str, Any]:
     """Everything that a profile writes as a gain."""
     if not out.exists():
@@ -145,7 +136,7 @@ def judge(model: str, out: Path, slow: bool, budget: float) -> dict[str, Any]:
         knobs = {k.name: k for k in slow_space(len(os.sched_getaffinity(0))).knobs}
         request = Request(model, Options(Workload.parse(WORKLOAD)))
         with tempfile.TemporaryDirectory(prefix="dyno-disturbed-") as scratch:
-            executor = _SlowDefaults(*target_of(request, "cpu", scratch))
+            executor = SlowEngine(*target_of(request, "cpu", scratch), Configuration(SLOW))
             try:
                 verdicts, gain = verify.verify(
                     out, model, budget=budget, quiet=True, executor=executor,
