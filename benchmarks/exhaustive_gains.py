@@ -16,6 +16,7 @@ generation, about half as fast alone). The exhaustive run and the tune both begi
 
 A job can be measured in pieces: until it ends, its results stand in a file beside the JSON
 (x.MODEL.SEED.part.json), and the same command goes on. All pieces of a job belong to one machine and build.
+The journal of the tune lies beside it (x.MODEL.SEED.journal.jsonl), to learn why a gain was not written.
 `--until` gives a piece its seconds. The jobs in the JSON are not run again.
 
 Exit code 1 if a gain was not written or a job failed, 3 if jobs are left.
@@ -29,6 +30,7 @@ import json
 import math
 import os
 import queue
+import shutil
 import statistics
 import subprocess
 import sys
@@ -344,9 +346,12 @@ def tune(bench: Bench, model: Path, args: argparse.Namespace, scratch: str) -> d
     )  # fmt: skip
     engine = SlowEngine(*target_of(request, "cpu", scratch), bench.start)
     try:
-        outcome = run(request, engine).outcome
+        result = run(request, engine)
     finally:
         engine.close()
+    outcome = result.outcome
+    if args.part is not None:  # to learn why a gain was not written
+        shutil.copy(result.journal, args.part.with_suffix("").with_suffix(".journal.jsonl"))
     profile = Configuration(
         {**bench.default.settings, **outcome.settings}, tuple(k.choice for k in outcome.kernels)
     )
@@ -355,6 +360,7 @@ def tune(bench: Bench, model: Path, args: argparse.Namespace, scratch: str) -> d
         "settings": {e.name: e.value for e in outcome.entries},
         "kernels": [k.choice.to_dict() for k in outcome.kernels],
         "gain": {m: g.to_dict() for m, g in outcome.gain.items()},
+        "promises": outcome.promises, "missed": outcome.missed,
         "profile": profile.to_dict(),
     }  # fmt: skip
 

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from dyno_tuner.space.search_space import Space
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import exhaustive_gains  # noqa: E402
 from exhaustive_gains import (  # noqa: E402
     WORKLOAD,
     Bench,
@@ -191,6 +193,26 @@ def test_only_gains_that_the_profile_lacks_race_on_top_of_it() -> None:
     assert {gain["change"]: gain["written"] for gain in found} == {
         "threads=2": True, "a 16": True, "a 64": False, "ubatch=256": False,
     }  # fmt: skip
+
+
+def test_the_journal_of_a_tune_stays_beside_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scratch folder is removed, and without the journal nobody learns why a gain was not written."""
+    journal = tmp_path / "profile.yaml.journal.jsonl"
+    journal.write_text("{}\n")
+    outcome = SimpleNamespace(
+        settings={"threads": 2}, kernels=[], entries=[], gain={}, promises=[{"ratio": 1.2}], missed={},
+        status="budget", trials=3, margin={},
+    )  # fmt: skip
+    monkeypatch.setattr(exhaustive_gains, "run", lambda *_: SimpleNamespace(outcome=outcome, journal=journal))
+    bench: Any = SimpleNamespace(start=SLOW, default=Configuration({"ubatch": 32, "threads": 1}))
+    part = tmp_path / "gains.some-Q4_K_M.0.part.json"
+    args = argparse.Namespace(budget=120.0, seed=0, force=False, part=part)
+    found = exhaustive_gains.tune(bench, make_model("pycode-moe-20m-Q4_K_M", tmp_path), args, str(tmp_path))
+    assert found["profile"]["settings"] == {"ubatch": 32, "threads": 2}
+    assert found["promises"] == [{"ratio": 1.2}]
+    assert (tmp_path / "gains.some-Q4_K_M.0.journal.jsonl").read_text() == "{}\n"
 
 
 def test_a_slow_kernel_takes_about_twice_as_long() -> None:
