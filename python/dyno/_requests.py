@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dyno import _core
+from dyno._generate import finite
 from dyno._sampling import TokenLogprobs, uniforms
 from dyno._slots import Owner
 
@@ -229,9 +230,14 @@ class Request:
         return self.handling.reuse and not self.wants_all_rows and self.pooler is None
 
     def keep_prompt_logprobs(self, rows: NDArray[np.float32]) -> None:
-        """Keep the log-probabilities of the prompt's tokens behind those just fed, from rows [n, n_vocab]."""
+        """Keep the log-probabilities of the prompt's tokens behind those just fed, from rows [n, n_vocab].
+
+        Raises:
+            ModelError: A logit of such a row is not finite.
+        """
         first = len(self.held) - len(rows)
         top = self.handling.prompt_logprobs or 0
-        for row, token in zip(rows, self.prompt[first + 1 : first + 1 + len(rows)], strict=False):
-            (_, logprob), *most = _core.logprobs(row, token, top)
+        following = self.prompt[first + 1 : first + 1 + len(rows)]
+        for place, (row, token) in enumerate(zip(rows, following, strict=False), first):
+            (_, logprob), *most = _core.logprobs(finite(row, place), token, top)
             self.prompt_logprobs.append(TokenLogprobs(token, logprob, tuple(most)))

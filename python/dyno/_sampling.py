@@ -279,7 +279,7 @@ class HostSampler:
         self._top = None if sampling.logprobs is None else _counted(sampling.logprobs)
         self._grammar: Grammar | None = None
         self._tokenizer, self._waits_for = tokenizer, sampling.rules_after.encode()
-        self._seen = b""  # while the rules have not begun
+        self._seen = b""  # the end of the text, while the rules have not begun
         if sampling.has_rules:
             from dyno._grammar import Grammar
 
@@ -299,9 +299,10 @@ class HostSampler:
         if rules is not None:
             rules.accept(token)
         elif self._waits_for:
-            self._seen += self._tokenizer.piece(token, special=True)
-            if self._waits_for in self._seen:
-                self._waits_for = b""
+            seen = self._seen + self._tokenizer.piece(token, special=True)
+            if self._waits_for in seen:
+                self._waits_for = seen = b""
+            self._seen = seen[-len(self._waits_for) :]  # reasoning may be long
         if self._top is not None:
             (_, logprob), *top = _core.logprobs(logits, token, self._top)
             self.logprobs = TokenLogprobs(token, logprob, tuple(top))

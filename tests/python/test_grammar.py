@@ -114,10 +114,12 @@ def test_an_answer_follows_rules_after_its_reasoning(engine: dyno.Engine, monkey
     assert 10 <= json.loads(reply.message()["content"])["n"] <= 99
     assert reply.finish_reason == "stop"
     # Inside a reasoning section the rules wait for its end, which noise would hardly write.
-    forced = [*b"why</think>"]
+    forced = [*b"why" * 9, *b"</think>"]
     draw = HostSampler.draw
+    searched: list[int] = []
 
     def begun(self: HostSampler, logits: Any) -> int:
+        searched.append(len(self._seen))
         if forced:
             logits = np.full_like(logits, -100)
             logits[forced.pop(0)] = 100
@@ -126,7 +128,8 @@ def test_an_answer_follows_rules_after_its_reasoning(engine: dyno.Engine, monkey
     monkeypatch.setattr(HostSampler, "draw", begun)
     reply = engine.chat(USER, regex="[ab]{4}", variables={"thinking": True})
     message = reply.message()
-    assert message["reasoning_content"] == "why"
+    assert message["reasoning_content"] == "why" * 9
+    assert max(searched) <= len("</think>"), "each token searches all of a long reasoning"
     assert re.fullmatch("[ab]{4}", message["content"])
 
 

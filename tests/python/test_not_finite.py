@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import dyno
 import numpy as np
 import pytest
-from dyno import _core
+from dyno import Sampling, Scheduler, _core
+from dyno._requests import Handling
 from dyno.errors import ModelError
 from dyno.testing import tiny_model
 
@@ -76,6 +77,12 @@ def test_a_prompt_that_ends_so_has_no_first_draw(engine: dyno.Engine) -> None:
     with pytest.raises(ModelError, match="logits after position 2 are not finite"):
         list(engine.generate([1, 2, DAMAGED], max_tokens=4))
     engine.reset()  # its slot is free again
+    with Scheduler(engine) as scheduler:
+        # No score of a token may be NaN, which JSON does not have.
+        scored = scheduler.drawn([1, DAMAGED, 2], Sampling(), 4, handling=Handling(prompt_logprobs=0))
+        with pytest.raises(ModelError, match=r"logits after position [01] are not finite"):
+            list(scored)
+    engine.reset()
     with pytest.raises(ModelError, match="logits after position 1 are not finite"):
         engine.diagnostics.greedy_after([1, DAMAGED, 2])
     assert len(list(engine.generate([1, 2, 3], max_tokens=4))) > 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from chat_model import chat_model
+from dyno import _core
 from dyno.server import Options
 from dyno.testing import Array, tiny_model
 from served import GREEDY, HELLO, KEY, Served, chat, serving, stream
@@ -110,6 +111,25 @@ def test_a_stream_of_choices_with_log_probabilities(client: httpx.Client) -> Non
         assert [one["token"] for one in scored] == [one["token"] for one in wanted["logprobs"]["content"]]
         assert len(scored) > 3
         assert [each["finish_reason"] for each in mine if each["finish_reason"]] == [wanted["finish_reason"]]
+
+
+def test_tokens_that_the_model_excludes_have_a_log_probability(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON has no infinite numbers."""
+    monkeypatch.setattr(
+        _core,
+        "logprobs",
+        lambda _, token, top=0: [(token, -np.inf), *((i, -np.inf) for i in range(5, 5 + top))],
+    )
+    asked = {"messages": HELLO, "logprobs": True, "top_logprobs": 2, **GREEDY}
+    texts = {"prompt": "ab", "logprobs": 2, "echo": True, **GREEDY}
+    for path, body in (("/v1/chat/completions", asked), ("/v1/completions", texts)):
+        for wish in ({}, {"stream": True}):
+            answer = client.post(path, json={**body, **wish})
+            assert answer.status_code == 200
+            assert "-9999.0" in answer.text
+            assert "Infinity" not in answer.text
 
 
 def test_texts(served: Served) -> None:

@@ -29,6 +29,8 @@ __all__ = ["Chat", "Completions", "Head", "joined"]
 
 _MOST_SCORED = 1 << 20
 """Log-probabilities of prompts in one answer. They stay in memory, each some 150 bytes, to its end."""
+_LEAST_LOGPROB = -9999.0
+"""Of a token that the model excludes, as the public API writes it: JSON has no infinite numbers."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,8 @@ class Chat:
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         piece = self._engine.tokenizer.piece(token, special=True)
-        return {"token": piece.decode(errors="replace"), "logprob": logprob, "bytes": list(piece)}
+        name = piece.decode(errors="replace")
+        return {"token": name, "logprob": max(logprob, _LEAST_LOGPROB), "bytes": list(piece)}
 
 
 class Completions:
@@ -284,9 +287,12 @@ class Completions:
         scored = [None if isinstance(each, int) else each for each in new]
         return {
             "tokens": names,
-            "token_logprobs": [None if each is None else each.logprob for each in scored],
+            "token_logprobs": [
+                None if each is None else max(each.logprob, _LEAST_LOGPROB) for each in scored
+            ],
             "top_logprobs": [
-                None if each is None else {self._name(t): p for t, p in each.top} for each in scored
+                None if each is None else {self._name(t): max(p, _LEAST_LOGPROB) for t, p in each.top}
+                for each in scored
             ],
             "text_offset": offsets,
         }
