@@ -261,9 +261,10 @@ def test_the_distribution_of_texts_is_unchanged(engine: Engine) -> None:
         first, second, _ = scheduler.drawn(prompt, sampling, 3, handling=ON)
         return first.token, second.token
 
-    with drafting(engine, min_p=0.0) as scheduler, ThreadPoolExecutor(3) as pool:
-        counts = Counter(pool.map(pair, range(count)))
-        assert scheduler.drafts.drafts > count // 10
+    # One text at a time: a step that reads the prompt of another one has no drafts.
+    with drafting(engine, min_p=0.0) as scheduler:
+        counts = Counter(map(pair, range(count)))
+        assert scheduler.drafts.drafts == count
         assert 0 < scheduler.drafts.accepted < scheduler.drafts.tokens
     assert set(counts) <= set(expected)
     observed = np.array([counts[each] for each in expected])

@@ -48,6 +48,8 @@ def test_steps_hold_several_sequences(engine: Engine, monkeypatch: pytest.Monkey
         batch = scheduler._batch
 
         def counted() -> list[object]:
+            if not sizes and len(scheduler._running) + len(scheduler._waiting) < len(PROMPTS):
+                return []  # on a busy machine the first text could end before the second one comes
             made = batch()
             sizes.append([len(tokens) for _, tokens in made])
             return made
@@ -98,7 +100,7 @@ def test_a_full_queue_refuses_and_cancelling_frees(engine: Engine, monkeypatch: 
             with pytest.raises(QueueFullError, match="no more than 1 may wait"):
                 next(scheduler.drawn([1, 2], Sampling(), 1))
             cancelled.set()
-            assert [each.result(10) for each in held] == [[]] * 4
+            assert [each.result(120) for each in held] == [[]] * 4
         assert scheduler.load()["running"] == scheduler.load()["waiting"] == 0
         monkeypatch.setattr(scheduler, "_batch", batch)
         assert len(list(scheduler.drawn([1, 2], Sampling(), 3))) == 3
@@ -205,7 +207,7 @@ def test_one_scheduler_an_engine_and_none_after_close(
                 time.sleep(0.001)
             scheduler.close()
             with pytest.raises(ClosedError, match="the scheduler is closed"):
-                endless.result(10)
+                endless.result(120)
         with pytest.raises(ClosedError, match="the scheduler is closed"):
             next(scheduler.drawn([1, 2], Sampling(), 1))
     for wrong in ({"max_waiting": -1}, {"step_tokens": 2}):
