@@ -282,6 +282,6 @@ class Provenance(StrictModel):
     seconds: NonNegative | None = Field(default=None, description="How long the tune took.")
     status: Literal["complete", "interrupted", "budget", "unproven"] | None = Field(
         default=None,
-        description="How the search ended: by itself, by an interrupt, by its budget, or with settings that "
-        "looked faster and failed, so that nothing is known of them.",
+        description="The end of the search: by itself, by an interrupt, or by its budget; `unproven`: "
+        "settings looked faster, but failed twice in rounds, or their answers could not be compared.",
     )

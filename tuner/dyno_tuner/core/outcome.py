@@ -108,9 +108,12 @@ class Outcome:
     routing: dict[str, Any] = field(default_factory=dict)  # how a router spread the workload
     crossings: list[Solved] = field(default_factory=list)  # of the thresholds that were solved
     conditions: dict[str, Any] = field(default_factory=dict)  # what the GPU did meanwhile
-    status: str = "complete"  # complete | budget | interrupted
-    unproven: bool = False  # something looked faster, and there was no time to prove it
-    left_open: list[str] = field(default_factory=list)  # knobs of all that looked faster or gained then
+    status: str = "complete"
+    """`complete`, `interrupted`, `budget` (something was left undone for lack of time), or `unproven`:
+    settings looked faster, but failed twice in rounds, or their answers could not be compared."""
+    unproven: bool = False  # something that looked faster is not written, and nothing refutes it
+    left_open: list[str] = field(default_factory=list)
+    """Knobs of all that looked faster then, failed twice in rounds, or was proven and lost its proof."""
     unanswered: str = ""
     """Why what looked faster is not written, if it was no lack of time: nobody could compare its answers, or
     it failed twice in rounds."""
