@@ -20,7 +20,7 @@
 namespace dyno::plan {
 
 enum class Numerics : uint8_t {
-  standard,  // quantised weights meet int8 activations
+  standard,  // quantised weights meet int8 activations on a CPU, and f16 on a GPU
   exact,     // f32 activations and accumulation everywhere: the reference for every check
 };
 std::string_view numerics_name(Numerics numerics);
@@ -113,7 +113,7 @@ struct LoadOptions {
 
 // The rows that layers with a sliding window keep in the cache.
 enum class WindowCache : uint8_t {
-  automatic,  // `window` if these layers then keep at most half their rows, on a GPU half their memory; else `full`
+  automatic,  // `window` if they then keep at most half their rows, on a GPU that maps memory half of it; else `full`
   full,       // of all positions, so that a sequence can go back anywhere
   window,     // that later tokens read, of checkpoints, and of stops on the way
 };
@@ -122,8 +122,8 @@ std::string_view window_cache_name(WindowCache mode);  // auto, full, window
 inline constexpr int64_t kWindowSlack = 256;
 // Rows are given back in steps of so many positions.
 inline constexpr int64_t kWindowStep = 256;
-// Positions between two stops, of which the window stays. A sequence that goes back further than its window reads so
-// many tokens again at most, and stops keep an eighth of the rows.
+// Positions between two stops, of which the window stays; on a GPU it may be more, see Plan::cache_stride(). A sequence
+// that goes back further than its window reads so many tokens again at most, and stops keep an eighth of the rows.
 constexpr int64_t window_stride(int64_t window) {
   return std::max<int64_t>(1024, (8 * window + kWindowStep - 1) / kWindowStep * kWindowStep);
 }
@@ -131,13 +131,13 @@ constexpr int64_t window_stride(int64_t window) {
 // Settings that re-create the KV cache and keep the weights.
 struct ContextOptions {
   int64_t ctx = 0;  // positions per sequence; 0: min(the model's limit, 4096)
-  // Default: f16, but f32 where the cache holds MLA latents. A latent's rounding reaches all heads' keys and values at
-  // once, and the whole cache of such a model is a tenth of a GQA cache.
+  // Default: f16, but f32 with exact numerics and where the cache holds MLA latents. A latent's rounding reaches all
+  // heads' keys and values at once, and the whole cache of such a model is a tenth of a GQA cache.
   std::optional<DType> kv_type_k;
   std::optional<DType> kv_type_v;
   int64_t sequences = 1;
-  // Positions that all sequences together hold at most, so that only so much memory is taken; 0: sequences x ctx. Only
-  // where memory is taken as it is written: on the CPU.
+  // Positions that all sequences together hold at most, so that only so much memory is taken; 0: sequences x ctx. A GPU
+  // has to map memory by need for that.
   int64_t cache_tokens = 0;
   WindowCache window_cache = WindowCache::automatic;
 };
@@ -356,7 +356,7 @@ struct Plan {
   std::vector<OpUse> keys;   // of all lists
   std::vector<RopeTable> rope_tables;
   size_t cached_bytes = 0;  // of experts of the CPU that also lie on the main device
-  // By layer with cached experts: the place of each expert in the main device's copies, -1 where it has none.
+  // By layer with cached experts: the place of each expert in the main device's copies at load; -1 where it has none.
   std::vector<std::vector<int32_t>> expert_places;
   // Of layers whose experts the streamed list shares with the CPU: how many there are, by layer, else 0. Their places
   // are chosen for each u-batch, in tables behind those of expert_places.
