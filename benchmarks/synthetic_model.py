@@ -2,6 +2,7 @@
 
     python benchmarks/synthetic_model.py qwen35moe-35b-a3b Q4_0 out.gguf
     python benchmarks/synthetic_model.py gemma4-26b-a4b Q4_K out.gguf --layers 6    # a slice
+    python benchmarks/synthetic_model.py qwen35moe-35b-a3b Q4_0 out.gguf --head     # and a head that drafts
 
 The time of a mixture of experts depends on the experts that its router picks. So each tensor has mean zero
 and a gain that keeps the hidden states of different tokens apart. All experts of all layers are used. The
@@ -171,16 +172,23 @@ def attention(
     f.residual(layer + "attn_output.weight", width, heads * head)
 
 
-def qwen35moe(dtype: str, layers: int | None, seed: int) -> ModelFile:
-    """Qwen3.5-35B-A3B: three gated delta rules to one full attention, 8 of 256 experts and a shared one."""
+def qwen35moe(dtype: str, layers: int | None, seed: int, head: bool = False) -> ModelFile:
+    """Qwen3.5-35B-A3B: three gated delta rules to one full attention, 8 of 256 experts and a shared one.
+
+    Args:
+        dtype: Weight type of the matrices.
+        layers: So many of the first layers; None for all.
+        seed: Of the random weights.
+        head: The block that predicts a further token stands behind the layers.
+    """
     f = ModelFile("qwen35moe", dtype, layers or 40, seed)
-    width, heads, kv, head, ff, vocab = 2048, 16, 2, 256, 512, 248_320
+    width, heads, kv, dim, ff, vocab = 2048, 16, 2, 256, 512, 248_320
     keys, values, state, taps = 16, 32, 128, 4
     f.keys |= {
         "context_length": 262_144, "embedding_length": width, "vocab_size": vocab,
-        "attention.head_count": heads, "attention.head_count_kv": kv, "attention.key_length": head,
-        "attention.value_length": head, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e7,
-        "rope.dimension_count": head // 4, "rope.dimension_sections": [11, 11, 10, 0],
+        "attention.head_count": heads, "attention.head_count_kv": kv, "attention.key_length": dim,
+        "attention.value_length": dim, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e7,
+        "rope.dimension_count": dim // 4, "rope.dimension_sections": [11, 11, 10, 0],
         "expert_count": 256, "expert_used_count": 8, "expert_feed_forward_length": ff,
         "expert_shared_feed_forward_length": ff, "full_attention_interval": 4, "ssm.conv_kernel": taps,
         "ssm.state_size": state, "ssm.group_count": keys, "ssm.time_step_rank": values,
@@ -189,12 +197,18 @@ def qwen35moe(dtype: str, layers: int | None, seed: int) -> ModelFile:
     f.matrix("token_embd.weight", vocab, width, gain=width**0.5)
     f.matrix("output.weight", vocab, width, dtype="q6_k")
     f.vector("output_norm.weight", width)
-    for i in range(f.layers):
+    if head:
+        f.keys |= {"block_count": f.layers + 1, "nextn_predict_layers": 1}
+    for i in range(f.layers + head):
         layer = f"blk.{i}."
         f.vector(layer + "attn_norm.weight", width)
         f.vector(layer + "post_attention_norm.weight", width)
-        if (i + 1) % 4 == 0:
-            attention(f, layer, width, heads, kv, head, q=2)
+        if i == f.layers:
+            f.matrix(layer + "nextn.eh_proj.weight", width, 2 * width)
+            for norm in ("enorm", "hnorm", "shared_head_norm"):
+                f.vector(f"{layer}nextn.{norm}.weight", width)
+        if (i + 1) % 4 == 0 or i == f.layers:
+            attention(f, layer, width, heads, kv, dim, q=2)
         else:
             channels = (2 * keys + values) * state
             f.matrix(layer + "attn_qkv.weight", channels, width)
@@ -327,6 +341,7 @@ def main() -> int:
     parser.add_argument("type", help="weight type of the matrices, such as Q4_0")
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, help="the first N layers instead of all")
+    parser.add_argument("--head", action="store_true", help="with a head that drafts (qwen35moe-35b-a3b)")
     parser.add_argument("--words", action="store_true", help="with a vocabulary")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -336,7 +351,10 @@ def main() -> int:
         parser.error(str(e))
     if args.layers is not None and args.layers < 1:
         parser.error(f"--layers is {args.layers}; expected 1 or more")
-    file = MODELS[args.model](args.type.lower(), args.layers, args.seed)
+    if args.head and args.model != "qwen35moe-35b-a3b":
+        parser.error(f"--head: {args.model} is written without one; take qwen35moe-35b-a3b")
+    more = {"head": True} if args.head else {}
+    file = MODELS[args.model](args.type.lower(), args.layers, args.seed, **more)
     written = file.write(args.out, f"{args.model} {args.type.upper()}, random weights", words=args.words)
     Console().print(f"{args.out}: {written / 2**30:.2f} GiB, {file.layers} layers")
     return 0

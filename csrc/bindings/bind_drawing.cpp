@@ -124,12 +124,27 @@ nb::object decode_hidden(PySession& self, const Sequences& sequences, std::strin
 nb::object draft(PySession& self, const std::vector<std::pair<int32_t, int32_t>>& texts, bool further) {
   return self.with([&](runtime::Session& session) {
     const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
-    auto logits = std::make_unique_for_overwrite<float[]>(std::max<size_t>(texts.size(), 1) * n_vocab);
+    std::shared_ptr<float[]> logits;
     {
       const nb::gil_scoped_release release;
+      logits = session.logits_memory(std::max<size_t>(texts.size(), 1) * n_vocab);
       if (!texts.empty()) session.draft(texts, further, logits.get());
     }
     return owned_array(std::move(logits), {texts.size(), n_vocab});
+  });
+}
+
+nb::object draft_tokens(PySession& self, const std::vector<std::pair<int32_t, int32_t>>& texts, bool further,
+                        float min_p) {
+  return self.with([&](runtime::Session& session) {
+    std::vector<runtime::Likely> likely(texts.size());
+    auto tokens = std::make_unique<int32_t[]>(std::max<size_t>(texts.size(), 1));
+    {
+      const nb::gil_scoped_release release;
+      if (!texts.empty()) session.draft(texts, further, likely.data());
+    }
+    for (size_t i = 0; i < likely.size(); ++i) tokens[i] = likely[i].probability >= min_p ? likely[i].token : -1;
+    return owned_array(std::move(tokens), {texts.size()});
   });
 }
 
@@ -191,7 +206,7 @@ void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
       .def(
           "load_draft_head", [](PySession& s) { s.change([](runtime::Session& real) { real.load_draft_head(); }); },
           "Loads the first of those blocks, for draft(). Raises UnsupportedError where there is none, or a GPU takes "
-          "part.")
+          "part. Of a session without weights only the head's plan is made.")
       .def_prop_ro(
           "has_draft_head",
           [](PySession& s) { return s.with([](const runtime::Session& real) { return real.has_draft_head(); }); },
@@ -223,7 +238,12 @@ void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
                    "numpy.typing.NDArray[numpy.float32]"),
            "Logits float32 [texts, n_vocab] of the token behind each text: a slot, and the token that is about to "
            "follow its sequence, which is not decoded by this. further: the token is what was drafted last for the "
-           "sequence, behind the token given then. Raises PlanError.");
+           "sequence, behind the token given then. Raises PlanError.")
+      .def("draft_tokens", &draft_tokens, "texts"_a, "further"_a = false, "min_p"_a = 0.0f,
+           nb::sig("def draft_tokens(self, texts: collections.abc.Sequence[tuple[int, int]], further: bool = False, "
+                   "min_p: float = 0.0) -> numpy.typing.NDArray[numpy.int32]"),
+           "The same, but of each text the most probable token (int32 [texts]), found where the logits are; -1 if it "
+           "is less probable than min_p, or if the logits are not finite.");
   nb::class_<PyGeneration>(
       m, "Generation",
       "Tokens that a session draws one after the other; made by Session.generation(). On a GPU the next two are "

@@ -199,7 +199,10 @@ void bind_session(nb::module_& m) {
           nb::sig("def plan(self) -> dict[str, typing.Any]"))
       .def("describe_plan",
            [](PySession& s) {
-             return s.with([](const runtime::Session& real) { return real.plan().describe(real.model()); });
+             return s.with([](const runtime::Session& real) {
+               const runtime::Session* head = real.draft_session();
+               return real.plan().describe(real.model()) + (head != nullptr ? head->plan().describe_head() : "");
+             });
            })
       .def(
           "cost",
@@ -228,6 +231,16 @@ void bind_session(nb::module_& m) {
           "behind that of a single one), `count` its nodes. `rows` is what the op itself sees: tokens times heads or "
           "experts where it works on those. `path`: which way a matrix product goes (matvec, mmq, dequantize), any for "
           "other ops.")
+      .def(
+          "draft_head_nodes",
+          [](PySession& s) {
+            return s.with([](const runtime::Session& real) {
+              const runtime::Session* head = real.draft_session();
+              return head != nullptr ? node_list(*head) : nb::list();
+            });
+          },
+          nb::sig("def draft_head_nodes(self) -> list[dict[str, typing.Any]]"),
+          "The same as nodes() of a loaded head that drafts; empty without one.")
       .def(
           "nodes", [](PySession& s) { return s.with([](const runtime::Session& real) { return node_list(real); }); },
           nb::sig("def nodes(self) -> list[dict[str, typing.Any]]"),

@@ -63,6 +63,18 @@ nb::dict plan_dict(const runtime::Session& session) {
     devices.append(one);
   }
   d["devices"] = devices;
+  d["draft_head"] = nb::none();
+  if (const runtime::Session* head = session.draft_session()) {
+    const plan::Plan& own = head->plan();
+    nb::dict one;
+    one["weights_bytes"] = own.weights_bytes;
+    one["lent_bytes"] = own.lent_bytes();
+    one["kv_bytes"] = own.kv_bytes;
+    one["arena_bytes"] = own.arena_bytes;
+    one["scratch_bytes"] = own.scratch_bytes;
+    one["total_bytes"] = own.total_bytes();
+    d["draft_head"] = one;
+  }
   const plan::PlacementOptions& placed = p.load.placement;
   nb::dict placement;
   placement["rules"] = placed.rules;

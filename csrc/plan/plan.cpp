@@ -469,6 +469,12 @@ int Plan::numa_nodes() const {
   return host == devices.end() ? 1 : host->info.numa_nodes;
 }
 
+std::string Plan::describe_head() const {
+  return str_cat("draft head weights ", mib(weights_bytes),
+                 lent_bytes() > 0 ? str_cat(", and ", mib(lent_bytes()), " of the model's") : "", ", kv cache ",
+                 mib(kv_bytes), ", arena ", mib(arena_bytes), ", scratch ", mib(scratch_bytes), "\n");
+}
+
 std::string Plan::describe(const model::ModelDesc& model) const {
   const DeviceInfo& device = main_device();
   const std::string properties =

@@ -176,6 +176,7 @@ struct WeightPlacement {
   size_t copies = 1;      // on so many NUMA nodes
   int32_t layer = -1;     // -1: of none
   bool experts = false;   // those that a router chooses among
+  bool lent = false;      // another session of the same device holds it, see borrow_weights()
   StreamedWeight stream{};
   // Of a weight of the CPU beside a GPU: its matrices come to the places of cached experts while tokens run, each
   // through a stage of so many bytes if it is repacked there.
@@ -291,7 +292,7 @@ struct NodeList {
   ValueId residual = kNoValue;
   ValueId rows_in = kNoValue;  // of a head: hidden rows of the model, which the caller gives
   // Behind this node the rows that the output matrix reads, normed, are in `hidden`: embeddings end here. The general
-  // list and the streamed one have it.
+  // list and the streamed one have it, and all lists of a model with a head that drafts, which reads these rows too.
   int32_t hidden_node = -1;
   ValueId hidden = kNoValue;
   std::vector<Fetch> fetches{};  // of the streamed list, by node
@@ -444,6 +445,7 @@ struct Plan {
   size_t total_bytes() const {
     return weights_bytes + kv_bytes + state_bytes + arena_bytes + scratch_bytes + devices.front().stream_bytes;
   }
+  size_t lent_bytes() const;  // of weights that another session holds, which no other number here counts
   // Of one sequence's states, one behind the other.
   size_t sequence_state_bytes() const;
 
@@ -451,6 +453,8 @@ struct Plan {
   int numa_nodes() const;
 
   std::string describe(const model::ModelDesc& model) const;
+  // Of the head that drafts beside a model: its memory.
+  std::string describe_head() const;
 };
 
 // `device`: the main one. Throws PlanError (context beyond the model's limit, impossible cache type, placement that
@@ -458,6 +462,11 @@ struct Plan {
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
                 const ContextOptions& context, int64_t ubatch, MlaMode mla_mode = MlaMode::automatic,
                 const OffloadOptions& offload = {});
+
+// Weights that lie on a GPU in two plans of one file, in the same type and layout, are in its memory once: `plan` takes
+// them from `lender`, and counts them no more. Their ids there, parallel to ModelDesc::weights; kNone: its own.
+std::vector<model::WeightId> borrow_weights(Plan& plan, const model::ModelDesc& model, const Plan& lender,
+                                            const model::ModelDesc& lending);
 
 // Rows behind the end of a sequence that have memory on a GPU, where memory is taken by need: kernels may read to the
 // end of a tile, of which the longest has 256 rows (flash_keys() times flash_key_warps()). Memory is mapped in pieces.

@@ -112,8 +112,8 @@ class Backend {
   virtual void fill_place(model::WeightId, const std::byte*, int64_t, model::WeightId, int64_t) { refuse_swaps(); }
   virtual bool has_arrived(model::WeightId) const { return true; }
 
-  // A value to host memory; returns when it is there.
-  virtual void read(plan::ValueId value, std::span<std::byte> out) = 0;
+  // A value from a byte on, to host memory; returns when it is there.
+  virtual void read(plan::ValueId value, size_t begin, std::span<std::byte> out) = 0;
 
  private:
   [[noreturn]] static void refuse_swaps() { throw Error("[experts] the cached experts of this device do not change"); }

@@ -7,34 +7,71 @@
 #include "runtime/session.h"
 
 namespace dyno::runtime {
-
 DraftHead::DraftHead(std::unique_ptr<Session> head, int64_t n_embd, size_t slots)
     : head_(std::move(head)), n_embd_(n_embd), sequences_(slots) {}
 
 DraftHead::~DraftHead() = default;
 
-void DraftHead::note(const ops::SequenceRun& run, std::span<const int32_t> tokens, const float* rows) {
+DraftHead::Block DraftHead::take_block() {
+  if (spare_.empty()) return head_->rows_memory(kBlockRows * static_cast<size_t>(n_embd_));
+  Block block = std::move(spare_.back());
+  spare_.pop_back();
+  return block;
+}
+
+void DraftHead::give_back(Sequence& s, size_t first) {
+  for (size_t i = first; i < s.blocks.size(); ++i) {
+    if (s.blocks[i].use_count() == 1 && spare_.size() < kSpareBlocks) spare_.push_back(std::move(s.blocks[i]));
+  }
+  s.blocks.resize(std::min(first, s.blocks.size()));
+}
+
+bool DraftHead::make_room(const ops::SequenceRun& run, std::span<float*> rows) {
   Sequence& s = sequences_[static_cast<size_t>(run.slot)];
   // A sequence that began before the head was loaded is not known until it begins anew.
-  if (static_cast<size_t>(run.position) != s.tokens.size()) return;
-  s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
-  s.rows.insert(s.rows.end(), rows, rows + static_cast<int64_t>(tokens.size()) * n_embd_);
+  const size_t begin = s.tokens.size(), end = begin + rows.size();
+  if (static_cast<size_t>(run.position) != begin) return false;
+  for (size_t i = begin / kBlockRows; i * kBlockRows < end; ++i) {
+    if (i >= s.blocks.size()) {
+      s.blocks.push_back(take_block());
+    } else if (s.blocks[i].use_count() > 1) {
+      Block own = take_block();
+      const size_t kept = begin > i * kBlockRows ? begin - i * kBlockRows : 0;
+      std::copy_n(s.blocks[i].get(), kept * static_cast<size_t>(n_embd_), own.get());
+      s.blocks[i] = std::move(own);
+    }
+  }
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = row(s, begin + i);
+  return true;
+}
+
+void DraftHead::note(const ops::SequenceRun& run, std::span<const int32_t> tokens) {
+  Sequence& s = sequences_[static_cast<size_t>(run.slot)];
+  if (static_cast<size_t>(run.position) == s.tokens.size())
+    s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
 }
 
 void DraftHead::forget(int32_t slot, int64_t positions) {
   Sequence& s = sequences_[static_cast<size_t>(slot)];
   const auto kept = std::min(s.tokens.size(), static_cast<size_t>(positions));
   s.tokens.resize(kept);
-  s.rows.resize(kept * static_cast<size_t>(n_embd_));
+  give_back(s, (kept + kBlockRows - 1) / kBlockRows);
   s.given.resize(std::min(s.given.size(), kept));
-  s.last.clear();
-  // Its cache goes back too, also of a sequence for which it never drafts again.
-  head_->rewind(slot, std::min(head_->position(slot), static_cast<int64_t>(s.given.size())));
+  s.has_last = false;
+  try {
+    // Its cache goes back too, also of a sequence for which it never drafts again.
+    head_->rewind(slot, std::min(head_->position(slot), static_cast<int64_t>(s.given.size())));
+  } catch (const DeviceLostError&) {
+    // There is nothing to give back, and what the caller does next with the device tells of it.
+  }
 }
 
 void DraftHead::copy(int32_t from, int32_t to, int64_t positions) {
   Sequence& target = sequences_[static_cast<size_t>(to)];
+  give_back(target, 0);
+  Block last = std::move(target.last);
   target = sequences_[static_cast<size_t>(from)];
+  target.last = std::move(last);
   target.given.clear();  // the head's own cache is not copied
   forget(to, positions);
 }
@@ -62,17 +99,17 @@ void DraftHead::read(int32_t slot, int64_t count) {
   head_->rewind(slot, static_cast<int64_t>(begin));
   s.given.resize(begin);
   const std::span<const int32_t> tokens = std::span<const int32_t>(s.tokens).subspan(begin + 1, n);
-  head_->decode({.sequences = {{.slot = slot, .tokens = tokens}},
-                 .rows = LogitRows::none,
-                 .rows_in = s.rows.data() + begin * static_cast<size_t>(n_embd_)});
+  std::vector<const float*> rows;
+  for (size_t i = 0; i < n; ++i) rows.push_back(row(s, begin + i));
+  head_->decode({.sequences = {{.slot = slot, .tokens = tokens}}, .rows = LogitRows::none, .rows_from = rows});
+  head_->finish();  // rows are not written anew while the head reads them
   s.given.insert(s.given.end(), tokens.begin(), tokens.end());
 }
 
-void DraftHead::draft(std::span<const Following> texts, float* logits) {
-  const auto width = static_cast<size_t>(n_embd_);
+void DraftHead::draft(std::span<const Following> texts, const Drafts& out) {
   std::vector<std::vector<int32_t>> follow;
   std::vector<std::span<const int32_t>> tokens;
-  std::vector<float> rows;
+  std::vector<const float*> rows;
   for (const Following& text : texts) {
     DYNO_CHECK(PlanError, text.positions > 0, "[draft] sequence ", text.slot,
                " is empty; decode at least one token before a draft");
@@ -92,45 +129,50 @@ void DraftHead::draft(std::span<const Following> texts, float* logits) {
     head_->rewind(text.slot, static_cast<int64_t>(begin));
     s.given.resize(begin);
     tokens.push_back(std::span(all).subspan(begin));
-    rows.insert(rows.end(), s.rows.begin() + static_cast<std::ptrdiff_t>(begin * width), s.rows.end());
+    for (size_t t = begin; t < s.tokens.size(); ++t) rows.push_back(row(s, t));
   }
-  feed(texts, tokens, rows, logits);
+  feed(texts, tokens, rows, out);
   for (size_t i = 0; i < texts.size(); ++i) sequences_[static_cast<size_t>(texts[i].slot)].given = std::move(follow[i]);
 }
 
-void DraftHead::draft_further(std::span<const Following> texts, float* logits) {
+void DraftHead::draft_further(std::span<const Following> texts, const Drafts& out) {
   std::vector<std::span<const int32_t>> tokens;
-  std::vector<float> rows;
+  std::vector<const float*> rows;
   for (const Following& text : texts) {
     const Sequence& s = sequences_[static_cast<size_t>(text.slot)];
-    DYNO_CHECK(PlanError, knows(text.slot, text.positions) && s.given.size() == s.tokens.size() && !s.last.empty(),
+    DYNO_CHECK(PlanError, knows(text.slot, text.positions) && s.given.size() == s.tokens.size() && s.has_last,
                "[draft] nothing was drafted yet for what sequence ", text.slot, " holds now");
     tokens.emplace_back(&text.token, 1);
-    rows.insert(rows.end(), s.last.begin(), s.last.end());
+    rows.push_back(s.last.get());
   }
-  feed(texts, tokens, rows, logits);
+  feed(texts, tokens, rows, out);
 }
 
 void DraftHead::feed(std::span<const Following> texts, std::span<const std::span<const int32_t>> tokens,
-                     std::span<const float> rows, float* logits) {
-  std::vector<float> own(rows.size());
+                     std::span<const float* const> rows, const Drafts& out) {
+  std::vector<float*> own(rows.size(), nullptr);
   DecodeRequest request;
-  for (size_t i = 0; i < texts.size(); ++i) request.sequences.push_back({.slot = texts[i].slot, .tokens = tokens[i]});
-  request.rows_in = rows.data();
-  request.every_hidden = own.data();
-  request.logits = logits;
-  head_->decode(request);
-  auto end = own.begin();
-  for (size_t i = 0; i < texts.size(); ++i) {
-    end += static_cast<std::ptrdiff_t>(tokens[i].size()) * n_embd_;
-    sequences_[static_cast<size_t>(texts[i].slot)].last.assign(end - n_embd_, end);
+  for (size_t i = 0, end = 0; i < texts.size(); ++i) {
+    Sequence& s = sequences_[static_cast<size_t>(texts[i].slot)];
+    request.sequences.push_back({.slot = texts[i].slot, .tokens = tokens[i]});
+    if (s.last == nullptr) s.last = head_->rows_memory(static_cast<size_t>(n_embd_));
+    s.has_last = false;
+    end += tokens[i].size();
+    own[end - 1] = s.last.get();
   }
+  request.rows_from = rows;
+  request.rows_to = own;
+  request.logits = out.logits;
+  request.likely = out.likely;
+  head_->decode(request);
+  for (const Following& text : texts) sequences_[static_cast<size_t>(text.slot)].has_last = true;
 }
 
 // ---- of the session whose model the head belongs to ----
 
 void Session::load_draft_head() {
-  check_ready();
+  if (executor_ != nullptr) check_ready();
+  end_steps();  // the rows of steps that run ahead come to nobody
   draft_head_ = make_draft_head();
 }
 
@@ -151,8 +193,9 @@ std::unique_ptr<DraftHead> Session::make_draft_head() const {
   if (context.cache_tokens > 0) context.cache_tokens += context.sequences * kMostDraft;
   context.window_cache = plan::WindowCache::full;
   load.cpu_repack = false;  // its embedding and output are the model's: pages of the file, which cost no second copy
-  auto head = std::make_unique<Session>(file_, load, context, settings_, plan_.main_device(),
-                                        std::vector<profile::KernelEntry>(), Loading::weights, model::Part::draft_head);
+  auto head = std::make_unique<Session>(
+      file_, load, context, settings_, plan_.main_device(), std::vector<profile::KernelEntry>(),
+      executor_ != nullptr ? Loading::weights : Loading::plan_only, model::Part::draft_head, this);
   return std::make_unique<DraftHead>(std::move(head), model_.n_embd, static_cast<size_t>(context.sequences));
 }
 
@@ -168,7 +211,15 @@ void Session::read_for_draft(int32_t slot, int64_t tokens) {
 }
 
 void Session::draft(std::span<const std::pair<int32_t, int32_t>> texts, bool further, float* logits) {
-  check_idle();
+  draft(texts, further, Drafts{.logits = logits});
+}
+
+void Session::draft(std::span<const std::pair<int32_t, int32_t>> texts, bool further, Likely* likely) {
+  draft(texts, further, Drafts{.likely = likely});
+}
+
+void Session::draft(std::span<const std::pair<int32_t, int32_t>> texts, bool further, const Drafts& out) {
+  check_ready();
   DYNO_CHECK(PlanError, draft_head_ != nullptr, "[draft] no head is loaded; call load_draft_head() first");
   std::vector<Following> following;
   for (const auto& [slot, token] : texts) {
@@ -177,10 +228,33 @@ void Session::draft(std::span<const std::pair<int32_t, int32_t>> texts, bool fur
     following.push_back({.slot = slot, .token = token, .positions = position(slot)});
   }
   if (further) {
-    draft_head_->draft_further(following, logits);
+    draft_head_->draft_further(following, out);
   } else {
-    draft_head_->draft(following, logits);
+    draft_head_->draft(following, out);
   }
+}
+
+// ---- of the head's own session ----
+
+std::vector<model::WeightId> Session::borrow(plan::Plan& plan) const {
+  if (lender_ == nullptr) return {};
+  return plan::borrow_weights(plan, model_, lender_->plan_, lender_->model_);
+}
+
+std::vector<const std::byte*> Session::lent_weights() {
+  std::vector<const std::byte*> lent;
+  for (const model::WeightId id : borrow(plan_)) {
+    lent.push_back(id == model::kNone ? nullptr : lender_->executor_->lendable(id));
+  }
+  return lent;
+}
+
+size_t Session::promised_bytes() const {
+  if (executor_ == nullptr || !plan_.cache_by_need()) return 0;
+  size_t most = 0;
+  for (const plan::PlannedDevice& device : plan_.devices)
+    most += device.info.kind == DeviceKind::cuda ? device.kv_bytes : 0;
+  return most - std::min(most, executor_->gpu_cache_bytes());
 }
 
 }  // namespace dyno::runtime

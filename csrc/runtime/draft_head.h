@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops/args.h"
+#include "runtime/executor.h"
 
 namespace dyno::runtime {
 
@@ -15,6 +16,12 @@ class Session;
 
 // Tokens of a draft at most (setting spec_max), for which the head's cache has room beside what the model's holds.
 inline constexpr int64_t kMostDraft = 64;
+
+// Where drafts go: logits [texts, n_vocab], or the most probable token of each text.
+struct Drafts {
+  float* logits = nullptr;
+  Likely* likely = nullptr;
+};
 
 // A token that is about to follow a sequence.
 struct Following {
@@ -24,7 +31,8 @@ struct Following {
 };
 
 // Pair t of a sequence is the hidden row of its token t and its token t + 1; the head attends to the pairs up to it. It
-// gets them when a draft is asked for, so a prompt costs nothing but its rows.
+// gets them when a draft is asked for, so a prompt costs nothing but its rows. These lie in memory of the machine, also
+// if the model runs on a GPU: a long text has gigabytes of them, of which the head mostly reads the last few once.
 class DraftHead {
  public:
   // `head`: of model::Part::draft_head, with a slot for each of the model's.
@@ -32,8 +40,12 @@ class DraftHead {
   ~DraftHead();
 
   Session& session() { return *head_; }
-  // Hidden rows [run.n_tokens, n_embd] of these tokens, which the model has computed.
-  void note(const ops::SequenceRun& run, std::span<const int32_t> tokens, const float* rows);
+  const Session& session() const { return *head_; }
+  // Where the hidden rows of these tokens go, which the model is about to compute; false, and nothing, for a sequence
+  // that the head does not know. Throws OutOfMemoryError.
+  bool make_room(const ops::SequenceRun& run, std::span<float*> rows);
+  // They are there.
+  void note(const ops::SequenceRun& run, std::span<const int32_t> tokens);
   // A sequence holds only so many positions now.
   void forget(int32_t slot, int64_t positions);
   void copy(int32_t from, int32_t to, int64_t positions);
@@ -44,30 +56,42 @@ class DraftHead {
   int64_t lacks(int32_t slot) const;
   // Reads up to so many of these now.
   void read(int32_t slot, int64_t count);
-  // Logits [texts, n_vocab] of the token behind each, in one decode. Throws PlanError where the head does not know all
-  // that a sequence holds.
-  void draft(std::span<const Following> texts, float* logits);
+  // Of the token behind each text, in one decode. Throws PlanError where the head does not know all that a sequence
+  // holds.
+  void draft(std::span<const Following> texts, const Drafts& out);
   // The same one token further: `token` is the one that was just drafted for the sequence. Its row of the trunk is not
   // there yet, so the head reads its own last row in its place. The next draft() forgets these pairs.
-  void draft_further(std::span<const Following> texts, float* logits);
+  void draft_further(std::span<const Following> texts, const Drafts& out);
 
  private:
+  using Block = std::shared_ptr<float[]>;  // [kBlockRows, n_embd]; sequences may share it, and none writes to it then
   struct Sequence {
     std::vector<int32_t> tokens;
-    std::vector<float> rows;     // [tokens, n_embd]
+    std::vector<Block> blocks;   // of the rows of these tokens
     std::vector<int32_t> given;  // the token of each pair that the head holds
-    std::vector<float> last;     // [n_embd], the head's row of its last pair
+    Block last;                  // [n_embd], the head's row of its last pair
+    bool has_last = false;
   };
+
+  static constexpr size_t kBlockRows = 256;
+  static constexpr size_t kSpareBlocks = 8;
 
   // Pairs that the head holds and that are the sequence's.
   static size_t agreeing(const Sequence& s);
+  float* row(const Sequence& s, size_t token) const {
+    return s.blocks[token / kBlockRows].get() + token % kBlockRows * static_cast<size_t>(n_embd_);
+  }
+  Block take_block();
+  // Of a sequence from one on.
+  void give_back(Sequence& s, size_t first);
   // Feeds pairs of tokens, and the rows beside them, to the head and keeps the last row of each sequence.
   void feed(std::span<const Following> texts, std::span<const std::span<const int32_t>> tokens,
-            std::span<const float> rows, float* logits);
+            std::span<const float* const> rows, const Drafts& out);
 
   std::unique_ptr<Session> head_;
   int64_t n_embd_ = 0;
   std::vector<Sequence> sequences_;
+  std::vector<Block> spare_;
 };
 
 }  // namespace dyno::runtime

@@ -14,6 +14,7 @@
 #include "plan/plan.h"
 #include "plan/selection.h"
 #include "runtime/captures.h"
+#include "runtime/likely.h"
 #include "runtime/window_rows.h"
 
 namespace dyno::runtime {
@@ -45,8 +46,11 @@ struct MicroBatch {
   std::span<const int32_t> logit_rows;  // ascending
   float* logits = nullptr;              // [logit_rows, n_vocab]; null: they stay where draws() reads them
   float* hidden = nullptr;              // [logit_rows, n_embd], instead of logits: the rows that the output reads
-  float* every_hidden = nullptr;        // [tokens, n_embd], beside logits: the same of all tokens; on the CPU alone
-  const float* rows_in = nullptr;       // [tokens, n_embd], NodeList::rows_in of a head
+  Likely* likely = nullptr;             // [logit_rows] on the host, instead of logits and draws; only where draws()
+  // [tokens], or empty: where on the host the same row of each token goes, beside logits; null: nowhere.
+  std::span<float* const> rows_to{};
+  // [tokens] of a head: the row of each that NodeList::rows_in gets, in host memory that a GPU may read until finish().
+  std::span<const float* const> rows_from{};
   // [logit_rows], or empty: a token is drawn from each row; -1: its logits are not finite. Only where draws().
   std::span<const RowDraw> row_draws{};
   int32_t* drawn = nullptr;  // [row_draws], on the host
@@ -106,7 +110,7 @@ class Executor {
   // Re-allocates what the plan's u-batch, cache or thread count needs. `clear_cache` forgets all positions. Throws
   // OutOfMemoryError.
   virtual void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) = 0;
-  // Logits and captured routing are in host memory when it returns; without either it may return earlier.
+  // Logits, rows and captured routing are in host memory when it returns; without any it may return earlier.
   virtual void run(const MicroBatch& batch, const plan::Selection& selection, int threads) = 0;
   // Whether u-batches whose shape repeats are captured and replayed, where the device can; `concurrent`: nodes that
   // stand beside each other on streams of their own. To be said before prepare().
@@ -159,6 +163,12 @@ class Executor {
   }
   // The same in the memory of the device; run() writes there too. Throws OutOfMemoryError.
   virtual std::shared_ptr<float[]> device_logits_memory(size_t count) { return logits_memory(count); }
+  // Memory of the host for MicroBatch::rows_to and rows_from, page-locked where the device is a GPU; may outlive the
+  // executor. Throws OutOfMemoryError.
+  virtual std::shared_ptr<float[]> rows_memory(size_t count) { return std::make_shared_for_overwrite<float[]>(count); }
+  // Of a GPU that computes all: a weight in its memory, which another executor there may read; it stays as long as this
+  // executor. Elsewhere null.
+  virtual const std::byte* lendable(model::WeightId) const { return nullptr; }
 };
 
 // Nodes [0, stop) are run. Routing is reported and pinned for every token, so then all rows go through the last layer's
@@ -175,7 +185,7 @@ inline const plan::NodeList& list_of(const plan::Plan& plan, const MicroBatch& b
 }
 inline NodeRange nodes_to_run(const plan::NodeList& list, const MicroBatch& batch) {
   if (batch.hidden != nullptr) return {list.hidden_node + 1, false};
-  if (batch.every_hidden != nullptr) {
+  if (!batch.rows_to.empty()) {
     // All rows go through the last norm.
     return {batch.logit_rows.empty() ? list.hidden_node + 1 : static_cast<int32_t>(list.nodes.size()), false,
             list.hidden_node};
@@ -183,6 +193,24 @@ inline NodeRange nodes_to_run(const plan::NodeList& list, const MicroBatch& batc
   const bool all_rows = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
   if (!batch.logit_rows.empty()) return {static_cast<int32_t>(list.nodes.size()), all_rows};
   return {all_rows ? list.head_node : list.settled_node, all_rows};
+}
+
+// Throws PlanError where a head was not given a row of each token.
+inline void check_rows_from(const MicroBatch& batch) {
+  DYNO_CHECK(PlanError, batch.rows_from.size() == batch.tokens.size(),
+             "[executor] a head reads a hidden row of each of ", batch.tokens.size(), " tokens, and ",
+             batch.rows_from.size(), " were given");
+}
+
+// Calls copy(first, count) for the tokens whose rows of `width` floats stand behind each other; a null row is left out.
+template <typename Float, typename Copy>
+void for_rows_together(std::span<Float* const> rows, int64_t width, const Copy& copy) {
+  for (size_t first = 0, end = 0; first < rows.size(); first = end) {
+    end = first + 1;
+    if (rows[first] == nullptr) continue;
+    while (end < rows.size() && rows[end] == rows[first] + static_cast<int64_t>(end - first) * width) ++end;
+    copy(first, end - first);
+  }
 }
 
 }  // namespace dyno::runtime

@@ -110,8 +110,8 @@ std::vector<std::string> CpuExecutor::warnings() const {
   return out;
 }
 
-void CpuExecutor::read(plan::ValueId value, std::span<std::byte> out) {
-  std::memcpy(out.data(), memory_of(value), out.size());
+void CpuExecutor::read(plan::ValueId value, size_t begin, std::span<std::byte> out) {
+  std::memcpy(out.data(), memory_of(value) + begin, out.size());
 }
 
 void CpuExecutor::prepare_memory(plan::DeviceId device, bool clear_cache) {

@@ -39,7 +39,7 @@ class CpuExecutor final : public Backend {
   void run_nodes(const plan::NodeList& list, int32_t begin, int32_t end, int64_t tokens) override;
   void select_rows(std::span<const plan::ValueId> values) override;
   void end() override;
-  void read(plan::ValueId value, std::span<std::byte> out) override;
+  void read(plan::ValueId value, size_t begin, std::span<std::byte> out) override;
   const std::byte* weight_memory(model::WeightId weight) const override { return weights_.data(weight); }
   void bring(model::WeightId weight, const std::byte* from, int64_t matrices,
              std::span<const MatrixRange> ranges) override;

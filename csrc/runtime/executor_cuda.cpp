@@ -12,11 +12,11 @@ namespace {
 template <typename Base>
 std::unique_ptr<Base> make([[maybe_unused]] const GgufFile& file, [[maybe_unused]] const model::ModelDesc& model,
                            const plan::Plan& plan, plan::DeviceId device, [[maybe_unused]] ThreadPool& pool,
-                           [[maybe_unused]] int threads) {
+                           [[maybe_unused]] int threads, [[maybe_unused]] std::span<const std::byte* const> lent) {
   const int ordinal = plan.device(device).ordinal;
 #ifdef DYNO_HAVE_CUDA
   const DeviceScope scope(ordinal, "loading the weights");
-  return std::make_unique<CudaExecutor>(file, model, plan, device, pool, threads);
+  return std::make_unique<CudaExecutor>(file, model, plan, device, pool, threads, lent);
 #else
   throw DeviceError(str_cat("[cuda] device cuda:", ordinal, ": ", no_cuda_reason()));
 #endif
@@ -25,13 +25,14 @@ std::unique_ptr<Base> make([[maybe_unused]] const GgufFile& file, [[maybe_unused
 }  // namespace
 
 std::unique_ptr<Executor> make_cuda_executor(const GgufFile& file, const model::ModelDesc& model,
-                                             const plan::Plan& plan, ThreadPool& pool, int threads) {
-  return make<Executor>(file, model, plan, plan::kMainDevice, pool, threads);
+                                             const plan::Plan& plan, ThreadPool& pool, int threads,
+                                             std::span<const std::byte* const> lent) {
+  return make<Executor>(file, model, plan, plan::kMainDevice, pool, threads, lent);
 }
 
 std::unique_ptr<Backend> make_cuda_backend(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan,
                                            plan::DeviceId device, ThreadPool& pool, int threads) {
-  return make<Backend>(file, model, plan, device, pool, threads);
+  return make<Backend>(file, model, plan, device, pool, threads, {});
 }
 
 }  // namespace dyno::runtime

@@ -1,7 +1,9 @@
 // The door to the GPU executor for code that is compiled without a CUDA toolkit.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <span>
 
 #include "core/thread_pool.h"
 #include "gguf/gguf_file.h"
@@ -10,10 +12,12 @@
 
 namespace dyno::runtime {
 
-// Uploads the weights to the plan's only device. All arguments must outlive the executor. Throws DeviceError in a build
-// without CUDA.
+// Uploads the weights to the plan's only device, but those that another executor there has `lent`: null, or where it
+// holds each. All other arguments, and that executor, must outlive this one. Throws DeviceError in a build without
+// CUDA.
 std::unique_ptr<Executor> make_cuda_executor(const GgufFile& file, const model::ModelDesc& model,
-                                             const plan::Plan& plan, ThreadPool& pool, int threads);
+                                             const plan::Plan& plan, ThreadPool& pool, int threads,
+                                             std::span<const std::byte* const> lent = {});
 // Likewise to one of several devices.
 std::unique_ptr<Backend> make_cuda_backend(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan,
                                            plan::DeviceId device, ThreadPool& pool, int threads);

@@ -1,6 +1,8 @@
 #include "runtime/row_draws.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "ops/op.h"
 #include "ops/sample/sample.h"
@@ -74,6 +76,35 @@ void draw_rows_on_host(const MicroBatch& batch, int64_t n_vocab, ThreadPool& poo
   for (int64_t row = 0; row < rows; ++row) {
     float* to = batch.row_draws[static_cast<size_t>(row)].logits;
     if (to != nullptr) std::copy_n(batch.logits + row * n_vocab, n_vocab, to);
+  }
+}
+
+// Each thread takes a part of a row: its largest value first, then the sum over what is largest of all.
+void find_likely_on_host(const MicroBatch& batch, int64_t n_vocab, ThreadPool& pool, int threads) {
+  std::vector<int64_t> places(static_cast<size_t>(threads));
+  std::vector<double> sums(places.size());
+  for (size_t row = 0; row < batch.logit_rows.size(); ++row) {
+    const float* logits = batch.logits + static_cast<int64_t>(row) * n_vocab;
+    const auto end_of = [&](int thread, int count) { return n_vocab * (thread + 1) / count; };
+    pool.run(threads, [&](int thread, int count) {
+      const int64_t begin = n_vocab * thread / count;
+      const float* best = std::max_element(logits + begin, logits + end_of(thread, count));
+      places[static_cast<size_t>(thread)] = std::min(best - logits, n_vocab - 1);
+    });
+    int64_t token = places.front();
+    for (const int64_t place : places) token = logits[place] > logits[token] ? place : token;
+    const float most = logits[token];
+    pool.run(threads, [&](int thread, int count) {
+      double sum = 0;
+      for (int64_t i = n_vocab * thread / count; i < end_of(thread, count); ++i) {
+        sum += std::isfinite(logits[i]) || logits[i] < 0 ? std::exp(logits[i] - most) : NAN;
+      }
+      sums[static_cast<size_t>(thread)] = sum;
+    });
+    const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
+    // -inf alone is no choice either.
+    const bool finite = std::isfinite(most) && std::isfinite(sum);
+    batch.likely[row] = finite ? Likely{static_cast<int32_t>(token), static_cast<float>(1.0 / sum)} : Likely{};
   }
 }
 

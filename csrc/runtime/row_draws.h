@@ -46,5 +46,7 @@ class RowLogits {
 
 // Draws the tokens of a u-batch from its logits, [row_draws, n_vocab] on the host, rows side by side.
 void draw_rows_on_host(const MicroBatch& batch, int64_t n_vocab, ThreadPool& pool, int threads);
+// MicroBatch::likely of these logits.
+void find_likely_on_host(const MicroBatch& batch, int64_t n_vocab, ThreadPool& pool, int threads);
 
 }  // namespace dyno::runtime

@@ -15,7 +15,11 @@ bool is_transfer(const plan::Node& node) { return std::holds_alternative<plan::T
 
 SegmentExecutor::SegmentExecutor(const plan::Plan& plan, const model::ModelDesc& model, std::unique_ptr<Backend> cpu,
                                  std::vector<Gpu> gpus)
-    : plan_(plan), cpu_(std::move(cpu)), gpus_(std::move(gpus)), by_device_(plan.devices.size(), cpu_.get()) {
+    : plan_(plan),
+      n_embd_(model.n_embd),
+      cpu_(std::move(cpu)),
+      gpus_(std::move(gpus)),
+      by_device_(plan.devices.size(), cpu_.get()) {
   for (const Gpu& gpu : gpus_) by_device_[static_cast<size_t>(gpu.device)] = gpu.backend.get();
   for (size_t i = 0; i < by_device_.size(); ++i) {
     DYNO_CHECK(Error, by_device_[i] != nullptr, "[executor] no backend for ", device_name(plan.devices[i].info));
@@ -193,10 +197,10 @@ void SegmentExecutor::select(std::span<const plan::ValueId> values) {
   for_each_backend([&](Backend& backend) { backend.select_rows(values); });
 }
 
-void SegmentExecutor::read_rows(plan::ValueId id, float* to, int64_t rows) {
+void SegmentExecutor::read_rows(plan::ValueId id, size_t first, float* to, size_t rows) {
   const plan::Value& value = plan_.values[static_cast<size_t>(id)];
-  const size_t bytes = value.bytes_per_token * static_cast<size_t>(rows);
-  backend_of(value.device).read(id, {reinterpret_cast<std::byte*>(to), bytes});
+  const size_t row = value.bytes_per_token;
+  backend_of(value.device).read(id, row * first, {reinterpret_cast<std::byte*>(to), row * rows});
 }
 
 void SegmentExecutor::run_pieces(const plan::NodeList& list, const NodeRange& range, const MicroBatch& batch) {
@@ -225,7 +229,9 @@ void SegmentExecutor::run_pieces(const plan::NodeList& list, const NodeRange& ra
     const bool reads_all = range.read_behind >= 0;
     if (!range.all_rows && !reads_all && piece.end - 1 == list.select_node) go_on_with(list.select_values);
     if (reads_all && piece.end - 1 == range.read_behind) {
-      read_rows(list.hidden, batch.every_hidden, tokens);
+      for_rows_together(batch.rows_to, n_embd_, [&](size_t first, size_t count) {
+        read_rows(list.hidden, first, batch.rows_to[first], count);
+      });
       go_on_with({&list.hidden, 1});
     }
   }
@@ -239,9 +245,14 @@ void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& select
   const NodeRange range = nodes_to_run(list, batch);
   for_each_backend([&](Backend& backend) { backend.begin(batch, selection, threads); });
   if (list.rows_in != plan::kNoValue) {
-    DYNO_CHECK(PlanError, batch.rows_in != nullptr, "[executor] a head reads hidden rows, and none were given");
-    const size_t bytes = plan_.values[static_cast<size_t>(list.rows_in)].bytes_per_token * batch.tokens.size();
-    std::memcpy(address_of(list.rows_in), batch.rows_in, bytes);
+    check_rows_from(batch);
+    const plan::Value& value = plan_.values[static_cast<size_t>(list.rows_in)];
+    DYNO_CHECK(PlanError, plan_.device(value.device).kind == DeviceKind::cpu,
+               "[executor] a head reads hidden rows on the CPU, or on a GPU that computes all of it");
+    for_rows_together(batch.rows_from, n_embd_, [&](size_t first, size_t count) {
+      std::memcpy(address_of(list.rows_in) + value.bytes_per_token * first, batch.rows_from[first],
+                  value.bytes_per_token * count);
+    });
   }
   try {
     run_pieces(list, range, batch);
@@ -253,7 +264,7 @@ void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& select
   if (places_ != nullptr) places_->adapt();
   const bool answers = batch.logits != nullptr && wanted > 0;
   if (batch.hidden != nullptr && wanted > 0) {
-    read_rows(list.hidden, batch.hidden, wanted);
+    read_rows(list.hidden, 0, batch.hidden, static_cast<size_t>(wanted));
   }
   if (answers || batch.pinned_routing != nullptr || batch.captured_routing != nullptr) finish();
 }

@@ -64,11 +64,12 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   int32_t piece_end(const plan::NodeList& list, int32_t begin, int32_t end, const NodeRange& range) const;
   void run_piece(const plan::NodeList& list, const Piece& piece, int64_t tokens);
   void select(std::span<const plan::ValueId> values);
-  // The first rows of a value, to the host.
-  void read_rows(plan::ValueId id, float* to, int64_t rows);
+  // Rows of a value from one on, to the host.
+  void read_rows(plan::ValueId id, size_t first, float* to, size_t rows);
   void await_host_copies();
 
   const plan::Plan& plan_;
+  int64_t n_embd_;
   std::unique_ptr<Backend> cpu_;
   std::vector<Gpu> gpus_;
   std::vector<Backend*> by_device_;

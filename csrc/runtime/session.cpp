@@ -64,8 +64,9 @@ class Computing {
 
 Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& load,
                  const plan::ContextOptions& context, const SessionSettings& settings, const DeviceInfo& device,
-                 std::vector<profile::KernelEntry> kernels, Loading loading, model::Part part)
+                 std::vector<profile::KernelEntry> kernels, Loading loading, model::Part part, const Session* lender)
     : file_(std::move(file)),
+      lender_(lender),
       model_(model::first_layers(model::describe_model(*file_, part), load.layers)),
       plan_(plan::build_plan(model_, device, with_neighbours(load, device), context, settings.ubatch, settings.mla_mode,
                              settings.offload)),
@@ -76,6 +77,7 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
       filled_(positions_.size(), 0),
       begun_(filled_) {
   const int threads = std::max(settings_.threads, settings_.threads_batch);
+  borrow(plan_);
   choose();
   place(loading);
   cache_experts();
@@ -92,9 +94,17 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
   prepare(/*clear_cache=*/false);
 }
 
+plan::Plan Session::planned(const plan::ContextOptions& context, const SessionSettings& settings) const {
+  plan::Plan plan = plan::build_plan(model_, plan_.main_device(), plan_.load, context, settings.ubatch,
+                                     settings.mla_mode, settings.offload);
+  plan.placement_note = plan_.placement_note;
+  borrow(plan);
+  return plan;
+}
+
 void Session::make_executor(int threads) {
   if (plan_.devices.size() == 1 && is_gpu(plan_.devices.front())) {
-    executor_ = make_cuda_executor(*file_, model_, plan_, *pool_, threads);
+    executor_ = make_cuda_executor(*file_, model_, plan_, *pool_, threads, lent_weights());
     return;
   }
   std::unique_ptr<Backend> cpu;
@@ -120,7 +130,11 @@ void Session::check_memory(bool weights_loaded) const {
     const size_t held = weights_loaded ? held_bytes_[i] : 0;
     const auto id = static_cast<plan::DeviceId>(i);
     if (device.kind == DeviceKind::cuda) {
-      plan::check_memory(plan_, id, cuda_free_bytes(device.ordinal) + held, weights_loaded);
+      const size_t free = cuda_free_bytes(device.ordinal) + held;
+      // The model's cache and its head's may still grow.
+      const Session* other = lender_ != nullptr ? lender_ : draft_session();
+      const size_t promised = other != nullptr ? other->promised_bytes() : 0;
+      plan::check_memory(plan_, id, free - std::min(free, promised), weights_loaded);
     }
   }
   const bool host = !std::all_of(plan_.devices.begin(), plan_.devices.end(), is_gpu);
@@ -159,10 +173,7 @@ void Session::cache_experts() {
   const std::vector<std::vector<int32_t>> chosen = plan::choose_cached(plan_, model_);
   if (std::all_of(chosen.begin(), chosen.end(), [](const auto& experts) { return experts.empty(); })) return;
   model_ = model::with_cached_experts(std::move(model_), chosen);
-  std::string note = std::move(plan_.placement_note);
-  plan_ = plan::build_plan(model_, plan_.main_device(), plan_.load, plan_.context, settings_.ubatch, settings_.mla_mode,
-                           settings_.offload);
-  plan_.placement_note = std::move(note);
+  plan_ = planned(plan_.context, settings_);
   choose();
 }
 
@@ -272,10 +283,7 @@ void Session::set(const SessionSettings& settings) {
     replan(
         [&] {
           if (next.offload != settings_.offload) {
-            std::string note = std::move(plan_.placement_note);
-            plan_ = plan::build_plan(model_, plan_.main_device(), plan_.load, plan_.context, next.ubatch, next.mla_mode,
-                                     next.offload);
-            plan_.placement_note = std::move(note);
+            plan_ = planned(plan_.context, next);
           } else {
             plan_.mla_mode = next.mla_mode;
             plan::layout_arena(plan_, next.ubatch);
@@ -303,10 +311,7 @@ void Session::set_context(const plan::ContextOptions& context) {
   // Cache types are part of the attention ops, so the op list is made again; layouts do not depend on them.
   replan(
       [&] {
-        std::string note = std::move(plan_.placement_note);
-        plan_ = plan::build_plan(model_, plan_.main_device(), plan_.load, context, settings_.ubatch, settings_.mla_mode,
-                                 settings_.offload);
-        plan_.placement_note = std::move(note);
+        plan_ = planned(context, settings_);
         if (draft_head_ != nullptr) head = make_draft_head();
       },
       /*clear_cache=*/true);
@@ -356,6 +361,10 @@ std::shared_ptr<float[]> Session::logits_memory(size_t count) const {
   return executor_ != nullptr ? executor_->logits_memory(count) : std::make_shared_for_overwrite<float[]>(count);
 }
 
+std::shared_ptr<float[]> Session::rows_memory(size_t count) const {
+  return executor_ != nullptr ? executor_->rows_memory(count) : std::make_shared_for_overwrite<float[]>(count);
+}
+
 std::shared_ptr<float[]> Session::device_logits_memory(size_t count) const {
   return executor_ != nullptr ? executor_->device_logits_memory(count) : logits_memory(count);
 }
@@ -384,12 +393,15 @@ void Session::decode(const DecodeRequest& request) {
 }
 
 void Session::run_and_draw(MicroBatch batch, int threads) {
-  if (!executor_->draws()) {
-    row_logits_.fit(*executor_, batch.row_draws.size() * static_cast<size_t>(model_.n_vocab));
-    batch.logits = row_logits_.data();
-  }
+  if (executor_->draws()) return executor_->run(batch, *selection_, threads);
+  row_logits_.fit(*executor_, batch.logit_rows.size() * static_cast<size_t>(model_.n_vocab));
+  batch.logits = row_logits_.data();
   executor_->run(batch, *selection_, threads);
-  if (!executor_->draws()) draw_rows_on_host(batch, model_.n_vocab, *pool_, threads);
+  if (batch.likely != nullptr) {
+    find_likely_on_host(batch, model_.n_vocab, *pool_, threads);
+  } else {
+    draw_rows_on_host(batch, model_.n_vocab, *pool_, threads);
+  }
 }
 
 void Session::UBatch::add(const DecodeRequest& request, const SequenceInput& s, int64_t at, int64_t n,
@@ -418,14 +430,18 @@ MicroBatch Session::micro_batch(const UBatch& ubatch, const DecodeRequest& reque
   const int64_t used = model_.experts_used(), n_embd = model_.n_embd;
   const int64_t tokens = ubatch.tokens_before, rows = ubatch.rows_before;
   const auto from = [](auto* data, int64_t offset) { return data == nullptr ? nullptr : data + offset; };
+  const auto part = [&](auto all) {
+    return all.empty() ? all : all.subspan(static_cast<size_t>(tokens), ubatch.tokens.size());
+  };
   MicroBatch batch{.tokens = ubatch.tokens,
                    .positions = ubatch.positions,
                    .runs = ubatch.runs,
                    .logit_rows = ubatch.rows,
                    .logits = from(request.logits, rows * model_.n_vocab),
                    .hidden = ubatch.rows.empty() ? nullptr : from(request.hidden, rows * n_embd),
-                   .every_hidden = from(request.every_hidden, tokens * n_embd),
-                   .rows_in = from(request.rows_in, tokens * n_embd),
+                   .likely = ubatch.rows.empty() ? nullptr : from(request.likely, rows),
+                   .rows_to = part(request.rows_to),
+                   .rows_from = part(request.rows_from),
                    .pinned_routing = from(request.pinned_routing, tokens * used),
                    .captured_routing = from(request.captured_routing, tokens * used),
                    .routing_stride = token_count(request),
@@ -434,9 +450,14 @@ MicroBatch Session::micro_batch(const UBatch& ubatch, const DecodeRequest& reque
   const bool on_cpu_alone = plan_.devices.size() == 1 && !is_gpu(plan_.devices.front());
   const bool is_prompt = std::ssize(ubatch.tokens) > plan::kFusedTokens;  // tokens are short
   if (request.between && on_cpu_alone && is_prompt) batch.between_nodes = &request.between;
-  if (draft_head_ != nullptr && batch.every_hidden == nullptr && request.hidden == nullptr) {
-    draft_rows_.resize(ubatch.tokens.size() * static_cast<size_t>(n_embd));
-    batch.every_hidden = draft_rows_.data();
+  if (draft_head_ != nullptr && request.hidden == nullptr) {
+    draft_rows_.assign(ubatch.tokens.size(), nullptr);
+    bool wanted = false;
+    for (const ops::SequenceRun& run : ubatch.runs) {
+      const std::span<float*> rows = std::span(draft_rows_).subspan(static_cast<size_t>(run.first_token));
+      wanted |= draft_head_->make_room(run, rows.first(static_cast<size_t>(run.n_tokens)));
+    }
+    if (wanted) batch.rows_to = draft_rows_;
   }
   if (!request.row_draws.empty() && !ubatch.rows.empty()) {
     batch.row_draws = request.row_draws.subspan(static_cast<size_t>(rows), ubatch.rows.size());
@@ -449,7 +470,7 @@ void Session::run_ubatch(const UBatch& ubatch, const DecodeRequest& request, int
   const MicroBatch batch = micro_batch(ubatch, request);
   try {
     take_windows(ubatch.runs);
-    if (batch.row_draws.empty()) {
+    if (batch.row_draws.empty() && batch.likely == nullptr) {
       executor_->run(batch, *selection_, threads);
     } else {
       run_and_draw(batch, threads);
@@ -464,10 +485,9 @@ void Session::run_ubatch(const UBatch& ubatch, const DecodeRequest& request, int
   for (const ops::SequenceRun& run : ubatch.runs) {
     positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
     give_back_windows(run.slot);
-    if (draft_head_ == nullptr || batch.every_hidden == nullptr) continue;
-    const auto first = static_cast<size_t>(run.first_token);
-    draft_head_->note(run, batch.tokens.subspan(first, static_cast<size_t>(run.n_tokens)),
-                      batch.every_hidden + first * static_cast<size_t>(model_.n_embd));
+    if (draft_head_ == nullptr || batch.rows_to.empty()) continue;
+    draft_head_->note(run,
+                      batch.tokens.subspan(static_cast<size_t>(run.first_token), static_cast<size_t>(run.n_tokens)));
   }
 }
 

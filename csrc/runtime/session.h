@@ -65,14 +65,15 @@ struct DecodeRequest {
   // [row_count(request), n_embd] on the host, instead of logits and draws: the rows that the output reads, after the
   // last norm. The output is not computed then.
   float* hidden = nullptr;
-  // [tokens, n_embd] on the host, beside logits: the same of all tokens. Only on the CPU.
-  float* every_hidden = nullptr;
-  // [tokens, n_embd] on the host: what a head that drafts reads beside its tokens.
-  const float* rows_in = nullptr;
+  // Of a head that drafts, [tokens] or empty, in rows_memory(): the row that it reads beside each token, and where its
+  // own goes, the one that the output reads; null: nowhere.
+  std::span<const float* const> rows_from{};
+  std::span<float* const> rows_to{};
   // [row_count(request)], or empty: a token is drawn from each row where its logits are, and no logits but those asked
   // for in RowDraw come to the host.
   std::span<const RowDraw> row_draws{};
   int32_t* drawn = nullptr;                 // [row_draws]; -1: the logits are not finite
+  Likely* likely = nullptr;                 // [row_count(request)], instead of logits and draws
   const int32_t* pinned_routing = nullptr;  // [moe layers, tokens, used]
   int32_t* captured_routing = nullptr;      // likewise
   OpTime* op_times = nullptr;               // [plan().keys], added to
@@ -89,10 +90,11 @@ enum class Loading : uint8_t { weights, plan_only };
 class Session {
  public:
   // `device`: the CPU, its isa perhaps lowered, or one of detect_cuda(); any description for plan_only. Throws
-  // GgufError, ModelError, PlanError, UnsupportedError, DeviceError, OutOfMemoryError.
+  // GgufError, ModelError, PlanError, UnsupportedError, DeviceError, OutOfMemoryError. `lender`: a session of the same
+  // file that lives longer; weights that it has on a GPU are not loaded again.
   Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& load, const plan::ContextOptions& context,
           const SessionSettings& settings, const DeviceInfo& device, std::vector<profile::KernelEntry> kernels,
-          Loading loading = Loading::weights, model::Part part = model::Part::trunk);
+          Loading loading = Loading::weights, model::Part part = model::Part::trunk, const Session* lender = nullptr);
 
   const model::ModelDesc& model() const { return model_; }
   const plan::Plan& plan() const { return plan_; }
@@ -144,15 +146,20 @@ class Session {
   std::shared_ptr<float[]> logits_memory(size_t count) const;
   // Likewise in the memory of the session's device. Throws OutOfMemoryError.
   std::shared_ptr<float[]> device_logits_memory(size_t count) const;
+  // For DecodeRequest::rows_from and rows_to. Throws OutOfMemoryError.
+  std::shared_ptr<float[]> rows_memory(size_t count) const;
   // Throws PlanError (no room left in the context, unknown slot, token out of range), or GgufError if weights are read
   // from the file and it has changed, before or meanwhile. No sequence is longer then.
   void decode(const DecodeRequest& request);
 
   // Loads the head that drafts tokens (MTP) beside the model; sequences that begin from now on can be asked for drafts.
-  // The hidden rows of their tokens stay in memory, n_embd floats each. Throws UnsupportedError where the file or the
-  // engine has no such head, or the model is not on the CPU alone.
+  // The hidden rows of their tokens stay in the machine's memory, n_embd floats each. Throws UnsupportedError where the
+  // file or the engine has no such head, or the model lies neither on CPU devices alone nor on one GPU alone. Of a
+  // session without weights, only its plan is made.
   void load_draft_head();
   bool has_draft_head() const { return draft_head_ != nullptr; }
+  // Its session; null without one.
+  const Session* draft_session() const { return draft_head_ != nullptr ? &draft_head_->session() : nullptr; }
   // Forgets it, and the rows that it needs.
   void drop_draft_head() {
     check_idle();
@@ -168,6 +175,11 @@ class Session {
   // slot, each given once) and is not decoded by this. `further`: each is what was drafted last for its sequence, and
   // follows the token that was given then. Throws PlanError.
   void draft(std::span<const std::pair<int32_t, int32_t>> texts, bool further, float* logits);
+  // The same, but the most probable token of each, found where the logits are.
+  void draft(std::span<const std::pair<int32_t, int32_t>> texts, bool further, Likely* likely);
+
+  // Waits for everything that was started.
+  void finish() const;
 
   StreamCounts stream_counts() const;
   ExpertCounts expert_counts() const { return executor_ != nullptr ? executor_->expert_counts() : ExpertCounts{}; }
@@ -188,8 +200,10 @@ class Session {
   void lose_device(std::string_view name, int64_t after_segments);
 
   // Whether tokens of a generation are drawn where the model runs, without the host in between. Not with recurrent
-  // state: it cannot forget the steps that run ahead of the host.
-  bool draws_on_device() const { return executor_ != nullptr && executor_->draws() && plan_.states.empty(); }
+  // state: it cannot forget the steps that run ahead of the host. Nor beside a head, which gets the rows of each step.
+  bool draws_on_device() const {
+    return executor_ != nullptr && executor_->draws() && plan_.states.empty() && draft_head_ == nullptr;
+  }
   // `tokens`: what is fed before the first draw, one or a whole prompt. Throws PlanError for a slot, tokens or settings
   // that cannot be.
   Generation generation(int32_t slot, std::span<const int32_t> tokens, const ops::SampleSettings& settings) const;
@@ -241,7 +255,9 @@ class Session {
   void feed(const DecodeRequest& request);
   void run_ubatch(const UBatch& ubatch, const DecodeRequest& request, int threads);
   MicroBatch micro_batch(const UBatch& ubatch, const DecodeRequest& request);
-  // Runs a u-batch and draws a token from each of its rows, on the host where the executor does not.
+  void draft(std::span<const std::pair<int32_t, int32_t>> texts, bool further, const Drafts& out);
+  // Runs a u-batch and draws a token from each of its rows, or finds the likely ones, on the host where the executor
+  // does not.
   void run_and_draw(MicroBatch batch, int threads);
   void check(const DecodeRequest& request) const;
   void check_slot(int32_t slot) const;
@@ -254,6 +270,12 @@ class Session {
   // Throws PlanError where DecodeRequest::between asks.
   void check_idle() const;
   std::unique_ptr<DraftHead> make_draft_head() const;
+  // A plan with other settings; what is lent stays so, and so does the note of the placement.
+  plan::Plan planned(const plan::ContextOptions& context, const SessionSettings& settings) const;
+  std::vector<model::WeightId> borrow(plan::Plan& plan) const;  // as plan::borrow_weights(); empty without a lender
+  std::vector<const std::byte*> lent_weights();
+  // Of a GPU, that the cache has not taken yet where it takes memory by need.
+  size_t promised_bytes() const;
   void choose();
   void place(Loading loading);
   void cache_experts();
@@ -264,9 +286,9 @@ class Session {
   void make_executor(int threads);
   // Of every device, and of the machine.
   void check_memory(bool weights_loaded) const;
-  void finish() const;
 
   std::shared_ptr<const GgufFile> file_;
+  const Session* lender_ = nullptr;
   model::ModelDesc model_;
   plan::Plan plan_;
   SessionSettings settings_;
@@ -280,7 +302,7 @@ class Session {
   bool reads_file_ = false;                   // weights are pages of the file, also after they were loaded
   RowLogits row_logits_;                      // that the host draws from
   std::unique_ptr<DraftHead> draft_head_;
-  std::vector<float> draft_rows_;   // hidden rows of a u-batch, on their way to it
+  std::vector<float*> draft_rows_;  // of a u-batch: where the head wants the row of each token
   std::vector<int64_t> positions_;  // per slot
   std::vector<int64_t> filled_;     // per slot: positions whose memory is taken
   std::vector<int64_t> begun_;      // per slot: where its last decode began

@@ -96,9 +96,15 @@ void Session::check(const DecodeRequest& request) const {
   }
   DYNO_CHECK(PlanError, request.hidden == nullptr || (request.logits == nullptr && request.row_draws.empty()),
              "[session] hidden rows cannot be combined with logits or draws in one decode");
+  DYNO_CHECK(PlanError, request.likely == nullptr || (request.logits == nullptr && request.row_draws.empty()),
+             "[session] the most probable tokens cannot be combined with logits or draws in one decode");
   const auto draws = static_cast<int64_t>(request.row_draws.size());
   DYNO_CHECK(PlanError, draws == 0 || draws == row_count(request), "[session] ", draws, " draws for ",
              row_count(request), " rows of logits");
+  const auto tokens = static_cast<size_t>(token_count(request));
+  for (const size_t rows : {request.rows_from.size(), request.rows_to.size()}) {
+    DYNO_CHECK(PlanError, rows == 0 || rows == tokens, "[session] ", rows, " hidden rows for ", tokens, " tokens");
+  }
   for (const RowDraw& draw : request.row_draws) {
     ops::check_settings(draw.settings);
     check_uniform(draw.uniform);

@@ -39,7 +39,7 @@ void WeightStream::take_half(int32_t order) {
 
 std::vector<int64_t> WeightStream::routed(const plan::Fetch& fetch, int64_t tokens) {
   std::vector<int32_t> ids(static_cast<size_t>(tokens * fetch.used));
-  main_.read(fetch.ids, std::as_writable_bytes(std::span(ids)));
+  main_.read(fetch.ids, 0, std::as_writable_bytes(std::span(ids)));
   std::vector<int64_t> rows(static_cast<size_t>(fetch.experts));
   for (const int32_t id : ids) {
     DYNO_CHECK(PlanError, id >= 0 && id < fetch.experts, "[moe] a token is routed to expert ", id, " of ",

@@ -290,6 +290,9 @@ class Session:
         Every distinct op with its configuration and why it was chosen, for that many tokens a u-batch (default: 1 and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU; draw: what draws a token behind that of a single one), `count` its nodes. `rows` is what the op itself sees: tokens times heads or experts where it works on those. `path`: which way a matrix product goes (matvec, mmq, dequantize), any for other ops.
         """
 
+    def draft_head_nodes(self) -> list[dict[str, Any]]:
+        """The same as nodes() of a loaded head that drafts; empty without one."""
+
     def nodes(self) -> list[dict[str, Any]]:
         """
         Every launch of every op list, in order: `list`, `name`, `key`, `layer` and `operands`. The operands have the names of the family's struct; a value has `access` (read, write, update), its place in the arena and the first and last launch of its list that use it, a weight is the tensor's name.
@@ -465,7 +468,7 @@ class Session:
 
     def load_draft_head(self) -> None:
         """
-        Loads the first of those blocks, for draft(). Raises UnsupportedError where there is none, or a GPU takes part.
+        Loads the first of those blocks, for draft(). Raises UnsupportedError where there is none, or a GPU takes part. Of a session without weights only the head's plan is made.
         """
 
     @property
@@ -493,6 +496,11 @@ class Session:
     def draft(self, texts: Sequence[tuple[int, int]], further: bool = False) -> numpy.typing.NDArray[numpy.float32]:
         """
         Logits float32 [texts, n_vocab] of the token behind each text: a slot, and the token that is about to follow its sequence, which is not decoded by this. further: the token is what was drafted last for the sequence, behind the token given then. Raises PlanError.
+        """
+
+    def draft_tokens(self, texts: Sequence[tuple[int, int]], further: bool = False, min_p: float = 0.0) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        The same, but of each text the most probable token (int32 [texts]), found where the logits are; -1 if it is less probable than min_p, or if the logits are not finite.
         """
 
 class Generation:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dyno._draft_model import most_probable
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -28,7 +26,8 @@ class DraftHead:
         min_p: A draft ends where its next token is less probable than this.
 
     Raises:
-        UnsupportedError: The file has no head, the engine does not know it, or a GPU takes part.
+        UnsupportedError: The file has no head, the engine does not know it, or the model
+            lies on a GPU and another device.
         OutOfMemoryError: The head does not fit.
     """
 
@@ -74,11 +73,10 @@ class DraftHead:
                     feed[index] = (slot, token)
             further = False
             while feed:
-                logits = session.draft(list(feed.values()), further)
-                proposed = most_probable(logits, self._min_p, self._n_vocab)
+                proposed = session.draft_tokens(list(feed.values()), further, self._min_p)
                 following: dict[int, tuple[int, int]] = {}
-                for (index, (slot, _)), token in zip(feed.items(), proposed, strict=True):
-                    if token < 0:
+                for (index, (slot, _)), token in zip(feed.items(), map(int, proposed), strict=True):
+                    if not 0 <= token < self._n_vocab:
                         continue
                     drafts[index].append(token)
                     if len(drafts[index]) < texts[index][2]:

@@ -247,6 +247,76 @@ def test_files_without_a_head(tiny_dir: Path) -> None:
         s.load_draft_head()
 
 
+def test_the_most_probable_token_is_found_where_the_logits_are(
+    tiny_dir: Path, golden: dict[str, np.ndarray]
+) -> None:
+    tokens = golden["tokens_long"].astype(np.int32)
+    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=3)
+    s.decode([(slot, tokens[: 9 + 7 * slot].copy()) for slot in range(3)], "none")
+    texts = [(slot, int(tokens[9 + 7 * slot])) for slot in range(3)]
+    for further in (False, True):
+        s.draft(texts)
+        logits = s.draft(texts, further).astype(np.float64)
+        best = logits.argmax(axis=1)
+        certain = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+        s.draft(texts)
+        assert s.draft_tokens(texts, further).tolist() == best.tolist()
+        for slot in range(3):
+            for margin, found in ((0.999, best[slot]), (1.001, -1)):
+                s.draft(texts)
+                got = s.draft_tokens(texts, further, min_p=float(certain[slot]) * margin)
+                assert got[slot] == found, (further, slot, margin)
+    assert s.draft_tokens([]).shape == (0,)
+
+
+def test_rows_of_texts_that_go_on_from_one_another(tiny_dir: Path) -> None:
+    """Copies share the rows of what they have in common, and each goes on with rows of its own."""
+    common, first, second = np.split(
+        np.random.default_rng(8).integers(1, 300, 400).astype(np.int32), [300, 350]
+    )
+    path = tiny_dir / "qwen35-tiny.gguf"
+    context = {**F32, "ctx": 512, "sequences": 3}
+
+    def opened() -> _core.Session:
+        s = _core.Session(path, context=context, session={"threads": 2, "ubatch": 64})
+        s.load_draft_head()
+        return s
+
+    alone = opened()
+    want = []
+    for slot, own in enumerate((first, second)):
+        alone.decode([(slot, np.concatenate([common, own]))], "none")
+        want.append(drafted(alone, 5, slot))
+    s = opened()
+    s.decode([(2, common.copy())], "none")
+    s.copy(2, 0)
+    s.copy(2, 1)
+    s.decode([(0, first.copy()), (1, second.copy())], "none")
+    for slot in (0, 1):
+        assert nmse(drafted(s, 5, slot), want[slot]) < 1e-8
+    s.reset(0)
+    s.copy(2, 0)
+    s.decode([(2, first.copy()), (0, second.copy())], "none")
+    assert nmse(s.draft([(2, 5), (0, 5), (1, 5)]), np.stack([want[0], want[1], want[1]])) < 1e-8
+
+
+@pytest.mark.parametrize("away", [r"blk\.[2-9]", "output_norm", r"^output\.weight"])
+def test_rows_come_from_the_device_that_has_them(
+    away: str, tiny_dir: Path, golden: dict[str, np.ndarray]
+) -> None:
+    """A virtual device holds the last layers, the last norm or the output."""
+    tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
+    placement = {"virtual_devices": [{}], "rules": [f"{away}=cpu:1"]}
+    context = {**F32, "sequences": 2}
+    s = _core.Session(tiny_dir / "qwen35-tiny.gguf", context=context, placement=placement)
+    s.load_draft_head()
+    assert s.plan["devices"][1]["weights_bytes"] > 0
+    for rows in ("none", "last", "all"):
+        s.reset()
+        s.decode([(1, tokens[:31].copy()), (0, tokens[:5].copy())], rows)
+        assert nmse(s.draft([(0, int(tokens[5])), (1, int(tokens[31]))]), want[[4, 30]]) < 1e-8
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not any(d["kind"] == "cuda" for d in _core.devices()), reason="no GPU")
 def test_a_model_on_a_gpu_has_no_head(tiny_dir: Path) -> None:

@@ -45,7 +45,7 @@ bool norms_rows(const Plan& plan, Node& node, const NormOperands& norm) {
 }  // namespace
 
 NodeList batch(Plan& plan, const model::ModelDesc& model, const NodeList& general) {
-  NodeList list{.id = ListId::batched, .nodes = general.nodes, .residual = general.residual};
+  NodeList list = list_from(model, general, ListId::batched);
   bool gains = false;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     if (!has_plain_attention(model.layers[i])) continue;

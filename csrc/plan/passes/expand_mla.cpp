@@ -61,7 +61,7 @@ void expand_layer(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32
 }  // namespace
 
 NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general) {
-  NodeList list{.id = ListId::expanded, .nodes = general.nodes, .residual = general.residual};
+  NodeList list = list_from(model, general, ListId::expanded);
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::AttentionSpec& a = model.layers[i].attention;
     if (a.kind != model::AttentionKind::mla || !model.layers[i].has_attention()) continue;

@@ -115,6 +115,8 @@ void fold_norms(Nodes& nodes, const std::function<bool(Node&, const NormOperands
     const auto* desc = std::get_if<ops::NormDesc>(&nodes[i].desc);
     if (norm == nullptr || desc->add || desc->rows_per_token > 1 || norm->x.value == norm->out.value) continue;
     if (norm->scale != 1.0f) continue;
+    // A part of wider rows, of which the reader reads more.
+    if (norm->out.stride_bytes != desc->n * static_cast<int64_t>(sizeof(float))) continue;
     const NormOperands folded = *norm;
     size_t place = i + 1;
     bool read = false;  // from `place` on
@@ -148,7 +150,9 @@ constexpr int64_t kMostNormedRows = 32768;
 
 class Fuse {
  public:
-  Fuse(Plan& plan, const model::ModelDesc& model, Nodes& nodes) : plan_(plan), model_(model), nodes_(nodes) {}
+  // `kept`: rows that somebody else reads too, so no product norms them.
+  Fuse(Plan& plan, const model::ModelDesc& model, Nodes& nodes, ValueId kept)
+      : plan_(plan), model_(model), nodes_(nodes), kept_(kept) {}
 
   void layer(int32_t i) {
     const model::LayerSpec& spec = model_.layers[static_cast<size_t>(i)];
@@ -195,7 +199,7 @@ class Fuse {
 
   bool norms_rows(Node& node, const NormOperands& norm) const {
     const std::optional<WeightId> weight = norming_weight(node);
-    if (!weight || !stand_together(plan_, {*weight, norm.weight.id})) return false;
+    if (norm.out.value == kept_ || !weight || !stand_together(plan_, {*weight, norm.weight.id})) return false;
     norm_inside(node, norm);
     return true;
   }
@@ -378,13 +382,22 @@ class Fuse {
   Plan& plan_;
   const model::ModelDesc& model_;
   Nodes& nodes_;
+  ValueId kept_;
 };
 
 }  // namespace
 
+NodeList list_from(const model::ModelDesc& model, const NodeList& general, ListId id) {
+  return {.id = id,
+          .nodes = general.nodes,
+          .residual = general.residual,
+          .rows_in = general.rows_in,
+          .hidden = model.draft_blocks > 0 ? general.hidden : kNoValue};
+}
+
 NodeList fuse(Plan& plan, const model::ModelDesc& model, const NodeList& general) {
-  NodeList list{.id = ListId::fused, .nodes = general.nodes, .residual = general.residual};
-  Fuse pass(plan, model, list.nodes);
+  NodeList list = list_from(model, general, ListId::fused);
+  Fuse pass(plan, model, list.nodes, list.hidden);
   for (size_t i = 0; i < model.layers.size(); ++i) pass.layer(static_cast<int32_t>(i));
   pass.fold_norms();
   return list;

@@ -33,6 +33,8 @@ void mark_streamed(Plan& plan, const model::ModelDesc& model);
 // Which weights of the CPU a GPU takes matrices of while its expert cache adapts.
 void mark_refilled(Plan& plan, const model::ModelDesc& model);
 NodeList emit_streamed(Plan& plan, const model::ModelDesc& model);
+// The start of another list: the general one's nodes.
+NodeList list_from(const model::ModelDesc& model, const NodeList& general, ListId id);
 NodeList fuse(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 NodeList batch(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general);

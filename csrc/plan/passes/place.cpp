@@ -190,13 +190,51 @@ void count_weights(Plan& plan, const model::ModelDesc& model) {
   const bool table_is_output = model.tied_output && plan.weights[static_cast<size_t>(model.output)].mapped;
   for (size_t i = 0; i < plan.weights.size(); ++i) {
     const WeightPlacement& weight = plan.weights[i];
-    if (model.weights[i].table && weight.mapped && table_is_output) continue;
+    if (weight.lent || (model.weights[i].table && weight.mapped && table_is_output)) continue;
     const size_t bytes = checked_mul(weight.bytes, weight.copies, "the weights");
     plan.weights_bytes = checked_add(plan.weights_bytes, bytes, "the weights");
     plan.mirror_bytes += bytes - weight.bytes;  // of the sum above
     if (!model.weights[i].picks.empty()) plan.cached_bytes += weight.bytes;
     plan.devices[static_cast<size_t>(weight.device)].weights_bytes += bytes;  // likewise
   }
+}
+
+namespace {
+
+// Whether the file gives both the same numbers.
+bool same_matrix(const model::Weight& a, const model::Weight& b) {
+  return a.tensor == b.tensor && a.type == b.type && a.transform == b.transform && a.batch == b.batch &&
+         a.rows == b.rows && a.cols == b.cols && a.parts == b.parts && a.scale == b.scale && a.picks == b.picks;
+}
+
+}  // namespace
+
+size_t Plan::lent_bytes() const {
+  size_t bytes = 0;
+  for (const WeightPlacement& weight : weights) bytes += weight.lent ? weight.bytes : 0;
+  return bytes;
+}
+
+std::vector<WeightId> borrow_weights(Plan& plan, const model::ModelDesc& model, const Plan& lender,
+                                     const model::ModelDesc& lending) {
+  std::vector<WeightId> lenders(model.weights.size(), model::kNone);
+  for (size_t i = 0; i < plan.weights.size(); ++i) {
+    WeightPlacement& own = plan.weights[i];
+    own.lent = false;
+    const DeviceInfo& device = plan.device(own.device);
+    if (device.kind != DeviceKind::cuda) continue;
+    for (size_t j = 0; j < lender.weights.size() && !own.lent; ++j) {
+      const WeightPlacement& other = lender.weights[j];
+      const DeviceInfo& there = lender.device(other.device);
+      own.lent = there.kind == DeviceKind::cuda && there.ordinal == device.ordinal && other.type == own.type &&
+                 other.layout == own.layout && same_matrix(model.weights[i], lending.weights[j]);
+      if (own.lent) lenders[i] = static_cast<WeightId>(j);
+    }
+  }
+  plan.weights_bytes = plan.mirror_bytes = plan.cached_bytes = 0;
+  for (PlannedDevice& device : plan.devices) device.weights_bytes = 0;
+  count_weights(plan, model);
+  return lenders;
 }
 
 }  // namespace dyno::plan

@@ -21,18 +21,23 @@ bool times_draw(const MicroBatch& batch) {
 // Of each graph that times ops: the median of so many counts.
 constexpr size_t kGraphReplays = 5;
 
+// Whether the launches leave fewer rows than those that MicroBatch::rows_to names.
+bool drops_rows(const MicroBatch& batch) {
+  return !batch.rows_to.empty() && !batch.logit_rows.empty() && batch.logit_rows.size() < batch.tokens.size();
+}
+
 // Logits for which there is page-locked memory; more go to ordinary memory, slower.
 constexpr size_t kPinnedLogits = size_t{4} << 20;
 
 }  // namespace
 
 CudaExecutor::CudaExecutor(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan,
-                           plan::DeviceId device, ThreadPool& pool, int threads)
+                           plan::DeviceId device, ThreadPool& pool, int threads, std::span<const std::byte* const> lent)
     : model_(model),
       plan_(plan),
       device_(device),
       stream_(make_stream()),
-      weights_(file, model, plan, device, pool, threads),
+      weights_(file, model, plan, device, pool, threads, lent),
       counters_(ops::kStreamCounters * sizeof(int32_t), "counters"),
       copies_(plan, model) {
   size_t bytes = 0;
@@ -246,14 +251,20 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
   const NodeRange range = nodes_to_run(list, batch);
   if (batch.op_times != nullptr) DYNO_CUDA_CHECK(cudaEventRecord(timing_event(0).get(), stream_.get()));
   launched_.clear();
-  // Rows are selected before the head, or behind the last attention.
-  const int32_t selection_at = range.all_rows ? list.head_node : list.select_node + 1;
-  const bool selects = range.all_rows ? selection_at < range.stop : selection_at <= range.stop;
+  // Rows are selected before the head, or behind the last attention; behind the last norm if all of them are read.
+  const bool reads_all = range.read_behind >= 0;
+  const int32_t selection_at = reads_all        ? range.read_behind + 1
+                               : range.all_rows ? list.head_node
+                                                : list.select_node + 1;
+  const bool selects = range.all_rows || reads_all ? selection_at < range.stop : selection_at <= range.stop;
   const int32_t first = selects ? selection_at : range.stop;
   launch_nodes(env, list, 0, first, batch, how);
   if (selects) {
-    select_rows(env, static_cast<int64_t>(batch.logit_rows.size()),
-                range.all_rows ? list.head_values : list.select_values);
+    if (drops_rows(batch)) download_rows(batch);
+    const std::span<const plan::ValueId> values = reads_all        ? std::span(&list.hidden, 1)
+                                                  : range.all_rows ? std::span(list.head_values)
+                                                                   : std::span(list.select_values);
+    select_rows(env, static_cast<int64_t>(batch.logit_rows.size()), values);
   }
   launch_nodes(env, list, first, range.stop, batch, how);
   if (how.draws) {
@@ -443,6 +454,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   const size_t logits_bytes = batch.hidden != nullptr ? 0 : batch.logit_rows.size() * row_bytes;
   fit_logits(logits_bytes);
   upload(batch);
+  upload_rows(batch);
   if (times_draw(batch)) set_draw_state({.temperature = 0.0f}, 0);
 
   upload_routing(batch);
@@ -451,7 +463,8 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   Captured* work = nullptr;
   // A launch over expanded latents depends on the depth of the context.
   const bool fixed = list_for(batch).id != plan::ListId::expanded;
-  const bool captures = graphs_wanted_ && repeats && fixed && !routing && batch.hidden == nullptr;
+  // Nor is a copy of rows to the memory of one decode part of a graph: it follows, or nothing is captured.
+  const bool captures = graphs_wanted_ && repeats && fixed && !routing && batch.hidden == nullptr && !drops_rows(batch);
   if (captures && batch.op_times == nullptr) {
     work = &graphs_[{static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()),
                      static_cast<int64_t>(batch.logit_rows.size())}];
@@ -467,6 +480,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
     launch_all(batch, selection, {.draws = times_draw(batch)});
     if (batch.op_times != nullptr) add_op_times(batch);
   }
+  if (!batch.rows_to.empty() && !drops_rows(batch)) download_rows(batch);
   download_routing(batch);
   if (batch.hidden != nullptr) {
     const plan::Value& value = plan_.values[static_cast<size_t>(list_for(batch).hidden)];
@@ -474,13 +488,15 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
                                     value.bytes_per_token * batch.logit_rows.size(), cudaMemcpyDeviceToHost,
                                     stream_.get()));
     finish();
+  } else if (batch.likely != nullptr) {
+    find_likely_rows(batch);
   } else if (!batch.row_draws.empty()) {
     draw_rows(batch, selection);
   } else if (logits_bytes != 0 && batch.logits != nullptr) {
     // To the host or to memory of the device; the driver knows which by the address.
     DYNO_CUDA_CHECK(cudaMemcpyAsync(batch.logits, logits_.data(), logits_bytes, cudaMemcpyDefault, stream_.get()));
     finish();
-  } else if (routing) {
+  } else if (routing || !batch.rows_to.empty()) {
     finish();
   }
 }

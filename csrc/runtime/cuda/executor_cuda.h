@@ -25,9 +25,9 @@ namespace dyno::runtime {
 
 class CudaExecutor final : public Executor, public Backend {
  public:
-  // Uploads the weights of `device`, which must be the current one.
+  // Uploads the weights of `device`, which must be the current one, but those that are `lent` (CudaWeights).
   CudaExecutor(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, plan::DeviceId device,
-               ThreadPool& pool, int threads);
+               ThreadPool& pool, int threads, std::span<const std::byte* const> lent = {});
   ~CudaExecutor() override;
 
   void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) override;
@@ -48,6 +48,8 @@ class CudaExecutor final : public Executor, public Backend {
   void give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) override;
   std::shared_ptr<float[]> logits_memory(size_t count) override;
   std::shared_ptr<float[]> device_logits_memory(size_t count) override;
+  std::shared_ptr<float[]> rows_memory(size_t count) override;
+  const std::byte* lendable(model::WeightId weight) const override { return weights_.data(weight); }
 
   void connect(const ValueMemory& memory) override;
   std::byte* memory_of(plan::ValueId value) const override;
@@ -61,7 +63,7 @@ class CudaExecutor final : public Executor, public Backend {
   bool start_ahead(const plan::NodeList& list, int32_t begin, int32_t end, int64_t tokens) override;
   void finish_host_turn() override;
   void follow(Backend& other) override;
-  void read(plan::ValueId value, std::span<std::byte> out) override;
+  void read(plan::ValueId value, size_t begin, std::span<std::byte> out) override;
   void copies_follow_launches() override;
   void bring(model::WeightId weight, const std::byte* from, int64_t matrices,
              std::span<const MatrixRange> ranges) override;
@@ -134,6 +136,9 @@ class CudaExecutor final : public Executor, public Backend {
   // Nodes [begin, end) of a list.
   void launch_nodes(Env& env, const plan::NodeList& list, int32_t begin, int32_t end, const MicroBatch& batch,
                     const Launching& how);
+  // Hidden rows: of a head from the caller, and of the model to it.
+  void upload_rows(const MicroBatch& batch);
+  void download_rows(const MicroBatch& batch);
   // Of routing that comes from the host, and room for what goes there.
   void upload_routing(const MicroBatch& batch);
   // Of the layers whose experts are chosen here.
@@ -160,6 +165,8 @@ class CudaExecutor final : public Executor, public Backend {
   void upload_draws(std::span<const Draw> ahead);
   // Draws from the rows of logits that the launches before it leave, and waits for the tokens.
   void draw_rows(const MicroBatch& batch, const plan::Selection& selection);
+  // MicroBatch::likely of the rows of logits that the launches before it leave.
+  void find_likely_rows(const MicroBatch& batch);
   // Draws from the logits that are there and moves on to the next step.
   void launch_sampling(const MicroBatch& batch, const plan::Selection& selection);
 
@@ -232,6 +239,8 @@ class CudaExecutor final : public Executor, public Backend {
   struct RowDrawing {
     DeviceBuffer device;
     PinnedBuffer host;
+    // Nothing may be under way that uses the old memory.
+    void fit(size_t bytes);
   };
   RowDrawing row_drawing_;
 };

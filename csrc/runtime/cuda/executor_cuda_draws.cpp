@@ -110,18 +110,20 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
                                   stream_.get()));
 }
 
+void CudaExecutor::RowDrawing::fit(size_t bytes) {
+  if (device.size() >= bytes) return;
+  device = DeviceBuffer();
+  host = PinnedBuffer(bytes, "draws");
+  device = DeviceBuffer(bytes, "draws");  // last: its size stands for both
+}
+
 void CudaExecutor::draw_rows(const MicroBatch& batch, const plan::Selection& selection) {
   const auto rows = static_cast<int64_t>(batch.row_draws.size());
   const auto count = static_cast<size_t>(rows);
   const size_t uniforms_at = count * sizeof(ops::SampleSettings), tokens_at = uniforms_at + count * sizeof(float),
                bytes = tokens_at + count * sizeof(int32_t);
   RowDrawing& d = row_drawing_;
-  if (d.device.size() < bytes) {
-    // Nothing is under way that reads the old memory: each call waits for its tokens.
-    d.device = DeviceBuffer();
-    d.host = PinnedBuffer(bytes, "draws");
-    d.device = DeviceBuffer(bytes, "draws");  // last: its size stands for both
-  }
+  d.fit(bytes);  // each call waits for its tokens
   const RowDrawInputs inputs(batch.row_draws);
   std::memcpy(d.host.data(), inputs.settings.data(), uniforms_at);
   std::memcpy(d.host.data() + uniforms_at, inputs.uniforms.data(), tokens_at - uniforms_at);

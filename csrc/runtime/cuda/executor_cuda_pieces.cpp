@@ -219,9 +219,10 @@ void CudaExecutor::follow(Backend& other) {
   DYNO_CUDA_CHECK(cudaStreamWaitEvent(stream_.get(), before.followed_.get()));
 }
 
-void CudaExecutor::read(plan::ValueId value, std::span<std::byte> out) {
+void CudaExecutor::read(plan::ValueId value, size_t begin, std::span<std::byte> out) {
   const DeviceScope scope(info().ordinal, "decoding");
-  DYNO_CUDA_CHECK(cudaMemcpyAsync(out.data(), memory_of(value), out.size(), cudaMemcpyDeviceToHost, stream_.get()));
+  DYNO_CUDA_CHECK(
+      cudaMemcpyAsync(out.data(), memory_of(value) + begin, out.size(), cudaMemcpyDeviceToHost, stream_.get()));
   DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
 }
 

@@ -78,11 +78,12 @@ HostBuffer recoded(const model::Weight& weight, DType type, const std::byte* row
 }  // namespace
 
 CudaWeights::CudaWeights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan,
-                         plan::DeviceId device, ThreadPool& pool, int threads)
-    : data_(model.weights.size()) {
+                         plan::DeviceId device, ThreadPool& pool, int threads, std::span<const std::byte* const> lent)
+    : data_(model.weights.size()), lent_(lent.begin(), lent.end()) {
+  const auto own = [&](const plan::WeightPlacement& weight) { return weight.device == device && !weight.lent; };
   size_t total = 0, widest = 0;
   for (size_t i = 0; i < plan.weights.size(); ++i) {
-    if (plan.weights[i].device != device) continue;
+    if (!own(plan.weights[i])) continue;
     total += aligned(plan.weights[i].bytes);
     if (plan.weights[i].layout != ops::Layout::plain)
       widest = std::max(widest, plain_bytes(model.weights[i], plan.weights[i].type));
@@ -95,7 +96,7 @@ CudaWeights::CudaWeights(const GgufFile& file, const model::ModelDesc& model, co
   for (size_t i = 0; i < model.weights.size(); ++i) {
     const model::Weight& weight = model.weights[i];
     const plan::WeightPlacement& placement = plan.weights[i];
-    if (placement.device != device) continue;
+    if (!own(placement)) continue;
     std::byte* target = memory_.data() + offset;
     data_[i] = target;
     offset += aligned(placement.bytes);
