@@ -18,6 +18,7 @@ from dyno.chat._rendering import Renderer
 from dyno.errors import DeviceLostError
 from dyno.server import Options, wire
 from dyno.server.answers import Completions
+from dyno.server.fields import IGNORED_FIELDS, Fields
 from dyno.server.running import Pieces
 from dyno.server.wire import OPENAI, written
 from served import GREEDY, HELLO, KEY, Served, chat, serving, stream, until
@@ -368,3 +369,41 @@ def test_pieces_are_the_json_of_the_whole(
     expected = dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     assert found == (expected if kind == "whole" else b"data: " + expected + b"\n\n")
     assert max(sizes) < 8000
+
+
+def test_a_conversation_is_rendered_once_for_all_answers(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process renders for all clients."""
+    rendered: list[None] = []
+    render = Renderer.render
+
+    def counted(self: Renderer, *given: Any) -> dict[str, Any]:
+        rendered.append(None)
+        return render(self, *given)
+
+    drawn = {"temperature": 1.5, "top_k": 0, "top_p": 1, "min_p": 0}
+    alone = [chat(served.client, **drawn, seed=seed).json()["choices"][0] for seed in (7, 8)]
+    monkeypatch.setattr(Renderer, "render", counted)
+    both = chat(served.client, **drawn, seed=7, n=2).json()["choices"]
+    assert [choice["message"] for choice in both] == [choice["message"] for choice in alone]
+    assert len(rendered) == 1
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_fields_of_a_large_body_are_judged_beside_the_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    threads: list[str] = []
+    ignored = Fields.ignored
+
+    def noted(self: Fields, path: str, body: Any) -> list[str]:
+        threads.append(threading.current_thread().name)
+        return ignored(self, path, body)
+
+    monkeypatch.setattr(Fields, "ignored", noted)
+    body = {"content": "a" * (300_000 if large else 3), "unknown": 1}
+    answer = served.client.post("/tokenize", json=body)
+    assert answer.status_code == 200
+    assert answer.headers[IGNORED_FIELDS] == "unknown"
+    assert [name.startswith("dyno-request") for name in threads] == [large]

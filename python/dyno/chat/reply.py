@@ -24,9 +24,41 @@ if TYPE_CHECKING:
     from dyno.chat.template import ChatTemplate
     from dyno.engine import Engine
 
-__all__ = ["Reply"]
+__all__ = ["ChatPrompt", "Reply", "chat_prompt"]
 
 _log = logging.getLogger("dyno.chat")
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatPrompt:
+    """The prompt of a conversation, for one answer or several."""
+
+    text: str
+    begun: bool
+    """Whether it ends within the content of the answer."""
+    tokens: list[int]
+
+
+def chat_prompt(
+    engine: Engine,
+    messages: Sequence[Mapping[str, Any]],
+    template: ChatTemplate,
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+    *,
+    continues: bool,
+    calls: bool,
+) -> ChatPrompt:
+    """The prompt of a conversation; arguments and errors as of `Reply` and of `ChatTemplate.prompt`."""
+    check_length("[chat] the conversation", engine, len(messages), "at least ")  # one for each message
+    rendered = template.prompt(messages, tools, variables, continues=continues, calls=calls)
+    check_least("[chat] the conversation", engine, rendered.text)
+    tokens, as_text = encode(engine.tokenizer, rendered)
+    _warn_of_lost_tokens(as_text, messages, tools, template.name)
+    if not tokens:
+        raise PlanError(f"[chat] the template {template.name} gives an empty prompt")
+    check_length("[chat] the conversation", engine, len(tokens))
+    return ChatPrompt(rendered.text, rendered.begun, tokens)
 
 
 class Reply(PieceRun[Part]):
@@ -46,6 +78,7 @@ class Reply(PieceRun[Part]):
         call: The answer has to call this function, or any of the tools if it is empty; None: it may.
         continues: The answer goes on from the last message, which is the assistant's, and is its rest alone.
         one_call: Whether it calls one function alone, if it has to call any of the tools.
+        prompt: Of these arguments, if it was made before: for several answers to one conversation.
 
     Raises:
         ChatError: The template refuses the messages.
@@ -69,29 +102,24 @@ class Reply(PieceRun[Part]):
         call: str | None = None,
         one_call: bool = False,
         continues: bool = False,
+        prompt: ChatPrompt | None = None,
     ) -> None:
         self._stop = StopFilter([stop] if isinstance(stop, str) else stop)
         if slot is not None:
             engine._slots.check_exists(slot, int(engine.settings["sequences"]))
-        check_length("[chat] the conversation", engine, len(messages), "at least ")  # one for each message
         calls = call is not None
-        rendered = template.prompt(messages, tools, variables, continues=continues, calls=calls)
-        check_least("[chat] the conversation", engine, rendered.text)
-        prompt, as_text = encode(engine.tokenizer, rendered)
-        _warn_of_lost_tokens(as_text, messages, tools, template.name)
-        ctx = int(engine.settings["ctx"])
-        if not prompt:
-            raise PlanError(f"[chat] the template {template.name} gives an empty prompt")
-        check_length("[chat] the conversation", engine, len(prompt))
-        most = ctx - len(prompt) + 1
+        made = prompt or chat_prompt(
+            engine, messages, template, tools, variables, continues=continues, calls=calls
+        )
+        most = int(engine.settings["ctx"]) - len(made.tokens) + 1
         limit = most if max_tokens is None else min(most, count_of("max_tokens", max_tokens))
-        self._begun = continues and rendered.begun
+        self._begun = continues and made.begun
         if self._begun and (calls or sampling.json_schema is not None):
             raise PlanError(
                 "[chat] the last message begins the answer, so neither a schema nor tool_choice can hold for "
                 "all of it; leave one of them out"
             )
-        self._parser = parser_for(template.text, rendered.text, tools, begun=rendered.begun)
+        self._parser = parser_for(template.text, made.text, tools, begun=made.begun)
         if call is not None:
             sampling = _calling(sampling, call_grammar(tools, call or None, one=one_call or bool(call)))
             self._parser = ForcedCalls(self._parser)
@@ -99,7 +127,7 @@ class Reply(PieceRun[Part]):
             sampling = dataclasses.replace(sampling, rules_after=self._parser.content_after)
         self.answer = Answer()
         """What has been written so far."""
-        super().__init__(engine, prompt, sampling, limit, slot, handling, held)
+        super().__init__(engine, made.tokens, sampling, limit, slot, handling, held)
 
     @property
     def stop_string(self) -> str | None:

@@ -13,6 +13,7 @@ from dyno._generate import StopFilter
 from dyno._sampling import Sampling
 from dyno._writing import most_tokens, prompt_tokens
 from dyno.chat import Part, Reply
+from dyno.chat.reply import chat_prompt
 from dyno.server.conversation import conversation
 from dyno.server.errors import ApiError
 
@@ -83,6 +84,16 @@ class Chat:
         messages = conversation(body.messages)
         tools = None if body.tool_choice == "none" else body.tools
         template = template or engine.chat_template(tools=bool(tools))
+        # Once for all answers: one process renders for all clients.
+        prompt = chat_prompt(
+            engine,
+            messages,
+            template,
+            tools,
+            body.variables(),
+            continues=body.continue_final_message,
+            calls=body.call is not None,
+        )
         self.texts = [
             Reply(
                 engine,
@@ -98,6 +109,7 @@ class Chat:
                 call=body.call,
                 one_call=body.parallel_tool_calls is False,
                 continues=body.continue_final_message,
+                prompt=prompt,
             )
             for seed in body.seeds()
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -42,6 +43,8 @@ _RENDERERS = 4
 """Threads in which conversations become prompts. One process renders them, and they wait for it."""
 _COMPILERS = 4
 """Threads in which texts with rules begin: a schema or a grammar may take seconds to compile."""
+_LARGE = 1 << 18
+"""Bytes of a body from which on its fields are judged beside the event loop."""
 
 
 class _Answer(Protocol):
@@ -276,5 +279,7 @@ class Endpoints:
             body = kind.model_validate_json(bytes(data))
         except ValidationError as error:
             raise from_validation(error) from error
-        request.state.ignored_fields = self._fields.ignored(request.url.path, body)
+        judge = functools.partial(self._fields.ignored, request.url.path, body)
+        # Of a long list of objects, it takes a second.
+        request.state.ignored_fields = await self._threads.run(judge) if len(data) > _LARGE else judge()
         return body
