@@ -117,6 +117,11 @@ def test_origins_are_the_ones_that_browsers_send() -> None:
     sent = ("https://a.b", "https://a.b", "http://[::1]", "http://a.b:443", "https://a.b:80")
     assert Options(cors_origins=given).cors_origins == sent, "a browser leaves out the usual port"
     assert Options(cors_origins=("http://a.b:8080", "https://a.b:4443")).cors_origins[0].endswith(":8080")
-    for wrong in ("chat.example", "https://chat.example/page", "https://", "https://a b", ""):
+    # A browser sends the form of ASCII, so another one would never match.
+    assert (
+        Options(cors_origins=("https://xn--schlssel-95a.example",)).cors_origins[0].startswith("https://xn")
+    )
+    schemes = ("chat.example", "https://chat.example/page", "https://", "https://a b", "")
+    for wrong in (*schemes, "https://schlüssel.example", "https://me@chat.example"):
         with pytest.raises(PlanError, match="is no origin; give SCHEME://HOST"):
             Options(cors_origins=("*", wrong))
