@@ -13,7 +13,7 @@ from dyno_tuner.output.progress import STAGES, Progress
 from dyno_tuner.output.report import print_outcome
 from dyno_tuner.output.verdict import record_of, verdict
 from dyno_tuner.record.recorder import Recorder
-from dyno_tuner.run.session import _rate
+from dyno_tuner.run.session import _rate, judged_nothing
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.simulated.target import SimulatedTarget
 from rich.console import Console
@@ -189,6 +189,8 @@ def test_the_verdict_names_the_margin_that_was_too_wide(
     assert verdict(tuned) == f"Nothing is proven: the tune ended with a margin of {end}"
     assert "no time" not in _told(tuned)
     assert ("--budget 390s has room for the proof" in _told(tuned)) is bool(needed)
+    remedy = "continue with --resume --budget 390s" if needed else "tune again on a quieter machine"
+    assert judged_nothing(tuned) == f", because this tune has judged no setting; {remedy}"
 
 
 @pytest.mark.parametrize("needed", [{}, {"needed": 390}])

@@ -68,9 +68,9 @@ def _nothing(outcome: Outcome) -> str:
     if too_noisy(outcome):
         wide = [p for p in outcome.promises if "margin" in p]
         ended = wide[0]["margin"] if wide else min(outcome.margin.values())
-        by = "only a quieter machine narrows it enough"
-        if not wide or "needed" in wide[0]:
-            by = "a longer --budget narrows it, and so does a quieter machine"
+        by = "a longer --budget narrows it, and so does a quieter machine"
+        if only_quiet(outcome):
+            by = "only a quieter machine narrows it enough"
         return (
             f"{UNPROVEN}: the tune ended with a margin of {_percent(ended)}, more than the "
             f"{_percent(WIDEST_MARGIN)} up to which a gain counts; {by}."
@@ -130,6 +130,13 @@ def too_noisy(outcome: Outcome) -> bool:
     that proves a gain."""
     wide = any("margin" in p for p in outcome.promises)
     return wide or (bool(outcome.margin) and min(outcome.margin.values()) > WIDEST_MARGIN)
+
+
+def only_quiet(outcome: Outcome) -> bool:
+    """Whether the noise is too large for any budget, so that only a quieter machine lets a tune prove what
+    looked faster."""
+    wide = [p for p in outcome.promises if "margin" in p]
+    return bool(wide) and "needed" not in wide[0]
 
 
 def not_proven(outcome: Outcome) -> list[str]:

@@ -32,7 +32,7 @@ from ..measure.machine_monitor import Machine, patience_of
 from ..output import replacement
 from ..output.emit import Made, comments_of, incumbent_settings, profile_of
 from ..output.progress import Progress
-from ..output.verdict import record_of, verdict
+from ..output.verdict import only_quiet, record_of, verdict
 from ..record import journal, validation
 from ..record.recorder import Recorder
 from ..search.shared_study import Study, check_storage
@@ -358,6 +358,8 @@ def judged_nothing(outcome: Outcome, *, resumes: bool = True) -> str:
     needed = [p["needed"] for p in (outcome.too_short, *outcome.promises) if "needed" in p]
     if needed:
         remedy = f"; {'continue with --resume' if resumes else 'give'} --budget {needed[0]}s"
+    elif only_quiet(outcome):
+        remedy = "; tune again on a quieter machine"
     elif outcome.status == "budget" and not (outcome.unanswered or outcome.unanswered_kernels):
         remedy = f"; {'continue with --resume and' if resumes else 'give'} a longer --budget"
     else:
