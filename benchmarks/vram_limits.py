@@ -12,7 +12,8 @@ limit of 0 means: all experts in host memory. Each engine is a process of its ow
 A short run of each other engine tells its memory, from which its N for each limit follows. A run at that N
 measures the cells, and its peak is held against the limit again. The cells are two prompts and 64 generated
 tokens. The u-batch of the other engines is the longer prompt; with a shorter one they have room for more
-experts, so --ubatches names several, each a row of its own. Every sample is kept, and the median counts.
+experts, so --ubatches names several, each a row of its own. If an engine fails at the prompt of the short
+run, its tokens are measured alone, and the row keeps the error. Every sample is kept, and the median counts.
 --dyno adds further rows with options of `dyno bench`. --until ends the script after so many seconds, and rows
 that are left say so.
 """
@@ -101,12 +102,14 @@ class Peer:
         words: command of its llama-bench, with flags.
         rows: by N of `--n-cpu-moe N`, those with all cells.
         peaks: GiB by N, of all runs that ended well.
+        prompts_error: why it computes no prompts; empty if it does.
     """
 
     words: str
     ubatch: str
     rows: dict[int, Row] = field(default_factory=dict)
     peaks: dict[int, float] = field(default_factory=dict)
+    prompts_error: str = ""
 
     def _run(self, args: argparse.Namespace, count: int, *cells: str) -> Row:
         command = [*shlex.split(self.words), "-m", args.model, "-ngl", "99", "-t", str(args.threads)]
@@ -117,14 +120,24 @@ class Peer:
         return row
 
     def probed(self, args: argparse.Namespace, count: int) -> Row:
-        """The longest prompt once: all memory that the engine takes."""
-        return self._run(args, count, "-p", args.prompts.split(",")[-1], "-n", "1", "-r", "1")
+        """The longest prompt once, or if that fails one token: all memory that the engine takes."""
+        row = self._run(args, count, "-p", args.prompts.split(",")[-1], "-n", "1", "-r", "1")
+        if "error" not in row:
+            return row
+        alone = self._run(args, count, "-p", "0", "-n", "1", "-r", "1")
+        if "error" in alone:
+            return row
+        self.prompts_error = row["error"]
+        return alone
 
     def measured(self, args: argparse.Namespace, count: int) -> Row:
         """All cells at one N; each N runs once."""
         if count not in self.rows:
-            cells = ["-p", args.prompts, "-n", "64", "-r", str(args.repetitions)]
-            self.rows[count] = self._run(args, count, *cells)
+            prompts = "0" if self.prompts_error else args.prompts
+            row = self._run(args, count, "-p", prompts, "-n", "64", "-r", str(args.repetitions))
+            if self.prompts_error:
+                row["prompts_error"] = self.prompts_error
+            self.rows[count] = row
         return self.rows[count]
 
     def expected(self, limit: float, experts: Experts) -> int:
@@ -140,13 +153,13 @@ def peer_row(args: argparse.Namespace, limit: float, peer: Peer, experts: Expert
     Args:
         limit: 0 means all experts on the CPU.
     """
-    if not limit:
-        return peer.measured(args, experts.layers)
     if not peer.peaks:
-        room = int((limit - experts.others_gib - BUFFERS_GIB) / experts.gib)
+        room = int((limit - experts.others_gib - BUFFERS_GIB) / experts.gib) if limit else 0
         row = peer.probed(args, max(0, min(experts.layers, experts.layers - room)))
         if "error" in row:
             return row
+    if not limit:
+        return peer.measured(args, experts.layers)
     count = peer.expected(limit, experts)
     tried: set[int] = set()
     fitting: Row | None = None
@@ -220,7 +233,7 @@ def main() -> int:
             where = f" n_cpu_moe {row['n_cpu_moe']}" if "n_cpu_moe" in row else ""
             print(
                 f"{limit:g} GiB {engine}:{where} {cells} peak {row.get('peak_gib')} GiB,"
-                f" {row.get('seconds')} s {row.get('error', '')}",
+                f" {row.get('seconds')} s {row.get('error', row.get('prompts_error', ''))}",
                 flush=True,
             )
             if args.json:

@@ -45,14 +45,18 @@ def args() -> argparse.Namespace:
 class Engine:
     """Stands in for a process: its memory by N, and the commands it was started with."""
 
-    def __init__(self, peak: Callable[[int, bool], float], most: float = math.inf) -> None:
-        self.peak, self.most = peak, most
+    def __init__(
+        self, peak: Callable[[int, bool], float], most: float = math.inf, tokens_alone: bool = False
+    ) -> None:
+        self.peak, self.most, self.tokens_alone = peak, most, tokens_alone
         self.commands: list[list[str]] = []
 
     def __call__(self, _: argparse.Namespace, command: list[str]) -> dict[str, Any]:
         self.commands.append(command)
         count = int(command[command.index("--n-cpu-moe") + 1])
         peak = self.peak(count, "512,2048" in command)
+        if self.tokens_alone and command[command.index("-p") + 1] != "0":
+            return {"error": "no such kernel"}
         if peak > self.most:
             return {"error": "out of memory"}
         return {"peak_gib": peak, "cells": {}}
@@ -99,16 +103,27 @@ def test_a_limit_below_the_least_says_so(limits: ModuleType, args: argparse.Name
     assert (found["n_cpu_moe"], found["error"]) == (24, "does not fit into 2.5 GiB")
 
 
-def test_an_engine_that_opens_nothing_runs_once(limits: ModuleType, args: argparse.Namespace) -> None:
+def test_an_engine_that_opens_nothing_is_not_searched(limits: ModuleType, args: argparse.Namespace) -> None:
     engine = Engine(lambda *_: 1.0, most=0.0)
     assert "out of memory" in row(limits, args, engine, 8.0, limits.Peer("bench", "2048"))["error"]
-    assert len(engine.commands) == 1
+    assert len(set(engine.counts())) == 1
+
+
+@pytest.mark.parametrize("limit", [0.0, 8.0])
+def test_tokens_are_measured_where_prompts_fail(
+    limits: ModuleType, args: argparse.Namespace, limit: float
+) -> None:
+    engine = Engine(lambda count, _: 2.0 + 0.5 * (24 - count), tokens_alone=True)
+    found = row(limits, args, engine, limit, limits.Peer("bench", "2048"))
+    assert found["n_cpu_moe"] == (12 if limit else 24)
+    assert (found["prompts_error"], "error" in found) == ("no such kernel", False)
+    assert engine.commands[-1][engine.commands[-1].index("-n") + 1] == "64"
 
 
 def test_no_limit_leaves_all_experts_to_the_cpu(limits: ModuleType, args: argparse.Namespace) -> None:
     engine = Engine(lambda count, _: 3.0 + 0.5 * (24 - count))
     assert row(limits, args, engine, 0.0, limits.Peer("bench", "2048"))["n_cpu_moe"] == 24
-    assert len(engine.commands) == 1
+    assert set(engine.counts()) == {24}
 
 
 def test_no_process_starts_behind_the_end(limits: ModuleType, args: argparse.Namespace) -> None:
