@@ -23,6 +23,7 @@
 #include "core/host_memory.h"
 #include "core/numa_memory.h"
 #include "core/numa_topology.h"
+#include "ops/instances.h"
 #ifdef DYNO_HAVE_CUDA
 #include "runtime/cuda/probe.h"
 #endif
@@ -56,6 +57,11 @@ nb::dict build_info() {
   }
   d["switches"] = switches;
   d["isas"] = split_list(DYNO_ISAS);
+#ifdef DYNO_HAVE_CUDA
+  d["cuda_types"] = ops::types_compiled();
+#else
+  d["cuda_types"] = nb::list();
+#endif
   return d;
 }
 
@@ -133,8 +139,10 @@ nb::dict device_dict(const DeviceInfo& info) {
 }
 
 void bind_info(nb::module_& m) {
-  m.def("build_info", &build_info, nb::sig("def build_info() -> dict[str, typing.Any]"),
-        "Version, compiler, every build switch and the instruction sets that kernels were compiled for.");
+  m.def(
+      "build_info", &build_info, nb::sig("def build_info() -> dict[str, typing.Any]"),
+      "Version, compiler, every build switch, and what kernels were compiled for: instruction sets of CPUs, and weight "
+      "types of GPUs.");
   m.def(
       "cpu_info", [] { return device_dict(detect_cpu()); }, nb::sig("def cpu_info() -> dict[str, typing.Any]"),
       "The CPU this process runs on: name, isa (the best usable set), features, cores, cache sizes, memory.");

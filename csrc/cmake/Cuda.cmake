@@ -44,7 +44,7 @@ set(GGML_CUDA_COMPRESSION_MODE "size" CACHE STRING "Compression of device code: 
 set_property(CACHE GGML_CUDA_COMPRESSION_MODE PROPERTY STRINGS none speed balance size)
 set(GGML_CUDA_INSTANCES "all" CACHE STRING "Kernel instances that are compiled: all, or minimal (those that defaults take)")
 set_property(CACHE GGML_CUDA_INSTANCES PROPERTY STRINGS all minimal)
-set(GGML_CUDA_PROFILE "" CACHE FILEPATH "Compile the kernel instances that this profile names, and those that defaults take")
+set(GGML_CUDA_PROFILE "" CACHE FILEPATH "Compile kernels for the weight types of this profile's model, of the instances those that it names or defaults take")
 
 # ---- ON or OFF -----------------------------------------------------------------------------------------------------
 string(TOUPPER "${GGML_CUDA}" _cuda_mode)
@@ -192,11 +192,6 @@ if(DYNO_CUDA)
 endif()
 
 # ---- Kernel instances ----------------------------------------------------------------------------------------------
-# Weight types with kernels: floats, quantised types of files, and forms of other types.
-set(_weight_types ${CMAKE_SOURCE_DIR}/csrc/core/weight_types.def)
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_weight_types})
-file(STRINGS ${_weight_types} DYNO_CUDA_TYPES REGEX "^DYNO_(FLOAT|QUANT|GPU)_TYPE\\(")
-list(TRANSFORM DYNO_CUDA_TYPES REPLACE "^[A-Z_]+\\(([a-z0-9_]+),.*" "\\1")
 set(DYNO_DEVICE_LINK_REPORT ${CMAKE_BINARY_DIR}/dyno_device_link.json)
 set(DYNO_GENERATED ${CMAKE_BINARY_DIR}/generated)  # headers; included as "ops/left_out.inc"
 if(DYNO_CUDA)
@@ -214,18 +209,22 @@ if(DYNO_CUDA)
   find_package(Python 3.11 REQUIRED COMPONENTS Interpreter)
   file(GLOB _variants ${CMAKE_SOURCE_DIR}/csrc/ops/*/variants.def)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-               ${_variants} ${CMAKE_SOURCE_DIR}/csrc/cmake/cuda_instances.py)
-  list(JOIN DYNO_CUDA_TYPES "," _types)
+               ${_variants} ${CMAKE_SOURCE_DIR}/csrc/core/weight_types.def ${CMAKE_SOURCE_DIR}/csrc/gguf/gpu_forms.def
+               ${CMAKE_SOURCE_DIR}/csrc/ops/matmul/cuda/mixed_types.def ${CMAKE_SOURCE_DIR}/csrc/cmake/cuda_instances.py)
   execute_process(
     COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/csrc/cmake/cuda_instances.py ${_instances_arguments}
-            --types ${_types} --output ${DYNO_GENERATED}/ops/left_out.inc ${_variants}
+            --csrc ${CMAKE_SOURCE_DIR}/csrc --output ${DYNO_GENERATED}/ops
     RESULT_VARIABLE _instances_result OUTPUT_VARIABLE _instances_text ERROR_VARIABLE _instances_error
     OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_STRIP_TRAILING_WHITESPACE)
   if(NOT _instances_result EQUAL 0)
     message(FATAL_ERROR "GGML_CUDA_INSTANCES=${GGML_CUDA_INSTANCES} GGML_CUDA_PROFILE=${GGML_CUDA_PROFILE}: "
                         "${_instances_error}")
   endif()
+  string(REPLACE "\n" "; " _instances_text "${_instances_text}")
   message(STATUS "GGML_CUDA_INSTANCES: ${_instances_text}")
+  # Weight types with kernels: floats, quantised types of files, and forms of other types.
+  file(STRINGS ${DYNO_GENERATED}/ops/built_types.inc DYNO_CUDA_TYPES REGEX "^DYNO_BUILT_(FLOAT|QUANT|GPU)\\(")
+  list(TRANSFORM DYNO_CUDA_TYPES REPLACE "^[A-Z_]+\\(([a-z0-9_]+)\\)" "\\1")
 endif()
 
 # ---- Toolchain and target ------------------------------------------------------------------------------------------

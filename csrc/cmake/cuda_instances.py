@@ -1,16 +1,18 @@
-"""Decides which optional kernel instances a build leaves out; writes them for csrc/ops/instances.h.
+"""Decides which CUDA kernels a build leaves out; writes them for csrc/ops/instances.h.
 
-Usage: cuda_instances.py --select all|minimal [--profile FILE] --types LIST --output FILE VARIANTS.def…
+Usage: cuda_instances.py --select all|minimal [--profile FILE] --csrc FOLDER --output FOLDER
 
-`all` leaves nothing out, `minimal` every DYNO_OPTIONAL instance of the GPU variants. With a profile
-those stay that one of its kernels names, for the weight types that it names them for. Prints how many
-of how many are left out.
+`left_out.inc` lists instances: `all` leaves nothing out, `minimal` every DYNO_OPTIONAL instance of the
+GPU variants. With a profile those stay that one of its kernels names, for the weight types that it
+names them for. `built_types.inc` lists the weight types that have kernels. With a profile these are
+the types of its model, as a GPU reads them. Prints how much is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 import sys
 from dataclasses import dataclass, field
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENTRY = re.compile(r"^DYNO_(VARIANT|INSTANCE|OPTIONAL)\(([^)]*)\)", re.MULTILINE)
+WEIGHT_TYPE = re.compile(r"^DYNO_(FLOAT|QUANT|GPU|CODED|VALUES|INTERLEAVED)_TYPE\(([^)]*)\)", re.MULTILINE)
+PAIR = re.compile(r"^DYNO_(?:GPU_FORM|MIXED)\((\w+), (\w+)\)", re.MULTILINE)
+ALWAYS = {"f32"}  # routers, and what is computed from other weights at load
 NOT_A_PARAMETER = {"variant", "ratio", "ci95", "n", "group", "note", "moves"}
 
 
@@ -60,15 +65,57 @@ def read_family(path: Path) -> Family:
     return family
 
 
+@dataclass
+class Types:
+    """The lists of weight types: those with kernels for a GPU, by kind, and what others are read as."""
+
+    kernels: dict[str, str] = field(default_factory=dict)  # name: FLOAT, QUANT or GPU
+    read_as: dict[str, str] = field(default_factory=dict)
+    mixed: list[tuple[str, str]] = field(default_factory=list)  # pairs that one launch multiplies with
+
+    def on_gpu(self, name: str) -> str | None:
+        """The type whose kernels read weights of type `name`; None for a name that is no weight type."""
+        name = self.read_as.get(name, name)  # of an interleaved type: its plain one
+        name = self.read_as.get(name, name)
+        return name if name in self.kernels else None
+
+
+def read_types(csrc: Path) -> Types:
+    types = Types()
+    for kind, inside in WEIGHT_TYPE.findall((csrc / "core/weight_types.def").read_text(encoding="utf-8")):
+        name, *rest = (part.strip() for part in inside.split(","))
+        if kind in ("FLOAT", "QUANT", "GPU"):
+            types.kernels[name] = kind
+        elif kind == "INTERLEAVED":
+            types.read_as[name] = rest[4]
+    types.read_as |= PAIR.findall((csrc / "gguf/gpu_forms.def").read_text(encoding="utf-8"))
+    types.mixed = PAIR.findall((csrc / "ops/matmul/cuda/mixed_types.def").read_text(encoding="utf-8"))
+    return types
+
+
+def types_of_model(profile: Mapping[str, Any], types: Types) -> set[str] | None:
+    """Types with kernels that the profile's model needs; None if the profile names no model."""
+    model = profile["match"].get("model")
+    shares = model.get("types") if isinstance(model, dict) else None
+    if not isinstance(shares, dict) or not shares:
+        return None
+    needed = set()
+    for name in shares:
+        on_gpu = types.on_gpu(str(name).lower())
+        if on_gpu is None:
+            known = {known.upper() for known in (*types.kernels, *types.read_as)}
+            raise ProfileMismatchError(f"match.model.types: no weight type {name}{nearest(str(name), known)}")
+        needed.add(on_gpu)
+    return needed
+
+
 def nearest(name: str, known: set[str]) -> str:
     found = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; nearest: {found[0]}" if found else ""
 
 
-def named_by_profile(
-    path: Path, families: Mapping[str, Family], types: set[str]
-) -> set[tuple[str, tuple[int, ...], str]]:
-    """(variant, parameters, weight type or "") of every kernel that the profile names."""
+def load_profile(path: Path) -> dict[str, Any]:
+    """A profile that was made for a GPU."""
     try:
         import yaml
     except ImportError:
@@ -86,6 +133,13 @@ def named_by_profile(
         raise ProfileMismatchError(
             f"was made for a device of kind {kind}; a CUDA build needs one of kind cuda"
         )
+    return profile
+
+
+def named_by_profile(
+    profile: Mapping[str, Any], families: Mapping[str, Family], types: Types
+) -> set[tuple[str, tuple[int, ...], str]]:
+    """(variant, parameters, weight type or "") of every kernel that the profile names."""
     kernels = profile.get("kernels") or {}
     if not isinstance(kernels, dict):
         raise ProfileMismatchError(f"kernels: a mapping is expected, not {type(kernels).__name__}")
@@ -101,10 +155,9 @@ def named_by_profile(
         if not isinstance(ranges, dict):
             continue  # `default`: in every build
         weight_type = words[0] if words and "=" not in words[0] else ""
-        if weight_type and weight_type not in types:
-            raise ProfileMismatchError(
-                f"kernels: '{key}': no kernels for type {weight_type}{nearest(weight_type, types)}"
-            )
+        if weight_type and weight_type not in types.kernels:
+            hint = nearest(weight_type, set(types.kernels))
+            raise ProfileMismatchError(f"kernels: '{key}': no kernels for type {weight_type}{hint}")
         for tokens, entry in ranges.items():
             if isinstance(entry, dict):
                 where = f"kernels: '{key}': {tokens}"
@@ -150,37 +203,68 @@ def left_out(
     return [(variant, params, kept) for (variant, params), kept in rows.items()]
 
 
+def write(path: Path, lines: list[str]) -> None:
+    text = "\n".join(["// Generated by csrc/cmake/cuda_instances.py.", *lines]) + "\n"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")  # written only on a change: everything includes it
+
+
+def instance_lines(rows: list[tuple[str, tuple[int, ...], list[str]]]) -> list[str]:
+    lines = ["// Variant, parameters, weight types that keep it."]
+    for variant, params, kept in rows:
+        bits = " | ".join(f"type_bit(DType::{name})" if name else "kNoTypeBit" for name in kept) or "0"
+        lines.append(f'{{"{variant}", {{{", ".join(map(str, params))}}}, {bits}}},')
+    return lines
+
+
+def type_lines(types: Types, built: set[str], profile: str) -> list[str]:
+    """Calls of macros of which the includer defines some."""
+    macros = [f"DYNO_BUILT_{name}" for name in ("FLOAT", "QUANT", "GPU", "MIXED", "FOR")]
+    lines = ["// Weight types with kernels, pairs that share a launch, the profile that left out others."]
+    for macro in macros:
+        lines += [f"#ifndef {macro}", f"#define {macro}(...)", "#endif"]
+    lines += [f"DYNO_BUILT_{kind}({name})" for name, kind in types.kernels.items() if name in built]
+    lines += [f"DYNO_BUILT_MIXED({a}, {b})" for a, b in types.mixed if {a, b} <= built]
+    lines.append(f"DYNO_BUILT_FOR({json.dumps(profile)})")
+    return lines + [f"#undef {macro}" for macro in macros]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--select", choices=("all", "minimal"), required=True)
     parser.add_argument("--profile", type=Path)
-    parser.add_argument("--types", required=True, help="weight types that have kernels, with commas")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("variants", nargs="+", type=Path)
+    parser.add_argument(
+        "--csrc", type=Path, required=True, help="folder with the lists of types and variants"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="folder of both files")
     args = parser.parse_args()
-    families = {family.name: family for family in map(read_family, args.variants)}
+    variants = sorted(args.csrc.glob("ops/*/variants.def"))
+    families = {family.name: family for family in map(read_family, variants)}
+    types = read_types(args.csrc)
+    built = set(types.kernels)
     rows = []
     if args.profile is not None or args.select == "minimal":
         try:
-            named = (
-                named_by_profile(args.profile, families, set(args.types.split(",")))
-                if args.profile is not None
-                else set()
-            )
+            named = set()
+            if args.profile is not None:
+                profile = load_profile(args.profile)
+                named = named_by_profile(profile, families, types)
+                if needed := types_of_model(profile, types):
+                    built = ALWAYS | needed | {kept for *_, kept in named if kept}
         except ProfileMismatchError as error:
             print(f"{args.profile} {error}", file=sys.stderr)
             return 1
         rows = left_out(families, named)
-    lines = ["// Generated by csrc/cmake/cuda_instances.py: variant, parameters, weight types that keep it."]
-    for variant, params, kept in rows:
-        bits = " | ".join(f"type_bit(DType::{name})" if name else "kNoTypeBit" for name in kept) or "0"
-        lines.append(f'{{"{variant}", {{{", ".join(map(str, params))}}}, {bits}}},')
-    text = "\n".join(lines) + "\n"
-    if not args.output.exists() or args.output.read_text(encoding="utf-8") != text:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(text, encoding="utf-8")  # written only on a change: everything includes it
+    write(args.output / "left_out.inc", instance_lines(rows))
+    pruned = args.profile.name if built < set(types.kernels) else ""
+    write(args.output / "built_types.inc", type_lines(types, built, pruned))
     total = len({instance for family in families.values() for instance in family.optional})
     print(f"{sum(1 for row in rows if not row[2])} of {total} optional kernel instances left out")
+    if pruned:
+        print(
+            f"kernels for weights of type {', '.join(name for name in types.kernels if name in built)} alone"
+        )
     return 0
 
 

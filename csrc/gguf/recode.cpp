@@ -208,20 +208,24 @@ void recode(const std::byte* in, std::byte* out, int64_t rows, int64_t k) {
   }
 }
 
-}  // namespace
-
-DType gpu_type(DType type) {
+constexpr DType listed_form(DType type) {
   switch (type) {
-#define DYNO_CODED_TYPE(name, ...) \
-  case DType::name:                \
-    return form_of<DType::name>();
-#include "core/weight_types.def"
-    case DType::iq6_k:
-      return DType::f32;
+#define DYNO_GPU_FORM(name, form) \
+  case DType::name:               \
+    return DType::form;
+#include "gguf/gpu_forms.def"
     default:
       return type;
   }
 }
+#define DYNO_CODED_TYPE(name, ...)                                  \
+  static_assert(listed_form(DType::name) == form_of<DType::name>(), \
+                "csrc/gguf/gpu_forms.def has another form of " #name);
+#include "core/weight_types.def"
+
+}  // namespace
+
+DType gpu_type(DType type) { return listed_form(type); }
 
 void recode_rows(DType type, const std::byte* in, std::byte* out, int64_t rows, int64_t k) {
   DYNO_CHECK(UnsupportedError, k > 0 && k % dtype_info(type).block_elements == 0, "[gguf] k=", k,

@@ -87,6 +87,25 @@ Support clusters_supported(const DeviceInfo& device) {
                              device.compute_capability, ", the build has ", kArchitectures));
 }
 
+std::vector<std::string_view> types_compiled() {
+  std::vector<std::string_view> all;
+#define DYNO_LISTED(name) \
+  if (type_compiled(DType::name)) all.push_back(#name);
+#define DYNO_FLOAT_TYPE(name, ...) DYNO_LISTED(name)
+#define DYNO_QUANT_TYPE(name, ...) DYNO_LISTED(name)
+#define DYNO_GPU_TYPE(name, ...) DYNO_LISTED(name)
+#include "core/weight_types.def"
+#undef DYNO_LISTED
+  return all;
+}
+
+Support type_built(DType type, const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cpu || !compiled_for(device) || type_compiled(type)) return Support::yes();
+  return Support::no(str_cat("this build has no GPU kernels for weights of type ", dtype_name(type),
+                             ": GGML_CUDA_PROFILE=", kBuiltFor, " left all but ", join(types_compiled(), ", "),
+                             " out. Build without GGML_CUDA_PROFILE, or with a profile of this model"));
+}
+
 void throw_left_out(std::string_view variant, DType type, const Params& params) {
   throw UnsupportedError(str_cat("[ops] ", variant, " ", params[0], " ", params[1], " for ", dtype_name(type),
                                  " is not in this build (GGML_CUDA_INSTANCES, GGML_CUDA_PROFILE)"));

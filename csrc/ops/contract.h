@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/fields.h"
@@ -28,13 +30,35 @@ bool cuda_code_for(std::string_view architectures, int compute_capability);
 // that has code for 90a.
 Support clusters_supported(const DeviceInfo& device);
 
-// Whether the kernels of a GPU instance are in this binary, for the desc's weight type where it has one.
+// Whether kernels for weights of this type are in this binary; if it has no code for the device at all, in a build that
+// has some. The reason names the profile of a GGML_CUDA_PROFILE that left them out.
+Support type_built(DType type, const DeviceInfo& device);
+
+// The types of the weights that an op reads; f32, which every build has, for an op without weights of several types.
+template <typename Desc>
+std::array<DType, 3> weight_types(const Desc& desc) {
+  if constexpr (requires { desc.type_v; }) {
+    return {desc.type, desc.type_k, desc.n_v > 0 ? desc.type_v : desc.type};
+  } else if constexpr (std::is_same_v<Desc, MlaExpandDesc>) {
+    return {desc.k_type, desc.v_type, desc.v_type};
+  } else if constexpr (requires { desc.type; } && !std::is_same_v<Desc, KvStoreDesc>) {
+    return {desc.type, desc.type, desc.type};
+  } else {
+    return {DType::f32, DType::f32, DType::f32};
+  }
+}
+
+// Whether the kernels of a GPU instance are in this binary, for the desc's weight types where it has some.
 template <typename Desc>
 bool holds_instance(const Desc& desc, std::span<const VariantInfo> variants, const Config& config) {
+  const VariantInfo& variant = variants[config.variant];
+  if (variant.device == DeviceKind::cpu) return true;
+  for (const DType type : weight_types(desc)) {
+    if (!type_compiled(type)) return false;
+  }
   uint64_t bit = kNoTypeBit;
   if constexpr (requires { desc.type; }) bit = type_bit(desc.type);
-  const VariantInfo& variant = variants[config.variant];
-  return variant.device == DeviceKind::cpu || instance_compiled(variant.name, bit, config.params);
+  return instance_compiled(variant.name, bit, config.params);
 }
 
 // The instances that supports(desc, …, device) of the family accepts, in the order of variants.def; `compiled` leaves

@@ -1,7 +1,8 @@
-// Which instances of variants.def this build holds code for. DYNO_INSTANCE is in every build. DYNO_OPTIONAL is code of
-// its own that no default needs: GGML_CUDA_INSTANCES and GGML_CUDA_PROFILE leave such instances out, all of them or for
-// some weight types. csrc/cmake/cuda_instances.py writes the list; kernels and supports() both read it, so that what is
-// not compiled is never launched.
+// Which instances of variants.def, and which weight types, this build holds code for. DYNO_INSTANCE is in every build.
+// DYNO_OPTIONAL is code of its own that no default needs: GGML_CUDA_INSTANCES and GGML_CUDA_PROFILE leave such
+// instances out, all of them or for some weight types. GGML_CUDA_PROFILE leaves out all kernels of types that its model
+// lacks, too. csrc/cmake/cuda_instances.py writes the lists; kernels and supports() both read them, so that what is not
+// compiled is never launched.
 #pragma once
 
 #include <array>
@@ -9,6 +10,7 @@
 #include <iterator>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "core/dtype.h"
 #include "ops/op.h"
@@ -46,6 +48,29 @@ inline constexpr LeftOut kLeftOut[] = {
 #endif
     {"", {}, 0},  // arrays have a first element
 };
+
+// Weight types with kernels, and the file name of the GGML_CUDA_PROFILE that left out others ("" if none did). A build
+// without CUDA answers for one that has all.
+#ifdef DYNO_HAVE_CUDA
+inline constexpr uint64_t kTypesBuilt = 0
+#define DYNO_BUILT_FLOAT(name) | type_bit(DType::name)
+#define DYNO_BUILT_QUANT(name) | type_bit(DType::name)
+#define DYNO_BUILT_GPU(name) | type_bit(DType::name)
+#include "ops/built_types.inc"
+    ;
+inline constexpr std::string_view kBuiltFor =
+#define DYNO_BUILT_FOR(profile) profile
+#include "ops/built_types.inc"
+    ;
+#else
+inline constexpr uint64_t kTypesBuilt = ~uint64_t{0};
+inline constexpr std::string_view kBuiltFor = "";
+#endif
+
+// Whether kernels for weights of this type are here, if it is a type with kernels for GPUs at all.
+constexpr bool type_compiled(DType type) { return (type_bit(type) & ~kTypesBuilt) == 0; }
+// The names of all types with kernels.
+std::vector<std::string_view> types_compiled();
 
 constexpr bool instance_compiled(std::string_view variant, uint64_t bit, const Params& params) {
   for (const LeftOut& instance : kLeftOut) {

@@ -35,6 +35,9 @@ int variant_index(Family family, std::string_view name) {
 // would do, so that profiles can be checked and models planned elsewhere.
 Support in_this_build(const OpDesc& desc, const Config& config, const DeviceInfo& device) {
   if (device.kind == DeviceKind::cpu || !compiled_for(device)) return Support::yes();
+  for (const DType type : std::visit([](const auto& d) { return weight_types(d); }, desc)) {
+    if (Support built = type_built(type, device); !built) return built;
+  }
   const bool held =
       std::visit([&](const auto& d) { return holds_instance(d, variants(family_of(desc)), config); }, desc);
   if (held) return Support::yes();

@@ -27,7 +27,8 @@ const model::FfnSpec* cacheable(const Plan& plan, const model::ModelDesc& model,
   for (const WeightId id : {f->experts_gate, f->experts_up, f->experts_down}) {
     if (id == model::kNone) continue;
     if (!is_host(plan, id)) return nullptr;
-    if (plan.main_device().kind == DeviceKind::cuda && !why_not_on_gpu(model.weight(id)).empty()) return nullptr;
+    const DeviceInfo& gpu = plan.main_device();
+    if (gpu.kind == DeviceKind::cuda && !why_not_on_gpu(model.weight(id), gpu).empty()) return nullptr;
   }
   return f;
 }

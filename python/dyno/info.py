@@ -52,6 +52,7 @@ def text(facts: dict[str, Any]) -> str:
         f"compiler          {build['compiler']}, {build['build_type']}",
         f"instruction sets  {', '.join(build['isas'])}",
         f"built for         {_built_for(build['switches'])}",
+        *_weight_types(build),
         *_links(build["links"]),
         f"python            {facts['python']['version']}, {facts['python']['platform']}",
         "switches",
@@ -76,6 +77,16 @@ def _built_for(switches: dict[str, Any]) -> str:
         return "CPU alone; with CUDA: pip install . -C cmake.define.GGML_CUDA=ON"
     archs = str(switches["CMAKE_CUDA_ARCHITECTURES"]).replace(";", ", ")
     return f"CPU and CUDA (architectures {archs}); for the CPU alone: -C cmake.define.GGML_CUDA=OFF"
+
+
+def _weight_types(build: dict[str, Any]) -> list[str]:
+    """The types of weights that the GPU kernels of the build read."""
+    types = build["cuda_types"]
+    if not types:
+        return []
+    profile = build["switches"].get("GGML_CUDA_PROFILE")
+    pruned = f"; GGML_CUDA_PROFILE={profile} left out others" if profile else ""
+    return [f"GPU weight types  {', '.join(types)}{pruned}"]
 
 
 def _links(report: dict[str, Any] | None) -> list[str]:

@@ -257,104 +257,61 @@ KERNELS = {
 }
 
 
-def write_profile(folder: Path, kernels: Any, kind: str = "cuda") -> str:
+def write_profile(folder: Path) -> str:
     path = folder / "profile.yaml"
-    path.write_text(json.dumps({"schema": 1, "match": {"device": {"kind": kind}}, "kernels": kernels}))
+    path.write_text(json.dumps({"schema": 1, "match": {"device": {"kind": "cuda"}}, "kernels": KERNELS}))
     return str(path)
 
 
 def test_a_profile_keeps_what_it_names(cuda: Configure, tmp_path: Path) -> None:
-    built = works(cuda(GGML_CUDA_PROFILE=write_profile(tmp_path, KERNELS)))
+    built = works(cuda(GGML_CUDA_PROFILE=write_profile(tmp_path)))
     text = left_out(built)
     assert '{"wgmma", {32, 8}, type_bit(DType::mxfp4) | type_bit(DType::q4_k)},' in text
     assert '{"mma", {128, 8}, 0},' in text
     # The build depends on the profile: another one configures again.
     assert str(tmp_path / "profile.yaml") in (built.folder / "build.ninja").read_text()
+    # It names no model, so every type of weights stays.
+    assert built_types(built) == ALL_TYPES
+    assert built.of("gemm_mma_q4_0.cu")
 
 
-SELECT = ROOT / "csrc" / "cmake" / "cuda_instances.py"
+# ---- weight types ----
 
-
-def select(folder: Path, profile: str) -> subprocess.CompletedProcess[str]:
-    variants = sorted(map(str, (ROOT / "csrc" / "ops").glob("*/variants.def")))
-    command = [
-        sys.executable,
-        str(SELECT),
-        "--select",
-        "all",
-        "--profile",
-        profile,
-        "--types",
-        "q4_0,q4_k,mxfp4",
-    ]
-    return subprocess.run(
-        [*command, "--output", str(folder / "ops" / "left_out.inc"), *variants],
-        capture_output=True,
-        text=True,
-        check=False,
+ALL_TYPES = set(
+    re.findall(
+        r"^DYNO_(?:FLOAT|QUANT|GPU)_TYPE\((\w+)",
+        (ROOT / "csrc" / "core" / "weight_types.def").read_text(),
+        re.MULTILINE,
     )
-
-
-@pytest.mark.parametrize(
-    ("kernels", "kind", "message"),
-    [
-        ({}, "cpu", "was made for a device of kind cpu"),
-        ({"matmull q4_0 n=1 k=32": {}}, "cuda", "no op family 'matmull'; nearest: matmul"),
-        ({"matmul q4_k} n=1": {}}, "cuda", "no kernels for type q4_k}; nearest: q4_k"),
-        ({"matmul q4_0 n=1": {"m1": {"variant": "streem"}}}, "cuda", "does not exist; nearest: stream"),
-        (
-            {"matmul q4_0 n=1": {"m1": {"variant": "gemm", "rows": 4}}},
-            "cuda",
-            "gemm of matmul runs on another device",
-        ),
-        (
-            {"matmul q4_0 n=1": {"m1": {"variant": "mma", "rows": 4}}},
-            "cuda",
-            "parameters of mma are tokens, warps, not rows",
-        ),
-        (
-            {"matmul q4_0 n=1": {"m1": {"variant": "mma", "tokens": 48, "warps": 4}}},
-            "cuda",
-            "is not an instance of",
-        ),
-        (
-            {"sample n_vocab=1": {"m1": {"variant": "heap", "grain": 64}}},
-            "cuda",
-            "heap of sample runs on another device",
-        ),
-        (
-            {"sample n_vocab=1": {"m1": {"variant": "blocks", "blocks": 48}}},
-            "cuda",
-            "is not an instance of",
-        ),
-        ([1], "cuda", "kernels: a mapping is expected, not list"),
-    ],
 )
-def test_a_profile_that_cannot_be_built(tmp_path: Path, kernels: Any, kind: str, message: str) -> None:
-    done = select(tmp_path, write_profile(tmp_path, kernels, kind))
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert not (tmp_path / "ops").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is not a profile"),
-        (b"schema: 2", "is not a profile"),
-        (b"[1, 2", "cannot be read"),
-        (b"\xff\xfe\x00", "cannot be read"),
-        (None, "cannot be read"),
-    ],
-)
-def test_a_file_that_is_no_profile(tmp_path: Path, content: bytes | None, message: str) -> None:
-    path = tmp_path / "profile.yaml"
-    if content is not None:
-        path.write_bytes(content)
-    done = select(tmp_path, str(path))
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "profile.yaml" in done.stderr
+def built_types(built: Any) -> set[str]:
+    text = (built.folder / "generated" / "ops" / "built_types.inc").read_text()
+    return set(re.findall(r"^DYNO_BUILT_(?:FLOAT|QUANT|GPU)\((\w+)\)", text, re.MULTILINE))
+
+
+def test_a_profile_keeps_the_weight_types_of_its_model(cuda: Configure) -> None:
+    shipped = ROOT / "profiles" / "h200-llama-8b-q4_k.yaml"
+    built = works(cuda(GGML_CUDA_PROFILE=str(shipped)))
+    kept = {"f32", "q4_k", "q6_k"}
+    assert built_types(built) == kept
+    assert "kernels for weights of type f32, q4_k, q6_k alone" in built.output
+    names = {Path(name).name for name in built.commands}
+    of_types = {m[1] for name in names if (m := re.search(r"^type_kernels_(\w+)\.cu\.o$", name))}
+    assert of_types == kept
+    tensor_cores = {
+        name for name in names if re.match(r"(gemm|ring)_(mma_|wgmma_|split_|wide_)?\w+\.cu", name)
+    }
+    for gone in ALL_TYPES - kept:
+        left = {name for name in tensor_cores if name.endswith(f"_{gone}.cu.o")}
+        # Weights of any type, unpacked to halves, are multiplied by this one.
+        assert left == ({"gemm_mma_f16.cu.o"} if gone == "f16" else set())
+    # All that has no weights stays, and without a profile every type.
+    assert built.of("flash_head_64.cu")
+    whole = works(cuda())
+    assert len(units(built)) < 0.5 * len(units(whole))
+    assert built_types(whole) == ALL_TYPES
 
 
 def test_a_wrong_profile_stops_the_configure_step(cuda: Configure, tmp_path: Path) -> None:

@@ -285,8 +285,9 @@ def test_a_model_from_the_engine() -> None:
     assert (model.architecture, model.layers, model.embedding, model.vocab) == ("qwen3moe", 3, 512, 8192)
     assert (model.experts, model.experts_used, model.heads, model.kv_heads) == (8, 2, 8, 4)
     assert (model.feed_forward, model.expert_feed_forward) == (1024, 256)
-    assert model.types == {"Q4_K": 0.9, "Q6_K": 0.1}
-    assert list(model.types) == ["Q4_K", "Q6_K"]  # largest share first
+    # Each type has a share, also the router's: a build for the profile needs kernels for it.
+    assert model.types == {"Q4_K": 0.9, "Q6_K": 0.1, "F32": 0.0001}
+    assert list(model.types) == ["Q4_K", "Q6_K", "F32"]  # largest share first
     assert model.shapes == shapes_fingerprint(DESCRIPTION)
 
 

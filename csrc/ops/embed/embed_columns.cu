@@ -27,10 +27,10 @@ auto kernel_of(DType type) {
 #define DYNO_CASE(name) \
   case DType::name:     \
     return embed_columns<DType::name>;
-#define DYNO_FLOAT_TYPE(name, ...) DYNO_CASE(name)
-#define DYNO_QUANT_TYPE(name, ...) DYNO_CASE(name)
-#define DYNO_GPU_TYPE(name, ...) DYNO_CASE(name)
-#include "core/weight_types.def"
+#define DYNO_BUILT_FLOAT(name) DYNO_CASE(name)
+#define DYNO_BUILT_QUANT(name) DYNO_CASE(name)
+#define DYNO_BUILT_GPU(name) DYNO_CASE(name)
+#include "ops/built_types.inc"
 #undef DYNO_CASE
     default:
       throw UnsupportedError(str_cat("[embed] no CUDA kernel for a table of type ", dtype_name(type)));

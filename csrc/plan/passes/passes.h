@@ -53,8 +53,8 @@ void own_values(Plan& plan, NodeList& list);
 // When all nodes have their devices: the bytes of all weights and those of each device.
 void count_weights(Plan& plan, const model::ModelDesc& model);
 
-// The reason that keeps a weight from every GPU; empty if there is none.
-std::string why_not_on_gpu(const model::Weight& weight);
+// The reason that keeps a weight from a GPU; empty if there is none.
+std::string why_not_on_gpu(const model::Weight& weight, const DeviceInfo& device);
 // Whether a copy of a matrix of the weight, as it lies on the CPU, becomes a matrix as a GPU reads it without work of
 // the CPU.
 bool can_refill(const Plan& plan, const model::Weight& weight, const WeightPlacement& host);

@@ -5,6 +5,7 @@
 #include "core/checked.h"
 #include "core/error.h"
 #include "gguf/recode.h"
+#include "ops/contract.h"
 #include "ops/matmul/gpu_layout.h"
 #include "ops/matmul/layout.h"
 #include "plan/passes/passes.h"
@@ -23,10 +24,15 @@ bool has_gpu_kernels(DType type) {
 
 }  // namespace
 
-std::string why_not_on_gpu(const model::Weight& w) {
+std::string why_not_on_gpu(const model::Weight& w, const DeviceInfo& device) {
   const DType type = gpu_type(w.type);
   if (!has_gpu_kernels(type)) {
     return str_cat("tensor ", w.name, " is ", dtype_name(w.tensor->type), ", a type without kernels for a GPU");
+  }
+  if (const ops::Support built = ops::type_built(type, device); !built) {
+    const bool other = type != w.tensor->type;
+    return str_cat("tensor ", w.name, " is ", dtype_name(w.tensor->type),
+                   other ? str_cat(", which a GPU reads as ", dtype_name(type)) : "", ", but ", built.reason);
   }
   const int64_t block = dtype_info(type).block_elements;
   if (w.cols % block == 0) return "";
@@ -42,7 +48,7 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
   p.type = w.type;
   if (device.kind == DeviceKind::cuda) {
     p.type = gpu_type(w.type);
-    const std::string why_not = why_not_on_gpu(w);
+    const std::string why_not = why_not_on_gpu(w, device);
     DYNO_CHECK(UnsupportedError, why_not.empty(), "[plan] ", why_not, "; keep it on the CPU or run with device=cpu");
     // Exact products and rows by token id read the file's order; so do matrices that the tensor cores' tiles do not
     // fit.
@@ -90,18 +96,24 @@ void drop_unused(Plan& plan, std::vector<DeviceId>& placed) {
   for (DeviceId& device : placed) device = moved[static_cast<size_t>(device)];
 }
 
+// Whether the main device is a GPU that may take copies of the weight from the CPU.
+bool may_cross(const Plan& plan, const model::Weight& w) {
+  const DeviceInfo& device = plan.main_device();
+  return device.kind == DeviceKind::cuda && ops::type_built(gpu_type(w.type), device).ok;
+}
+
 }  // namespace
 
 size_t placed_bytes(const Plan& plan, const model::Weight& weight) {
-  return place(weight, plan.main_device(), plan.load, plan.main_device().kind == DeviceKind::cuda).bytes;
+  return place(weight, plan.main_device(), plan.load, may_cross(plan, weight)).bytes;
 }
 
 void place_weights(Plan& plan, const model::ModelDesc& model) {
   std::vector<DeviceId> devices = weight_devices(plan, model);
   if (plan.main_device().kind == DeviceKind::cuda) drop_unused(plan, devices);
   for (size_t i = 0; i < model.weights.size(); ++i) {
-    const bool beside_gpu = plan.main_device().kind == DeviceKind::cuda;
-    plan.weights.push_back(place(model.weights[i], plan.device(devices[i]), plan.load, beside_gpu));
+    const model::Weight& w = model.weights[i];
+    plan.weights.push_back(place(w, plan.device(devices[i]), plan.load, may_cross(plan, w)));
     plan.weights.back().device = devices[i];
     plan.weights.back().layer = static_cast<int32_t>(layer_of(model.weights[i].name));
   }
@@ -123,7 +135,7 @@ void mark_streamed(Plan& plan, const model::ModelDesc& model) {
     const model::Weight& w = model.weight(id);
     const DeviceInfo& at = plan.device(weight.device);
     if (weight.device == kMainDevice || at.kind != DeviceKind::cpu || w.transform != model::Transform::none) return;
-    if (plan.main_device().kind == DeviceKind::cuda && !has_gpu_kernels(w.type)) return;
+    if (plan.main_device().kind == DeviceKind::cuda && !(has_gpu_kernels(w.type) && may_cross(plan, w))) return;
     // As it would lie on the main device.
     const WeightPlacement there = place(w, plan.main_device(), plan.load, false);
     const bool repacks = plan.main_device().kind == DeviceKind::cuda && there.layout == ops::Layout::gpu;
@@ -160,7 +172,7 @@ void mark_streamed(Plan& plan, const model::ModelDesc& model) {
 
 bool can_refill(const Plan& plan, const model::Weight& weight, const WeightPlacement& host) {
   if (weight.transform != model::Transform::none || gpu_type(weight.type) != weight.type) return false;
-  if (!has_gpu_kernels(weight.type)) return false;
+  if (!has_gpu_kernels(weight.type) || !may_cross(plan, weight)) return false;
   const ops::Layout there = place(weight, plan.main_device(), plan.load, false).layout;
   return there == ops::Layout::gpu || there == host.layout;
 }

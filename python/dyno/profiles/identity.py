@@ -264,7 +264,9 @@ def model_from_description(
     Raises:
         KeyError, IndexError: the description lacks a field, or has no layers.
     """
-    types = {str(name).upper(): round(float(share), 4) for name, share in description["types"].items()}
+    # Types with few elements are named, too: GGML_CUDA_PROFILE builds kernels for the types of a profile.
+    shares = {str(name).upper(): float(share) for name, share in description["types"].items() if share}
+    types = {name: max(round(share, 4), 0.0001) for name, share in shares.items()}
     # Layers with recurrent state have no heads.
     layers = [layer["attention"] for layer in description["layers"]]
     attention = max(layers, key=lambda a: bool(a["heads"]))
@@ -279,7 +281,7 @@ def model_from_description(
         vocab=description["n_vocab"],
         experts=description["experts"],
         experts_used=description["experts_used"],
-        types={name: share for name, share in sorted(types.items(), key=_by_share) if share},
+        types=dict(sorted(types.items(), key=_by_share)),
         shapes=shapes_fingerprint(description),
         weights=weights,
     )

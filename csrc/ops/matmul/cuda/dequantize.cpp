@@ -85,6 +85,10 @@ DequantizePlan plan_dequantize(const Shape& s, const Choice& choice) {
 }
 
 #if defined(DYNO_HAVE_CUDA) && !defined(DYNO_CUDA_FORCE_MMQ)
+// In every build (type_kernels() has the types of weights alone).
+template <DType kType>
+void gemm_mma(const Problem& p, int tokens, int warps, CUstream_st* stream);
+
 namespace {
 
 // The problem of rows [first, first + rows) of every matrix.
@@ -162,7 +166,7 @@ void run_dequantized(const Choice& choice, const Shape& s, Problem p, CudaStream
     } else if (tiles) {
       gemm_unpacked(part, plan.form == Unpacked::tiles_bf16, choice.rows, stream.device->sm_count, stream.handle);
     } else if (choice.kernel == Kernel::half_mma) {
-      type_kernels(DType::f16).gemm_mma(part, choice.tokens, choice.warps, stream.handle);
+      gemm_mma<DType::f16>(part, choice.tokens, choice.warps, stream.handle);
     } else {
       type_kernels(DType::f32).exact(part, stream.handle);
     }

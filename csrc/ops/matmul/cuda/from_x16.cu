@@ -45,12 +45,12 @@ void start(const X16Matrices& m, CUstream_st* stream) {
 
 }  // namespace
 
-void repack_from_x16(DType type, const X16Matrices& matrices, CUstream_st* stream) {
+void repack_from_x16(DType type, [[maybe_unused]] const X16Matrices& matrices, [[maybe_unused]] CUstream_st* stream) {
   switch (type) {
-#define DYNO_QUANT_TYPE(name, ...) \
-  case DType::name:                \
+#define DYNO_BUILT_QUANT(name) \
+  case DType::name:            \
     return start<DType::name>(matrices, stream);
-#include "core/weight_types.def"
+#include "ops/built_types.inc"
     default:
       throw UnsupportedError(str_cat("[gpu layout] type ", dtype_name(type), " is not repacked from layout x16"));
   }

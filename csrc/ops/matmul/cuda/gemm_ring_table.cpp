@@ -14,28 +14,30 @@ void gemm_ring(const Problem& p, const TiledRows& format, const GemmRingShape& s
 template <DType kType>
 void gemm_codes(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream);
 
-void run_gemm_codes(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
+void run_gemm_codes(const Problem& p, [[maybe_unused]] const TiledRows& format,
+                    [[maybe_unused]] const GemmRingShape& shape, [[maybe_unused]] CUstream_st* stream) {
   switch (p.type) {
-    case DType::q4_k:
-      return gemm_codes<DType::q4_k>(p, format, shape, stream);
-    case DType::q5_k:
-      return gemm_codes<DType::q5_k>(p, format, shape, stream);
-    case DType::q6_k:
-      return gemm_codes<DType::q6_k>(p, format, shape, stream);
+#define DYNO_BUILT_QUANT(name)                                                                           \
+  case DType::name:                                                                                      \
+    if constexpr (has_code_tiles(DType::name)) return gemm_codes<DType::name>(p, format, shape, stream); \
+    break;
+#include "ops/built_types.inc"
     default:
-      throw UnsupportedError(str_cat("[matmul] wgmma_codes reads q4_k, q5_k and q6_k, not ", dtype_name(p.type)));
+      break;
   }
+  throw UnsupportedError(str_cat("[matmul] wgmma_codes reads q4_k, q5_k and q6_k, not ", dtype_name(p.type)));
 }
 
-void run_gemm_ring(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
+void run_gemm_ring(const Problem& p, [[maybe_unused]] const TiledRows& format,
+                   [[maybe_unused]] const GemmRingShape& shape, [[maybe_unused]] CUstream_st* stream) {
   switch (p.type) {
-#define DYNO_QUANT_TYPE(name, ...) \
-  case DType::name:                \
+#define DYNO_BUILT_QUANT(name) \
+  case DType::name:            \
     return gemm_ring<DType::name>(p, format, shape, stream);
-#define DYNO_GPU_TYPE(name, ...) \
-  case DType::name:              \
+#define DYNO_BUILT_GPU(name) \
+  case DType::name:          \
     return gemm_ring<DType::name>(p, format, shape, stream);
-#include "core/weight_types.def"
+#include "ops/built_types.inc"
     default:
       throw UnsupportedError(str_cat("[matmul] wgmma_ring reads quantised weights, not ", dtype_name(p.type)));
   }

@@ -2,8 +2,7 @@
 #include "ops/matmul/cuda/ring.cuh"
 
 namespace dyno::ops::cuda {
-#define DYNO_MIXED(a, b) \
+#define DYNO_BUILT_MIXED(a, b) \
   template void launch_ring<DType::a, DType::b>(const Problem& p, int, int, int, CUstream_st* stream);
-#include "ops/matmul/cuda/mixed_types.def"
-#undef DYNO_MIXED
+#include "ops/built_types.inc"
 }  // namespace dyno::ops::cuda

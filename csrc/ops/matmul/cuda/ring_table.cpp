@@ -4,16 +4,15 @@
 
 namespace dyno::ops::cuda {
 
-void run_ring(const Problem& p, DType other, int share, int blocks, int multiprocessors, CUstream_st* stream) {
-#define DYNO_MIXED(a, b)                                                               \
+void run_ring(const Problem& p, DType other, [[maybe_unused]] int share, [[maybe_unused]] int blocks,
+              [[maybe_unused]] int multiprocessors, [[maybe_unused]] CUstream_st* stream) {
+#define DYNO_BUILT_MIXED(a, b)                                                         \
   if (p.type == DType::a && other == DType::b) {                                       \
     return launch_ring<DType::a, DType::b>(p, share, blocks, multiprocessors, stream); \
   }
-#define DYNO_QUANT_TYPE(name, ...) DYNO_MIXED(name, name)
-#define DYNO_GPU_TYPE(name, ...) DYNO_MIXED(name, name)
-#include "core/weight_types.def"
-#include "ops/matmul/cuda/mixed_types.def"
-#undef DYNO_MIXED
+#define DYNO_BUILT_QUANT(name) DYNO_BUILT_MIXED(name, name)
+#define DYNO_BUILT_GPU(name) DYNO_BUILT_MIXED(name, name)
+#include "ops/built_types.inc"
   throw UnsupportedError(
       str_cat("[ring] ", dtype_name(p.type), " and ", dtype_name(other), " have no kernel in common"));
 }

@@ -4,13 +4,13 @@
 
 namespace dyno::ops::cuda {
 
-void stream_mixed(const Problem& p, DType other, int warps, int stripes, CUstream_st* stream) {
-#define DYNO_MIXED(a, b)                                                     \
+void stream_mixed(const Problem& p, DType other, [[maybe_unused]] int warps, [[maybe_unused]] int stripes,
+                  [[maybe_unused]] CUstream_st* stream) {
+#define DYNO_BUILT_MIXED(a, b)                                               \
   if (p.type == DType::a && other == DType::b) {                             \
     return stream_mixed_pair<DType::a, DType::b>(p, warps, stripes, stream); \
   }
-#include "ops/matmul/cuda/mixed_types.def"
-#undef DYNO_MIXED
+#include "ops/built_types.inc"
   throw UnsupportedError(
       str_cat("[qkv] ", dtype_name(p.type), " and ", dtype_name(other), " have no kernel in common"));
 }

@@ -8,23 +8,27 @@ template <DType kType>
 void gemm_wide_of(const Problem& p, const TiledRows& format, int tokens, int group, int multiprocessors,
                   CUstream_st* stream);
 
-void gemm_wide(const Problem& p, const TiledRows& format, int tokens, int group, int multiprocessors,
-               CUstream_st* stream) {
+void gemm_wide(const Problem& p, [[maybe_unused]] const TiledRows& format, [[maybe_unused]] int tokens,
+               [[maybe_unused]] int group, [[maybe_unused]] int multiprocessors, [[maybe_unused]] CUstream_st* stream) {
   switch (p.type) {
-    case DType::f16:
-      return gemm_wide_of<DType::f16>(p, format, tokens, group, multiprocessors, stream);
-    case DType::bf16:
-      return gemm_wide_of<DType::bf16>(p, format, tokens, group, multiprocessors, stream);
-#define DYNO_QUANT_TYPE(name, ...) \
-  case DType::name:                \
+#define DYNO_CASE(name) \
+  case DType::name:     \
     return gemm_wide_of<DType::name>(p, format, tokens, group, multiprocessors, stream);
-#define DYNO_GPU_TYPE(name, ...) \
-  case DType::name:              \
-    return gemm_wide_of<DType::name>(p, format, tokens, group, multiprocessors, stream);
-#include "core/weight_types.def"
+#define DYNO_BUILT_QUANT(name) DYNO_CASE(name)
+#define DYNO_BUILT_GPU(name) DYNO_CASE(name)
+// Floats with layout gpu.
+#define DYNO_BUILT_FLOAT(name)                                                             \
+  case DType::name:                                                                        \
+    if constexpr (has_gpu_layout(DType::name)) {                                           \
+      return gemm_wide_of<DType::name>(p, format, tokens, group, multiprocessors, stream); \
+    }                                                                                      \
+    break;
+#include "ops/built_types.inc"
+#undef DYNO_CASE
     default:
-      throw UnsupportedError(str_cat("[matmul] type ", dtype_name(p.type), " has no CUDA kernel of wide tiles"));
+      break;
   }
+  throw UnsupportedError(str_cat("[matmul] type ", dtype_name(p.type), " has no CUDA kernel of wide tiles"));
 }
 
 }  // namespace dyno::ops::cuda

@@ -1,0 +1,220 @@
+"""Which CUDA kernels a build has: csrc/cmake/cuda_instances.py decides, and the engine's contract knows."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dyno import _core
+
+ROOT = Path(__file__).resolve().parents[2]
+SELECT = ROOT / "csrc" / "cmake" / "cuda_instances.py"
+
+
+def write_profile(
+    folder: Path, kernels: Any, kind: str = "cuda", types: dict[str, float] | None = None
+) -> str:
+    path = folder / "profile.yaml"
+    match = {"device": {"kind": kind}, **({"model": {"types": types}} if types else {})}
+    path.write_text(json.dumps({"schema": 1, "match": match, "kernels": kernels}))
+    return str(path)
+
+
+def select(folder: Path, profile: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SELECT), "--select", "all", "--profile", profile]
+    return subprocess.run(
+        [*command, "--csrc", str(ROOT / "csrc"), "--output", str(folder / "ops")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernels", "kind", "message"),
+    [
+        ({}, "cpu", "was made for a device of kind cpu"),
+        ({"matmull q4_0 n=1 k=32": {}}, "cuda", "no op family 'matmull'; nearest: matmul"),
+        ({"matmul q4_k} n=1": {}}, "cuda", "no kernels for type q4_k}; nearest: q4_k"),
+        ({"matmul q4_0 n=1": {"m1": {"variant": "streem"}}}, "cuda", "does not exist; nearest: stream"),
+        (
+            {"matmul q4_0 n=1": {"m1": {"variant": "gemm", "rows": 4}}},
+            "cuda",
+            "gemm of matmul runs on another device",
+        ),
+        (
+            {"matmul q4_0 n=1": {"m1": {"variant": "mma", "rows": 4}}},
+            "cuda",
+            "parameters of mma are tokens, warps, not rows",
+        ),
+        (
+            {"matmul q4_0 n=1": {"m1": {"variant": "mma", "tokens": 48, "warps": 4}}},
+            "cuda",
+            "is not an instance of",
+        ),
+        (
+            {"sample n_vocab=1": {"m1": {"variant": "heap", "grain": 64}}},
+            "cuda",
+            "heap of sample runs on another device",
+        ),
+        (
+            {"sample n_vocab=1": {"m1": {"variant": "blocks", "blocks": 48}}},
+            "cuda",
+            "is not an instance of",
+        ),
+        ([1], "cuda", "kernels: a mapping is expected, not list"),
+    ],
+)
+def test_a_profile_that_cannot_be_built(tmp_path: Path, kernels: Any, kind: str, message: str) -> None:
+    done = select(tmp_path, write_profile(tmp_path, kernels, kind))
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert not (tmp_path / "ops").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not a profile"),
+        (b"schema: 2", "is not a profile"),
+        (b"[1, 2", "cannot be read"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_profile(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "profile.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    done = select(tmp_path, str(path))
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "profile.yaml" in done.stderr
+
+
+# ---- weight types ----
+
+
+def built_types(folder: Path) -> tuple[set[str], set[tuple[str, str]], str]:
+    """Types with kernels, pairs that share a launch, and the profile that left out others."""
+    text = (folder / "built_types.inc").read_text()
+    types = re.findall(r"^DYNO_BUILT_(?:FLOAT|QUANT|GPU)\((\w+)\)", text, re.MULTILINE)
+    pairs = re.findall(r"^DYNO_BUILT_MIXED\((\w+), (\w+)\)", text, re.MULTILINE)
+    (profile,) = re.findall(r'^DYNO_BUILT_FOR\("(.*)"\)', text, re.MULTILINE)
+    return set(types), set(pairs), profile
+
+
+@pytest.mark.parametrize(
+    ("types", "kept"),
+    [
+        ({"Q8_0": 0.9, "F16": 0.1}, {"q8_0", "f16"}),
+        ({"IQ4_KS": 0.6, "IQ5_K": 0.2, "IQ3_S": 0.2}, {"q4_16", "q8_16", "q6_k"}),
+        ({"Q4_0_R8": 0.5, "IQ2_XXS_R4": 0.5}, {"q4_0", "q4_16"}),
+        ({"IQ6_K": 0.5, "NVFP4": 0.5}, {"f16"}),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_types_that_a_gpu_reads_as_others(tmp_path: Path, types: dict[str, float], kept: set[str]) -> None:
+    done = select(tmp_path, write_profile(tmp_path, {}, types=types))
+    assert done.returncode == 0, done.stderr
+    assert built_types(tmp_path / "ops")[0] == {"f32", *kept}
+
+
+def test_every_type_of_files_is_read_as_the_engine_reads_it() -> None:
+    """So a new type cannot be forgotten."""
+    spec = importlib.util.spec_from_file_location("cuda_instances", SELECT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script  # its dataclasses look their module up
+    spec.loader.exec_module(script)
+    types = script.read_types(ROOT / "csrc")
+    known = {t["name"]: t for t in _core.tensor_types()}
+    seen = set()
+    for name, known_type in known.items():
+        kernels = known_type["kernels"]
+        if kernels == "no kernels":
+            assert types.on_gpu(name) is None
+            continue
+        if known_type["plain"] in known:
+            kernels = known[known_type["plain"]]["kernels"]
+        named = re.search(r"on a GPU as (\w+)$", kernels)
+        if named or known_type["plain"] in known:
+            assert types.on_gpu(name) == (named[1] if named else known_type["plain"]), name
+        else:  # a row of an interleaved form, which no file holds
+            assert types.on_gpu(name) in types.kernels, name
+        seen.add(types.on_gpu(name))
+    assert {"f16", "f32", "q4_0", "q4_16", "q6_k", "q8_0", "q8_16"} <= seen
+
+
+def test_kernels_that_are_named_keep_their_type(tmp_path: Path) -> None:
+    named = {"matmul q5_k n=1 k=256": {"m1": {"variant": "stream", "warps": 4, "stripes": 1}}}
+    done = select(tmp_path, write_profile(tmp_path, named, types={"Q4_K": 1.0}))
+    assert done.returncode == 0, done.stderr
+    assert built_types(tmp_path / "ops")[:2] == ({"f32", "q4_k", "q5_k"}, {("q4_k", "q5_k")})
+
+
+def test_a_model_with_an_unknown_type(tmp_path: Path) -> None:
+    done = select(tmp_path, write_profile(tmp_path, {}, types={"Q4_KK": 1.0}))
+    assert done.returncode == 1
+    assert "match.model.types: no weight type Q4_KK; nearest: Q4_K" in done.stderr
+
+
+SAYS = """\
+matmul q4_k held
+matmul f32 held
+matmul q5_k left out
+matmul q5_k on a cpu held
+qkv q4_k q4_k q6_k held
+qkv q4_k q5_k q6_k left out
+qkv q4_k q4_k q8_0 left out
+qkv q4_k q4_k without a third held
+mla_expand q6_k q8_0 left out
+mla_expand q8_0 q6_k left out
+mla_expand q6_k f32 held
+kv_store of a q8_0 cache held
+attention of a q8_0 cache held
+norm held
+type q6_k built
+type q8_0 this build has no GPU kernels for weights of type q8_0: GGML_CUDA_PROFILE=profile.yaml left all \
+but f32, q4_k, q6_k out. Build without GGML_CUDA_PROFILE, or with a profile of this model
+type q8_0 for a chip without code built
+type q8_0 on a cpu built
+"""
+
+
+def test_the_contract_knows_the_types_of_the_build(tmp_path: Path, compiler: str) -> None:
+    done = select(tmp_path, write_profile(tmp_path, {}, types={"Q4_K": 0.8, "Q6_K": 0.2}))
+    assert done.returncode == 0, done.stderr
+    core = (
+        "allowed_cpus",
+        "control_groups",
+        "cpu_caches",
+        "cpu_info",
+        "cpu_limits",
+        "dtype",
+        "numa_topology",
+        "text",
+    )
+    sources = [
+        ROOT / "tests/build/built_types.cpp",
+        *(ROOT / f"csrc/ops/{n}.cpp" for n in ("contract", "op")),
+    ]
+    sources += [ROOT / f"csrc/core/{name}.cpp" for name in core]
+    program = tmp_path / "built_types"
+    macros = ["-DDYNO_HAVE_CUDA=1", "-DDYNO_HAVE_ISA_portable=1", '-DDYNO_CUDA_ARCHITECTURES="90a"']
+    includes = [f"-I{ROOT / 'csrc'}", f"-I{tmp_path}"]
+    built = subprocess.run(
+        [compiler, "-std=c++20", "-pthread", *macros, *includes, *map(str, sources), "-o", str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    assert subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout == SAYS
