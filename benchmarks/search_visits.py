@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = (
     "tests/data/replay/ik-h200-qwen3moe-30b-a3b.jsonl",
     "benchmarks/results/sweep_h200.jsonl.gz",
+    "benchmarks/results/sweep_h100.jsonl.gz",
     "benchmarks/results/sweep_cpu_xeon.jsonl.gz",
 )
 VISITS = 12
