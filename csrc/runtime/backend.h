@@ -48,6 +48,7 @@ class Backend {
   virtual void take(int32_t, int64_t, int64_t, CacheLayers) {}
   virtual size_t gpu_cache_bytes() const { return 0; }
   virtual void give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) = 0;
+  virtual void settle() {}
   virtual std::vector<CaptureReport> captures() const { return {}; }
   virtual int64_t capture_failures() const { return 0; }
   virtual void fail_next_captures(int) {}

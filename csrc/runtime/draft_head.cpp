@@ -254,7 +254,7 @@ size_t Session::promised_bytes() const {
   size_t most = 0;
   for (const plan::PlannedDevice& device : plan_.devices)
     most += device.info.kind == DeviceKind::cuda ? device.kv_bytes : 0;
-  return most - std::min(most, executor_->gpu_cache_bytes());
+  return most - std::min(most, gpu_cache_bytes());
 }
 
 }  // namespace dyno::runtime

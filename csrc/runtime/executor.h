@@ -140,11 +140,13 @@ class Executor {
   // Positions [begin, end) of a sequence's keys and values are about to be written: takes memory for them, where that
   // does not come by itself. Throws OutOfMemoryError.
   virtual void take(int32_t, int64_t, int64_t, CacheLayers) {}
-  // Bytes of GPUs that the cache takes now.
-  virtual size_t gpu_cache_bytes() const { return 0; }
+  // Bytes of a GPU that the cache takes now.
+  virtual size_t gpu_cache_bytes(plan::DeviceId) const { return 0; }
   // Gives back the memory of positions [begin, end) of a sequence's keys and values, where memory is taken as it is
-  // written.
+  // written. On a GPU, rows of windowed layers leave with a later take(), which need not wait for the device then.
   virtual void give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) = 0;
+  // Memory that is to leave does so now. If there is any, this waits for everything that was started.
+  virtual void settle() {}
 
   // Generation without the host between tokens. A step feeds a token, draws the next one from its logits and leaves
   // that as the input of the next step; settings, random numbers and tokens to feed lie where the steps are computed.

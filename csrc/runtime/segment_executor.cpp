@@ -121,14 +121,14 @@ void SegmentExecutor::take(int32_t slot, int64_t begin, int64_t end, CacheLayers
   for_each_backend([&](Backend& backend) { backend.take(slot, begin, end, layers); });
 }
 
-size_t SegmentExecutor::gpu_cache_bytes() const {
-  size_t bytes = 0;
-  for_each_backend([&](const Backend& backend) { bytes += backend.gpu_cache_bytes(); });
-  return bytes;
-}
+size_t SegmentExecutor::gpu_cache_bytes(plan::DeviceId device) const { return backend_of(device).gpu_cache_bytes(); }
 
 void SegmentExecutor::give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) {
   for_each_backend([&](Backend& backend) { backend.give_back(slot, begin, end, layers); });
+}
+
+void SegmentExecutor::settle() {
+  for_each_backend([](Backend& backend) { backend.settle(); });
 }
 
 std::byte* SegmentExecutor::address_of(plan::ValueId value) const {

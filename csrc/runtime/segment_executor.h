@@ -43,8 +43,9 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   void load_state(int32_t slot, const std::byte* from) override;
   void copy_sequence(int32_t from, int32_t to, int64_t positions, std::span<const Rows> windowed) override;
   void take(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) override;
-  size_t gpu_cache_bytes() const override;
+  size_t gpu_cache_bytes(plan::DeviceId device) const override;
   void give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) override;
+  void settle() override;
 
  private:
   std::byte* address_of(plan::ValueId value) const override;

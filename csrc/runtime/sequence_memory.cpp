@@ -81,7 +81,13 @@ size_t Session::bytes_of_rows(bool all_devices) const {
   return static_cast<size_t>(bytes);
 }
 
-size_t Session::gpu_cache_bytes() const { return executor_ != nullptr ? executor_->gpu_cache_bytes() : 0; }
+size_t Session::gpu_cache_bytes() const {
+  size_t bytes = 0;
+  for (size_t i = 0; executor_ != nullptr && i < plan_.devices.size(); ++i) {
+    bytes += executor_->gpu_cache_bytes(static_cast<plan::DeviceId>(i));
+  }
+  return bytes;
+}
 
 int64_t Session::cached_positions() const { return std::accumulate(filled_.begin(), filled_.end(), int64_t{0}); }
 
@@ -136,7 +142,9 @@ void Session::give_back_forgotten(int32_t slot, int64_t position) {
   const auto at = static_cast<size_t>(slot);
   // Drafts are taken back after every step, and their rows are written anew at once.
   if (!windows_.active() || executor_ == nullptr || positions_[at] - position <= plan::kWindowSlack) return;
-  executor_->give_back(slot, position, filled_[at], CacheLayers::windowed);
+  // Nothing behind is held, so a piece that the last row shares with no other sequence leaves too.
+  executor_->give_back(slot, position, plan_.context.ctx, CacheLayers::windowed);
+  executor_->settle();
 }
 
 // A checkpoint that its sequence could go back to in any case costs nothing.

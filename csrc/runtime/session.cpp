@@ -127,15 +127,15 @@ void Session::check_memory(bool weights_loaded) const {
   plan::check_limits(plan_, weights_loaded);
   for (size_t i = 0; i < plan_.devices.size(); ++i) {
     const DeviceInfo& device = plan_.devices[i].info;
-    const size_t held = weights_loaded ? held_bytes_[i] : 0;
+    if (device.kind != DeviceKind::cuda) continue;
     const auto id = static_cast<plan::DeviceId>(i);
-    if (device.kind == DeviceKind::cuda) {
-      const size_t free = cuda_free_bytes(device.ordinal) + held;
-      // The model's cache and its head's may still grow.
-      const Session* other = lender_ != nullptr ? lender_ : draft_session();
-      const size_t promised = other != nullptr ? other->promised_bytes() : 0;
-      plan::check_memory(plan_, id, free - std::min(free, promised), weights_loaded);
-    }
+    // A cache stays, as a part of the plan's, or is given back for another one: in both cases its memory is there.
+    const size_t held = weights_loaded ? held_bytes_[i] + executor_->gpu_cache_bytes(id) : 0;
+    const size_t free = cuda_free_bytes(device.ordinal) + held;
+    // The model's cache and its head's may still grow.
+    const Session* other = lender_ != nullptr ? lender_ : draft_session();
+    const size_t promised = other != nullptr ? other->promised_bytes() : 0;
+    plan::check_memory(plan_, id, free - std::min(free, promised), weights_loaded);
   }
   const bool host = !std::all_of(plan_.devices.begin(), plan_.devices.end(), is_gpu);
   const auto available = host ? available_host_bytes() : std::nullopt;
@@ -226,9 +226,8 @@ void Session::prepare(bool clear_cache) {
   failed_change_.reset();
   held_bytes_.clear();
   for (const plan::PlannedDevice& device : plan_.devices) {
-    // A cache that takes memory by need may hold next to nothing of a GPU.
-    const bool by_need = is_gpu(device) && plan_.cache_by_need();
-    held_bytes_.push_back((by_need ? 0 : device.kv_bytes) + device.state_bytes + device.arena_bytes +
+    // The cache of a GPU may take memory by need: the executor knows how much it holds at the moment.
+    held_bytes_.push_back((is_gpu(device) ? 0 : device.kv_bytes) + device.state_bytes + device.arena_bytes +
                           device.scratch_bytes + device.stream_bytes);
   }
 }
@@ -241,6 +240,7 @@ void Session::replan(const Change& change, bool clear_cache) {
   check_device();
   end_steps();
   finish();
+  if (executor_ != nullptr) executor_->settle();  // memory that is about to leave is free for the new plan
   const plan::Plan plan = plan_;
   const SessionSettings settings = settings_;
   const std::vector<profile::KernelEntry> kernels = kernels_;

@@ -226,7 +226,8 @@ class Session {
   // Of layers that keep their window alone: the rows that a u-batch writes, and rows that no later one reads.
   void take_windows(std::span<const ops::SequenceRun> runs);
   void give_back_windows(int32_t slot);
-  // Their rows from `position` on, which the sequence is about to forget.
+  // Their rows from `position` on, which the sequence is about to forget. The memory is free when this returns; if
+  // there is any, it waits for everything that was started.
   void give_back_forgotten(int32_t slot, int64_t position);
   void drop_excess_checkpoints();
   void take_memory_for(const Generation& generation);
@@ -308,10 +309,11 @@ class Session {
   std::vector<int64_t> begun_;      // per slot: where its last decode began
   WindowRows windows_;
   std::vector<std::weak_ptr<Checkpoint>> checkpoints_;
-  std::vector<size_t> held_bytes_;  // by device: cache, arena and scratch that the executor holds
-  uint64_t steps_of_ = 0;           // number of the generation with steps under way; 0: none
-  uint64_t generations_ = 0;        // begun on the device so far
-  size_t under_way_ = 0;            // steps that were launched and not waited for
+  // By device: arena, states and scratch that the executor holds, and of the CPU also the cache.
+  std::vector<size_t> held_bytes_;
+  uint64_t steps_of_ = 0;     // number of the generation with steps under way; 0: none
+  uint64_t generations_ = 0;  // begun on the device so far
+  size_t under_way_ = 0;      // steps that were launched and not waited for
 };
 
 }  // namespace dyno::runtime

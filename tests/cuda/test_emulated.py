@@ -34,8 +34,12 @@ LINEAR = ("q", "k", "v", "step", "beta", "decay", "step_bias", "skip")
 CONV = ("x", "before", "after", "w", "bias")
 
 
-def built(folder: Path, source: str) -> ctypes.CDLL:
-    """A source of the emulation as a library in `folder`."""
+def built(folder: Path, source: str, *headers: str) -> ctypes.CDLL:
+    """A source of the emulation as a library in `folder`.
+
+    Args:
+        headers: folders of the emulation whose headers come before the others.
+    """
     library = folder / f"{source}.so"
     emulation = ROOT / "tests" / "cuda" / "emulated"
     name = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=True).stdout
@@ -43,7 +47,8 @@ def built(folder: Path, source: str) -> ctypes.CDLL:
     flags = [] if "clang" in name else ["-fno-extern-tls-init"]
     # The folder of the emulation comes first, so that the kernels get its launch.h.
     command = [
-        "c++", "-std=c++20", "-O1", "-shared", "-fPIC", *flags, f"-I{emulation}", f"-I{ROOT / 'csrc'}",
+        "c++", "-std=c++20", "-O1", "-shared", "-fPIC", *flags,
+        *(f"-I{emulation / each}" for each in (*headers, "")), f"-I{ROOT / 'csrc'}",
         "-Wno-unknown-pragmas", str(emulation / f"{source}.cpp"), "-o", str(library),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)

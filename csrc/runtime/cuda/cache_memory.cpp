@@ -205,6 +205,11 @@ void CacheMemory::give_back_later(size_t begin, size_t end) {
   }
 }
 
+void CacheMemory::settle() {
+  let_go(/*all=*/true);
+  for (const size_t piece : std::exchange(leaves_, {})) unmap(piece);  // a take() since then has emptied the list
+}
+
 void CacheMemory::let_go(bool all) {
   while (!leaving_.empty()) {
     const cudaEvent_t over = leaving_.front().over.get();

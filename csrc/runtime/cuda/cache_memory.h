@@ -24,6 +24,8 @@ class CacheMemory {
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
   bool by_need() const { return !mapped_.empty(); }
+  // Whether pieces wait for settle() or a later take().
+  bool unsettled() const { return !leaves_.empty() || !leaving_.empty(); }
   // Bytes of the device that it takes now.
   size_t taken() const;
 
@@ -35,6 +37,8 @@ class CacheMemory {
   // The same, when the work is over that is on the stream of the next take(): in a later take(), which need not wait
   // for the device then. Until then the pieces stay, and they count in taken().
   void give_back_later(size_t begin, size_t end);
+  // All pieces that are to leave do so now. Nothing may be under way that uses them.
+  void settle();
   // All zeros, on `stream`. By need: without any memory.
   void clear(cudaStream_t stream);
 

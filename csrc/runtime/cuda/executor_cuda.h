@@ -45,7 +45,9 @@ class CudaExecutor final : public Executor, public Backend {
   void copy_sequence(int32_t from, int32_t to, int64_t positions, std::span<const Rows> windowed) override;
   void take(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) override;
   size_t gpu_cache_bytes() const override { return cache_.taken(); }
+  size_t gpu_cache_bytes(plan::DeviceId device) const override { return device == device_ ? cache_.taken() : 0; }
   void give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) override;
+  void settle() override;
   std::shared_ptr<float[]> logits_memory(size_t count) override;
   std::shared_ptr<float[]> device_logits_memory(size_t count) override;
   std::shared_ptr<float[]> rows_memory(size_t count) override;

@@ -59,6 +59,14 @@ void CudaExecutor::give_back(int32_t slot, int64_t begin, int64_t end, CacheLaye
            [&](size_t from, size_t to) { windows ? cache_.give_back_later(from, to) : cache_.give_back(from, to); });
 }
 
+// Launches and graphs that run later find the addresses as they were: a take() maps memory there before.
+void CudaExecutor::settle() {
+  if (!cache_.unsettled()) return;
+  const DeviceScope scope(info().ordinal, "giving back the memory of a sequence");
+  finish();
+  cache_.settle();
+}
+
 void CudaExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, std::span<const Rows> windowed) {
   const DeviceScope scope(info().ordinal, "copying a sequence");
   const auto copy = [&](std::byte* base, size_t slot_bytes, size_t first, size_t bytes) {
