@@ -205,8 +205,8 @@ void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
           "Blocks of the file that predict further tokens (MTP).")
       .def(
           "load_draft_head", [](PySession& s) { s.change([](runtime::Session& real) { real.load_draft_head(); }); },
-          "Loads the first of those blocks, for draft(). Raises UnsupportedError where there is none, or a GPU takes "
-          "part. Of a session without weights only the head's plan is made.")
+          "Loads the first of those blocks, for draft(). Raises UnsupportedError where there is none, or the model "
+          "lies on a GPU and another device. Of a session without weights only the head's plan is made.")
       .def_prop_ro(
           "has_draft_head",
           [](PySession& s) { return s.with([](const runtime::Session& real) { return real.has_draft_head(); }); },

@@ -178,11 +178,20 @@ void Session::load_draft_head() {
 
 // For the sequences of the plan, which may be about to become the session's.
 std::unique_ptr<DraftHead> Session::make_draft_head() const {
-  const bool on_gpu = std::any_of(plan_.devices.begin(), plan_.devices.end(), [](const plan::PlannedDevice& device) {
+  const bool with_gpu = std::any_of(plan_.devices.begin(), plan_.devices.end(), [](const plan::PlannedDevice& device) {
     return device.info.kind == DeviceKind::cuda;
   });
-  DYNO_CHECK(UnsupportedError, !on_gpu,
-             "[draft] the head that drafts tokens runs only with the whole model on the CPU; open it with device=cpu");
+  if (with_gpu && plan_.devices.size() > 1) {
+    std::string devices;
+    for (const plan::PlannedDevice& device : plan_.devices) {
+      devices += str_cat(devices.empty() ? "" : ", ", device_name(device.info));
+    }
+    throw UnsupportedError(
+        str_cat("[draft] the head that drafts tokens runs with the whole model on one GPU or on the ",
+                "CPU, but this model lies on ", devices,
+                "; open it with device=cpu, or so that one GPU holds all of it (without placement, ",
+                "cpu_moe, n_cpu_moe, n_gpu_layers and split)"));
+  }
   plan::LoadOptions load = plan_.load;
   load.placement = {};
   load.layers = {};

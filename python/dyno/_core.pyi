@@ -468,7 +468,7 @@ class Session:
 
     def load_draft_head(self) -> None:
         """
-        Loads the first of those blocks, for draft(). Raises UnsupportedError where there is none, or a GPU takes part. Of a session without weights only the head's plan is made.
+        Loads the first of those blocks, for draft(). Raises UnsupportedError where there is none, or the model lies on a GPU and another device. Of a session without weights only the head's plan is made.
         """
 
     @property

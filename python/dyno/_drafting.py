@@ -47,7 +47,8 @@ class Drafting:
 
     Raises:
         PlanError: The draft model does not fit the model.
-        UnsupportedError: The model has no head to draft with, or a GPU takes part.
+        UnsupportedError: The model has no head to draft with, or the model
+            lies on a GPU and another device.
     """
 
     def __init__(self, engine: Engine, speculation: Speculation) -> None:

@@ -44,7 +44,7 @@ class Speculation:
     """A smaller model that drafts, with the same vocabulary and at least as many sequences; it belongs to the
     scheduler while that is open. None: the text's own n-grams, or the head."""
     head: bool = False
-    """The model's own head drafts (MTP); only on the CPU, and only where the file has one."""
+    """The model's own head drafts (MTP), if the file has one and the model lies on the CPU or one GPU."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.most <= 64:

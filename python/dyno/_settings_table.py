@@ -276,8 +276,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "scheduler",
         "choice",
         "Who drafts tokens that one decode checks: `ngram` (the text's own n-grams), `draft` (a smaller "
-        "model, of which the command line names the file), `mtp` (the model's own head; on the CPU), or "
-        "`off`.",
+        "model, of which the command line names the file), `mtp` (the model's own head, with the whole model "
+        "on the CPU or on one GPU), or `off`.",
         default="off",
         choices=("off", "ngram", "draft", "mtp"),
         fidelity="rounding",

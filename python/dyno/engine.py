@@ -250,11 +250,13 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         """Load the head of the file that predicts one token further (MTP), for `draft()`.
 
         Sequences that begin from now on can be asked for drafts; their hidden rows take `n_embd` floats a
-        token. The head's matrices are read from the file's pages.
+        token in the machine's memory. On the CPU the head's matrices are read from the file's pages. On a GPU
+        it takes the model's embedding and output, and `plan["draft_head"]` says what else it needs. Tokens of
+        a generation are then drawn with the host in between.
 
         Raises:
-            UnsupportedError: The file has no such head, its architecture's is not known here, or the model is
-            not on the CPU alone.
+            UnsupportedError: The file has no such head, its architecture's is not known here, or the model
+            lies on a GPU and another device.
             OutOfMemoryError: The head does not fit.
         """
         with self._lock:

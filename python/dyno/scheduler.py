@@ -71,7 +71,8 @@ class Scheduler:
 
     Raises:
         PlanError: The engine has a scheduler, or an argument is impossible.
-        UnsupportedError: The model's own head shall draft, and there is none, or a GPU takes part.
+        UnsupportedError: The model's own head shall draft, and there is none, or the model lies on a
+            GPU and another device.
 
     Example:
         >>> with Engine("model.gguf", sequences=8) as engine, Scheduler(engine):  # doctest: +SKIP

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dyno
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TOKENS = [5, 9, 200, 31]
+TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 
 
 def error_of(call: Callable[[], Any]) -> list[str]:
@@ -26,7 +28,9 @@ def error_of(call: Callable[[], Any]) -> list[str]:
     return []
 
 
-def after_the_loss(model: str, engine: dyno.Engine, other: dyno.Engine) -> dict[str, list[str]]:
+def after_the_loss(
+    model: str, engine: dyno.Engine, other: dyno.Engine, drafting: dyno.Engine
+) -> dict[str, list[str]]:
     """What every way to use the device raises."""
     family, desc = _core.ops.parse_key("norm n=512", 64)
     calls: dict[str, Callable[[], Any]] = {
@@ -35,6 +39,10 @@ def after_the_loss(model: str, engine: dyno.Engine, other: dyno.Engine) -> dict[
         "logits of another engine": lambda: other.logits(TOKENS),
         "generate": lambda: list(engine.generate(TOKENS, max_tokens=4)),
         "greedy_after": lambda: engine.diagnostics.greedy_after(TOKENS),
+        "a draft": lambda: drafting.draft(5),
+        "logits beside a head": lambda: drafting.logits([5], reset=False),
+        "forgetting beside a head": lambda: drafting.rewind(0),
+        "another head": drafting.load_draft_head,
         "set": lambda: engine.set(ubatch=64),
         "set_context": lambda: engine.set_context(ctx=64),
         "reset": engine.reset,
@@ -56,6 +64,9 @@ def main(model: str, fault: str, moment: str) -> None:
     engine = dyno.Engine(model, device="cuda:0", profile=None, ctx=128)
     # With a handle of cuBLAS, which has to be given back too.
     other = dyno.Engine(model, device="cuda:0", profile=None, ctx=128, mmq_max_tokens=0, matvec_max_tokens=1)
+    drafting = dyno.Engine(TINY / "qwen35-tiny.gguf", device="cuda:0", profile=None, ctx=128)
+    drafting.load_draft_head()
+    drafting.logits(TOKENS)
     kept = engine.logits(TOKENS)
     copy = kept.copy()
     engine.logits(TOKENS)  # not kept: its page-locked memory is there for the next
@@ -75,12 +86,13 @@ def main(model: str, fault: str, moment: str) -> None:
         engine.close()
         found["closed"] = error_of(lambda: engine.logits(TOKENS))
         engine = other
-    found["after"] = after_the_loss(model, engine, other)
+    found["after"] = after_the_loss(model, engine, other, drafting)
     found["problem"] = devices.list_devices()[1].info["problem"]
     found["auto"] = devices.resolve_device("auto").name
     found["kept"] = bool(np.array_equal(kept, copy))
     engine.close()
     other.close()
+    drafting.close()
     with dyno.Engine(model, device="cpu", profile=None, ctx=128) as cpu:
         found["cpu"] = bool(np.array_equal(cpu.logits(TOKENS), on_cpu))
     print(json.dumps(found))

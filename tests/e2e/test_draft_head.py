@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dyno
 import numpy as np
 import pytest
 from dyno import _core
-from dyno.errors import GgufError, OutOfMemoryError, PlanError, UnsupportedError
+from dyno.errors import ClosedError, GgufError, OutOfMemoryError, PlanError, UnsupportedError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 F32 = {"kv_type_k": "f32", "kv_type_v": "f32", "ctx": 256}
+# Of logits: a GPU adds in another order, with other kernels for other numbers of rows.
+TOLERANCE = {"cpu": 1e-8, "cuda:0": 1e-7}
+HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
 
 
 def nmse(observed: np.ndarray, reference: np.ndarray) -> float:
@@ -23,8 +26,13 @@ def nmse(observed: np.ndarray, reference: np.ndarray) -> float:
     return float(((o - r) ** 2).sum() / ((r - r.mean()) ** 2).sum())
 
 
-def open_head(path: Path, sequences: int = 1, ubatch: int = 512) -> _core.Session:
-    s = _core.Session(path, context={**F32, "sequences": sequences}, session={"threads": 2, "ubatch": ubatch})
+def load_for(device: str) -> dict[str, str]:
+    return {"device": device} if device == "cpu" else {"device": device, "numerics": "exact"}
+
+
+def open_head(path: Path, sequences: int = 1, ubatch: int = 512, device: str = "cpu") -> _core.Session:
+    context = {**F32, "sequences": sequences}
+    s = _core.Session(path, load=load_for(device), context=context, session={"threads": 2, "ubatch": ubatch})
     s.load_draft_head()
     return s
 
@@ -33,38 +41,39 @@ def drafted(s: _core.Session, token: int, slot: int = 0) -> np.ndarray:
     return s.draft([(slot, int(token))])[0]
 
 
-def check_head(path: Path, tokens: np.ndarray, want: np.ndarray) -> None:
+def check_head(path: Path, tokens: np.ndarray, want: np.ndarray, device: str) -> None:
     """Prompts of several lengths and u-batches, then token by token; row t predicts token t + 2."""
     tokens = tokens.astype(np.int32)
-    s = open_head(path)
+    s = open_head(path, device=device)
+    most = TOLERANCE[device]
     for ubatch in (512, 1, 7, 33):
         s.set({"ubatch": ubatch})
         for n in (1, 2, 40, len(tokens) - 1):
             s.reset()
             s.decode([(0, tokens[:n].copy())], "last")
-            assert nmse(drafted(s, tokens[n]), want[n - 1]) < 1e-8, f"u-batch {ubatch}, {n} tokens"
+            assert nmse(drafted(s, tokens[n]), want[n - 1]) < most, f"u-batch {ubatch}, {n} tokens"
     s.reset()
     rows = []
     for t in range(60):
         s.decode([(0, tokens[t : t + 1].copy())], "none" if t % 3 else "last")
         rows.append(drafted(s, tokens[t + 1]))
-    assert nmse(np.stack(rows), want[:60]) < 1e-8
+    assert nmse(np.stack(rows), want[:60]) < most
 
 
 @pytest.mark.parametrize("name", ["qwen35"])
-def test_drafts_are_the_references(name: str, tiny_dir: Path) -> None:
+def test_drafts_are_the_references(name: str, tiny_dir: Path, device: str) -> None:
     path = tiny_dir / f"{name}-tiny.gguf"
     with np.load(path.with_suffix(".golden.npz")) as golden:
-        check_head(path, golden["tokens_long"], golden["mtp_logits_long"])
+        check_head(path, golden["tokens_long"], golden["mtp_logits_long"], device)
 
 
-def test_heads_of_a_folder(models_dir: Path) -> None:
+def test_heads_of_a_folder(models_dir: Path, device: str) -> None:
     checked = []
     for path in sorted((models_dir / "tiny").glob("*-tiny.gguf")):
         with np.load(path.with_suffix(".golden.npz")) as golden:
             if "mtp_logits_long" not in golden:
                 continue
-            check_head(path, golden["tokens_long"], golden["mtp_logits_long"])
+            check_head(path, golden["tokens_long"], golden["mtp_logits_long"], device)
         checked.append(path.name)
     assert checked
 
@@ -75,10 +84,10 @@ def golden(tiny_dir: Path) -> dict[str, np.ndarray]:
         return {key: data[key] for key in data.files}
 
 
-def test_another_token_and_a_rewind(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+def test_another_token_and_a_rewind(tiny_dir: Path, golden: dict[str, np.ndarray], device: str) -> None:
     """A draft that came to nothing leaves no trace."""
     tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
-    s = open_head(tiny_dir / "qwen35-tiny.gguf")
+    s = open_head(tiny_dir / "qwen35-tiny.gguf", device=device)
     s.decode([(0, tokens[:20].copy())], "none")
     kept = s.checkpoint()
     drafted(s, (tokens[20] + 1) % 320)
@@ -86,50 +95,52 @@ def test_another_token_and_a_rewind(tiny_dir: Path, golden: dict[str, np.ndarray
     s.decode([(0, np.array([7, 9, 11], np.int32))], "last")
     drafted(s, 13)
     s.restore(kept)
-    assert nmse(drafted(s, tokens[20]), want[19]) < 1e-8
+    assert nmse(drafted(s, tokens[20]), want[19]) < TOLERANCE[device]
     s.decode([(0, tokens[20:50].copy())], "all")
-    assert nmse(drafted(s, tokens[50]), want[49]) < 1e-8
+    assert nmse(drafted(s, tokens[50]), want[49]) < TOLERANCE[device]
 
 
-def test_logits_do_not_change(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+def test_logits_do_not_change(tiny_dir: Path, golden: dict[str, np.ndarray], device: str) -> None:
     path = tiny_dir / "qwen35-tiny.gguf"
     tokens = golden["tokens_long"].astype(np.int32)
     for rows in ("last", "all"):
-        plain = _core.Session(path, context=F32, session={"threads": 2, "ubatch": 16})
-        with_head = open_head(path, ubatch=16)
+        plain = _core.Session(path, load=load_for(device), context=F32, session={"threads": 2, "ubatch": 16})
+        with_head = open_head(path, ubatch=16, device=device)
         got = [s.decode([(0, tokens.copy())], rows)[0] for s in (plain, with_head)]
-        assert nmse(got[1], got[0]) < 1e-12
+        assert nmse(got[1], got[0]) < (1e-12 if device == "cpu" else 1e-9)
 
 
-def test_sequences_beside_each_other(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+def test_sequences_beside_each_other(tiny_dir: Path, golden: dict[str, np.ndarray], device: str) -> None:
     tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
-    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=3, ubatch=11)
+    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=3, ubatch=11, device=device)
     s.decode([(2, tokens[:31].copy()), (0, tokens[:5].copy())], "last")
-    assert nmse(drafted(s, tokens[5], 0), want[4]) < 1e-8
-    assert nmse(drafted(s, tokens[31], 2), want[30]) < 1e-8
+    assert nmse(drafted(s, tokens[5], 0), want[4]) < TOLERANCE[device]
+    assert nmse(drafted(s, tokens[31], 2), want[30]) < TOLERANCE[device]
     s.copy(2, 1)
     s.decode([(1, tokens[31:33].copy()), (0, tokens[5:6].copy())], "last")
-    assert nmse(drafted(s, tokens[33], 1), want[32]) < 1e-8
-    assert nmse(drafted(s, tokens[6], 0), want[5]) < 1e-8
+    assert nmse(drafted(s, tokens[33], 1), want[32]) < TOLERANCE[device]
+    assert nmse(drafted(s, tokens[6], 0), want[5]) < TOLERANCE[device]
 
 
-def test_several_texts_in_one_decode(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+def test_several_texts_in_one_decode(tiny_dir: Path, golden: dict[str, np.ndarray], device: str) -> None:
     tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
-    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=3, ubatch=7)
+    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=3, ubatch=7, device=device)
     s.decode([(2, tokens[:31].copy()), (0, tokens[:5].copy())], "last")
     assert [s.can_draft(slot) for slot in range(3)] == [True, False, True]
     both = s.draft([(0, int(tokens[5])), (2, int(tokens[31]))])
-    assert nmse(both, want[[4, 30]]) < 1e-8
+    assert nmse(both, want[[4, 30]]) < TOLERANCE[device]
     assert s.draft([]).shape == (0, 320)
     s.drop_draft_head()
     assert not s.has_draft_head
     assert not s.can_draft(0)
 
 
-def test_a_draft_goes_further_with_the_head_s_own_rows(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+def test_a_draft_goes_further_with_the_head_s_own_rows(
+    tiny_dir: Path, golden: dict[str, np.ndarray], device: str
+) -> None:
     """The second token depends on the first draft, and leaves no trace in the next draft."""
     tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
-    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=2)
+    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=2, device=device)
     s.decode([(0, tokens[:20].copy()), (1, tokens[:9].copy())], "none")
     with pytest.raises(PlanError, match="nothing was drafted yet for what sequence 1 holds"):
         s.draft([(1, 5)], further=True)
@@ -137,23 +148,45 @@ def test_a_draft_goes_further_with_the_head_s_own_rows(tiny_dir: Path, golden: d
     s.draft(follow)
     once = s.draft([(0, 11), (1, 12)], further=True)
     twice = s.draft([(0, 13), (1, 14)], further=True)
-    alone = open_head(tiny_dir / "qwen35-tiny.gguf")
+    alone = open_head(tiny_dir / "qwen35-tiny.gguf", device=device)
     alone.decode([(0, tokens[:9].copy())], "none")
     drafted(alone, tokens[9])
-    assert nmse(alone.draft([(0, 12)], further=True)[0], once[1]) < 1e-10
-    assert nmse(alone.draft([(0, 14)], further=True)[0], twice[1]) < 1e-10
+    assert nmse(alone.draft([(0, 12)], further=True)[0], once[1]) < TOLERANCE[device]
+    assert nmse(alone.draft([(0, 14)], further=True)[0], twice[1]) < TOLERANCE[device]
     drafted(alone, tokens[9])
     assert nmse(alone.draft([(0, 15)], further=True)[0], once[1]) > 1e-4  # another token
-    assert nmse(s.draft(follow), want[[19, 8]]) < 1e-8
+    assert nmse(s.draft(follow), want[[19, 8]]) < TOLERANCE[device]
     s.decode([(0, tokens[20:24].copy())], "none")
     with pytest.raises(PlanError, match="nothing was drafted yet for what sequence 0 holds"):
         s.draft([(0, 5)], further=True)
-    assert nmse(drafted(s, tokens[24]), want[23]) < 1e-8
+    assert nmse(drafted(s, tokens[24]), want[23]) < TOLERANCE[device]
 
 
-def test_a_head_reads_a_prompt_in_parts(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+def test_the_most_probable_token_is_found_where_the_logits_are(
+    tiny_dir: Path, golden: dict[str, np.ndarray], device: str
+) -> None:
+    tokens = golden["tokens_long"].astype(np.int32)
+    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=3, device=device)
+    s.decode([(slot, tokens[: 9 + 7 * slot].copy()) for slot in range(3)], "none")
+    texts = [(slot, int(tokens[9 + 7 * slot])) for slot in range(3)]
+    for further in (False, True):
+        s.draft(texts)
+        logits = s.draft(texts, further).astype(np.float64)
+        best = logits.argmax(axis=1)
+        certain = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+        s.draft(texts)
+        assert s.draft_tokens(texts, further).tolist() == best.tolist()
+        for slot in range(3):
+            for margin, found in ((0.999, best[slot]), (1.001, -1)):
+                s.draft(texts)
+                got = s.draft_tokens(texts, further, min_p=float(certain[slot]) * margin)
+                assert got[slot] == found, (further, slot, margin)
+    assert s.draft_tokens([]).shape == (0,)
+
+
+def test_a_head_reads_a_prompt_in_parts(tiny_dir: Path, golden: dict[str, np.ndarray], device: str) -> None:
     tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
-    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=2, ubatch=7)
+    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=2, ubatch=7, device=device)
     s.decode([(1, tokens[:60].copy())], "none")
     lacking = []
     while s.draft_lacks(1):
@@ -165,42 +198,43 @@ def test_a_head_reads_a_prompt_in_parts(tiny_dir: Path, golden: dict[str, np.nda
     s.read_for_draft(0, -1)
     assert s.draft_lacks(0) == 8
     s.reset(0)
-    assert nmse(drafted(s, tokens[60], 1), want[59]) < 1e-8
+    assert nmse(drafted(s, tokens[60], 1), want[59]) < TOLERANCE[device]
     s.reset(1)
     assert (s.draft_lacks(0), s.draft_lacks(1)) == (0, 0)
     s.decode([(1, tokens[:30].copy())], "none")
     s.read_for_draft(1, 11)
-    assert nmse(drafted(s, tokens[30], 1), want[29]) < 1e-8  # it reads the rest itself
+    assert nmse(drafted(s, tokens[30], 1), want[29]) < TOLERANCE[device]  # it reads the rest itself
     assert s.draft_lacks(1) == 0
 
 
 def test_a_limit_of_the_cache_is_one_of_the_model_s_texts(
-    tiny_dir: Path, golden: dict[str, np.ndarray]
+    tiny_dir: Path, golden: dict[str, np.ndarray], device: str
 ) -> None:
     """The head forgets what the model forgets, and its drafts have room beside a full cache."""
     tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
     context = {**F32, "ctx": 64, "sequences": 2, "cache_tokens": 64}
-    s = _core.Session(tiny_dir / "qwen35-tiny.gguf", context=context, session={"threads": 2})
+    path = tiny_dir / "qwen35-tiny.gguf"
+    s = _core.Session(path, load=load_for(device), context=context, session={"threads": 2})
     s.load_draft_head()
     for slot in (0, 1, 0):
         s.reset()
         s.decode([(slot, tokens[:50].copy())], "none")
-        assert nmse(drafted(s, tokens[50], slot), want[49]) < 1e-8
+        assert nmse(drafted(s, tokens[50], slot), want[49]) < TOLERANCE[device]
     s.reset()
     s.decode([(0, tokens[:32].copy()), (1, tokens[:32].copy())], "none")
     both = [(0, int(tokens[32])), (1, int(tokens[32]))]
-    assert nmse(s.draft(both), want[[31, 31]]) < 1e-8
+    assert nmse(s.draft(both), want[[31, 31]]) < TOLERANCE[device]
     for _ in range(8):
         s.draft(both, further=True)
 
 
 def test_a_change_that_the_head_refuses_changes_nothing(
-    tiny_dir: Path, tmp_path: Path, golden: dict[str, np.ndarray]
+    tiny_dir: Path, tmp_path: Path, golden: dict[str, np.ndarray], device: str
 ) -> None:
     tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
     path = shutil.copyfile(tiny_dir / "qwen35-tiny.gguf", tmp_path / "m.gguf")
     settings = {"ctx": 64, "kv_type_k": "f32", "kv_type_v": "f32"}
-    with dyno.Engine(path, device="cpu", profile=None, ubatch=32, **settings) as engine:
+    with dyno.Engine(path, device=device, profile=None, ubatch=32, **settings) as engine:
         engine.load_draft_head()
         engine.logits(tokens[:20], rows="last")
         # A new head reads the file again, and the file is not the same.
@@ -219,9 +253,9 @@ def test_a_change_that_the_head_refuses_changes_nothing(
         assert engine._open().can_draft(1)
 
 
-def test_of_an_engine(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+def test_of_an_engine(tiny_dir: Path, golden: dict[str, np.ndarray], device: str) -> None:
     tokens = golden["tokens_long"]
-    with dyno.Engine(tiny_dir / "qwen35-tiny.gguf", device="cpu", profile=None, ctx=256) as engine:
+    with dyno.Engine(tiny_dir / "qwen35-tiny.gguf", device=device, profile=None, ctx=256) as engine:
         with pytest.raises(PlanError, match=r"no head is loaded; call load_draft_head"):
             engine.draft(3)
         engine.logits(tokens[:9], rows="last")
@@ -247,29 +281,7 @@ def test_files_without_a_head(tiny_dir: Path) -> None:
         s.load_draft_head()
 
 
-def test_the_most_probable_token_is_found_where_the_logits_are(
-    tiny_dir: Path, golden: dict[str, np.ndarray]
-) -> None:
-    tokens = golden["tokens_long"].astype(np.int32)
-    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=3)
-    s.decode([(slot, tokens[: 9 + 7 * slot].copy()) for slot in range(3)], "none")
-    texts = [(slot, int(tokens[9 + 7 * slot])) for slot in range(3)]
-    for further in (False, True):
-        s.draft(texts)
-        logits = s.draft(texts, further).astype(np.float64)
-        best = logits.argmax(axis=1)
-        certain = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
-        s.draft(texts)
-        assert s.draft_tokens(texts, further).tolist() == best.tolist()
-        for slot in range(3):
-            for margin, found in ((0.999, best[slot]), (1.001, -1)):
-                s.draft(texts)
-                got = s.draft_tokens(texts, further, min_p=float(certain[slot]) * margin)
-                assert got[slot] == found, (further, slot, margin)
-    assert s.draft_tokens([]).shape == (0,)
-
-
-def test_rows_of_texts_that_go_on_from_one_another(tiny_dir: Path) -> None:
+def test_rows_of_texts_that_go_on_from_one_another(tiny_dir: Path, device: str) -> None:
     """Copies share the rows of what they have in common, and each goes on with rows of its own."""
     common, first, second = np.split(
         np.random.default_rng(8).integers(1, 300, 400).astype(np.int32), [300, 350]
@@ -278,7 +290,7 @@ def test_rows_of_texts_that_go_on_from_one_another(tiny_dir: Path) -> None:
     context = {**F32, "ctx": 512, "sequences": 3}
 
     def opened() -> _core.Session:
-        s = _core.Session(path, context=context, session={"threads": 2, "ubatch": 64})
+        s = _core.Session(path, load=load_for(device), context=context, session={"threads": 2, "ubatch": 64})
         s.load_draft_head()
         return s
 
@@ -293,11 +305,11 @@ def test_rows_of_texts_that_go_on_from_one_another(tiny_dir: Path) -> None:
     s.copy(2, 1)
     s.decode([(0, first.copy()), (1, second.copy())], "none")
     for slot in (0, 1):
-        assert nmse(drafted(s, 5, slot), want[slot]) < 1e-8
+        assert nmse(drafted(s, 5, slot), want[slot]) < TOLERANCE[device]
     s.reset(0)
     s.copy(2, 0)
     s.decode([(2, first.copy()), (0, second.copy())], "none")
-    assert nmse(s.draft([(2, 5), (0, 5), (1, 5)]), np.stack([want[0], want[1], want[1]])) < 1e-8
+    assert nmse(s.draft([(2, 5), (0, 5), (1, 5)]), np.stack([want[0], want[1], want[1]])) < TOLERANCE[device]
 
 
 @pytest.mark.parametrize("away", [r"blk\.[2-9]", "output_norm", r"^output\.weight"])
@@ -317,11 +329,105 @@ def test_rows_come_from_the_device_that_has_them(
         assert nmse(s.draft([(0, int(tokens[5])), (1, int(tokens[31]))]), want[[4, 30]]) < 1e-8
 
 
+def planned(path: Path, **placement: Any) -> _core.Session:
+    return _core.Session(path, context={"ctx": 64}, plan_only=True, device=HOPPER, placement=placement)
+
+
+def test_a_head_on_a_gpu_reads_the_model_s_matrices(tiny_dir: Path) -> None:
+    """The embedding and the output are there once; only what the head alone has is counted."""
+    path = tiny_dir / "qwen35-tiny.gguf"
+    s = planned(path)
+    assert s.plan["draft_head"] is None
+    s.load_draft_head()
+    head = s.plan["draft_head"]
+    table = next(t for t in s.plan["tensors"] if t["name"] == "token_embd.weight")
+    assert head["lent_bytes"] >= table["bytes"]
+    assert 0 < head["weights_bytes"] < s.plan["weights_bytes"]
+    parts = ("weights_bytes", "kv_bytes", "arena_bytes", "scratch_bytes")
+    assert head["total_bytes"] == sum(head[part] for part in parts)
+    assert "of the model's, kv cache" in s.describe_plan()
+    with pytest.raises(PlanError, match="plan but no weights"):
+        s.draft([(0, 5)])
+    on_cpu = open_head(path)
+    assert on_cpu.plan["draft_head"]["lent_bytes"] == 0
+
+
+def test_rows_that_are_read_have_a_norm_of_their_own_on_a_gpu(tiny_dir: Path) -> None:
+    """No product norms the rows that the head reads, nor those that it gets beside embeddings."""
+    s = planned(tiny_dir / "qwen35-tiny.gguf")
+    s.load_draft_head()
+    for nodes, norms in (
+        (s.nodes(), {"output_norm"}),
+        (s.draft_head_nodes(), {"output_norm", "hidden_norm", "embd_norm"}),
+    ):
+        lists = {node["list"] for node in nodes} - {"draw"}
+        assert {"general", "fused", "batched"} <= lists
+        for each in lists:
+            assert norms <= {node["name"] for node in nodes if node["list"] == each}, each
+
+
+@pytest.mark.parametrize("placement", [{"n_gpu_layers": 2}, {"rules": ["ffn=cpu"]}])
+def test_a_model_on_a_gpu_and_the_cpu_has_no_head(tiny_dir: Path, placement: dict[str, Any]) -> None:
+    s = planned(tiny_dir / "qwen35-tiny.gguf", **placement)
+    with pytest.raises(UnsupportedError, match=r"lies on cuda:0, cpu; .* so that one GPU holds all of it"):
+        s.load_draft_head()
+    assert not s.has_draft_head
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not any(d["kind"] == "cuda" for d in _core.devices()), reason="no GPU")
-def test_a_model_on_a_gpu_has_no_head(tiny_dir: Path) -> None:
-    s = _core.Session(tiny_dir / "qwen35-tiny.gguf", load={"device": "cuda:0"})
-    with pytest.raises(
-        UnsupportedError, match=r"only with the whole model on the CPU; open it with device=cpu"
-    ):
+class TestOnAGpu:
+    """Default numerics: the lists for few and for dozens of tokens, launched and replayed."""
+
+    @pytest.mark.parametrize("graphs", [True, False])
+    @pytest.mark.parametrize("sequences", [1, 5, 12])
+    def test_single_tokens(
+        self, graphs: bool, sequences: int, tiny_dir: Path, golden: dict[str, np.ndarray]
+    ) -> None:
+        tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
+        graphs = graphs and _core.build_info()["switches"]["GGML_CUDA_USE_GRAPHS"] == "ON"
+        s = _core.Session(
+            tiny_dir / "qwen35-tiny.gguf",
+            load={"device": "cuda:0"},
+            context={"ctx": 256, "sequences": sequences},
+            session={"cuda_graphs": graphs},
+        )
         s.load_draft_head()
+        slots = range(sequences)
+        s.decode([(slot, tokens[: 20 + slot].copy()) for slot in slots], "none")
+        for i in range(12):
+            at = [20 + slot + i for slot in slots]
+            drafts = s.draft([(slot, int(tokens[at[slot]])) for slot in slots])
+            assert nmse(drafts, want[[t - 1 for t in at]]) < 1e-4, i
+            s.draft([(slot, int(drafts[slot].argmax())) for slot in slots], further=True)
+            s.decode([(slot, tokens[at[slot] : at[slot] + 1].copy()) for slot in slots], "last")
+        assert s.capture_failures == 0
+        assert any(report["captured"] for report in s.captures()) == graphs
+
+    def test_checked_drafts_leave_their_rows(self, tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+        """Steps that check a draft: a few tokens of each sequence, of which some have no logits."""
+        tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
+        s = _core.Session(
+            tiny_dir / "qwen35-tiny.gguf", load={"device": "cuda:0"}, context={"ctx": 256, "sequences": 3}
+        )
+        s.load_draft_head()
+        greedy = (0.0, 0, 1.0, 0.0, 0.0)
+        for first in ([0, 0, 0], [1, 2, 0], [3, 3, 3]):
+            s.reset()
+            for begin in range(0, 40, 4):
+                batch = [(slot, tokens[begin : begin + 4].copy()) for slot in range(3)]
+                s.decode_and_draw(batch, [greedy] * sum(4 - skipped for skipped in first), [], first)
+                drafts = s.draft([(slot, int(tokens[begin + 4])) for slot in range(3)])
+                assert nmse(drafts, want[[begin + 3] * 3]) < 1e-4, (first, begin)
+
+    def test_the_head_takes_no_second_copy_of_matrices(self, tiny_dir: Path) -> None:
+        with dyno.Engine(tiny_dir / "qwen35-tiny.gguf", device="cuda:0", profile=None, ctx=64) as engine:
+            engine.load_draft_head()
+            head = engine.plan["draft_head"]
+            assert head["lent_bytes"] > 0
+            text = [token for token, _ in zip(engine.generate([5, 6, 7]), range(8), strict=False)]
+            assert len(text) == 8
+            assert engine._open().can_draft(0)  # the rows of each step came to the head
+            engine.draft(5)
+        with pytest.raises(ClosedError):
+            engine.draft(5)
