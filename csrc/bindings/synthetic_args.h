@@ -60,6 +60,7 @@ class SyntheticArgs {
   }
   void bytes(const char*, const void*& data, int64_t count) { data = weights(count); }
   void bytes_out(const char*, void*& data, int64_t count) { data = weights(count); }
+  void bytes_out(const char*, float*& data, int64_t count) { data = reinterpret_cast<float*>(weights(count)); }
   void bytes_out(const char*, uint16_t*& data, int64_t count) { data = reinterpret_cast<uint16_t*>(weights(count)); }
   void rows(const char*, const void*& x, ops::ActType act, int64_t count) { x = activations(act, count); }
   template <typename Args>

@@ -45,6 +45,11 @@ __device__ __forceinline__ float2 load_cluster_float2(uint32_t address) {
   asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];\n" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
   return v;
 }
+__device__ __forceinline__ float load_cluster_float(uint32_t address) {
+  float v;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];\n" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
 __device__ __forceinline__ void store_cluster_float(uint32_t address, float v) {
   asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(address), "f"(v) : "memory");
 }

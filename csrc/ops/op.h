@@ -109,7 +109,7 @@ inline constexpr bool kForceBlas = false;
 enum class ComputeType : uint8_t { f16, bf16, f32 };
 std::string_view compute_type_name(ComputeType type);
 
-// ---- Desc of each family. `m` (tokens), `path` and `compute` are not part of op_key(). ----
+// ---- Desc of each family. `m` (tokens), `path`, `compute` and the forms of tiles are not part of op_key(). ----
 
 // Rows of a table by token id: out[m, n] f32 = table[id, :] * scale.
 struct EmbedDesc {
@@ -142,7 +142,8 @@ struct MatmulDesc {
   ActType act = ActType::f32;
   int64_t m = 1, n = 0, k = 0, batch = 1;
   bool norm = false;
-  bool exact = false;  // float32 throughout whatever the device prefers
+  bool exact = false;   // float32 throughout whatever the device prefers
+  int64_t x_tiles = 0;  // x is HalfTiles (half_tiles.h) of that height; 0: rows
   ProductPath path = ProductPath::any;
   ComputeType compute = ComputeType::f16;
   friend bool operator==(const MatmulDesc&, const MatmulDesc&) = default;
@@ -169,6 +170,7 @@ struct UpGateDesc {
   Activation activation = Activation::silu;
   int64_t m = 1, n = 0, k = 0;
   bool norm = false;
+  int64_t y_tiles = 0;  // y becomes HalfTiles (half_tiles.h) of that height; 0: rows
   ProductPath path = ProductPath::any;
   ComputeType compute = ComputeType::f16;
   friend bool operator==(const UpGateDesc&, const UpGateDesc&) = default;
@@ -214,7 +216,8 @@ struct AttentionDesc {
   bool sinks = false;   // one logit per head joins the softmax denominator
   bool windowed = false;
   bool softcap = false;
-  bool exact = false;  // f32 queries and weights whatever the device prefers
+  bool exact = false;     // f32 queries and weights whatever the device prefers
+  int64_t out_tiles = 0;  // out becomes HalfTiles (half_tiles.h) of that height, and every run has one token; 0: rows
   friend bool operator==(const AttentionDesc&, const AttentionDesc&) = default;
 };
 

@@ -67,6 +67,28 @@ OpDesc with_path(OpDesc desc, ProductPath path, ComputeType compute) {
   return desc;
 }
 
+int64_t tile_height(const OpDesc& reader, const Config& config) {
+  const VariantInfo& variant = variants(family_of(reader))[config.variant];
+  for (size_t p = 0; p < kMaxParams; ++p) {
+    if (variant.param_names[p] == "tokens") return config.params[p];
+  }
+  return 0;
+}
+
+bool set_tiles(OpDesc& giver, OpDesc& reader, int64_t height) {
+  auto* reads = std::get_if<MatmulDesc>(&reader);
+  if (reads == nullptr) return false;
+  if (auto* up_gate = std::get_if<UpGateDesc>(&giver); up_gate != nullptr && up_gate->n == reads->k) {
+    up_gate->y_tiles = reads->x_tiles = height;
+    return true;
+  }
+  if (auto* heads = std::get_if<AttentionDesc>(&giver); heads != nullptr && heads->heads * heads->dv == reads->k) {
+    heads->out_tiles = reads->x_tiles = height;
+    return true;
+  }
+  return false;
+}
+
 std::vector<Config> candidates(const OpDesc& desc, const DeviceInfo& device, CandidateSet set) {
   return std::visit([&](const auto& d) { return candidates(d, device, set); }, desc);
 }

@@ -28,6 +28,12 @@ OpDesc with_tokens(OpDesc desc, int64_t m);
 // Of a matrix product; other families have no path.
 OpDesc with_path(OpDesc desc, ProductPath path, ComputeType compute);
 
+// Rows that one op gives and a product reads, as HalfTiles (half_tiles.h). The height that the product's configuration
+// reads, were it to get tiles; 0: it has no tiles of tokens.
+int64_t tile_height(const OpDesc& reader, const Config& config);
+// Makes them tiles of that height. False: ops of these families never pass on tiles.
+bool set_tiles(OpDesc& giver, OpDesc& reader, int64_t height);
+
 // The string a profile uses: family, types and shapes, without the number of tokens.
 // "matmul q4_0 n=4096 k=2048 layout=x16 act=q8"
 std::string op_key(const OpDesc& desc);

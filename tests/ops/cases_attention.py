@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ops import reference
+from ops import half_tiles, reference
 from ops.cache_types import LOSS, from_cache, to_cache
 from ops.cases import EXACT, F32, cases, normal
 from ops.harness import Case, expect_close
@@ -50,7 +50,9 @@ def attention_cases() -> Iterator[Case]:
         sinks: bool = False,
         v_in_k: bool = False,
         gap: int = 0,
+        tiles: int = 0,
     ) -> Case:
+        """`tiles`: out leaves as tiles of halves of that height."""
         k_type, v_type = types.split()
         m = max(first + count for first, count, _, _ in runs)
         ctx = max(position + count for _, count, position, _ in runs) + 2
@@ -96,6 +98,12 @@ def attention_cases() -> Iterator[Case]:
                 expect_close(out["out"][:, : heads * dv], want, EXACT)
                 assert (out["out"][:, heads * dv :] == 77).all(), "the gap between rows was written"
 
+            def check_tiles(out: Any) -> None:
+                half_tiles.check(out["out_tiles"], operand(want), tiles)
+
+            if tiles:
+                size = half_tiles.size(m, heads * dv, tiles)
+                return args, {"out_tiles": np.zeros(size, np.uint8)}, check_tiles
             return args, {"out": np.full((m, heads * dv + gap), 77, F32)}, check
 
         desc = {
@@ -110,8 +118,10 @@ def attention_cases() -> Iterator[Case]:
             "softcap": softcap is not None,
             "sinks": sinks,
             "v_in_k": v_in_k,
+            "out_tiles": tiles,
         }
-        return Case("attention", desc, build, f"runs{len(runs)}-ctx{ctx}-window{window}")
+        label = f"runs{len(runs)}-ctx{ctx}-window{window}" + (f"-tiles={tiles}" if tiles else "")
+        return Case("attention", desc, build, label)
 
     yield make(1, 1, 1, 1, [(0, 1, 0, 0)])
     yield make(2, 1, 16, 16, [(0, 5, 0, 0)], gap=3)
@@ -151,6 +161,11 @@ def attention_cases() -> Iterator[Case]:
     yield make(3, 3, 128, 128, [(i, 1, 127 + i, i) for i in range(5)], "f16 f16", gap=4)
     yield make(6, 2, 64, 64, [(1, 1, 300, 0), (0, 1, 16, 1), (2, 1, 15, 2)], "f16 f16", gap=3)
     yield make(6, 2, 64, 64, [(0, 5, 60, 36), *((i + 5, 1, 41 * i % 170, i) for i in range(36))], "q8_0 q8_0")
+    # The same, whose rows the next product multiplies as they leave.
+    for tiles in (16, 32, 64):
+        yield make(8, 2, 128, 128, many, "f16 f16", tiles=tiles)
+        yield make(32, 8, 64, 64, many[:13], "bf16 bf16", window=33, sinks=True, tiles=tiles)
+    yield make(16, 2, 128, 128, [(1, 1, 300, 0), (0, 1, 16, 1), (2, 1, 15, 2)], "f16 f16", gap=8, tiles=16)
     # Every pair of cache types.
     for k_type in ("f32", "f16", "bf16", "q8_0"):
         for v_type in ("f32", "f16", "bf16", "q8_0"):

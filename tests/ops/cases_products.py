@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ops import reference
+from ops import half_tiles, reference
 from ops.cases import EXACT, F32, cases, normal
 from ops.harness import Case, expect_close, expect_zeros
 from ops.product_data import ON_GPU, SCALES, Weights, activations, kinds, normed
@@ -29,17 +29,25 @@ def matmul_cases() -> Iterator[Case]:
         gap: int = 0,
         extras: bool = False,
         norm: bool = False,
+        tiles: int = 0,
     ) -> Case:
+        """`tiles`: x comes as tiles of halves of that height, blocks of a row in very different scales."""
         dtype, layout, act = kind
 
         def build(rng: np.random.Generator) -> Any:
             w = Weights(rng, dtype, layout, batch, n, k)
             x, x_values = activations(rng, act, m * batch, k)
             args: dict[str, Any] = {"x": x, "w": w.bytes, "y_stride": n * batch + gap}
+            if tiles:
+                del args["x"]
+                factors = np.repeat(2.0 ** rng.integers(-9, 3, (m, k // 256)), 256, axis=1)
+                args["x_tiles"] = half_tiles.encode(x_values * factors, tiles)
+                x_values = half_tiles.decode(args["x_tiles"], m, k, tiles).values
             if norm:
                 inside, x_values = normed(rng, x_values)
                 args |= inside
-            want = np.einsum("mbk,bnk->mbn", operand(x_values).reshape(m, batch, k), w.values)
+            exact = x_values if tiles else operand(x_values)
+            want = np.einsum("mbk,bnk->mbn", exact.reshape(m, batch, k), w.values)
             if extras:
                 args |= {"bias": normal(rng, n), "residual": normal(rng, m, n * batch + gap), "scale": 0.5}
                 residual = args["residual"][:, : n * batch].reshape(m, batch, n)
@@ -52,8 +60,10 @@ def matmul_cases() -> Iterator[Case]:
             return args, {"y": np.full((m, n * batch + gap), 77, F32)}, check
 
         desc = {"type": dtype, "layout": layout, "act": act, "m": m, "n": n, "k": k, "batch": batch}
-        desc["norm"] = norm
-        return Case("matmul", desc, build, f"gap={gap}-extras={extras}")
+        desc |= {"norm": norm, "x_tiles": tiles}
+        return Case(
+            "matmul", desc, build, f"gap={gap}-extras={extras}" + (f"-tiles={tiles}" if tiles else "")
+        )
 
     for kind in kinds():
         yield make(kind, 1, 21, 256)
@@ -83,6 +93,10 @@ def matmul_cases() -> Iterator[Case]:
     for m in (1, 8, 11):
         yield make(("q4_0", "gpu", "f32"), m, 50, 6176, norm=True)
         yield make(("f16", "gpu", "f32"), m, 16, 3104)
+    for height in (16, 32, 64):
+        yield make(("q4_k", "gpu", "f32"), 5, 21, 256, tiles=height)
+        yield make(("q4_k", "gpu", "f32"), 67, 150, 4352, gap=2, extras=True, tiles=height)
+        yield make(("q4_k", "gpu", "f32"), height, 300, 1280, tiles=height)
 
 
 @cases("matmul_id")
@@ -172,7 +186,9 @@ def up_gate_cases() -> Iterator[Case]:
         bias: bool = False,
         norm: bool = False,
         k: int = 256,
+        tiles: int = 0,
     ) -> Case:
+        """`tiles`: y leaves as tiles of halves of that height."""
         dtype, layout, act = kind
 
         def build(rng: np.random.Generator) -> Any:
@@ -192,11 +208,16 @@ def up_gate_cases() -> Iterator[Case]:
             def check(out: Any) -> None:
                 expect_close(out["y"], want, EXACT)
 
+            def check_tiles(out: Any) -> None:
+                half_tiles.check(out["y_tiles"], operand(want), tiles)
+
+            if tiles:
+                return args, {"y_tiles": np.zeros(half_tiles.size(m, n, tiles), np.uint8)}, check_tiles
             return args, {"y": np.empty((m, n), F32)}, check
 
         desc = {"type": dtype, "layout": layout, "act": act, "m": m, "n": n, "k": k, "activation": activation}
-        desc["norm"] = norm
-        return Case("up_gate", desc, build, f"bias={bias}")
+        desc |= {"norm": norm, "y_tiles": tiles}
+        return Case("up_gate", desc, build, f"bias={bias}" + (f"-tiles={tiles}" if tiles else ""))
 
     for kind in kinds():
         yield make(kind, 3, 37, "silu")
@@ -209,6 +230,11 @@ def up_gate_cases() -> Iterator[Case]:
     for dtype in (*SCALES, *GPU_FORMS):
         yield make((dtype, "gpu", "f32"), 37, 84, "silu", bias=True, k=4352)  # as of matmul
         yield make((dtype, "gpu", "f32"), 21, 40, "silu", k=1280, norm=True)
+    for height in (16, 32, 64):
+        kind = ("q4_k", "gpu", "f32")
+        yield make(kind, 5, 256, "silu", tiles=height)
+        yield make(kind, 67, 768, "silu", k=1280, norm=True, tiles=height)
+        yield make(kind, height, 512, "swiglu_oai", bias=True, k=4352, tiles=height)
 
 
 @cases("moe_up_gate")

@@ -5,21 +5,24 @@
 
 namespace dyno {
 
-// Blocks along z that are one cluster. The driver puts as many of them on a multiprocessor as find room there, unless
-// they shall be spread.
+// Blocks along z, and along y, that are one cluster. The driver puts as many of them on a multiprocessor as find room
+// there, unless they shall be spread.
 struct Cluster {
   unsigned blocks = 1;
   bool spread = false;
-  Cluster(unsigned count, bool spread_out = false) : blocks(count), spread(spread_out) {}
+  unsigned along_y = 1;
+  Cluster(unsigned count, bool spread_out = false, unsigned count_y = 1)
+      : blocks(count), spread(spread_out), along_y(count_y) {}
 };
 
-// The grid's z is a multiple of the cluster's blocks.
+// The grid's z and y are multiples of the cluster's blocks.
 template <typename... Params, typename... Args>
 void launch_dependent_cluster(const char* op, void (*kernel)(Params...), dim3 grid, dim3 block, Cluster cluster,
                               size_t shared_bytes, cudaStream_t stream, const Args&... args) {
   cudaLaunchAttribute attributes[3]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = attributes[0].val.clusterDim.y = 1;
+  attributes[0].val.clusterDim.x = 1;
+  attributes[0].val.clusterDim.y = cluster.along_y;
   attributes[0].val.clusterDim.z = cluster.blocks;
   attributes[1].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
   attributes[1].val.clusterSchedulingPolicyPreference =

@@ -8,6 +8,7 @@
 #include "ops/attention/kernels.h"
 #include "ops/attention/kernels_cuda.h"
 #include "ops/contract.h"
+#include "ops/half_tiles.h"
 #include "ops/registry.h"
 #include "ops/runs.h"
 
@@ -172,6 +173,27 @@ Support direct_supports(const AttentionDesc& desc, const Config& config, const D
   return Support::yes();
 }
 
+// The kernel for steps (steps.cuh) writes HalfTiles.
+Support tiles_supports(const AttentionDesc& desc, const Config& config) {
+  const bool in_one_part = (config.variant == k_direct && direct_params::of(config).splits == 1) ||
+                           config.variant == k_flash || config.variant == k_flash_wgmma;
+  if (!in_one_part) return Support::no("tiles of halves leave attention where the keys of a sequence are in one part");
+  if (desc.out_tiles != 16 && desc.out_tiles != 32 && desc.out_tiles != 64) {
+    return Support::no(str_cat("tiles of halves have 16, 32 or 64 rows, not ", desc.out_tiles));
+  }
+  const int64_t group = desc.heads / desc.kv_heads;
+  const bool halves = desc.k_type == desc.v_type && (desc.k_type == DType::f16 || desc.k_type == DType::bf16);
+  const bool heads = desc.dk == desc.dv && (desc.dk == 64 || desc.dk == 128) && group <= kStepsRows;
+  if (!halves || !heads || desc.v_in_k || desc.softcap || desc.exact) {
+    return Support::no("tiles of halves leave attention over f16 or bf16 caches, with heads of 64 or 128");
+  }
+  if (group * desc.dv % HalfTiles::kBlock != 0) {
+    return Support::no(
+        str_cat(group, " heads of ", desc.dv, " are not a multiple of ", HalfTiles::kBlock, ", the blocks of tiles"));
+  }
+  return Support::yes();
+}
+
 Support latent_shape(const AttentionDesc& desc, const DeviceInfo& device) {
   if (desc.exact) return Support::no("exact=1: the products of latent attention have 22, 11 or 8 bits");
   if (!desc.v_in_k) return Support::no("v_in_k=0: latent attention finds values within keys");
@@ -244,6 +266,9 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
   if (checked && config.variant == k_decode && desc.m > kDecodeMaxTokens) {
     return Support::no(str_cat("variant decode is for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
   }
+  if (checked && device.kind == DeviceKind::cpu && desc.out_tiles != 0) {
+    return Support::no("only CUDA kernels write tiles of half rows");
+  }
   if (!checked || device.kind == DeviceKind::cpu) return checked;
   const bool splits = config.variant == k_flash_split || config.variant == k_direct || config.variant == k_latent ||
                       config.variant == k_latent_cluster ||
@@ -255,6 +280,9 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
                     kStreamCounters) {
     return Support::no(
         str_cat("m=", desc.m, " tokens and heads=", desc.heads, " make more tiles than a launch can count"));
+  }
+  if (desc.out_tiles != 0) {
+    if (const Support tiles = tiles_supports(desc, config); !tiles) return tiles;
   }
   if (config.variant == k_rows) return checked;
   if (config.variant == k_latent) return latent_supports(desc, device);
@@ -435,6 +463,12 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
   // A key does not tell a prompt from a step of more sequences than `direct` is for. Tiles of a prompt would hold the
   // rows of one token each.
   const bool prompts = config.variant == k_flash || config.variant == k_flash_wgmma;
+  if (desc.out_tiles != 0) {
+    const bool launched = attention_steps_cuda(args, desc, stream);
+    DYNO_CHECK(PlanError, launched, "[attention] tiles of halves take one token of each sequence; these are ", desc.m,
+               " tokens of ", args.n_runs, ", or rows of the cache are not aligned to 16 bytes");
+    return;
+  }
   if (prompts && attention_steps_cuda(args, desc, stream)) return;
   if (config.variant == k_flash) {
     attention_flash_cuda(args, desc, static_cast<FlashShape>(flash_params::of(config).rows), 1, stream);

@@ -93,7 +93,7 @@ bool attention_steps_cuda(const AttentionArgs& args, const AttentionDesc& desc, 
   if (args.n_runs != desc.m || !halves || desc.v_in_k || desc.v_type != desc.k_type) return false;
   const DirectTask task = task_of(args, desc, 1, stream);
   if (!steps_attention_takes(task)) return false;
-  steps_attention(task, desc.k_type == DType::bf16, stream.handle);
+  steps_attention(task, desc.k_type == DType::bf16, desc.out_tiles, stream.handle);
   return true;
 }
 

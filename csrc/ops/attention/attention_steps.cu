@@ -6,11 +6,16 @@ namespace dyno::ops {
 namespace {
 
 template <int kHead, bool kBf16>
-void start(const DirectTask& task, CUstream_st* stream) {
+void start(const DirectTask& task, int64_t tiles, CUstream_st* stream) {
   constexpr size_t kBytes = sizeof(steps::Shared<kHead>);
   static_assert(kBytes <= 48 * 1024, "what a block may have unasked");
   const dim3 grid(static_cast<unsigned>(task.common.args.n_runs), static_cast<unsigned>(task.common.kv_heads));
-  launch_dependent("attention", steps::steps_kernel<kHead, kBf16>, grid, 32 * steps::kWarps, kBytes, stream, task);
+  if (tiles == 0) {
+    launch_dependent("attention", steps::steps_kernel<kHead, kBf16>, grid, 32 * steps::kWarps, kBytes, stream, task);
+  } else {
+    launch_dependent("attention", steps::steps_tiles_kernel<kHead, kBf16>, grid, 32 * steps::kWarps, kBytes, stream,
+                     task, static_cast<int>(tiles));
+  }
 }
 
 }  // namespace
@@ -25,9 +30,9 @@ bool steps_attention_takes(const DirectTask& task) {
          aligned(t.args.out, t.args.out_stride);
 }
 
-void steps_attention(const DirectTask& task, bool bf16, CUstream_st* stream) {
-  if (task.common.dk == 64) return bf16 ? start<64, true>(task, stream) : start<64, false>(task, stream);
-  return bf16 ? start<128, true>(task, stream) : start<128, false>(task, stream);
+void steps_attention(const DirectTask& task, bool bf16, int64_t tiles, CUstream_st* stream) {
+  if (task.common.dk == 64) return bf16 ? start<64, true>(task, tiles, stream) : start<64, false>(task, tiles, stream);
+  return bf16 ? start<128, true>(task, tiles, stream) : start<128, false>(task, tiles, stream);
 }
 
 }  // namespace dyno::ops

@@ -41,7 +41,8 @@ DirectTask rope_direct_task(const RopeAttentionArgs& args, const RopeAttentionDe
 
 // steps.cuh, for launches that it takes: one token a run, f16 or bf16, one part of the keys.
 bool steps_attention_takes(const DirectTask& task);
-void steps_attention(const DirectTask& task, bool bf16, CUstream_st* stream);
+// `tiles`: 0, or the height of the HalfTiles that it gives.
+void steps_attention(const DirectTask& task, bool bf16, int64_t tiles, CUstream_st* stream);
 
 namespace direct {
 

@@ -3,6 +3,7 @@
 
 #include "ops/arguments.h"
 #include "ops/attention/attention.h"
+#include "ops/half_tiles.h"
 
 namespace dyno::ops {
 
@@ -15,7 +16,7 @@ constexpr void for_each_field(std::type_identity<AttentionDesc>, V&& v) {
   v("v_type", &D::v_type, In::always);
   v("v_in_k", &D::v_in_k, In::if_set); v("sinks", &D::sinks, In::if_set); v("windowed", &D::windowed, In::if_set);
   v("softcap", &D::softcap, In::if_set);
-  v("exact", &D::exact, In::if_set);
+  v("exact", &D::exact, In::if_set); v("out_tiles", &D::out_tiles, In::never);
 }
 // clang-format on
 
@@ -56,7 +57,11 @@ void arguments(const AttentionDesc& d, AttentionArgs& a, Visitor& v) {
   v.number("softcap", a.softcap, 0.0f, 30.0f);
   v.number("window", a.window, 0, 1024);
   v.number("settled", a.settled, false);
-  v.out("out", a.out, extent(d.m, a.out_stride, d.heads * d.dv));
+  if (d.out_tiles > 0) {
+    v.bytes_out("out_tiles", a.out, half_tiles(d.m, d.heads * d.dv, d.out_tiles).bytes());
+  } else {
+    v.out("out", a.out, extent(d.m, a.out_stride, d.heads * d.dv));
+  }
 }
 
 }  // namespace dyno::ops

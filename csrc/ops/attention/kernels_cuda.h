@@ -111,6 +111,7 @@ void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc,
 void rope_attention_direct_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int rows, int splits,
                                 CudaStream& stream);
 
+inline constexpr int kStepsRows = 8;  // query rows of a kv head at most
 // Steps (steps.cuh): one token of each run, keys in one part. False: nothing was launched, because runs or shapes are
 // others.
 bool attention_steps_cuda(const AttentionArgs& args, const AttentionDesc& desc, CudaStream& stream);

@@ -4,16 +4,18 @@
 // ended.
 //
 // A block has one sequence and one head of keys. Its eight warps walk the keys as in direct.cuh, and every thread adds
-// up four dimensions of a row.
+// up four dimensions of a row. What it gives leaves in float32, or as HalfTiles that the next product multiplies: two
+// warps have 256 neighbours.
 #pragma once
 
 #include "ops/attention/direct.cuh"
+#include "ops/half_tiles.cuh"
 
 namespace dyno::ops::steps {
 
 using direct::kTileKeys;
 using direct::kWarps;
-inline constexpr int kRows = 8;
+inline constexpr int kRows = kStepsRows;
 
 template <int kHead>
 struct Shared {
@@ -38,9 +40,9 @@ __device__ __forceinline__ void load_if(bool condition, uint4& to, const uint8_t
                : "memory");
 }
 
-// Two blocks find room on a multiprocessor.
-template <int kHead, bool kBf16>
-__global__ void __launch_bounds__(32 * kWarps, 2) steps_kernel(const __grid_constant__ DirectTask task) {
+// kTiles: gives HalfTiles of that height, at `out` of the task.
+template <int kHead, bool kBf16, bool kTiles>
+__device__ __forceinline__ void attend(const DirectTask& task, [[maybe_unused]] int height) {
   constexpr int kKeyChunks = kHead / 32, kValueChunks = kHead / 64;
   extern __shared__ __align__(16) uint8_t raw[];
   auto& shared = *reinterpret_cast<Shared<kHead>*>(raw);
@@ -218,8 +220,35 @@ __global__ void __launch_bounds__(32 * kWarps, 2) steps_kernel(const __grid_cons
     v.x += part[w].x * weight, v.y += part[w].y * weight, v.z += part[w].z * weight, v.w += part[w].w * weight;
   }
   const float factor = output_factor(t, row, kv_head, top * direct::kLn2, sum);
-  float* to = t.args.out + run.first_token * t.args.out_stride + int64_t{kv_head * t.group + row} * kHead + dim;
-  *reinterpret_cast<float4*>(to) = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
+  if constexpr (kTiles) {
+    __shared__ float largest[kWarps];
+    const int blocks = t.kv_heads * t.group * kHead / HalfTiles::kBlock;
+    const int at = (kv_head * t.group + row) * kHead + dim;
+    v = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
+    float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+    most = device::warp_max(most);
+    if (lane == 0) largest[warp] = most;
+    device::named_sync(1 + warp / 2, 64);  // both warps of 256 neighbours have theirs
+    const float scale = device::row_scale(fmaxf(most, largest[warp ^ 1]));
+    uint8_t* block =
+        reinterpret_cast<uint8_t*>(t.args.out) +
+        (int64_t{run.first_token / height} * blocks + at / HalfTiles::kBlock) * height * HalfTiles::kRowBytes;
+    cuda::put_half_tiles(v, scale, block, height, run.first_token % height, at % HalfTiles::kBlock);
+  } else {
+    float* to = t.args.out + run.first_token * t.args.out_stride + int64_t{kv_head * t.group + row} * kHead + dim;
+    *reinterpret_cast<float4*>(to) = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
+  }
+}
+
+// Two blocks find room on a multiprocessor.
+template <int kHead, bool kBf16>
+__global__ void __launch_bounds__(32 * kWarps, 2) steps_kernel(const __grid_constant__ DirectTask task) {
+  attend<kHead, kBf16, false>(task, 0);
+}
+template <int kHead, bool kBf16>
+__global__ void __launch_bounds__(32 * kWarps, 2)
+    steps_tiles_kernel(const __grid_constant__ DirectTask task, const int height) {
+  attend<kHead, kBf16, true>(task, height);
 }
 
 }  // namespace dyno::ops::steps

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/arguments.h"
+#include "ops/half_tiles.h"
 #include "ops/matmul/matmul.h"
 
 namespace dyno::ops {
@@ -13,7 +14,7 @@ constexpr void for_each_field(std::type_identity<MatmulDesc>, V&& v) {
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("batch", &D::batch, In::if_set); v("norm", &D::norm, In::if_set); v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
   v("exact", &D::exact, In::if_set);
-  v("path", &D::path, In::never); v("compute", &D::compute, In::never);
+  v("x_tiles", &D::x_tiles, In::never); v("path", &D::path, In::never); v("compute", &D::compute, In::never);
 }
 // clang-format on
 
@@ -40,7 +41,11 @@ void arguments(const MatmulDesc& d, MatmulArgs& a, Visitor& v) {
   const int64_t x_row = act_row_bytes(d.act, d.k);
   v.number("x_batch_stride_bytes", a.x_batch_stride_bytes, x_row);
   v.number("x_stride_bytes", a.x_stride_bytes, x_row * d.batch);
-  v.rows("x", a.x, d.act, extent(d.m, a.x_stride_bytes, extent(d.batch, a.x_batch_stride_bytes, x_row)));
+  if (d.x_tiles > 0) {
+    v.bytes("x_tiles", a.x, half_tiles(d.m, d.k, d.x_tiles).bytes());
+  } else {
+    v.rows("x", a.x, d.act, extent(d.m, a.x_stride_bytes, extent(d.batch, a.x_batch_stride_bytes, x_row)));
+  }
   v.number("w_batch_stride_bytes", a.w_batch_stride_bytes, matrix_bytes(d));
   v.bytes("w", a.w, extent(d.batch, a.w_batch_stride_bytes, matrix_bytes(d)));
   v.optional("bias", a.bias, d.n, false);

@@ -37,6 +37,7 @@ Support supports(const MatmulDesc& desc, const Config& config, const DeviceInfo&
   if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
   if (desc.norm) return Support::no("only CUDA kernels norm the rows of a product");
   if (desc.path != ProductPath::any) return Support::no("paths are a choice of CUDA devices");
+  if (desc.x_tiles > 0) return Support::no("only CUDA kernels read tiles of half rows");
   return supports_tiling(tiling_of(config), desc.type, desc.act, desc.m, device);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/arguments.h"
+#include "ops/half_tiles.h"
 #include "ops/up_gate/up_gate.h"
 
 namespace dyno::ops {
@@ -13,7 +14,7 @@ constexpr void for_each_field(std::type_identity<UpGateDesc>, V&& v) {
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("activation", &D::activation, In::always); v("norm", &D::norm, In::if_set); v("layout", &D::layout, In::if_set);
   v("act", &D::act, In::if_set);
-  v("path", &D::path, In::never); v("compute", &D::compute, In::never);
+  v("y_tiles", &D::y_tiles, In::never); v("path", &D::path, In::never); v("compute", &D::compute, In::never);
 }
 // clang-format on
 
@@ -39,7 +40,11 @@ void arguments(const UpGateDesc& d, UpGateArgs& a, Visitor& v) {
   v.optional("bias_gate", a.bias_gate, d.n, false);
   v.optional("bias_up", a.bias_up, d.n, false);
   v.number("y_stride", a.y_stride, d.n);
-  v.out("y", a.y, extent(d.m, a.y_stride, d.n));
+  if (d.y_tiles > 0) {
+    v.bytes_out("y_tiles", a.y, half_tiles(d.m, d.n, d.y_tiles).bytes());
+  } else {
+    v.out("y", a.y, extent(d.m, a.y_stride, d.n));
+  }
   if (d.norm) norm_arguments(d.k, a.norm, v);
 }
 

@@ -109,9 +109,41 @@ Support supports_split(const Shape& s, const Choice& choice) {
 
 constexpr int64_t kGemmRingMaxRows = 256;
 
+constexpr int64_t kMostOfCluster = 16;  // blocks
+
+bool has_tiles(const Shape& s) { return s.x_tiles > 0 || s.y_tiles > 0; }
+
+CodesForm form_of(const Shape& s) {
+  return s.x_tiles > 0 ? CodesForm::from_tiles : s.y_tiles > 0 ? CodesForm::to_tiles : CodesForm::rows;
+}
+
 GemmRingShape ring_shape_of(const Shape& s, const Choice& choice) {
   return gemm_ring_shape(s.type, s.k, choice.tokens, choice.rows, choice.parts, choice.blocks,
-                         choice.kernel == Kernel::wgmma_codes);
+                         choice.kernel == Kernel::wgmma_codes, form_of(s));
+}
+
+// The reason that keeps a product from rows in HalfTiles.
+Support supports_tiles(const Shape& s, const Choice& choice) {
+  if (choice.kernel != Kernel::wgmma_codes) return Support::no("only wgmma_codes reads and writes tiles of half rows");
+  if (s.x_tiles > 0 && s.y_tiles > 0) return Support::no("tiles of half rows are read or written, not both");
+  if (s.experts || s.matrices > 1) return Support::no("tiles of half rows belong to one matrix");
+  if (s.x_tiles > 0 && s.norm) return Support::no("rows that come in tiles have been normed");
+  if (!has_half_tiles(s.type, choice.rows)) {
+    return Support::no(str_cat("tiles of half rows are for q4_k and up to 256 rows of w, not ", dtype_name(s.type),
+                               " and ", choice.rows));
+  }
+  if (const int64_t height = std::max(s.x_tiles, s.y_tiles); height != choice.tokens) {
+    return Support::no(str_cat("tiles have ", height, " rows, tokens=", choice.tokens));
+  }
+  if (s.y_tiles > 0 && s.n % HalfTiles::kBlock != 0) {
+    return Support::no(str_cat("n=", s.n, " is not a multiple of ", HalfTiles::kBlock, ", the blocks of tiles"));
+  }
+  const GemmRingShape shape = ring_shape_of(s, choice);
+  if (shape.joint() * choice.parts > kMostOfCluster) {
+    return Support::no(str_cat(shape.joint(), " blocks for 256 columns times parts=", choice.parts, " are more than ",
+                               kMostOfCluster, ", a cluster"));
+  }
+  return Support::yes();
 }
 
 Support supports_gemm_ring(const Shape& s, const Choice& choice, const DeviceInfo& device) {
@@ -132,6 +164,9 @@ Support supports_gemm_ring(const Shape& s, const Choice& choice, const DeviceInf
   if (const int64_t chunks = gemm_ring_chunks(s.type, s.k); chunks < choice.parts) {
     return Support::no(str_cat("k=", s.k, " has ", chunks, " chunks of ", gemm_ring_tiles(s.type) * kGpuTile,
                                ", fewer than parts=", choice.parts));
+  }
+  if (has_tiles(s)) {
+    if (const Support support = supports_tiles(s, choice); !support) return support;
   }
   const GemmRingShape shape = ring_shape_of(s, choice);
   if (!shape.fits() || shape.bytes > shared_of(device)) {
@@ -225,6 +260,7 @@ Config config_of(std::span<const VariantInfo> variants, const Choice& choice) {
 
 Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& device) {
   if (s.act != ActType::f32) return Support::no("CUDA kernels take f32 activations, not q8");
+  if (has_tiles(s) && !is_gemm_ring(choice.kernel)) return supports_tiles(s, choice);
   const bool norms = path_of(choice.kernel) == ProductPath::matvec || is_gemm_ring(choice.kernel);
   if (s.norm && !norms) return Support::no("only stream, ring, wgmma_ring and wgmma_codes norm the rows of a product");
   if (choice.kernel == Kernel::tf32_pairs) return supports_pairs(s, device);
@@ -399,13 +435,15 @@ std::optional<Choice> default_split(const Shape& s, const DeviceInfo& device) {
 // blocks share a multiprocessor; more of them than three for two multiprocessors gain less than their exchange costs.
 std::optional<Choice> default_gemm_codes(const Shape& s, const DeviceInfo& device) {
   constexpr int64_t kMaxRows = 64;
-  if (s.rows > kMaxRows || s.experts || s.type != DType::q4_k) return std::nullopt;
+  if ((s.rows > kMaxRows && !has_tiles(s)) || s.experts || s.type != DType::q4_k) return std::nullopt;
   Choice choice{.kernel = Kernel::wgmma_codes, .tokens = s.rows <= 16 ? 16 : s.rows <= 32 ? 32 : 64, .blocks = 2};
+  if (has_tiles(s)) choice.tokens = static_cast<int>(std::max(s.x_tiles, s.y_tiles));
   choice.rows = choice.tokens == 16 ? 256 : 128;  // of 256 rows by 64 tokens one block fills a multiprocessor
   const int64_t rows_of_w = s.gated ? choice.rows / 2 : choice.rows, chunks = gemm_ring_chunks(s.type, s.k);
   const int64_t blocks = s.matrices * ((s.n + rows_of_w - 1) / rows_of_w);
   const int64_t room = std::max(device.sm_count, 1) * (choice.tokens == 16 ? 7 : 6) / 4;
-  while (choice.parts < 8 && choice.parts * 2 <= chunks && blocks * choice.parts * 2 <= room) choice.parts *= 2;
+  const int most = s.y_tiles > 0 ? choice.rows / 64 : 8;  // a cluster has further blocks then
+  while (choice.parts < most && choice.parts * 2 <= chunks && blocks * choice.parts * 2 <= room) choice.parts *= 2;
   if (!supports_choice(s, choice, device)) return std::nullopt;
   return choice;
 }
@@ -495,6 +533,9 @@ Choice default_plain(const Shape& s, const DeviceInfo& device) {
 
 Choice default_choice(const Shape& s, const DeviceInfo& device) {
   if (s.layout != Layout::gpu) return default_plain(s, device);
+  if (has_tiles(s)) {
+    if (const auto codes = default_gemm_codes(s, device)) return *codes;
+  }
   ProductPath path = s.path;
   if (path == ProductPath::any) {
     const bool few = s.norm || (s.experts ? s.rows <= s.matrices : s.rows <= 16);
@@ -523,6 +564,7 @@ size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
   if (path_of(choice.kernel) == ProductPath::any || path_of(choice.kernel) == ProductPath::matvec) return 0;
   if (path_of(choice.kernel) == ProductPath::dequantize) return plan_dequantize(s, choice).bytes;
   if (choice.kernel == Kernel::wgmma_wide) return static_cast<size_t>(tiled_rows(s).bytes());
+  if (s.x_tiles > 0) return 0;
   if (is_gemm_ring(choice.kernel)) return static_cast<size_t>(ring_rows(s, choice).bytes());
   return static_cast<size_t>(s.x_rows * HalfRows{.passes = half_passes(s.type)}.row_bytes(s.k));
 }
@@ -553,6 +595,7 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   auto* half = reinterpret_cast<uint8_t*>(stream.workspace);
   if (is_gemm_ring(choice.kernel)) {
     const TiledRows format = ring_rows(shape, choice);
+    if (shape.x_tiles > 0) return run_gemm_codes(p, format, ring_shape_of(shape, choice), stream.handle);
     tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle,
               p.normed ? NormOfTiles{true, p.norm, p.norm_eps} : NormOfTiles{});
     p.x = half;

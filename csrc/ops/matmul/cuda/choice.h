@@ -82,6 +82,8 @@ struct Shape {
   int64_t x_rows = 1;            // rows of x, over all of the batch
   bool norm = false;             // of the rows, inside of the product
   bool exact = false;            // numerics
+  int64_t x_tiles = 0;           // x comes as HalfTiles of that height
+  int64_t y_tiles = 0;           // y leaves as such
   std::optional<DType> other{};  // of further matrices of the same launch
 };
 
@@ -98,6 +100,8 @@ Shape shape_of(const Desc& d) {
   s.gated = requires { d.activation; };
   if constexpr (requires { d.norm; }) s.norm = d.norm;
   if constexpr (requires { d.exact; }) s.exact = d.exact;
+  if constexpr (requires { d.x_tiles; }) s.x_tiles = d.x_tiles;
+  if constexpr (requires { d.y_tiles; }) s.y_tiles = d.y_tiles;
   return s;
 }
 

@@ -7,9 +7,13 @@
 // waits for all: each has a ring of its own for its stripes of w, and asks for the next chunk as soon as it has read
 // one. The last warp that has read a stage of x asks for what comes next there. A block has eight warps with one or two
 // stripes each, or sixteen with 512 rows of w, which read x half as often.
+//
+// Rows of x in HalfTiles have a scale for each super-block, which multiplies the sums as its factors do. Products with
+// the minima then get sums of their own, or are added up before the others begin.
 #pragma once
 
 #include "ops/matmul/cuda/code_tile.cuh"
+#include "ops/matmul/cuda/codes_tiles.cuh"
 #include "ops/matmul/cuda/gemm_ring.cuh"
 
 namespace dyno::ops::cuda {
@@ -21,9 +25,11 @@ template <int kTokens, int kStripes>
 using CodeSums = float[kStripes][kTokens / 2];
 
 // A warp's view of the ring. Stages follow each other; x comes first in each, then the stripes of all warps.
-template <DType kType, int kTokens, int kStripes>
+template <DType kType, int kTokens, int kStripes, CodesForm kForm>
 struct CodeRing {
-  static constexpr int kChunkBytes = gemm_ring_chunk_bytes(kType), kXBytes = kTokens * (kChunkTiles * 128 + 32);
+  static constexpr bool kScaled = kForm == CodesForm::from_tiles;
+  static constexpr int kChunkBytes = gemm_ring_chunk_bytes(kType);
+  static constexpr int kXBytes = kTokens * (kScaled ? HalfTiles::kRowBytes : kChunkTiles * 128 + 32);
 
   const GemmRingShape& shape;
   uint8_t* shared;
@@ -82,11 +88,43 @@ __device__ __forceinline__ void add_super_block(CodeSums<kTokens, kStripes>& sum
   }
 }
 
-template <DType kType, int kTokens, int kStripes>
+// The scales of x in a super-block, of the tokens whose sums a lane has.
+template <int kTokens>
+__device__ __forceinline__ void load_scales(const uint8_t* x, int lane, float2 (&scales)[kTokens / 8]) {
+  const auto* from = reinterpret_cast<const float2*>(x + HalfTiles::kScalesAt * kTokens) + lane % 4;
+#pragma unroll
+  for (int nb = 0; nb < kTokens / 8; ++nb) scales[nb] = from[4 * nb];
+}
+
+// As add_super_block(), of rows of x with a scale for each super-block. kApart: `minima` are added before the scale.
+template <bool kApart, int kTokens, int kStripes>
+__device__ __forceinline__ void add_scaled(CodeSums<kTokens, kStripes>& sums, CodeSums<kTokens, kStripes>& block,
+                                           CodeSums<kTokens, kStripes>& minima, const float (&unit)[kStripes][2],
+                                           const float2 (&scales)[kTokens / 8]) {
+#pragma unroll
+  for (int i = 0; i < kStripes; ++i) {
+#pragma unroll
+    for (int e = 0; e < kTokens / 2; ++e) {
+      float sum = block[i][e] * unit[i][e / 2 % 2];
+      if constexpr (kApart) {
+        sum = fmaf(block[i][e], unit[i][e / 2 % 2], minima[i][e]);
+        minima[i][e] = 0.0f;
+      }
+      sums[i][e] = fmaf(sum, e % 2 == 0 ? scales[e / 4].x : scales[e / 4].y, sums[i][e]);
+      block[i][e] = 0.0f;
+    }
+  }
+}
+
+template <DType kType, int kTokens, int kStripes, CodesForm kForm>
 __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>& sums,
-                                                    const CodeRing<kType, kTokens, kStripes>& ring, uint64_t policy,
-                                                    int lane) {
+                                                    const CodeRing<kType, kTokens, kStripes, kForm>& ring,
+                                                    uint64_t policy, int lane) {
   using Tile = CodeTile<kType>;
+  constexpr bool kScaled = kForm == CodesForm::from_tiles;
+  // Where registers allow it, products with the minima have sums of their own in a super-block.
+  constexpr bool kApart = kScaled && Tile::kMin && kTokens * kStripes <= 32;
+  [[maybe_unused]] CodeSums<kTokens, kStripes> minima = {};
   constexpr int kChunkBytes = gemm_ring_chunk_bytes(kType);
   // Products of so many steps start together: all warps of a warpgroup meet for each start.
   constexpr int kGroup = kStripes == 1 && kTokens < 64 ? 4 : 1;  // more would not fit into registers
@@ -133,8 +171,25 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
       const uint64_t x_sums = device::wgmma_descriptor_plain(x_at + kChunkTiles * kTokens * 128);
       device::wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < kStripes; ++i) device::wgmma_f16(sums[i], a[1][0][i], x_sums);
+      for (int i = 0; i < kStripes; ++i) {
+        if constexpr (!kScaled) {
+          device::wgmma_f16(sums[i], a[1][0][i], x_sums);
+        } else if constexpr (kApart) {
+          device::wgmma_f16(minima[i], a[1][0][i], x_sums);
+        } else {
+          device::wgmma_f16(block[i], a[1][0][i], x_sums);
+        }
+      }
       device::wgmma_commit();
+      if constexpr (kScaled && !kApart) {
+        float ones[kStripes][2];
+#pragma unroll
+        for (int i = 0; i < kStripes; ++i) ones[i][0] = ones[i][1] = 1.0f;
+        float2 scales[kTokens / 8];
+        load_scales<kTokens>(ring.shared + stage * ring.shape.stage_bytes, lane, scales);
+        device::wgmma_wait<0>();
+        add_scaled<false, kTokens, kStripes>(sums, block, minima, ones, scales);
+      }
     }
     const uint64_t x = device::wgmma_descriptor(x_at);
     constexpr uint64_t kXTile = kTokens * 128 >> 4;
@@ -151,31 +206,40 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
       const __half2 d = code_factors<kType>(units + i * kChunkBytes, lane);
       unit[i][0] = __low2float(d) * Tile::unit_low(), unit[i][1] = __high2float(d) * Tile::unit_high();
     }
+    [[maybe_unused]] float2 scales[kTokens / 8];
+    if constexpr (kScaled) load_scales<kTokens>(ring.shared + stage * ring.shape.stage_bytes, lane, scales);
     device::wgmma_wait<0>();
     __syncwarp();  // no lane reads the stage any more
     if (lane == 0) ring.done(number, stage, policy);
     if (++stage == ring.shape.stages) stage = 0, phase ^= 1;
-    add_super_block<kTokens, kStripes>(sums, block, unit);
+    if constexpr (kScaled) {
+      add_scaled<kApart, kTokens, kStripes>(sums, block, minima, unit, scales);
+    } else {
+      add_super_block<kTokens, kStripes>(sums, block, unit);
+    }
   }
 }
 
 #endif  // DYNO_DEVICE_WGMMA
 
 // kSeveral: p.more holds further products.
-template <DType kType, int kTokens, int kWarps, int kStripes, bool kSeveral>
+template <DType kType, int kTokens, int kWarps, int kStripes, bool kSeveral, CodesForm kForm>
 __global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps == 16 ? 1 : 2)
     gemm_codes_kernel(const __grid_constant__ Problem p, const __grid_constant__ TiledRows format,
                       const __grid_constant__ GemmRingShape shape) {
 #ifdef DYNO_DEVICE_WGMMA
   device::let_next_start();
+  using Ring = CodeRing<kType, kTokens, kStripes, kForm>;
+  constexpr int kJoint = kForm == CodesForm::to_tiles ? 2 * HalfTiles::kBlock / (kGpuRows * kWarps * kStripes) : 1;
   extern __shared__ uint8_t shared_raw[];
   uint8_t* shared = shared_raw + (1024 - device::shared_address(shared_raw) % 1024) % 1024;
   const int lane = threadIdx.x & 31;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // known to be the warp's
-  const int rank = device::block_of_cluster(), matrix = p.first_matrix + static_cast<int>(blockIdx.z) / shape.parts;
+  const int rank = device::block_of_cluster() / kJoint;
+  const int matrix = p.first_matrix + static_cast<int>(blockIdx.z) / shape.parts;
   const auto part = GemmRingPart::of<kType>(p.k, rank, shape.parts);
   const auto product = GemmRingProduct::of<kSeveral>(p, shape.rows);
-  CodeRing<kType, kTokens, kStripes> ring{shape, shared, device::shared_address(shared), warp, kWarps, part.count};
+  Ring ring{shape, shared, device::shared_address(shared), warp, kWarps, part.count};
   const int of_w = (product.n + kGpuRows - 1) / kGpuRows;
   const int stripe = (product.row_tile * kWarps + warp) * kStripes, index = p.gated() ? stripe / 2 : stripe;
   const int64_t stripe_bytes = gpu_stripe_bytes(kType, p.k);
@@ -184,7 +248,11 @@ __global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps 
            int64_t{part.begin} * gemm_ring_chunk_bytes(kType);
   ring.next_stripe = p.gated() ? p.w_up - p.w : stripe_bytes;
   if (index < of_w) ring.there = p.gated() || index + 1 < of_w ? kStripes : 1;
-  ring.x = p.x + format.tile_at((matrix * format.token_tiles() + blockIdx.x) * part.tiles + part.begin * kChunkTiles);
+  if constexpr (Ring::kScaled) {
+    ring.x = p.x + (int64_t{blockIdx.x} * (part.tiles / kChunkTiles) + part.begin) * Ring::kXBytes;
+  } else {
+    ring.x = p.x + format.tile_at((matrix * format.token_tiles() + blockIdx.x) * part.tiles + part.begin * kChunkTiles);
+  }
   const uint64_t policy = device::evict_first_policy();
   const int filled = min(part.count, shape.stages);
   if (lane == 0) {
@@ -204,24 +272,30 @@ __global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps 
   }
   __syncthreads();  // barriers are there
   CodeSums<kTokens, kStripes> sums = {};
-  gemm_codes_multiply<kType, kTokens, kStripes>(sums, ring, policy, lane);
+  gemm_codes_multiply<kType, kTokens, kStripes, kForm>(sums, ring, policy, lane);
   __syncthreads();  // sums take the place of the stages
   gemm_ring_put<kTokens, kStripes>(sums, shape, shared, 0, warp * kStripes, lane);
   device::wait_for_previous();  // the epilogue reads scales and residual, and writes y
-  const GemmRingEpilogue<kTokens, kSeveral> epilogue(p, product, format, shape, matrix, rank, ring.at, kWarps);
-  const GemmRingItem first_item = epilogue.load(threadIdx.x);
-  device::cluster_arrive();
-  device::cluster_wait();  // the sums of all blocks are written
-  epilogue.finish(first_item);
-  device::cluster_arrive();
-  device::cluster_wait();  // no block reads this one's shared memory any more
+  if constexpr (kForm == CodesForm::to_tiles) {
+    CodesTiles<kTokens, kWarps, kStripes>(p, format, shape, rank, ring.at).finish();
+  } else {
+    const GemmRingEpilogue<kTokens, kSeveral, Ring::kScaled> epilogue(p, product, format, shape, matrix, rank, ring.at,
+                                                                      kWarps);
+    const GemmRingItem first_item = epilogue.load(threadIdx.x);
+    device::cluster_arrive();
+    device::cluster_wait();  // the sums of all blocks are written
+    epilogue.finish(first_item);
+    device::cluster_arrive();
+    device::cluster_wait();  // no block reads this one's shared memory any more
+  }
 #endif
 }
 
 template <DType kType, int kTokens, int kWarps, int kStripes>
 void gemm_codes_launch(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
-  gemm_ring_start(p.more[0].n > 0 ? gemm_codes_kernel<kType, kTokens, kWarps, kStripes, true>
-                                  : gemm_codes_kernel<kType, kTokens, kWarps, kStripes, false>,
+  constexpr CodesForm kRows = CodesForm::rows;
+  gemm_ring_start(p.more[0].n > 0 ? gemm_codes_kernel<kType, kTokens, kWarps, kStripes, true, kRows>
+                                  : gemm_codes_kernel<kType, kTokens, kWarps, kStripes, false, kRows>,
                   32 * kWarps, p, format, shape, stream);
 }
 
@@ -244,6 +318,35 @@ void gemm_codes(const Problem& p, const TiledRows& format, const GemmRingShape& 
       return gemm_codes_of<kType, 32>(p, format, shape, stream);
     case 64:
       return gemm_codes_of<kType, 64>(p, format, shape, stream);
+    default:
+      throw_no_tile("wgmma_codes", shape.rows, format.height);
+  }
+}
+
+// The same with x or y in HalfTiles.
+template <DType kType, int kTokens, int kStripes>
+void gemm_codes_tiles_launch(const Problem& p, const TiledRows& format, const GemmRingShape& shape,
+                             CUstream_st* stream) {
+  gemm_ring_start(shape.form == CodesForm::to_tiles
+                      ? gemm_codes_kernel<kType, kTokens, 8, kStripes, false, CodesForm::to_tiles>
+                      : gemm_codes_kernel<kType, kTokens, 8, kStripes, false, CodesForm::from_tiles>,
+                  32 * kGemmRingWarps, p, format, shape, stream);
+}
+
+template <DType kType>
+void gemm_codes_tiles(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
+  const auto start = [&]<int kTokens>() {
+    if (shape.rows == 128) return gemm_codes_tiles_launch<kType, kTokens, 1>(p, format, shape, stream);
+    if (shape.rows == 256) return gemm_codes_tiles_launch<kType, kTokens, 2>(p, format, shape, stream);
+    throw_no_tile("wgmma_codes", shape.rows, kTokens);
+  };
+  switch (format.height) {
+    case 16:
+      return start.template operator()<16>();
+    case 32:
+      return start.template operator()<32>();
+    case 64:
+      return start.template operator()<64>();
     default:
       throw_no_tile("wgmma_codes", shape.rows, format.height);
   }

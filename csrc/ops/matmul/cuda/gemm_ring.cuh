@@ -184,7 +184,8 @@ struct GemmRingItem {
 // This block's share of the tokens: `sums` of every block hold [planes][kTokens][sums_stride]. load() asks for what
 // comes from memory, which takes as long as the blocks take to meet: so it runs before, for the first item of each
 // thread.
-template <int kTokens, bool kSeveral>
+// kScaled: the sums have the scales of x already.
+template <int kTokens, bool kSeveral, bool kScaled = false>
 struct GemmRingEpilogue {
   const Problem& p;
   const GemmRingProduct& product;
@@ -220,7 +221,7 @@ struct GemmRingEpilogue {
     item.from = sums + (column * shape.sums_stride + place) * 4;
     item.to = matrix * p.y_batch_stride + (first + column) * product.y_stride + row;
     item.there = min(product.n - row, 4);
-    item.scale = scales[column];
+    item.scale = kScaled ? 1.0f : scales[column];
     if (product.bias != nullptr) gemm_ring_load(product.bias + row, item.there, false, item.bias);
     if (gated && p.bias_up != nullptr) gemm_ring_load(p.bias_up + row, item.there, false, item.bias_up);
     if (!kSeveral && !gated && p.residual != nullptr) {
@@ -358,7 +359,7 @@ inline void gemm_ring_start(GemmRingKernel kernel, int threads, const Problem& p
   for (const Part& more : p.more) row_tiles += (more.n + rows - 1) / rows;
   const dim3 grid(static_cast<unsigned>(format.token_tiles()), static_cast<unsigned>(row_tiles),
                   static_cast<unsigned>((p.last_matrix - p.first_matrix) * shape.parts));
-  const Cluster cluster(static_cast<unsigned>(shape.parts), shape.spread);
+  const Cluster cluster(static_cast<unsigned>(shape.parts), shape.spread, static_cast<unsigned>(shape.joint()));
   launch_dependent_cluster("matmul", kernel, grid, static_cast<unsigned>(threads), cluster,
                            static_cast<size_t>(shape.bytes), stream, p, format, shape);
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "ops/half_tiles.h"
 #include "ops/matmul/cuda/ring.h"
 #include "ops/matmul/cuda/wide.h"
 
@@ -24,6 +25,13 @@ constexpr int64_t gemm_ring_chunks(DType type, int64_t k) {
   return (k + of_chunk - 1) / of_chunk;
 }
 
+// How rows come to gemm_codes.cuh, and how they leave.
+enum class CodesForm : uint8_t {
+  rows,        // x in TiledRows with sums, y in float32
+  from_tiles,  // x in HalfTiles (ops/half_tiles.h)
+  to_tiles,    // y in HalfTiles, of a gated pair: blocks that have 256 neighbours of y between them are one cluster
+};
+
 // A block multiplies `tokens` rows of x with `rows` (128, 256) rows of w over one of `parts` of k. A stage holds the
 // tiles of x, then a chunk of each stripe of w. When all has been multiplied, sums take the place of the stages: those
 // of 256 rows in one plane; of 128 rows, where two warpgroups share k, in two.
@@ -33,9 +41,12 @@ struct GemmRingShape {
   int64_t barriers = 0, bytes = 0;                    // where the barriers stand, and all
   bool spread = false;  // where two blocks find room on a multiprocessor, those of a cluster take one each
   bool codes = false;   // for gemm_codes.cuh, whose stages hold sums of x as well
+  CodesForm form = CodesForm::rows;
 
   constexpr int planes() const { return rows == 128 && !codes ? 2 : 1; }
   constexpr int warps() const { return rows == 512 ? 2 * kGemmRingWarps : kGemmRingWarps; }  // that multiply
+  // Blocks along w of one cluster.
+  constexpr int joint() const { return form == CodesForm::to_tiles ? 2 * HalfTiles::kBlock / rows : 1; }
   // Of a stage. Codes: a barrier for the weights of each warp and one for x, and a counter of the warps that have read.
   constexpr int barrier_bytes() const { return codes ? 8 * warps() + 16 : kGemmRingBarrierBytes; }
   // The ring is deep enough to be filled while it is read.
@@ -45,14 +56,15 @@ struct GemmRingShape {
 // `blocks`: so many find room on a multiprocessor at once, of this launch or of the next one. !fits(): not even two
 // stages do.
 constexpr GemmRingShape gemm_ring_shape(DType type, int64_t k, int tokens, int rows, int parts, int blocks,
-                                        bool codes = false) {
+                                        bool codes = false, CodesForm form = CodesForm::rows) {
   constexpr int kAlignment = 1024;
   // Of the 228 KiB of a multiprocessor each block takes one for itself, and one is lost to the alignment. Where blocks
   // share it, some is left to the small launches between products.
   const int64_t all = int64_t{blocks == 1 ? 228 : codes ? 222 : 220} << 10;
-  GemmRingShape s{.rows = rows, .parts = parts, .spread = blocks > 1, .codes = codes};
+  GemmRingShape s{.rows = rows, .parts = parts, .spread = blocks > 1, .codes = codes, .form = form};
   const int64_t room = all / blocks - (1 << 10) - kAlignment - kGemmRingMaxStages * s.barrier_bytes();
   s.x_bytes = gemm_ring_tiles(type) * tokens * 128 + (codes ? tokens * 32 : 0);
+  if (form == CodesForm::from_tiles) s.x_bytes = tokens * HalfTiles::kRowBytes;
   s.stage_bytes =
       (s.x_bytes + rows / kGpuRows * gemm_ring_chunk_bytes(type) + kAlignment - 1) / kAlignment * kAlignment;
   s.sums_stride = rows + 4;  // the lanes of a warp store without bank conflicts
@@ -71,7 +83,10 @@ void run_gemm_ring(const Problem& p, const TiledRows& format, const GemmRingShap
 
 // Types of super-blocks that gemm_codes.cuh reads.
 constexpr bool has_code_tiles(DType type) { return type == DType::q4_k || type == DType::q5_k || type == DType::q6_k; }
-// The same by gemm_codes.cuh: x with sums (TiledRows::sums), `shape` with `codes`, a type of has_code_tiles().
+// Types and rows of w whose products read and write HalfTiles.
+constexpr bool has_half_tiles(DType type, int rows) { return type == DType::q4_k && rows <= 256; }
+// The same by gemm_codes.cuh: x with sums (TiledRows::sums), `shape` with `codes`, a type of has_code_tiles(). Of other
+// forms than CodesForm::rows, a type of has_half_tiles(); format.height is that of the HalfTiles.
 void run_gemm_codes(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream);
 
 }  // namespace dyno::ops::cuda

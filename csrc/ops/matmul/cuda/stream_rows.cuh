@@ -5,6 +5,7 @@
 
 #include "device/ptx.cuh"
 #include "device/reduce.cuh"
+#include "device/row_scale.cuh"
 #include "ops/matmul/cuda/problem.h"
 #include "ops/matmul/gpu_layout.h"
 
@@ -17,17 +18,8 @@ __device__ __forceinline__ int x_slot(int pair) {
   return t * 8 + step * 2 + high;  // 4-byte words
 }
 
-// The power of two s with max / s in [2^9, 2^10); 1 for zero and for what is not finite. Dividing by it is exact.
-__device__ __forceinline__ float row_scale(float largest) {
-  if (!(largest > 0.0f) || largest > 3.0e38f) return 1.0f;
-  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;  // subnormal: -127
-  return __uint_as_float(static_cast<uint32_t>(min(max(exponent - 9, -126), 117) + 127) << 23);
-}
-
-// Of what row_scale() gives, exactly: the exponent's sign is turned.
-__device__ __forceinline__ float inverse_scale(float scale) {
-  return __uint_as_float(0x7f000000u - __float_as_uint(scale));
-}
+using device::inverse_scale;
+using device::row_scale;
 
 // One row, or a part of it that a warp owns.
 struct StreamRow {
