@@ -247,6 +247,14 @@ struct Node {
   // In the streamed list: left out where the CPU takes none of the layer's experts.
   bool for_cpu_share = false;
   double share = 1;
+  // Two ops that may pass rows on as HalfTiles (ops/half_tiles.h), if the kernels of both can: this one and another.
+  struct Passing {
+    int32_t from = -1,
+            to = -1;  // keys of the op that gives the rows and of the product that alone reads them; -1: none
+    ValueId value = kNoValue;
+    explicit operator bool() const { return value != kNoValue; }
+  };
+  Passing gives{}, gets{};
 };
 
 // An op as profiles name it: all nodes of a device with this key share one Config per token bucket.

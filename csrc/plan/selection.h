@@ -48,6 +48,10 @@ class Selection {
     const ops::Config& config;
   };
   Launch launch(int32_t key, int64_t tokens, int64_t rows) const;
+  // The same of a node, which may pass on its rows as tiles of halves, or get them so.
+  Launch launch(const Node& node, int64_t tokens, int64_t runs, int64_t rows) const;
+  // The height of these tiles (ops/half_tiles.h) between two ops with so many rows each; 0: float32 rows.
+  int64_t tiles_between(const Node::Passing& passing, int64_t tokens, int64_t runs) const;
   // For printing, of as many rows as the tokens make.
   Choice choice(int32_t key, int64_t tokens) const;
   ops::ProductPath path_of(int32_t key, int64_t tokens) const;
@@ -68,6 +72,8 @@ class Selection {
   bool without_flash(const OpUse& op) const;
   const OpUse& use(int32_t key) const { return plan_->keys[static_cast<size_t>(key)]; }
   int bucket_of(int32_t key, int64_t tokens) const;
+  // Nodes of the list for so many tokens, of that key, whose rows are tiles of halves.
+  int count_tiles(int32_t key, int64_t tokens) const;
   const std::vector<int>& branches_of(ListId list) const { return branches_[static_cast<size_t>(list)]; }
   const PathRange& path_range(int32_t key, int64_t tokens) const {
     return range_of(path_ranges_[static_cast<size_t>(key)], tokens);

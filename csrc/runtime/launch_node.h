@@ -190,7 +190,7 @@ void launch_node(const plan::Node& node, Env& env) {
   const int64_t rows = expansion      ? int64_t{run.position} + run.n_tokens
                        : node.per_run ? int64_t{run.n_tokens}
                                       : env.tokens * node.rows_factor;
-  const plan::Selection::Launch launch = env.selection.launch(node.key, env.tokens, rows);
+  const plan::Selection::Launch launch = env.selection.launch(node, env.tokens, env.batch.n_runs, rows);
   std::visit(
       [&]<typename Desc>(const Desc& d) {
         const auto& o = std::get<plan::OperandsOf<Desc>>(node.operands);

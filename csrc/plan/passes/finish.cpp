@@ -124,6 +124,7 @@ void finish_list(Plan& plan, NodeList& list) {
   if (list.id == ListId::draw) return;  // what it reads and gives lies outside of the arena
   find_lives(plan, list);
   find_selection(plan, list);
+  pair_tiles(plan, list);
   if (list.hidden == kNoValue) return;
   list.hidden_node = plan.values[static_cast<size_t>(list.hidden)].first_use;
   const bool normed = std::holds_alternative<NormOperands>(list.nodes[static_cast<size_t>(list.hidden_node)].operands);

@@ -45,6 +45,8 @@ void transfer(Plan& plan, NodeList& list);
 void hoist(Plan& plan, NodeList& list);
 void finish_list(Plan& plan, NodeList& list);
 void segment(Plan& plan, NodeList& list);
+// Part of finish_list(): Node::gives and gets.
+void pair_tiles(const Plan& plan, NodeList& list);
 void stream(Plan& plan, NodeList& list);
 
 // Before place_nodes: values of another list, of which this one's nodes were made, become values of its own. All lists

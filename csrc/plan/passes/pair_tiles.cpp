@@ -1,0 +1,69 @@
+// Which ops may leave their rows as the tiles of halves that the next product multiplies, so that no launch between the
+// two has to make them. Whether they do is the selection's to say, which knows the kernels of both.
+#include <optional>
+
+#include "plan/passes/passes.h"
+
+namespace dyno::plan {
+namespace {
+
+// Whole rows of the value, one behind the other, of `columns` floats.
+bool whole(const Plan& plan, const Operand& operand, int64_t columns) {
+  const auto bytes = static_cast<int64_t>(columns * sizeof(float));
+  return operand && operand.offset_bytes == 0 && operand.stride_bytes == bytes &&
+         plan.values[static_cast<size_t>(operand.value)].bytes_per_token == static_cast<size_t>(bytes);
+}
+
+// The rows that a node gives which may give tiles.
+std::optional<ValueId> rows_of(const Plan& plan, const Node& node) {
+  Operand rows;
+  int64_t columns = 0;
+  if (const auto* up_gate = operands_of<UpGateOperands>(node)) {
+    rows = up_gate->y, columns = std::get<ops::UpGateDesc>(node.desc).n;
+  } else if (const auto* attention = operands_of<AttentionOperands>(node)) {
+    const auto& desc = std::get<ops::AttentionDesc>(node.desc);
+    rows = attention->out, columns = desc.heads * desc.dv;
+  }
+  if (!whole(plan, rows, columns)) return std::nullopt;
+  return rows.value;
+}
+
+int uses_of(const NodeList& list, ValueId value) {
+  int uses = 0;
+  for (const Node& node : list.nodes) {
+    for_each_operand(node.operands, [&](std::string_view, const Operand& operand) { uses += operand.value == value; });
+  }
+  return uses;
+}
+
+// Between the two nodes rows are left out whose logits nobody wants, which moves rows of float32.
+bool selects_between(const NodeList& list, int32_t from, int32_t to) {
+  return (from <= list.select_node && list.select_node < to) || (from < list.head_node && list.head_node <= to);
+}
+
+}  // namespace
+
+void pair_tiles(const Plan& plan, NodeList& list) {
+  const auto count = static_cast<int32_t>(list.nodes.size());
+  for (int32_t from = 0; from < count; ++from) {
+    Node& giver = list.nodes[static_cast<size_t>(from)];
+    const std::optional<ValueId> given = rows_of(plan, giver);
+    if (!given) continue;
+    const ValueId value = *given;
+    if (value == list.hidden || uses_of(list, value) != 2) continue;
+    for (int32_t to = from + 1; to < count; ++to) {
+      Node& reader = list.nodes[static_cast<size_t>(to)];
+      const auto* product = operands_of<MatmulOperands>(reader);
+      if (product == nullptr || product->x.value != value) continue;
+      const auto& desc = std::get<ops::MatmulDesc>(reader.desc);
+      const bool alike = reader.device == giver.device && reader.rows_factor == 1 && giver.rows_factor == 1 &&
+                         !reader.per_run && !giver.per_run;
+      if (alike && desc.batch == 1 && whole(plan, product->x, desc.k) && !selects_between(list, from, to)) {
+        giver.gives = reader.gets = {.from = giver.key, .to = reader.key, .value = value};
+      }
+      break;
+    }
+  }
+}
+
+}  // namespace dyno::plan

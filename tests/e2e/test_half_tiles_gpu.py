@@ -1,0 +1,78 @@
+"""Steps of many sequences on a GPU whose launches pass rows on as tiles of halves (csrc/ops/half_tiles.h)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from dyno import _core, quality
+from dyno.testing import tiny_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+GPUS = [d for d in _core.devices() if d["kind"] == "cuda" and d["compute_capability"] == 90]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not GPUS, reason=f"no Hopper GPU: {_core.no_cuda_reason()}"),
+]
+
+TILES = "as tiles of halves"
+SETTINGS = {"matvec_max_tokens": 3}  # as the engine chooses on Hopper
+CACHE = {"kv_type_k": "f16", "kv_type_v": "f16"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    shape = {"n_layers": 4, "n_embd": 1024, "n_ff": 3072, "n_heads": 16, "n_kv_heads": 8, "head_dim": 128}
+    return tiny_model(path, "llama", dtype="q4_k", **shape)
+
+
+def rows_only(session: _core.Session, count: int) -> list[tuple[str, str, dict[str, Any], str]]:
+    """Entries that give the readers of tiles another variant, which has none."""
+    device = {key: value for key, value in GPUS[0].items() if key != "ordinal"}
+    entries = []
+    for op in session.ops(count):
+        if op["family"] != "matmul" or TILES not in op["reason"]:
+            continue
+        _, desc = _core.ops.parse_key(op["key"], tokens=count)
+        configs = _core.ops.candidates("matmul", desc, device)
+        ring = next(config for config in configs if config["variant"] == "wgmma_ring")
+        entries.append((op["key"], op["tokens"], ring, "test"))
+    return entries
+
+
+def steps(model: Path, count: int, kernels: Sequence[Any] = (), **more: Any) -> np.ndarray:
+    """Logits of three steps of so many sequences, behind prompts of different lengths."""
+    random = np.random.default_rng(count)
+    load = {"device": "cuda:0", **more.pop("load", {})}
+    context = {"ctx": 96, "sequences": count, **CACHE, **more.pop("context", {})}
+    settings = {**SETTINGS, **more.pop("session", {})}
+    session = _core.Session(model, load=load, context=context, session=settings, kernels=list(kernels))
+    assert [entry["status"] for entry in session.kernel_report()] == ["applied"] * len(kernels)
+    prompts = [(slot, random.integers(0, 256, 3 + 11 * slot % 70, dtype=np.int32)) for slot in range(count)]
+    session.decode(prompts, "none")
+    out = []
+    for _ in range(3):
+        rows = [(slot, random.integers(0, 256, 1, dtype=np.int32)) for slot in range(count)]
+        out.append(session.decode(rows, "last")[0].copy())
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("count", [9, 16, 21, 32, 33, 64])
+def test_steps_with_tiles_are_as_accurate_as_with_rows(model: Path, count: int) -> None:
+    exact = steps(model, count, load={"numerics": "exact"}, context={"kv_type_k": "f32", "kv_type_v": "f32"})
+    graphs = {False, _core.build_info()["switches"]["GGML_CUDA_USE_GRAPHS"] == "ON"}
+    with_tiles = [steps(model, count, session={"cuda_graphs": captured}) for captured in sorted(graphs)]
+    for other in with_tiles[1:]:
+        assert np.array_equal(with_tiles[0], other), "a replayed graph gives other bits"
+    probe = _core.Session(model, load={"device": "cuda:0"}, context=CACHE, session=SETTINGS)
+    entries = rows_only(probe, count)
+    assert len(entries) == 2, "o and down read tiles"
+    with_rows = steps(model, count, kernels=entries, session={"cuda_graphs": False})
+    tiles, rows = quality.nmse(exact, with_tiles[0]), quality.nmse(exact, with_rows)
+    assert tiles < 1e-4
+    assert tiles < 2 * rows

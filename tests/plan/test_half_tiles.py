@@ -1,0 +1,104 @@
+"""Rows that one launch leaves as tiles of halves for the next: where a plan does that, and where not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from dyno import _core
+from dyno.testing import tiny_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
+AMPERE = HOPPER | {"compute_capability": 86, "shared_per_block_bytes": 101_376}
+LAYERS = 3
+UP_GATE, DOWN = "up_gate q4_k n=2048 k=1024", "matmul q4_k n=1024 k=2048"
+ATTENTION, OUTPUT = "attention heads=16", "matmul q4_k n=1024 k=1024"
+FROM = "as tiles of halves from the op beside it"
+TO = "as tiles of halves to the op beside it"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    return tiny_model(
+        path, "llama", n_layers=LAYERS, n_embd=1024, n_ff=2048, n_heads=16, n_kv_heads=4, dtype="q4_k"
+    )
+
+
+def plan_of(model: Path, device: dict[str, Any] = HOPPER, **more: Any) -> _core.Session:
+    kv_type = more.pop("kv_type", "f16")
+    settings = {"cuda_graphs": False, "matvec_max_tokens": 3, **more.pop("session", {})}
+    context = {"kv_type_k": kv_type, "kv_type_v": kv_type}
+    return _core.Session(model, context=context, session=settings, plan_only=True, device=device, **more)
+
+
+def reason(session: _core.Session, tokens: int, key: str) -> str:
+    (text,) = [op["reason"] for op in session.ops(tokens) if op["key"].startswith(key)]
+    return str(text)
+
+
+def passes(session: _core.Session, tokens: int) -> dict[str, bool]:
+    """Whether both ops of a pair say that tiles go from one to the other; they never differ."""
+    out = {}
+    for name, giver, reader in (("down", UP_GATE, DOWN), ("o", ATTENTION, OUTPUT)):
+        gives, reads = TO in reason(session, tokens, giver), FROM in reason(session, tokens, reader)
+        assert gives == reads
+        out[name] = gives
+    return out
+
+
+@pytest.mark.parametrize("tokens", [9, 16, 17, 32, 33, 64])
+def test_a_step_passes_tiles_on(model: Path, tokens: int) -> None:
+    session = plan_of(model)
+    assert passes(session, tokens) == {"down": True, "o": True}
+    assert f"{LAYERS} of {LAYERS} {TO}" in reason(session, tokens, UP_GATE)
+    # Behind the last attention rows whose logits nobody wants are left out, in float32.
+    assert f"{LAYERS - 1} of {LAYERS} {TO}" in reason(session, tokens, ATTENTION)
+
+
+@pytest.mark.parametrize(("tokens", "passed"), [(3, False), (4, True), (8, True)])
+def test_few_tokens_pass_on_rows_of_gate_and_up(model: Path, tokens: int, passed: bool) -> None:
+    """From as many tokens on as are not streamed. Here attention needs several parts of the keys for them."""
+    session = plan_of(model)
+    assert (TO in reason(session, tokens, UP_GATE)) == (FROM in reason(session, tokens, DOWN)) == passed
+    streamed = plan_of(model, session={"matvec_max_tokens": 16})
+    assert FROM not in reason(streamed, tokens, DOWN)
+
+
+@pytest.mark.parametrize("tokens", [1, 65, 512])
+def test_others_do_not(model: Path, tokens: int) -> None:
+    session = plan_of(model)
+    texts = [op["reason"] for op in session.ops(tokens)]
+    assert not any(TO in text or FROM in text for text in texts)
+
+
+def test_only_hopper_does(model: Path) -> None:
+    assert passes(plan_of(model, AMPERE), 32) == {"down": False, "o": False}
+
+
+def test_a_profile_that_takes_another_kernel_gets_rows(model: Path) -> None:
+    """Either end decides: the entry is taken, and the other op gives or reads float32."""
+    for family, key, config in (
+        ("matmul", DOWN, {"variant": "wgmma_ring", "tokens": 32, "rows": 128, "parts": 4, "blocks": 1}),
+        ("matmul", DOWN, {"variant": "wgmma_codes", "tokens": 16, "rows": 128, "parts": 4, "blocks": 2}),
+        ("up_gate", UP_GATE, {"variant": "wgmma_codes", "tokens": 32, "rows": 512, "parts": 1, "blocks": 1}),
+    ):
+        keys = {op["key"] for op in plan_of(model).ops(32) if op["key"].startswith(key)}
+        entries = [(whole, "m17-32", config, "test") for whole in keys]
+        session = plan_of(model, kernels=entries)
+        assert [entry["status"] for entry in session.kernel_report()] == ["applied"], family
+        assert passes(session, 32) == {"down": False, "o": True}
+        assert passes(session, 16) == {"down": True, "o": True}
+
+
+def test_a_cache_that_steps_do_not_read_gives_rows(model: Path) -> None:
+    assert passes(plan_of(model, kv_type="q8_0"), 32) == {"down": True, "o": False}
+
+
+@pytest.mark.parametrize(("ubatch", "fits"), [(17, False), (18, True)])
+def test_tiles_fit_into_the_memory_of_the_rows(model: Path, ubatch: int, fits: bool) -> None:
+    """A tile of 32 rows takes 548 bytes for 256 columns of each, whether they exist or not."""
+    assert passes(plan_of(model, session={"ubatch": ubatch}), 17) == {"down": fits, "o": fits}
