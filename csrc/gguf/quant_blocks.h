@@ -116,7 +116,7 @@ struct BlockQ8_16 {
 struct BlockQ4_16 {
   float d;
   uint8_t scales[16];
-  int8_t table[16];
+  int8_t table[16];  // the first half below zero, the second one 0 … 126
   uint8_t bias;
   int8_t shift;
   uint8_t unused[2];

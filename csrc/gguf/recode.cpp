@@ -1,6 +1,7 @@
 #include "gguf/recode.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "core/error.h"
@@ -112,6 +113,34 @@ void recode_short_blocks(const std::byte* in, std::byte* out, int64_t rows, int6
   }
 }
 
+// The table of a type as BlockQ4_16 has it, and where a code, or the code of a shifted value after all others, stands
+// in it.
+struct Table {
+  std::array<int8_t, 16> values{};
+  std::array<uint8_t, 16> slot{};
+  bool fits = true;
+};
+template <DType T>
+constexpr Table table_of() {
+  constexpr WeightFormat f = kFormat<T>;
+  constexpr int kCodes = table_entries<T>(false), kEntries = table_entries<T>(!kShiftInScale<T>);
+  Table out;
+  int below = 0, others = 8;
+  for (int i = 0; i < 8; ++i) out.values[i] = -1;
+  for (int i = 0; i < kEntries; ++i) {
+    const int value = (f.lookup ? kCodebook<T>->values[i % kCodes] : i % kCodes - f.offset) +
+                      (!kShiftInScale<T> && i >= kCodes ? kShift<T> : 0);
+    int& next = value < 0 ? below : others;
+    if (next == (value < 0 ? 8 : 16) || value > 126) {
+      out.fits = false;
+      break;
+    }
+    out.values[next] = static_cast<int8_t>(value);
+    out.slot[i] = static_cast<uint8_t>(next++);
+  }
+  return out;
+}
+
 // Scales in float32 types are odd numbers of eight bits. Others have seven bits: they are doubled, and the factor
 // halved, which leaves the lowest bit of the byte free as well.
 template <DType T>
@@ -119,15 +148,13 @@ void write_codes(const CodedBlock& b, std::byte* out) {
   constexpr WeightFormat f = kFormat<T>;
   constexpr bool kOdd = f.header == Header::f_scale32;
   constexpr int kCodes = table_entries<T>(false);
-  static_assert(f.block == kSuperBlock && has_byte_scales(f));
+  static constexpr Table kTable = table_of<T>();
+  static_assert(f.block == kSuperBlock && has_byte_scales(f) && kTable.fits);
   BlockQ4_16 to{};
   to.d = kOdd ? b.d : f16_to_f32(b.d_half) * 0.5f * (f.scaled ? kCodebook<T>->unit : 1.0f);
   to.bias = kOdd ? 127 : 128;
   to.shift = kShiftInScale<T> ? kShift<T> : 0;
-  for (int i = 0; i < 16; ++i) {
-    const int value = f.lookup ? kCodebook<T>->values[i % kCodes] : i % kCodes - f.offset;
-    to.table[i] = static_cast<int8_t>(value + (!kShiftInScale<T> && i >= kCodes ? kShift<T> : 0));
-  }
+  std::copy(kTable.values.begin(), kTable.values.end(), to.table);
   const auto shifted = [&](int i) { return f.every != 0 ? static_cast<int>(b.shifted >> (i / f.every) & 1u) : 0; };
   for (int s = 0; s < 16; ++s) {
     const int scale = b.scale[16 * s / f.group];
@@ -135,7 +162,7 @@ void write_codes(const CodedBlock& b, std::byte* out) {
         static_cast<uint8_t>((kOdd ? scale : 2 * scale) + to.bias + (kShiftInScale<T> ? shifted(16 * s) : 0));
   }
   for (int i = 0; i < kSuperBlock; ++i) {
-    const int code = b.code[i] + (kShiftInScale<T> ? 0 : kCodes * shifted(i));
+    const int code = kTable.slot[b.code[i] + (kShiftInScale<T> ? 0 : kCodes * shifted(i))];
     uint8_t& both = to.qs[i / 32 * 16 + i % 16];
     both = static_cast<uint8_t>(both | code << (i % 32 / 16 * 4));
   }

@@ -159,7 +159,8 @@ EXPERTS = [
     for case in all_cases()
     if case.family in ("matmul_id", "moe_up_gate")
     and case.desc["layout"] == "gpu"
-    and case.desc["type"] in ("q4_0", "q4_k", "q5_0", "q5_k", "q6_k", "q4_16", "q8_0", "mxfp4")
+    and case.desc["type"]
+    in ("q4_0", "q4_k", "q5_0", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q4_16", "q8_0", "mxfp4")
     and case.desc["m"] * case.desc["used"] <= 32  # as much as the ring takes
     and case.desc["n"] < 100
 ]
@@ -214,6 +215,22 @@ def test_an_emulated_product_with_experts_gives_what_numpy_gives(products: ctype
             got = multiply(products, case, args, outputs, choice)
             with allowing(allowed):
                 check(got)
+
+
+@pytest.mark.parametrize("dtype", ["iq4_nl", "iq4_xs", "q4_16"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_a_number_does_not_become_one(
+    products: ctypes.CDLL, dtype: str, wrong: float
+) -> None:
+    """The ring makes integers of x for types with a table: they have no NaN."""
+    case = next(c for c in EXPERTS if c.family == "matmul_id" and c.desc["type"] == dtype)
+    args, outputs, check = case.make(np.random.default_rng(3))
+    args["x"][1, 7] = wrong
+    found = multiply(products, case, args, outputs, ("ring", 1, 2))["y"]
+    assert np.isnan(found[1]).all()
+    assert np.isfinite(np.delete(found, 1, axis=0)).all()
+    with pytest.raises(AssertionError):
+        check({"y": found})
 
 
 SUMS = [

@@ -162,6 +162,9 @@ def matmul_id_cases() -> Iterator[Case]:
         yield make(kind, 33, 2, per_slot=True, bias=False, none=0.7)
     for kind in absent_in[-3:-1]:
         yield make(kind, 1, 3, per_slot=True, bias=True, none=1)
+    # Several chunks of the ring, of which the last one may have a tile and a half.
+    for dtype, k in (("iq4_nl", 864), ("iq4_xs", 1024), ("q4_16", 1024)):
+        yield make((dtype, "gpu", "f32"), 2, 2, per_slot=False, bias=True, k=k)
         yield make(kind, 70, 3, per_slot=False, bias=False, none=1)
         yield make(kind, 1500, 3, per_slot=False, bias=False, none=0.9, n=9)
         # More stripes, and chunks of k, than blocks of a few multiprocessors take at once.

@@ -61,6 +61,8 @@ def random_scales(
         blocks[:, 36] = rng.choice((127, 128))
         blocks[:, 37] = np.int8(rng.integers(-5, 6)).view(np.uint8)
         table = blocks[:, 20:36].view(np.int8)
-        np.clip(table, -122, 122, out=table)  # values with their shift are signed bytes
+        # Values with their shift are signed bytes. Those of the first half are below zero.
+        table[:] = np.minimum(np.abs(table.astype(np.int32)), 122)
+        table[:, :8] = -np.maximum(table[:, :8], 1)
     d = rng.uniform(least, most, len(blocks)) * rng.choice([-1, 1], len(blocks))
     blocks[:, :4] = d.astype(np.float32).reshape(-1, 1).view(np.uint8)

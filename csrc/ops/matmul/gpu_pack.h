@@ -318,7 +318,8 @@ DYNO_HOST_DEVICE inline uint32_t pack_codes(const Rows& rows, typename Rows::Ind
       const int s = (at * pairs + p) / 4, j = p % 4;
       const uint32_t low = (code(lane, s, j, 0) >> shift) & mask, up = (code(lane, s, j, 1) >> shift) & mask;
       const bool codebook_order = !high && f.lookup();
-      out |= low << (codebook_order ? 8 * p : bits * p) | up << (codebook_order ? 8 * p + 4 : 16 + bits * p);
+      out |= low << (codebook_order ? gpu_codebook_bit(j, 0) : bits * p) |
+             up << (codebook_order ? gpu_codebook_bit(j, 1) : 16 + bits * p);
     }
     return out;
   }

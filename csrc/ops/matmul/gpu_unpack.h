@@ -38,7 +38,7 @@ DYNO_HOST_DEVICE inline uint32_t gpu_code(const uint8_t* codes, const GpuSlot& a
     const auto plane = [&](const uint8_t* base, int bits, bool codebook_order) {
       const int pairs = 16 / bits, index = 4 * at.s + at.j, p = index % pairs;
       const uint32_t word = gpu_u32(base + (at.lane * bits + index / pairs) * 4);
-      return word >> (codebook_order ? 8 * p + 4 * at.e : bits * p + 16 * at.e) & ((1u << bits) - 1u);
+      return word >> (codebook_order ? gpu_codebook_bit(at.j, at.e) : bits * p + 16 * at.e) & ((1u << bits) - 1u);
     };
     uint32_t code = plane(codes, f.low_bits, f.lookup());
     if constexpr (f.high_bits != 0) {

@@ -53,6 +53,8 @@ const char* multiply_named(const std::string& name, Problem& p, bool ring, int f
     DYNO_EMULATED(q5_0)
     DYNO_EMULATED(q5_k)
     DYNO_EMULATED(q6_k)
+    DYNO_EMULATED(iq4_nl)
+    DYNO_EMULATED(iq4_xs)
     DYNO_EMULATED(q4_16)
     DYNO_EMULATED(q8_0)
     DYNO_EMULATED(mxfp4)

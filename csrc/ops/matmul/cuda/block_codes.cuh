@@ -51,8 +51,8 @@ struct BlockCodes {
       } else {
         iq4nl_bytes(tile.low[kStep], bytes);
       }
-      spread(bytes[0], a[0], a[1]);
-      spread(bytes[1], a[2], a[3]);
+      spread(bytes[0], a[0], a[2]);
+      spread(bytes[1], a[1], a[3]);
     } else if constexpr (kFormat.codebook == GpuCodebook::mxfp4) {
       // e2m1 at the top of a half is its value times 2^-14.
       const uint32_t w = tile.low[kStep];
@@ -191,7 +191,7 @@ struct BlockCodes {
     return out;
   }
 
- private:
+ protected:
   static constexpr float kBias128 = 8388608.0f + 128.0f;  // of byte()
   // Codes whose first plane has four bits, without a codebook: those of rows g + 8 stand four bits up.
   static constexpr bool four_bits_up() { return kFormat.low_bits == 4 && kFormat.codebook == GpuCodebook::none; }

@@ -10,7 +10,8 @@
 //
 // A chunk is 16 MMAs whose operands are the bare codes (block_codes.cuh). Their 8 columns, of which one row of x needs
 // one, tell the blocks of k apart: x of block i stands in column i, zeros elsewhere. So the sums of all blocks come out
-// in different registers, each in the lane that applies its scale.
+// in different registers, each in the lane that applies its scale. If all weights are of a type whose codes are
+// looked up in a table, both operands are signed bytes (byte_codes.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +22,7 @@
 #include "device/arithmetic.cuh"
 #include "device/dependent.cuh"
 #include "device/mbarrier.cuh"
-#include "ops/matmul/cuda/block_codes.cuh"
+#include "ops/matmul/cuda/byte_codes.cuh"
 #include "ops/matmul/cuda/epilogue.cuh"
 #include "ops/matmul/cuda/ring_feed.cuh"
 #include "ops/matmul/cuda/ring_rows.cuh"
@@ -101,6 +102,7 @@ template <DType kType, DType kOther>
 __global__ void __launch_bounds__(kRingThreads, 2)
     ring_kernel(const __grid_constant__ Problem p, const __grid_constant__ RingShape shape) {
 #if __CUDA_ARCH__ >= 900
+  constexpr bool kBytes = kType == kOther && rings_in_bytes(kType);
   if (p.grouping != Grouping::experts) device::let_next_start();
   extern __shared__ __align__(128) uint8_t shared[];
   const int lane = threadIdx.x & 31;
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
   __syncwarp();
 
   auto* squares = reinterpret_cast<float*>(shared + shape.memory.squares);
-  const float squares_of_warp = RingRows{p, shape, shared}.convert(warp, kRingWarps, lane, [&] {
+  const float squares_of_warp = RingRows<kBytes>{p, shape, shared}.convert(warp, kRingWarps, lane, [&] {
     if (p.grouping == Grouping::experts) present = ring_present(p, lane);
     if (!early && lane == 0) fill();
   });
@@ -188,7 +190,9 @@ __global__ void __launch_bounds__(kRingThreads, 2)
         const int there = min(tiles - chunk * kChunkTiles, kChunkTiles);
         float value[2] = {};
         device::barrier_wait(barriers.arrived(warp, stage), phase);
-        if (kType != kOther && task.other) {
+        if constexpr (kBytes) {
+          ByteCodes<kType>::chunk(codes, there, x, reinterpret_cast<const int32_t*>(sums_of_slice), lane, value);
+        } else if (kType != kOther && task.other) {
           ring_chunk<kOther>(codes, there, x, sums_of_slice, lane, value);
         } else {
           ring_chunk<kType>(codes, there, x, sums_of_slice, lane, value);

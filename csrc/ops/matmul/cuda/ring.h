@@ -18,6 +18,8 @@ constexpr int chunk_bytes(DType type) {
   return kChunkTiles * f.tile_bytes() + f.super_bytes();
 }
 constexpr bool has_block_codes(DType type) { return has_gpu_layout(type) && gpu_format(type).low_bits < 16; }
+// Whether the ring takes x as bytes, if all of its weights are of the type (byte_codes.cuh).
+constexpr bool rings_in_bytes(DType type) { return has_block_codes(type) && gpu_format(type).lookup(); }
 
 // Shared memory of a block, the ring of all warps first. Small enough that blocks of the next launch find room beside
 // those that still run.

@@ -58,7 +58,8 @@ __device__ __forceinline__ uint32_t e8m0_half(uint32_t e) {
   return exponent >= -24 ? 1u << (exponent + 24) : 0u;
 }
 
-// The lookup of eight 4-bit codes in a table of 16 bytes: out[0] the codes in the low 16 bits.
+// The lookup of eight 4-bit codes in a table of 16 bytes: out[0] the codes in the low 16 bits, of a row g, and out[1]
+// those of row g + 8.
 __device__ __forceinline__ void table_bytes(const uint32_t (&t)[4], uint32_t codes, uint32_t (&out)[2]) {
   const uint32_t index = codes & 0x77777777u;
   const uint32_t half = and_or(codes >> 1, 0x44444444u, 0x32103210u);
@@ -331,15 +332,15 @@ struct WeightTile {
         uint32_t bytes[2];
         iq4nl_bytes(low[kStep], bytes);
         a[0] = as_bits(__hmul2(bytes_to_half2<0, 1, 128>(bytes[0]), d[0]));
-        a[1] = as_bits(__hmul2(bytes_to_half2<2, 3, 128>(bytes[0]), d[1]));
-        a[2] = as_bits(__hmul2(bytes_to_half2<0, 1, 128>(bytes[1]), d[0]));
+        a[1] = as_bits(__hmul2(bytes_to_half2<0, 1, 128>(bytes[1]), d[1]));
+        a[2] = as_bits(__hmul2(bytes_to_half2<2, 3, 128>(bytes[0]), d[0]));
         a[3] = as_bits(__hmul2(bytes_to_half2<2, 3, 128>(bytes[1]), d[1]));
       } else if constexpr (kTable) {
         uint32_t bytes[2];
         table_bytes(table, low[kStep], bytes);
         a[0] = as_bits(__hmul2(__hsub2(bytes_above<0, 1>(bytes[0]), m[0]), d[0]));
-        a[1] = as_bits(__hmul2(__hsub2(bytes_above<2, 3>(bytes[0]), m[1]), d[1]));
-        a[2] = as_bits(__hmul2(__hsub2(bytes_above<0, 1>(bytes[1]), m[0]), d[0]));
+        a[1] = as_bits(__hmul2(__hsub2(bytes_above<0, 1>(bytes[1]), m[1]), d[1]));
+        a[2] = as_bits(__hmul2(__hsub2(bytes_above<2, 3>(bytes[0]), m[0]), d[0]));
         a[3] = as_bits(__hmul2(__hsub2(bytes_above<2, 3>(bytes[1]), m[1]), d[1]));
       } else if constexpr (kFormat.codebook == GpuCodebook::mxfp4) {
         // e2m1 at the top of a half is its value times 2^-14.
