@@ -64,7 +64,6 @@ constexpr DType form_of() {
   static_assert(r.within(-128, 127));
   if (f.header == Header::d) return r.within(-8, 7) ? DType::q4_0 : DType::q8_0;
   if (f.header == Header::halves16) return DType::f16;  // few bits times few bits
-  if (!f.scaled && !has_float_factor(f) && f.block == kSuperBlock && r.within(-32, 31)) return DType::q6_k;
   if (has_table<T>()) return DType::q4_16;
   return DType::q8_16;
 }
@@ -194,25 +193,13 @@ void write_block(const CodedBlock& b, std::byte* out) {
     }
   } else if constexpr (form_of<T>() == DType::q4_16) {
     write_codes<T>(b, out);
-  } else if constexpr (form_of<T>() == DType::f16) {
+  } else {
+    static_assert(form_of<T>() == DType::f16);
     for (int i = 0; i < f.block; ++i, out += sizeof(uint16_t)) {
       const float scale = f16_to_f32(b.halves[i / f.group]);
       const uint16_t value = f32_to_f16(scale * static_cast<float>(value_at<T>(b, i)));
       std::memcpy(out, &value, sizeof value);
     }
-  } else {
-    static_assert(form_of<T>() == DType::q6_k);
-    BlockQ6K to{};
-    to.d = b.d_half;
-    for (int s = 0; s < 16; ++s) to.scales[s] = b.scale[s * 16 / f.group];
-    for (int i = 0; i < kSuperBlock; ++i) {
-      const int code = value_at<T>(b, i) + 32, half = i / 128, at = i % 128;
-      uint8_t& low = to.ql[64 * half + at % 64];
-      low = static_cast<uint8_t>(low | (code & 15) << (at / 64 * 4));
-      uint8_t& high = to.qh[32 * half + at % 32];
-      high = static_cast<uint8_t>(high | (code >> 4) << (at / 32 * 2));
-    }
-    std::memcpy(out, &to, sizeof to);
   }
 }
 

@@ -9,8 +9,6 @@ std::string_view coded_support(DType on_gpu) {
   switch (on_gpu) {
     case DType::q4_0:
       return "kernels for CPU and GPU, re-coded at load, on a GPU as q4_0";
-    case DType::q6_k:
-      return "kernels for CPU and GPU, re-coded at load, on a GPU as q6_k";
     case DType::q8_0:
       return "kernels for CPU and GPU, re-coded at load, on a GPU as q8_0";
     case DType::q4_16:

@@ -106,7 +106,7 @@ def test_bits_per_weight_and_kernels_are_named_before_anything_is_loaded(
     file = _core.Gguf(tmp_path / "x.gguf")
     found = {t["dtype"]: (t["bits_per_weight"], t["kernels"]) for t in file.tensors()}
     assert found == {
-        "iq3_s": (3.4375, "kernels for CPU and GPU, re-coded at load, on a GPU as q6_k"),
+        "iq3_s": (3.4375, "kernels for CPU and GPU, re-coded at load, on a GPU as q4_16"),
         "iq4_ks": (4.375, "kernels for CPU and GPU, re-coded at load, on a GPU as q4_16"),
         "iq4_k_r4": (4.5, "kernels for CPU and GPU, taken apart at load"),
         "iq6_k": (6.625, "multiplied in float32, on a GPU as f32"),
@@ -136,10 +136,10 @@ GPU = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_bl
 # Types that a GPU reads as another one, which holds all of their values.
 RECODED = {
     "q1_0": "q4_0", "q2_0": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "iq1_bn": "q4_0",
-    "q6_0": "q8_0", "iq3_s": "q6_k", "iq2_k": "q6_k", "iq2_ks": "q6_k", "nvfp4": "f16", "iq6_k": "f32",
+    "q6_0": "q8_0", "nvfp4": "f16", "iq6_k": "f32",
     "iq1_s": "q4_16", "iq1_m": "q4_16", "iq2_xxs": "q4_16", "iq2_xs": "q4_16", "iq2_s": "q4_16",
     "iq3_xxs": "q4_16", "iq3_k": "q4_16", "iq3_ks": "q4_16", "iq2_kl": "q4_16", "iq4_k": "q4_16",
-    "iq4_ks": "q4_16", "iq4_kss": "q4_16",
+    "iq4_ks": "q4_16", "iq4_kss": "q4_16", "iq3_s": "q4_16", "iq2_k": "q4_16", "iq2_ks": "q4_16",
 }  # fmt: skip
 BYTES = "q8_16"  # of all others
 
@@ -267,10 +267,10 @@ def gpu_tensors(path: Path, **options: Any) -> dict[str, tuple[str, str, str]]:
 def test_a_gpu_plan_recodes_the_weights_that_lie_there(tmp_path: Path) -> None:
     path = tiny_model(tmp_path / "m.gguf", "qwen3", n_embd=256, n_ff=256, dtype="iq3_s")
     tensors = gpu_tensors(path)
-    assert tensors["token_embd.weight"][1:] == ("q6_k", "plain")
-    assert tensors["blk.0.ffn_up.weight"][1:] == ("q6_k", "gpu")
+    assert tensors["token_embd.weight"][1:] == ("q4_16", "plain")
+    assert tensors["blk.0.ffn_up.weight"][1:] == ("q4_16", "gpu")
     plan = _core.Session(path, plan_only=True, device=GPU).describe_plan()
-    assert " weights iq3_s as q6_k gpu, owned copy" in plan
+    assert " weights iq3_s as q4_16 gpu, owned copy" in plan
 
 
 def test_a_weight_on_the_cpu_beside_a_gpu_keeps_its_type(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_weight_on_the_cpu_beside_a_gpu_keeps_its_type(tmp_path: Path) -> None
     beside = {"beside_gpu": [_core.cpu_info()], "rules": [r"blk\.0\.ffn_gate=cpu"]}
     tensors = gpu_tensors(path, placement=beside)
     assert tensors["blk.0.ffn_gate.weight"][:2] == ("cpu", "iq3_s")
-    assert tensors["blk.0.ffn_up.weight"][1:] == ("q6_k", "gpu")
+    assert tensors["blk.0.ffn_up.weight"][1:] == ("q4_16", "gpu")
 
 
 def test_a_gpu_plan_names_the_tensor_whose_rows_do_not_fit(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_dozens_of_tokens_store_keys_and_values_in_one_launch(name: str) -> None
         assert batched[family] == general[family]
 
 
-# iq3_s is read as q6_k; where v has another type, no ring multiplies by all three.
+# iq3_s is read as q4_16; where v has another type, no ring multiplies by all three.
 @pytest.mark.parametrize(
     ("dtype", "v", "capability", "merged"),
     [
