@@ -94,6 +94,9 @@ struct MoeUpGateArgs {
   float* y = nullptr;  // [m, used, n]
   int32_t* workspace = nullptr;
   NormInside norm{};
+  const void* shared_gate = nullptr;  // [shared, k]
+  const void* shared_up = nullptr;
+  float* shared_y = nullptr;  // [m, shared]
 };
 
 // Ints a launch of matmul_id or moe_up_gate needs to group rows by expert.

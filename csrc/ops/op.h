@@ -176,13 +176,14 @@ struct UpGateDesc {
   friend bool operator==(const UpGateDesc&, const UpGateDesc&) = default;
 };
 
-// The same per (token, slot): y[m, used, n].
+// The same per (token, slot): y[m, used, n]. Of shared > 0 also the pair of a shared expert, which every token meets:
+// shared_y[m, shared] of the same rows and activation, without biases; only for one token, on CUDA.
 struct MoeUpGateDesc {
   DType type = DType::f32;
   Layout layout = Layout::plain;
   ActType act = ActType::f32;
   Activation activation = Activation::silu;
-  int64_t m = 1, n = 0, k = 0, experts = 1, used = 1;
+  int64_t m = 1, n = 0, k = 0, experts = 1, used = 1, shared = 0;
   bool norm = false;
   ProductPath path = ProductPath::any;
   ComputeType compute = ComputeType::f16;

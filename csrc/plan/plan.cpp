@@ -138,7 +138,7 @@ std::string describe_devices(const Plan& plan) {
 
 std::string_view numerics_name(Numerics numerics) { return numerics == Numerics::exact ? "exact" : "default"; }
 std::string_view list_name(ListId list) {
-  constexpr std::array<std::string_view, kListCount> names = {"general",  "fused", "batched",
+  constexpr std::array<std::string_view, kListCount> names = {"general",  "fused", "single",  "batched",
                                                               "expanded", "draw",  "streamed"};
   return names[static_cast<size_t>(list)];
 }
@@ -356,6 +356,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   plan.general = emit(plan, model);
   if (gpu && load.numerics == Numerics::standard) {
     plan.fused = fuse(plan, model, plan.general);
+    plan.single = join_shared(plan, model, plan.fused);
     plan.batched = batch(plan, model, plan.general);
     if (has_latents(model)) plan.expanded = expand_mla(plan, model, plan.general);
   }
@@ -365,7 +366,8 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   mark_refilled(plan, model);
   const auto streamed = [](const WeightPlacement& weight) { return weight.stream.wanted; };
   if (std::any_of(plan.weights.begin(), plan.weights.end(), streamed)) plan.streamed = emit_streamed(plan, model);
-  for (NodeList* list : {&plan.general, &plan.fused, &plan.batched, &plan.expanded, &plan.draw, &plan.streamed}) {
+  for (NodeList* list :
+       {&plan.general, &plan.fused, &plan.single, &plan.batched, &plan.expanded, &plan.draw, &plan.streamed}) {
     own_values(plan, *list);
     place_nodes(plan, model, *list);
     transfer(plan, *list);
@@ -542,6 +544,10 @@ std::string Plan::describe(const model::ModelDesc& model) const {
   if (!fused.nodes.empty()) {
     out += str_cat(fused.nodes.size(), " ops a u-batch of at most ", fused_tokens, " tokens, ", distinct(ListId::fused),
                    " distinct", fusion ? "\n" : ", off (fusion)\n");
+  }
+  if (!single.nodes.empty()) {
+    out += str_cat(single.nodes.size(), " ops a u-batch of one token, ", distinct(ListId::single), " distinct",
+                   fusion ? "\n" : ", off (fusion)\n");
   }
   if (!batched.nodes.empty()) {
     out += str_cat(batched.nodes.size(), " ops a u-batch of at most ", kBatchedTokens, " tokens, ",

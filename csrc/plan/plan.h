@@ -189,12 +189,13 @@ struct WeightPlacement {
 enum class ListId : uint8_t {
   general,   // any number of tokens
   fused,     // few, larger launches for at most kFusedTokens tokens
+  single,    // one token: the fused list, with launches that are faster for that alone
   batched,   // more tokens, at most kBatchedTokens: products as in the general list, what lies between them fused
   expanded,  // latent attention with keys and values of all heads: for prompts
   draw,      // behind any of these, from one row of logits: generation
   streamed,  // for prompts: products of the CPU's weights on the main device
 };
-inline constexpr size_t kListCount = 6;
+inline constexpr size_t kListCount = 7;
 inline constexpr int64_t kFusedTokens = 8;
 inline constexpr int64_t kBatchedTokens = 64;
 std::string_view list_name(ListId list);
@@ -350,11 +351,12 @@ struct Plan {
   std::vector<WeightPlacement> weights;  // parallel to ModelDesc::weights
   std::vector<Value> values;
   NodeList general{.id = ListId::general};
-  NodeList fused{.id = ListId::fused};  // without nodes where nothing is fused: on the CPU, with numerics exact
+  NodeList fused{.id = ListId::fused};    // without nodes where nothing is fused: on the CPU, with numerics exact
+  NodeList single{.id = ListId::single};  // without nodes where no layer gains
   // Fused products are matvec's, so its thresholds bound them as well.
   int64_t fused_tokens = kFusedTokens;
   NodeList batched{.id = ListId::batched};    // without nodes as well where no layer gains
-  bool fusion = true;                         // whether the fused and the batched list are used where there are any
+  bool fusion = true;                         // whether these three are used where there are any
   NodeList expanded{.id = ListId::expanded};  // where latent attention can be expanded, on a GPU
   MlaMode mla_mode = MlaMode::automatic;
   bool expands_f32 = false;                   // `automatic` expands an f32 cache, see expands()
@@ -443,6 +445,7 @@ struct Plan {
   const NodeList& list_for(int64_t tokens, int64_t runs = 1) const {
     if (!streamed.nodes.empty() && tokens >= streams_from) return streamed;
     if (expands() && (mla_mode == MlaMode::expanded || tokens >= kExpandTokens * runs)) return expanded;
+    if (fusion && tokens == 1 && fused_tokens > 0 && !single.nodes.empty()) return single;
     if (fusion && tokens <= fused_tokens && !fused.nodes.empty()) return fused;
     return fusion && tokens <= kBatchedTokens && !batched.nodes.empty() ? batched : general;
   }

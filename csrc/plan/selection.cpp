@@ -26,7 +26,7 @@ int64_t most_tokens(const OpUse& use) {
 }
 bool only_expanded(const OpUse& use) {
   return use.count_in(ListId::expanded) > 0 && use.count_in(ListId::general) == 0 && use.count_in(ListId::fused) == 0 &&
-         use.count_in(ListId::batched) == 0 && use.count_in(ListId::streamed) == 0;
+         use.count_in(ListId::single) == 0 && use.count_in(ListId::batched) == 0 && use.count_in(ListId::streamed) == 0;
 }
 
 size_t index_of(ops::ProductPath path) { return static_cast<size_t>(path); }
@@ -49,7 +49,7 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
       graph_concurrency_(settings.graph_concurrency && plan.main_device().kind == DeviceKind::cuda),
       choices_(plan.keys.size()) {
   const auto keys = static_cast<int32_t>(plan.keys.size());
-  for (const NodeList* list : {&plan.general, &plan.fused, &plan.batched}) {
+  for (const NodeList* list : {&plan.general, &plan.fused, &plan.single, &plan.batched}) {
     std::vector<int>& branches = branches_[static_cast<size_t>(list->id)];
     branches.resize(plan.keys.size());
     const std::vector<Node>& nodes = list->nodes;
@@ -264,8 +264,10 @@ size_t Selection::scratch_beside(int64_t tokens) const {
   if (!graph_concurrency_) return most;
   for_each_launch(tokens, [&](int32_t key, const ops::OpDesc& desc, const ops::Config& config) {
     const auto at = static_cast<size_t>(key);
-    const int branches =
-        branches_of(ListId::general)[at] + branches_of(ListId::fused)[at] + branches_of(ListId::batched)[at];
+    int branches = 0;
+    for (const ListId list : {ListId::general, ListId::fused, ListId::single, ListId::batched}) {
+      branches += branches_of(list)[at];
+    }
     // A stream has some workspace, so that a launch that needs none has an address.
     if (branches > 0) most = std::max({most, ops::scratch_bytes(desc, config), size_t{256}});
   });

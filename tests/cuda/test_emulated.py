@@ -162,7 +162,7 @@ EXPERTS = [
     and case.desc["type"]
     in ("q4_0", "q4_k", "q5_0", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q4_16", "q8_0", "mxfp4")
     and case.desc["m"] * case.desc["used"] <= 32  # as much as the ring takes
-    and case.desc["n"] < 100
+    and case.desc["n"] < 300
 ]
 ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_oai", "relu")  # as in ops::Activation
 
@@ -183,11 +183,12 @@ def multiply(
         numbers(
             desc["m"] * desc["used"], desc["n"], desc["k"], desc["experts"],
             1 if desc.get("x_per_slot") else desc["used"], ACTIVATIONS.index(desc.get("activation", "silu")),
-            *choice[1:],
+            *choice[1:], desc.get("shared", 0),
         ),
-        pointers(args, (*names, "norm_weight")), ctypes.c_float(args.get("norm_eps", 0)),
+        pointers(args, (*names, "norm_weight", "shared_gate", "shared_up")),
+        ctypes.c_float(args.get("norm_eps", 0)),
         ctypes.c_int64(0 if weights is None else weights.nbytes // desc["experts"]), address(args["ids"]),
-        address(outputs["y"]),
+        address(outputs["y"]), address(outputs.get("shared_y", outputs["y"])),
     )  # fmt: skip
     assert error is None, error
     return outputs
@@ -198,6 +199,9 @@ def product_choices(case: Case) -> Iterator[tuple[str, int, int]]:
         # It norms a single row.
         if not (case.desc.get("norm") and case.desc["m"] > 1):
             yield "ring", share, 2
+    if case.desc.get("shared"):
+        yield "ring", 2, 1
+        return  # only ring takes a shared expert along
     yield "stream", 4, 1
     yield "stream", 8, 2
 

@@ -1,4 +1,4 @@
-"""Shared experts whose down products join the sum over the routed ones: the plan, and answers on a GPU."""
+"""Shared experts whose products join launches of the routed ones: the plan, and answers on a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mixture(path: Path, dtype: str, width: int = WIDTH, **types: str) -> Path:
     Args:
         path: File to write.
         dtype: Type of all matrices.
-        width: Rows of an expert. With LONG its down products are long enough for the ring.
+        width: Rows of an expert. With LONG the ring takes gate and up, and down products of q8_0 as well.
         types: Types of the shared expert's matrices, by names without `ffn_`.
     """
     plain = tiny_model(
@@ -89,12 +89,59 @@ def test_a_down_product_of_another_type_or_beside_a_ring_stays_a_launch(tmp_path
     assert (found["moe_down_sum"], found["moe_down_sum shared"]) == (LAYERS, 0)
 
 
+def test_gate_and_up_of_a_shared_expert_join_the_experts_of_one_token(tmp_path: Path) -> None:
+    path = mixture(tmp_path / "m.gguf", "q4_0", LONG)
+    session = planned(path)
+    one, two = counts(session), counts(session, 2)
+    assert {op["list"] for op in session.ops(1)} == {"single", "draw"}
+    assert {op["list"] for op in session.ops(2)} == {"fused"}
+    assert "ops a u-batch of one token" in session.describe_plan()
+    assert (one["moe_up_gate"], one["moe_up_gate shared"], one["up_gate"]) == (LAYERS, LAYERS, 0)
+    assert (two["moe_up_gate"], two["moe_up_gate shared"], two["up_gate"]) == (LAYERS, 0, LAYERS)
+    assert one["moe_down_sum shared"] == two["moe_down_sum shared"] == LAYERS
+    assert sum(one.values()) - one["moe_up_gate shared"] == sum(two.values()) - LAYERS + 1  # 1: the draw
+    (joined,) = (
+        node
+        for node in session.nodes()
+        if node["list"] == "single" and " shared=" in node["key"] and node["key"].startswith("moe_up_gate")
+    )
+    (sum_of_all,) = (
+        node for node in session.nodes() if node["list"] == "single" and "moe_down_sum" in node["key"]
+    )
+    assert joined["operands"]["shared_gate"] == "blk.0.ffn_gate_shexp.weight"
+    assert joined["operands"]["shared_up"] == "blk.0.ffn_up_shexp.weight"
+    assert joined["operands"]["shared_y"]["value"] == sum_of_all["operands"]["shared_x"]["value"]
+    session.set({"fusion": False})
+    assert counts(session)["up_gate"] == LAYERS
+
+
+@pytest.mark.parametrize(
+    ("width", "types", "device"),
+    [
+        (WIDTH, {}, {}),  # so few bytes are faster without the ring
+        (LONG, {"gate_shexp": "q8_0", "up_shexp": "q8_0"}, {}),
+        (LONG, {"up_shexp": "q8_0"}, {}),
+        (LONG, {}, {"compute_capability": 86, "shared_per_block_bytes": 101_376}),
+    ],
+)
+def test_other_gates_and_ups_stay_a_launch(
+    tmp_path: Path, width: int, types: dict[str, str], device: dict[str, int]
+) -> None:
+    session = planned(mixture(tmp_path / "m.gguf", "q4_0", width, **types), **device)
+    assert counts(session)["moe_up_gate shared"] == 0
+    assert {op["list"] for op in session.ops(1)} == {"fused", "draw"}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
-@pytest.mark.parametrize("dtype", ["q4_0", "q4_k", "q8_0"])
-def test_tokens_with_a_shared_expert_are_those_of_single_launches(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "width"), [(t, w) for t in ("q4_0", "q4_k", "q8_0") for w in (WIDTH, LONG)]
+)
+def test_tokens_with_a_shared_expert_are_those_of_single_launches(
+    tmp_path: Path, dtype: str, width: int
+) -> None:
     """One token, replayed, and several sequences at once, against exact numerics on the CPU."""
-    path = mixture(tmp_path / "m.gguf", dtype)
+    path = mixture(tmp_path / "m.gguf", dtype, width)
     tokens = np.random.default_rng(5).integers(1, 300, 24).astype(np.int32)
     exact = _core.Session(path, load={"device": "cpu", "numerics": "exact"}, context={"ctx": 64})
     want, routing = exact.decode([(0, tokens)], "all", capture_routing=True)
@@ -105,7 +152,12 @@ def test_tokens_with_a_shared_expert_are_those_of_single_launches(tmp_path: Path
                 path, load={"device": "cuda:0"}, context={"ctx": 64, "sequences": sequences},
                 session={"fusion": fusion},
             )  # fmt: skip
-            assert bool(counts(session)["moe_down_sum shared"]) == fusion
+            # The ring takes down products of these.
+            assert bool(counts(session)["moe_down_sum shared"]) == (
+                fusion and (dtype, width) != ("q8_0", LONG)
+            )
+            joins = fusion and width == LONG and GPUS[0]["compute_capability"] >= 90
+            assert bool(counts(session)["moe_up_gate shared"]) == joins
             rows = []
             for i, token in enumerate(tokens):
                 pinned = np.ascontiguousarray(np.repeat(routing[:, i : i + 1], sequences, axis=1))

@@ -253,10 +253,12 @@ def moe_up_gate_cases() -> Iterator[Case]:
         one: bool = False,
         none: float = 0,
         k: int = 256,
+        n: int = 19,
+        shared: int = 0,
     ) -> Case:
-        """`none`: as of matmul_id."""
+        """`none`: as of matmul_id. `shared`: rows of the shared expert's pair."""
         dtype, layout, act = kind
-        n, experts = 19, 5
+        experts = max(used + 1, 5)
 
         def build(rng: np.random.Generator) -> Any:
             gate, up = (Weights(rng, dtype, layout, experts, n, k) for _ in range(2))
@@ -282,19 +284,30 @@ def moe_up_gate_cases() -> Iterator[Case]:
                 u += args["bias_up"].astype(np.float64)[ids]
             want = reference.gated(g, u, activation)
             want[absent] = 0
-
-            def check(out: Any) -> None:
-                expect_close(out["y"], want, EXACT)
-                expect_zeros(out["y"][absent], "rows without an expert")
-
             outputs = {
                 "y": np.full((m, used, n), np.nan, F32),
                 "workspace": np.zeros(m * used + 2 * experts + 2, np.int32),
             }
+            if shared:
+                own_gate, own_up = (Weights(rng, dtype, layout, 1, shared, k) for _ in range(2))
+                args |= {"shared_gate": own_gate.bytes, "shared_up": own_up.bytes}
+                outputs["shared_y"] = np.full((m, shared), np.nan, F32)
+                own = reference.gated(
+                    x_values @ own_gate.values[0].T, x_values @ own_up.values[0].T, activation
+                )
+
+            def check(out: Any) -> None:
+                expect_close(out["y"], want, EXACT)
+                expect_zeros(out["y"][absent], "rows without an expert")
+                if shared:
+                    expect_close(out["shared_y"], own, EXACT)
+
             return args, outputs, check
 
         desc = {"type": dtype, "layout": layout, "act": act, "m": m, "n": n, "k": k, "experts": experts}
-        desc |= {"used": used, "activation": activation, "norm": norm}
+        desc |= {"used": used, "activation": activation, "norm": norm} | (
+            {"shared": shared} if shared else {}
+        )
         return Case("moe_up_gate", desc, build, f"bias={bias}-one={one}" + (f"-none={none}" if none else ""))
 
     for kind in kinds():
@@ -320,6 +333,16 @@ def moe_up_gate_cases() -> Iterator[Case]:
     for dtype in ("f16", "q4_0", "q4_k", "mxfp4"):
         yield make((dtype, "gpu", "f32"), 33, 2, "gelu_tanh")
         yield make((dtype, "gpu", "f32"), 20, 1, "silu", one=True)
+    for dtype in ON_GPU:
+        if dtype not in ("f16", "bf16", "iq4_nl", "iq4_xs", "q4_16"):
+            yield make((dtype, "gpu", "f32"), 1, 3, "silu", bias=True, shared=35)
+    for dtype in ("q4_0", "q4_k", "mxfp4"):
+        kind = (dtype, "gpu", "f32")
+        yield make(kind, 1, 4, "gelu_tanh", bias=True, norm=True, none=0.5, k=768, shared=5)
+        yield make(kind, 1, 3, "silu", none=1, k=512, shared=70)
+        yield make(kind, 1, 1, "swiglu_oai", k=2048, shared=16)
+    yield make(("q8_0", "gpu", "f32"), 1, 2, "relu", k=96, shared=40)
+    yield make(("q4_0", "gpu", "f32"), 1, 6, "silu", k=2080, n=210, shared=333)  # tasks of several turns
 
 
 @cases("qkv")

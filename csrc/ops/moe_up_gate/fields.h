@@ -12,7 +12,7 @@ constexpr void for_each_field(std::type_identity<MoeUpGateDesc>, V&& v) {
   using D = MoeUpGateDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("activation", &D::activation, In::always);
-  v("norm", &D::norm, In::if_set);
+  v("shared", &D::shared, In::if_set); v("norm", &D::norm, In::if_set);
   v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
   v("path", &D::path, In::never); v("compute", &D::compute, In::never);
 }
@@ -26,11 +26,14 @@ struct MoeUpGateOperands {
   Reads ids;
   Writes y;
   Updates workspace;
+  MayUseWeight shared_gate{}, shared_up{};
+  MayWrite shared_y{};
 };
-DYNO_FIELDS(MoeUpGateOperands, x, norm, w_gate, w_up, bias_gate, bias_up, ids, y, workspace)
+DYNO_FIELDS(MoeUpGateOperands, x, norm, w_gate, w_up, bias_gate, bias_up, ids, y, workspace, shared_gate, shared_up,
+            shared_y)
 
 DYNO_FIELDS(MoeUpGateArgs, x, x_stride_bytes, w_gate, w_up, w_expert_stride_bytes, bias_gate, bias_up, ids, y,
-            workspace, norm)
+            workspace, norm, shared_gate, shared_up, shared_y)
 
 // The arguments of a launch by itself: what they are called, and how far they reach.
 template <typename Visitor>
@@ -47,6 +50,12 @@ void arguments(const MoeUpGateDesc& d, MoeUpGateArgs& a, Visitor& v) {
   v.out("y", a.y, d.m * d.used * d.n);
   v.out("workspace", a.workspace, moe_workspace_ints(d.m, d.used, d.experts));
   if (d.norm) norm_arguments(d.k, a.norm, v);
+  if (d.shared > 0) {
+    const auto bytes = static_cast<int64_t>(layout_bytes(d.type, d.layout, d.shared, d.k));
+    v.bytes("shared_gate", a.shared_gate, bytes);
+    v.bytes("shared_up", a.shared_up, bytes);
+    v.out("shared_y", a.shared_y, d.m * d.shared);
+  }
 }
 
 }  // namespace dyno::ops

@@ -1,7 +1,9 @@
 #include "ops/moe_up_gate/moe_up_gate.h"
 
+#include "core/error.h"
 #include "ops/contract.h"
 #include "ops/matmul/cuda/choice.h"
+#include "ops/matmul/cuda/ring.h"
 #include "ops/matmul/gate_pair.h"
 #include "ops/matmul_id/expert_groups.h"
 #include "ops/registry.h"
@@ -16,6 +18,26 @@ namespace dyno::ops {
 namespace {
 
 cuda::Choice choice_of(const Config& config) { return cuda::choice_of(kVariants, config); }
+
+int64_t stripes(int64_t n) { return (n + kGpuRows - 1) / kGpuRows; }
+
+Support supports_shared(const MoeUpGateDesc& desc, const Config& config, const DeviceInfo& device) {
+  if (desc.shared < 0) return Support::no(str_cat("shared=", desc.shared, " is below 0"));
+  if (desc.shared == 0) return Support::yes();
+  if (desc.m > 1) return Support::no(str_cat("m=", desc.m, ": a shared expert's pair joins one token's experts"));
+  if (device.kind != DeviceKind::cuda || config.variant != k_ring) {
+    return Support::no("only ring on CUDA devices takes a shared expert's pair");
+  }
+  if (!cuda::has_ring_pair(desc.type)) {
+    return Support::no(str_cat("ring takes no shared expert's pair of ", dtype_name(desc.type)));
+  }
+  return Support::yes();
+}
+
+// The ring with all stripes of one token, where it is the faster kernel for so many bytes.
+std::optional<cuda::Choice> ring_with_shared(const MoeUpGateDesc& desc, const DeviceInfo& device) {
+  return cuda::default_ring(cuda::shape_of(desc), stripes(desc.n) * desc.used + stripes(desc.shared), 2, device);
+}
 
 Tiling tiling_of(const Config& config) {
   if (config.variant == k_by_row) return matvec_tiling(by_row_params::of(config), 2);
@@ -59,6 +81,7 @@ Support supports(const MoeUpGateDesc& desc, const Config& config, const DeviceIn
   if (!sizes) return sizes;
   if (Support s = supports_weights(desc.type, desc.layout, desc.act, desc.k); !s) return s;
   if (Support s = check_config(Family::moe_up_gate, kVariants, kInstances, config, device); !s) return s;
+  if (Support s = supports_shared(desc, config, device); !s) return s;
   if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
   if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
   if (desc.norm) return Support::no("only CUDA kernels norm the rows of a product");
@@ -67,6 +90,10 @@ Support supports(const MoeUpGateDesc& desc, const Config& config, const DeviceIn
 }
 
 Config default_config(const MoeUpGateDesc& desc, const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cuda && desc.shared > 0) {
+    const cuda::Choice few{.kernel = cuda::Kernel::ring, .share = 2, .blocks = 2};
+    return cuda::config_of(kVariants, ring_with_shared(desc, device).value_or(few));
+  }
   if (device.kind == DeviceKind::cuda) {
     return cuda::config_of(kVariants, cuda::default_choice(cuda::shape_of(desc), device));
   }
@@ -85,7 +112,15 @@ Config default_config(const MoeUpGateDesc& desc, const DeviceInfo& device) {
   return nearest_instance(kInstances, wanted, [&](const Config& c) { return supports(desc, c, device).ok; });
 }
 
-Cost cost(const MoeUpGateDesc& desc) { return moe_cost(desc, 2); }
+Cost cost(const MoeUpGateDesc& desc) {
+  Cost cost = moe_cost(desc, 2);
+  if (desc.shared > 0) {
+    const double m = static_cast<double>(desc.m), n = static_cast<double>(desc.shared);
+    cost.bytes += 2 * static_cast<double>(layout_bytes(desc.type, desc.layout, desc.shared, desc.k)) + m * n * 4;
+    cost.flops += 4 * m * n * static_cast<double>(desc.k);
+  }
+  return cost;
+}
 
 size_t scratch_bytes(const MoeUpGateDesc& desc, const Config& config) {
   if (cuda::is_cuda(kVariants, config)) return cuda::choice_scratch_bytes(cuda::shape_of(desc), choice_of(config));
@@ -94,6 +129,11 @@ size_t scratch_bytes(const MoeUpGateDesc& desc, const Config& config) {
 
 bool settles_ids(const Config& config, const MoeUpGateDesc&) {
   return cuda::is_cuda(kVariants, config) && cuda::lets_next_start_late(choice_of(config));
+}
+
+bool takes_shared(const MoeUpGateDesc& desc, const DeviceInfo& device) {
+  const auto choice = ring_with_shared(desc, device);
+  return choice && supports(desc, cuda::config_of(kVariants, *choice), device);
 }
 
 void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CpuContext& context) {
@@ -146,6 +186,14 @@ void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs
   p.x_divisor = static_cast<int32_t>(desc.used);
   p.y_stride = desc.n;
   if (desc.norm) cuda::set_norm(p, args.norm);
+  if (desc.shared > 0) {
+    const cuda::Choice choice = choice_of(config);
+    const cuda::RingPair pair{.w = static_cast<const uint8_t*>(args.shared_gate),
+                              .w_up = static_cast<const uint8_t*>(args.shared_up),
+                              .y = args.shared_y,
+                              .n = static_cast<int32_t>(desc.shared)};
+    return cuda::run_ring_pair(p, pair, choice.share, choice.blocks, stream.device->sm_count, stream.handle);
+  }
   cuda::run(choice_of(config), shape, p, stream);
 }
 #endif

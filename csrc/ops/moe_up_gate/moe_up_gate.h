@@ -17,6 +17,8 @@ Cost cost(const MoeUpGateDesc& desc);
 size_t scratch_bytes(const MoeUpGateDesc& desc, const Config& config);
 // Whether what chose the experts is over once a launch that follows this one begins (MoeDownSumArgs::settled).
 bool settles_ids(const Config& config, const MoeUpGateDesc& desc);
+// Whether the device takes the pair of a shared expert (desc.shared) faster in the launch of one token's experts.
+bool takes_shared(const MoeUpGateDesc& desc, const DeviceInfo& device);
 void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CpuContext& context);
 void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CudaStream& stream);
 

@@ -22,7 +22,8 @@ bool in_arena(const Plan& plan, ValueId id) {
 }
 
 size_t value_bytes(const Plan& plan, const Value& value) {
-  const int64_t most = value.list == ListId::fused     ? kFusedTokens
+  const int64_t most = value.list == ListId::single    ? 1
+                       : value.list == ListId::fused   ? kFusedTokens
                        : value.list == ListId::batched ? kBatchedTokens
                                                        : plan.ubatch;
   const int64_t tokens = std::min(plan.ubatch, most);

@@ -74,8 +74,6 @@ void merge_qkv(Nodes& nodes, int32_t layer, const model::AttentionSpec& a, const
                            .v = v.y}));
 }
 
-namespace {
-
 bool reads(const Node& node, ValueId value) {
   bool found = false;
   for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
@@ -91,7 +89,15 @@ bool writes(const Node& node, ValueId value) {
   return found;
 }
 
-}  // namespace
+bool same_rows(const Operand& a, const Operand& b) {
+  return a.value == b.value && a.offset_bytes == b.offset_bytes && a.stride_bytes == b.stride_bytes;
+}
+
+bool alike(const Plan& plan, WeightId a, WeightId b) {
+  const WeightPlacement& first = plan.weights[static_cast<size_t>(a)];
+  const WeightPlacement& second = plan.weights[static_cast<size_t>(b)];
+  return first.type == second.type && first.layout == second.layout && first.device == second.device;
+}
 
 void norm_inside(Node& node, const NormOperands& norm) {
   std::visit(
@@ -316,21 +322,14 @@ class Fuse {
                              .out = sum.out}));
   }
 
-  bool alike(WeightId a, WeightId b) const {
-    return plan_.type_of(a) == plan_.type_of(b) && layout_of(a) == layout_of(b) && stand_together(plan_, {a, b});
-  }
-
-  static bool same_rows(const Operand& a, const Operand& b) {
-    return a.value == b.value && a.offset_bytes == b.offset_bytes && a.stride_bytes == b.stride_bytes;
-  }
-
   // The down product of the shared expert as one more part of the sum over experts, where that is streamed. What lies
   // between them goes before the sum.
   void shared_down(const model::FfnSpec& f, int32_t i) {
     const Span span = layer_span(nodes_, i);
     size_t at = find_node<MoeDownSumOperands>(nodes_, span, [&](const auto& o) { return o.w.id == f.experts_down; });
     const size_t own = f.dense_width > 0 ? product(span, f.down) : span.end;
-    if (at == span.end || own == span.end || own < at || !alike(f.down, f.experts_down) || scaled(f.down)) return;
+    if (at == span.end || own == span.end || own < at || !alike(plan_, f.down, f.experts_down) || scaled(f.down))
+      return;
     auto operands = *operands_of<MoeDownSumOperands>(nodes_[at]);
     const MatmulOperands down = *operands_of<MatmulOperands>(nodes_[own]);
     if (down.bias.id != kNone || !same_rows(down.residual, operands.out) || !same_rows(down.y, operands.out) ||

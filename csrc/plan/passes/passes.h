@@ -2,6 +2,7 @@
 //   place_weights  device, layout and residence of each weight
 //   emit           the general op list of the model
 //   fuse           a list of fewer, larger launches for few tokens, from the general one
+//   join_shared    a list for one token, from the fused one: gate and up of shared experts beside those of the others
 //   batch          a list for some dozens of tokens, from the general one
 //   expand_mla     a list whose latent attention runs over keys and values of all heads, from the general one
 //   place_nodes    a device for each node: that of its weights
@@ -36,6 +37,7 @@ NodeList emit_streamed(Plan& plan, const model::ModelDesc& model);
 // The start of another list: the general one's nodes.
 NodeList list_from(const model::ModelDesc& model, const NodeList& general, ListId id);
 NodeList fuse(Plan& plan, const model::ModelDesc& model, const NodeList& general);
+NodeList join_shared(Plan& plan, const model::ModelDesc& model, const NodeList& fused);
 NodeList batch(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list);
@@ -131,6 +133,13 @@ bool has_plain_attention(const model::LayerSpec& spec);
 // these numbers.
 bool fused_takes(const DeviceInfo& device, const ops::OpDesc& desc,
                  std::initializer_list<int64_t> numbers = {1, kFusedTokens});
+// Whether a node reads a value, or writes it; both if it changes it.
+bool reads(const Node& node, ValueId value);
+bool writes(const Node& node, ValueId value);
+// Whether two operands are the same rows.
+bool same_rows(const Operand& a, const Operand& b);
+// Whether two weights have one type and layout, and lie on one device.
+bool alike(const Plan& plan, model::WeightId a, model::WeightId b);
 // Whether all of these weights, of which some may be none, lie on one device.
 bool stand_together(const Plan& plan, std::initializer_list<model::WeightId> weights);
 

@@ -149,7 +149,7 @@ void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list) {
 }
 
 void check_places(const Plan& plan, const model::ModelDesc& model) {
-  for (const NodeList* list : {&plan.general, &plan.fused, &plan.expanded, &plan.streamed}) {
+  for (const NodeList* list : {&plan.general, &plan.fused, &plan.single, &plan.expanded, &plan.streamed}) {
     for (const Node& node : list->nodes) {
       for_each_weight(node, [&](WeightId id) {
         DYNO_CHECK(PlanError, plan.device_in(Plan::weights_list(node, list->id), id) == node.device, "[placement] ",

@@ -14,6 +14,7 @@ thread_local int32_t counts[1 << 12];  // of group_rows.cu
 
 #include "ops/matmul/cuda/group_rows.cu"
 #include "ops/matmul/cuda/ring.cuh"
+#include "ops/matmul/cuda/ring_pair.cuh"
 #include "ops/matmul/cuda/stream.cuh"
 
 using namespace dyno;
@@ -32,10 +33,16 @@ extern "C" void group_rows(const int32_t* ids, int rows, int matrices, int tile_
 
 namespace {
 
+RingPair pair;  // beside a token's experts, if it has rows
+
 template <DType kType>
 void multiply(const Problem& p, bool ring, int first, int second) {
-  if (ring) {
-    if (ring_shape(p, kType, first, second).memory.bytes > p.shared_limit) throw std::runtime_error("too long rows");
+  if (ring && ring_shape(p, kType, first, second).memory.bytes > p.shared_limit) {
+    throw std::runtime_error("too long rows");
+  }
+  if (pair.n > 0) {
+    launch_ring_pair<kType>(p, pair, first, second, 2, nullptr);
+  } else if (ring) {
     launch_ring<kType, kType>(p, first, second, 2, nullptr);
   } else {
     stream<kType>(p, first, second, nullptr);
@@ -69,11 +76,11 @@ const char* multiply_named(const std::string& name, Problem& p, bool ring, int f
 }  // namespace
 
 // A product of rows (token, slot) with their experts. numbers: rows, n, k, matrices, x_divisor, activation, and either
-// share and blocks of the ring or warps and stripes of the stream. inputs: x, weights, weights of up or null, bias,
-// bias of up, norm. Returns an error, or null.
+// share and blocks of the ring or warps and stripes of the stream, rows of the shared expert. inputs: x, weights,
+// weights of up or null, bias, bias of up, norm, weights of the shared expert's gate and up. Returns an error, or null.
 extern "C" const char* multiply_by_experts(const char* type, bool ring, const int64_t* numbers,
                                            const void* const* inputs, float norm_eps, int64_t w_stride,
-                                           const int32_t* ids, float* y) {
+                                           const int32_t* ids, float* y, float* shared_y) {
   emulated::shared_memory = ops::cuda::shared;
   Problem p;
   p.rows = static_cast<int32_t>(numbers[0]), p.n = static_cast<int32_t>(numbers[1]);
@@ -88,7 +95,13 @@ extern "C" const char* multiply_by_experts(const char* type, bool ring, const in
   p.grouping = Grouping::experts, p.ids = ids;
   p.y = y, p.y_stride = p.n;
   p.shared_limit = sizeof ops::cuda::shared;
-  return multiply_named(type, p, ring, static_cast<int>(numbers[6]), static_cast<int>(numbers[7]));
+  pair = {.w = static_cast<const uint8_t*>(inputs[6]),
+          .w_up = static_cast<const uint8_t*>(inputs[7]),
+          .y = shared_y,
+          .n = static_cast<int32_t>(numbers[8])};
+  const char* error = multiply_named(type, p, ring, static_cast<int>(numbers[6]), static_cast<int>(numbers[7]));
+  pair = {};
+  return error;
 }
 
 // The sum over a token's experts. numbers: tokens, n, k, matrices, used, share and blocks of the ring or warps of the

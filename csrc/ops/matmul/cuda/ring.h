@@ -71,11 +71,33 @@ inline RingShape ring_shape(const Problem& p, DType other, int share, int blocks
   return s;
 }
 
+// A gated pair that a token meets beside its experts, with weights of their type and k: its stripes are the first tasks
+// of the launch (ring_pair.cuh).
+struct RingPair {
+  const uint8_t* w = nullptr;
+  const uint8_t* w_up = nullptr;
+  float* y = nullptr;
+  int32_t n = 0;
+
+  constexpr int stripes() const { return (n + kGpuRows - 1) / kGpuRows; }
+};
+
 template <DType kType, DType kOther>
 void launch_ring(const Problem& p, int share, int blocks, int multiprocessors, CUstream_st* stream);
+
+// Whether it has a kernel for a pair beside experts: not for types whose codes are looked up in a table.
+constexpr bool has_ring_pair(DType type) { return has_block_codes(type) && !gpu_format(type).lookup(); }
 
 // Enqueues the launch of quantised weights, one row of y a matrix; `other`: the second type of p's parts, or p.type.
 // `blocks` (1 or 2) stay on each of the multiprocessors; `share` (1, 2, 4, 8) of a block's warps work on a stripe.
 void run_ring(const Problem& p, DType other, int share, int blocks, int multiprocessors, CUstream_st* stream);
+
+template <DType kType>
+void launch_ring_pair(const Problem& p, const RingPair& pair, int share, int blocks, int multiprocessors,
+                      CUstream_st* stream);
+
+// The same for the gated products of one token with its experts, and with a pair of p's activation beside them.
+void run_ring_pair(const Problem& p, const RingPair& pair, int share, int blocks, int multiprocessors,
+                   CUstream_st* stream);
 
 }  // namespace dyno::ops::cuda
