@@ -342,8 +342,10 @@ std::optional<int> stream_warps(int64_t blocks, int64_t k_tiles, const DeviceInf
 }
 
 std::optional<Choice> default_ring(const Shape& s, int64_t tasks, int64_t segments, const DeviceInfo& device) {
-  // Below, stream's blocks are done before the rings are full. A sum over experts costs stream a start for each.
-  const int64_t least_bytes = int64_t{segments > 2 ? 16 : 20} << 20;
+  // Below, stream's blocks are done before the rings are full. A sum over experts costs stream a start for each, and
+  // codes of a table cost it more instructions.
+  const bool in_bytes = rings_in_bytes(s.type) && s.other.value_or(s.type) == s.type;
+  const int64_t least_bytes = int64_t{in_bytes ? 8 : segments > 2 ? 16 : 20} << 20;
   constexpr int64_t kTaskCost = 2;  // of starting and summing up, in chunks
   Choice best{.kernel = Kernel::ring, .blocks = 2};
   if (tasks * segments * gpu_stripe_bytes(s.type, s.k) < least_bytes || !supports_ring(s, best, device)) {
