@@ -10,7 +10,8 @@ namespace dyno::runtime {
 
 std::shared_ptr<float[]> CudaExecutor::rows_memory(size_t count) {
   const DeviceScope scope(info().ordinal, "making room for hidden rows");
-  const auto memory = std::make_shared<PinnedBuffer>(count * sizeof(float), "hidden rows");
+  // One float more than is used: a copy must not go on into another block, even if that begins behind this one.
+  const auto memory = std::make_shared<PinnedBuffer>((count + 1) * sizeof(float), "hidden rows");
   return {memory, reinterpret_cast<float*>(memory->data())};
 }
 
