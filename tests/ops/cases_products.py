@@ -338,7 +338,7 @@ def moe_up_gate_cases() -> Iterator[Case]:
             yield make((dtype, "gpu", "f32"), 1, 3, "silu", bias=True, shared=35)
     for dtype in ("q4_0", "q4_k", "mxfp4"):
         kind = (dtype, "gpu", "f32")
-        yield make(kind, 1, 4, "gelu_tanh", bias=True, norm=True, none=0.5, k=768, shared=5)
+        yield make(kind, 1, 4, "gelu_tanh", bias=True, norm=True, none=0.5, k=768, shared=37)
         yield make(kind, 1, 3, "silu", none=1, k=512, shared=70)
         yield make(kind, 1, 1, "swiglu_oai", k=2048, shared=16)
     yield make(("q8_0", "gpu", "f32"), 1, 2, "relu", k=96, shared=40)
