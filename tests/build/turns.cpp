@@ -62,7 +62,7 @@ class Teller : public Backend {
   void bring_own(model::WeightId, model::WeightId, std::span<const MatrixMove>) override {}
   void set_places(int32_t, std::span<const int32_t>) override {}
   void await_copies(model::WeightId) override {}
-  void read(plan::ValueId, std::span<std::byte>) override {}
+  void read(plan::ValueId, size_t, std::span<std::byte>) override {}
 
   int32_t fails_at = -1;
 
