@@ -237,7 +237,7 @@ def up_gate_cases() -> Iterator[Case]:
         kind = ("q4_k", "gpu", "f32")
         yield make(kind, 5, 256, "silu", tiles=height)
         yield make(kind, 67, 768, "silu", k=1280, norm=True, tiles=height)
-        yield make(kind, height, 512, "swiglu_oai", bias=True, k=4352, tiles=height)
+        yield make(kind, height, 512, "silu", bias=True, k=4352, tiles=height)
 
 
 @cases("moe_up_gate")

@@ -267,7 +267,7 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
     return Support::no(str_cat("variant decode is for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
   }
   if (checked && device.kind == DeviceKind::cpu && desc.out_tiles != 0) {
-    return Support::no("only CUDA kernels write tiles of half rows");
+    return Support::no(str_cat("out_tiles=", desc.out_tiles, ": only CUDA kernels write tiles of half rows"));
   }
   if (!checked || device.kind == DeviceKind::cpu) return checked;
   const bool splits = config.variant == k_flash_split || config.variant == k_direct || config.variant == k_latent ||

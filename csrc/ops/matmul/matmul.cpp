@@ -32,6 +32,7 @@ Weights weights_of(const MatmulDesc& desc, const NumaCopies* copies = nullptr) {
 Support supports(const MatmulDesc& desc, const Config& config, const DeviceInfo& device) {
   if (Support s = check_sizes({{"m", desc.m}, {"n", desc.n}, {"k", desc.k}, {"batch", desc.batch}}); !s) return s;
   if (Support s = supports_weights(desc.type, desc.layout, desc.act, desc.k); !s) return s;
+  if (desc.x_tiles < 0) return Support::no(str_cat("x_tiles=", desc.x_tiles, " is below 0"));
   if (Support s = check_config(Family::matmul, kVariants, kInstances, config, device); !s) return s;
   if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
   if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");

@@ -1,5 +1,6 @@
 #include "ops/up_gate/up_gate.h"
 
+#include "core/error.h"
 #include "ops/contract.h"
 #include "ops/matmul/cuda/choice.h"
 #include "ops/matmul/gate_pair.h"
@@ -32,6 +33,7 @@ Weights weights_of(const UpGateDesc& desc, const NumaCopies* copies = nullptr) {
 Support supports(const UpGateDesc& desc, const Config& config, const DeviceInfo& device) {
   if (Support s = check_sizes({{"m", desc.m}, {"n", desc.n}, {"k", desc.k}}); !s) return s;
   if (Support s = supports_weights(desc.type, desc.layout, desc.act, desc.k); !s) return s;
+  if (desc.y_tiles < 0) return Support::no(str_cat("y_tiles=", desc.y_tiles, " is below 0"));
   if (Support s = check_config(Family::up_gate, kVariants, kInstances, config, device); !s) return s;
   if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
   if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
