@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -80,6 +81,26 @@ def test_an_expert_cache_is_counted(served: Served) -> None:
         assert after[f"dyno_expert_{name}_total{LABEL}"] == choices[key]
 
 
+@contextmanager
+def held_elsewhere(lock: threading.RLock) -> Iterator[None]:
+    """A lock that another thread holds meanwhile: the scheduler refuses calls of a thread that has it."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            done.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert taken.wait(20)
+    try:
+        yield
+    finally:
+        done.set()
+        holder.join()
+
+
 def test_running_and_waiting_texts_are_gauges(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = served.scheduler
     idle = served.metrics()
@@ -94,7 +115,7 @@ def test_running_and_waiting_texts_are_gauges(served: Served, monkeypatch: pytes
         return made
 
     monkeypatch.setattr(scheduler, "_batch", held)
-    with served.engine._lock:  # none begins before all have come
+    with held_elsewhere(served.engine._lock):  # none begins before all have come
         requests = [
             scheduler._submit([1, 2, 3], Sampling(), 9, threading.Event(), Handling()) for _ in range(3)
         ]
