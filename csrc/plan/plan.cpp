@@ -340,6 +340,15 @@ void find_expert_places(Plan& plan, const model::ModelDesc& model) {
   }
 }
 
+// The rows that a head gets from the model, and gives, are values of every list that may run in place of `general`.
+void check_head_values(const Plan& plan, const model::ModelDesc& model, const NodeList& list) {
+  if (list.nodes.empty() || list.id == ListId::draw) return;
+  const bool rows = list.rows_in != kNoValue || plan.general.rows_in == kNoValue;
+  const bool hidden = list.hidden != kNoValue || model.draft_blocks == 0;
+  DYNO_CHECK(PlanError, rows && hidden, "[plan] a list of ", list.nodes.size(),
+             " ops has no hidden rows, which the model's head needs");
+}
+
 }  // namespace
 
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
@@ -373,6 +382,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
     transfer(plan, *list);
     hoist(plan, *list);
     finish_list(plan, *list);
+    check_head_values(plan, model, *list);
     segment(plan, *list);
   }
   stream(plan, plan.streamed);

@@ -54,6 +54,39 @@ def mixture(path: Path, dtype: str, width: int = WIDTH, **types: str) -> Path:
     return tiny_gguf(path, metadata, tensors)
 
 
+def with_head(path: Path) -> Path:
+    """A layer of glm4moe whose shared expert's pair joins, and the same block again as a head that drafts."""
+    source = gguf.GGUFReader(mixture(path.with_suffix(".mixture"), "q4_0", LONG))
+    metadata = {
+        key.replace("hunyuan-moe.", "glm4moe."): field.contents()
+        for key, field in source.fields.items()
+        if not key.startswith("GGUF.")
+    }
+    metadata |= {"general.architecture": "glm4moe", "glm4moe.block_count": LAYERS + 1}
+    metadata |= {"glm4moe.nextn_predict_layers": 1, "glm4moe.expert_shared_count": 1}
+    tensors = []
+    for t in source.tensors:
+        shape, kind = tuple(map(int, reversed(t.shape))), t.tensor_type.name.lower()
+        name, data = t.name.replace("ffn_norm", "post_attention_norm"), t.data.tobytes()
+        if "_shexp" in name:  # as wide as the others here
+            shape = (EMBD, LONG) if "down" in name else (LONG, EMBD)
+            data = random_blocks(kind, LONG * EMBD, np.random.default_rng(4), row_elements=shape[1])
+        blocks = range(LAYERS + 1) if name.startswith("blk.0.") else (None,)
+        for block in blocks:
+            own = name if block is None else name.replace("blk.0.", f"blk.{block}.")
+            tensors.append(TensorSpec(own, shape, kind, data))
+    ones = np.ones(EMBD, np.float32).tobytes()
+    for block in range(LAYERS + 1):
+        bias = np.zeros(4, np.float32).tobytes()
+        tensors.append(TensorSpec(f"blk.{block}.exp_probs_b.bias", (4,), "f32", bias))
+    head = f"blk.{LAYERS}.nextn."
+    for norm in ("enorm", "hnorm", "shared_head_norm"):
+        tensors.append(TensorSpec(f"{head}{norm}.weight", (EMBD,), "f32", ones))
+    merge = random_blocks("q4_0", 2 * EMBD * EMBD, np.random.default_rng(5), row_elements=2 * EMBD)
+    tensors.append(TensorSpec(f"{head}eh_proj.weight", (EMBD, 2 * EMBD), "q4_0", merge))
+    return tiny_gguf(path, metadata, tensors)
+
+
 def counts(session: _core.Session, tokens: int = 1) -> Counter[str]:
     """Launches by family; of those with a shared expert `family shared`, too."""
     found = Counter[str]()
@@ -113,6 +146,14 @@ def test_gate_and_up_of_a_shared_expert_join_the_experts_of_one_token(tmp_path: 
     assert joined["operands"]["shared_y"]["value"] == sum_of_all["operands"]["shared_x"]["value"]
     session.set({"fusion": False})
     assert counts(session)["up_gate"] == LAYERS
+
+
+def test_a_list_for_one_token_keeps_the_rows_that_a_head_needs(tmp_path: Path) -> None:
+    """The plan refuses a list without these rows; the model and its head both have the list."""
+    session = planned(with_head(tmp_path / "m.gguf"))
+    session.load_draft_head()
+    for nodes in (session.nodes(), session.draft_head_nodes()):
+        assert "single" in {node["list"] for node in nodes}
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ bool join(const Plan& plan, const model::FfnSpec& f, Nodes& nodes, int32_t layer
 }  // namespace
 
 NodeList join_shared(Plan& plan, const model::ModelDesc& model, const NodeList& fused) {
-  NodeList list{.id = ListId::single, .nodes = fused.nodes, .residual = fused.residual};
+  NodeList list = list_from(model, fused, ListId::single);
   bool gains = false;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::FfnSpec& f = model.layers[i].ffn;

@@ -17,7 +17,10 @@ std::shared_ptr<float[]> CudaExecutor::rows_memory(size_t count) {
 
 void CudaExecutor::upload_rows(const MicroBatch& batch) {
   const plan::NodeList& list = list_for(batch);
-  if (list.rows_in == plan::kNoValue) return;
+  if (list.rows_in == plan::kNoValue) {
+    DYNO_CHECK(PlanError, batch.rows_from.empty(), "[executor] hidden rows were given to a list that reads none");
+    return;
+  }
   check_rows_from(batch);
   const plan::Value& value = plan_.values[static_cast<size_t>(list.rows_in)];
   for_rows_together(batch.rows_from, model_.n_embd, [&](size_t first, size_t count) {
@@ -28,6 +31,7 @@ void CudaExecutor::upload_rows(const MicroBatch& batch) {
 
 void CudaExecutor::download_rows(const MicroBatch& batch) {
   const plan::NodeList& list = list_for(batch);
+  DYNO_CHECK(PlanError, list.hidden != plan::kNoValue, "[executor] hidden rows are asked of a list that keeps none");
   const plan::Value& value = plan_.values[static_cast<size_t>(list.hidden)];
   for_rows_together(batch.rows_to, model_.n_embd, [&](size_t first, size_t count) {
     DYNO_CUDA_CHECK(cudaMemcpyAsync(batch.rows_to[first], memory_of(list.hidden) + value.bytes_per_token * first,
