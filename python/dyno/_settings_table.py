@@ -36,7 +36,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "numerics",
         "load",
         "choice",
-        "How exact the arithmetic is: `exact` computes in f32 throughout, the reference of every check.",
+        "Precision of the arithmetic. `exact` computes in f32 throughout and is the reference of every "
+        "check.",
         default="default",
         choices=("default", "exact"),
         fidelity="rounding",
@@ -66,8 +67,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "mmap",
         "load",
         "bool",
-        "Read weights that need no other layout from the pages of the file; off, every weight is copied into "
-        "memory at load, and nothing reads the file later.",
+        "Map the file, and use weights that need no other layout directly from its pages. If off, all "
+        "weights are copied into memory when the model is loaded, and the file is not read again.",
         default=True,
         devices=CPU,
         moves=("memory",),
@@ -76,9 +77,9 @@ TABLE: Final[tuple[Setting, ...]] = (
         "numa",
         "load",
         "choice",
-        "Where the CPU's weights and threads go on several NUMA nodes: pages by turns over the nodes, rows "
-        "of a matrix on the node of their threads, or a copy of all weights on each node. All but `off` hold "
-        "each thread on a node.",
+        "Placement of CPU weights and threads on several NUMA nodes. `interleave` distributes pages over the "
+        "nodes in turn, `pin` places the rows of a matrix on the node of the threads that read them, and "
+        "`mirror` keeps a copy of all weights on each node. All three bind each thread to a node.",
         default="off",
         choices=("off", "interleave", "pin", "mirror"),
         memory_bound=True,
@@ -89,8 +90,9 @@ TABLE: Final[tuple[Setting, ...]] = (
         "placement",
         "load",
         "rules",
-        "Rules that place tensors by name, as `REGEX=DEVICE`; the first one that matches wins. Without rules "
-        "and without the three settings below, a model that does not fit its device is placed by itself.",
+        "Rules of the form `REGEX=DEVICE` that place tensors by name; the first rule that matches applies. "
+        "If neither rules nor the next three settings are given, and the model does not fit its device, dyno "
+        "chooses a placement itself.",
         default=[],
         memory_bound=True,
         fidelity="rounding",
@@ -102,7 +104,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "cpu_moe",
         "load",
         "bool",
-        "The experts of all layers lie on the CPU.",
+        "Keep the expert weights of all layers on the CPU (`--cpu-moe`).",
         default=False,
         memory_bound=True,
         fidelity="rounding",
@@ -113,7 +115,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "n_cpu_moe",
         "load",
         "int",
-        "The experts of the first so many layers lie on the CPU (`--n-cpu-moe`).",
+        "Number of layers, from the first, whose expert weights stay on the CPU (`--n-cpu-moe`).",
         default=0,
         maximum=1 << 16,
         unit="layers",
@@ -127,8 +129,9 @@ TABLE: Final[tuple[Setting, ...]] = (
         "n_gpu_layers",
         "load",
         "int",
-        "The last so many layers lie on the main device and the others on the CPU; the output counts as one "
-        "(-1: all; `--n-gpu-layers`). It does nothing if the main device is the CPU.",
+        "Number of layers, counted from the end, to place on the main device (`--n-gpu-layers`); the output "
+        "layer counts as one. The other layers stay on the CPU. -1: all layers. No effect if the main device "
+        "is the CPU.",
         default=-1,
         minimum=-1,
         maximum=1 << 16,
@@ -142,8 +145,9 @@ TABLE: Final[tuple[Setting, ...]] = (
         "expert_cache_mib",
         "load",
         "int",
-        "Of layers whose experts lie on the CPU, the most used experts also lie on the main device, which "
-        "multiplies by them; they take at most so much. `dyno experts` records which experts are used most.",
+        "Memory of the main device for copies of the most used experts of layers whose experts stay on the "
+        "CPU. The device computes the products with these experts. `dyno experts` records which experts are "
+        "used most.",
         default=0,
         maximum=1 << 30,
         unit="MiB",
@@ -156,8 +160,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "expert_cache",
         "load",
         "choice",
-        "Which experts `expert_cache_mib` keeps: `static` keeps those of the recorded use; with `adaptive`, "
-        "experts that the text chooses more often take the places of others while it runs.",
+        "Choice of the experts that `expert_cache_mib` caches. `static`: the most used ones by the recorded "
+        "counts. `adaptive`: experts that the running text chooses more often replace cached ones.",
         default="static",
         choices=("static", "adaptive"),
         fidelity="rounding",
@@ -168,8 +172,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "layers",
         "load",
         "int",
-        "Run only the first so many layers of the model, and the output behind them: the same shapes in less "
-        "time, for measurements. Its answers mean nothing (0: all layers).",
+        "Run only this many first layers of the model, and then the output layer. This measures the same "
+        "shapes in less time, but the answers are meaningless. 0: all layers.",
         default=0,
         maximum=4096,
         unit="layers",
@@ -181,7 +185,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "ctx",
         "context",
         "int",
-        "Length of the context: positions that the KV cache holds for each sequence.",
+        "Context length: the number of positions that the KV cache holds for each sequence.",
         default=lambda given: max(1, min(given.n_ctx_train, 4096)),
         default_doc="min(limit of the model, 4096)",
         minimum=1,
@@ -195,7 +199,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "sequences",
         "context",
         "int",
-        "How many sequences the KV cache has room for.",
+        "Number of sequences that the KV cache has room for.",
         default=1,
         minimum=1,
         maximum=1024,
@@ -208,8 +212,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "cache_tokens",
         "context",
         "int",
-        "Tokens that all sequences together hold at most, at least `ctx`; the cache takes memory for these "
-        "as they come. 0: `sequences` times `ctx`.",
+        "Maximum number of tokens in the KV cache over all sequences; at least `ctx`. The cache allocates "
+        "memory as tokens arrive. 0: `sequences` times `ctx`.",
         default=0,
         unit="tokens",
         memory_bound=True,
@@ -220,11 +224,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         "window_cache",
         "context",
         "choice",
-        "Rows that layers with a sliding window keep: `full` keeps all, so that a sequence can go back "
-        "anywhere; `window` keeps the rows that later tokens read, and goes back 256 tokens, to where the "
-        "last decode began, to checkpoints, and to each eighth window, on a GPU to each eighth piece of "
-        "memory at least. `auto`: `window` if these layers then keep at most half their rows, or half their "
-        "memory on a GPU, else `full`; `full` also if a GPU cannot map memory by need.",
+        "Cached rows that layers with a sliding window keep. `full` keeps all rows, so a sequence can go "
+        "back to any position. `window` keeps only the rows that later tokens read. A sequence can then go "
+        "back 256 tokens, to the beginning of the last decode, to checkpoints, and to every eighth window "
+        "(on a GPU at least to every eighth piece of memory). `auto` means `window` if these layers then "
+        "keep at most half of their rows (on a GPU, half of their memory), and otherwise `full`. It also "
+        "means `full` if the GPU cannot map memory on demand.",
         default="auto",
         choices=("auto", "full", "window"),
         moves=("memory",),
@@ -233,7 +238,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "kv_type_k",
         "context",
         "choice",
-        "Element type of the cached keys.",
+        "Element type of the keys in the KV cache.",
         default=_kv_default,
         default_doc="f16; f32 with `numerics: exact` and for latent attention (MLA)",
         choices=KV_TYPES,
@@ -248,7 +253,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "kv_type_v",
         "context",
         "choice",
-        "Element type of the cached values.",
+        "Element type of the values in the KV cache.",
         default=_kv_default,
         default_doc="f16; f32 with `numerics: exact` and for latent attention (MLA)",
         choices=KV_TYPES,
@@ -264,7 +269,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "step_tokens",
         "scheduler",
         "int",
-        "Tokens of a step of the scheduler at most, of prompts and texts together; 0: `ubatch`.",
+        "Maximum number of tokens in one step of the scheduler, over all prompts and answers. 0: `ubatch`.",
         default=0,
         maximum=1 << 16,
         unit="tokens",
@@ -275,9 +280,9 @@ TABLE: Final[tuple[Setting, ...]] = (
         "spec",
         "scheduler",
         "choice",
-        "Who drafts tokens that one decode checks: `ngram` (the text's own n-grams), `draft` (a smaller "
-        "model, of which the command line names the file), `mtp` (the model's own head, with the whole model "
-        "on the CPU or on one GPU), or `off`.",
+        "Source of the drafts for speculative decoding: `ngram` (n-grams of the text itself), `draft` (a "
+        "smaller model, whose file the command line names), `mtp` (the multi-token prediction head of the "
+        "model, which must be as a whole on the CPU or on one GPU), or `off`.",
         default="off",
         choices=("off", "ngram", "draft", "mtp"),
         fidelity="rounding",
@@ -289,7 +294,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "spec_max",
         "scheduler",
         "int",
-        "Tokens of a draft at most.",
+        "Maximum number of tokens in a draft.",
         default=8,
         minimum=1,
         maximum=64,
@@ -303,7 +308,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "spec_min_p",
         "scheduler",
         "float",
-        "A draft ends where its next token is less certain than this.",
+        "Probability of a token below which a draft ends.",
         default=0.5,
         maximum=1,
         fidelity="rounding",
@@ -315,7 +320,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "ubatch",
         "session",
         "int",
-        "Tokens that one pass over the layers computes at most; a longer prompt is split.",
+        "Maximum number of tokens that one pass over the layers computes. A longer prompt is split.",
         default=lambda given: given.ubatch,
         default_doc="512 on the CPU; on a GPU the largest of 512, 1024, 2048 and 4096 that costs at most 3 % "
         "of its memory, or 10 % if weights lie on the CPU",
@@ -332,9 +337,10 @@ TABLE: Final[tuple[Setting, ...]] = (
         "threads",
         "session",
         "int",
-        "CPU threads for one token (generation); on a GPU those that load the weights.",
+        "Number of CPU threads for generation (one token at a time). With a GPU, the threads that load "
+        "weights.",
         default=lambda given: max(1, given.cores),
-        default_doc="cores that the process may run on",
+        default_doc="number of cores that the process may use",
         minimum=1,
         maximum=1024,
         moves=("tg",),
@@ -345,7 +351,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "threads_batch",
         "session",
         "int",
-        "CPU threads for several tokens at a time (reading a prompt).",
+        "Number of CPU threads for prompt processing (several tokens at a time).",
         default=lambda given: max(1, given.cores if given.threads is None else given.threads),
         default_doc="the value of `threads`",
         minimum=1,
@@ -358,8 +364,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "flash_attention",
         "session",
         "bool",
-        "Compute attention in blocks on tensor cores without storing the scores; off, dyno computes it in "
-        "float32 without tensor cores (and stores no scores either).",
+        "Compute attention in blocks on tensor cores, without storing the scores. If off, dyno computes "
+        "attention in float32 without tensor cores; it does not store the scores then either.",
         default=True,
         devices=CUDA,
         fidelity="rounding",
@@ -370,7 +376,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "cuda_graphs",
         "session",
         "bool",
-        "Replay the launches of a token as one captured CUDA graph.",
+        "Capture the kernel launches of a token as one CUDA graph, and replay it.",
         default=lambda given: given.cuda_graphs,
         default_doc="true where the build has CUDA graphs",
         devices=CUDA,
@@ -381,8 +387,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "graph_concurrency",
         "session",
         "bool",
-        "Run the Q, K and V branches on parallel streams inside the captured graph; in dyno where they are "
-        "launches of their own: without `fusion`, or beyond its 8 tokens.",
+        "Run the Q, K and V projections on parallel streams inside the captured graph. In dyno this applies "
+        "only if they are separate launches: without `fusion`, or with more than 8 tokens.",
         default=lambda given: given.cuda_graphs,
         default_doc="true where the build has CUDA graphs",
         devices=CUDA,
@@ -393,8 +399,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "fusion",
         "session",
         "bool",
-        "Run u-batches of at most 8 tokens through the op list of fused launches instead of the general one, "
-        "and those of at most 64 through one that fuses what lies between products and attention.",
+        "Run u-batches of at most 8 tokens with a list of fused ops instead of the general list. U-batches "
+        "of at most 64 tokens run with a list that fuses the ops between matrix products and attention.",
         default=True,
         devices=CUDA,
         fidelity="rounding",
@@ -404,7 +410,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "matvec_max_tokens",
         "session",
         "int",
-        "Dense products of at most this many tokens of the u-batch take the streaming matrix-vector path.",
+        "Largest u-batch in tokens for which dense matrix products use the streaming matrix-vector path.",
         default=_matvec_tokens,
         default_doc="on Hopper GPUs 3 for dense models with quantised weights and 8 for others, else 16",
         maximum=1 << 16,
@@ -416,7 +422,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "matvec_id_max_tokens",
         "session",
         "int",
-        "Expert products of at most this many tokens of the u-batch take the streaming matrix-vector path.",
+        "Largest u-batch in tokens for which expert products use the streaming matrix-vector path.",
         default=8,
         maximum=1 << 12,
         unit="tokens",
@@ -427,8 +433,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "mmq_max_tokens",
         "session",
         "int",
-        "Dense products of at most this many tokens of the u-batch, above the matrix-vector path, take the "
-        "quantised tensor-core path (0: never); larger ones are dequantised first.",
+        "Largest u-batch in tokens for which dense products that do not use the matrix-vector path use the "
+        "quantised tensor-core path (0: never). For larger u-batches the weights are dequantised first.",
         default=65536,
         maximum=1 << 20,
         unit="tokens",
@@ -440,8 +446,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "mmq_id_max_tokens",
         "session",
         "int",
-        "Expert products of at most this many tokens of the u-batch take the grouped quantised path "
-        "(0: never); larger ones are dequantised first.",
+        "Largest u-batch in tokens for which expert products use the grouped quantised path (0: never). For "
+        "larger u-batches the weights are dequantised first.",
         default=65536,
         maximum=1 << 20,
         unit="tokens",
@@ -453,7 +459,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "compute_type",
         "session",
         "choice",
-        "Element type of the products that dequantise first.",
+        "Element type of matrix products whose weights are dequantised first.",
         default="f16",
         choices=("f16", "bf16", "f32"),
         devices=CUDA,
@@ -464,8 +470,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "mla_mode",
         "session",
         "choice",
-        "Latent attention of the deepseek2 family: expand keys and values, absorb the projections, or each "
-        "where it is expected to be faster.",
+        "Method for latent attention (MLA) of the deepseek2 family: expand keys and values (`expanded`), "
+        "absorb the projections (`absorbed`), or use the one that is expected to be faster (`auto`).",
         default="auto",
         choices=("auto", "expanded", "absorbed"),
         devices=CUDA,
@@ -476,8 +482,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "offload_min_tokens",
         "session",
         "int",
-        "Weights in host memory are streamed to the GPU if a u-batch has at least this many tokens "
-        "(for experts scaled by experts/used).",
+        "Smallest u-batch in tokens for which weights in host memory are streamed to the GPU. For experts, "
+        "the number is multiplied by the ratio of all experts to the experts used per token.",
         default=32,
         unit="tokens",
         fidelity="rounding",
@@ -489,8 +495,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "cpu_share",
         "session",
         "int",
-        "Of the experts that a streamed u-batch is routed to, the CPU multiplies by so many percent "
-        "meanwhile (-1: so many that the CPU and the link are expected to end together).",
+        "Percentage of the experts of a streamed u-batch that the CPU computes while the other experts cross "
+        "to the GPU. -1: a percentage with which the CPU and the link are expected to finish together.",
         default=0,
         minimum=-1,
         maximum=100,
@@ -504,7 +510,7 @@ TABLE: Final[tuple[Setting, ...]] = (
             f"op_offload.{op}",
             "session",
             "bool",
-            f"Whether `{op}` with weights in host memory may be offloaded to the GPU at all.",
+            f"Allow `{op}` with weights in host memory to be offloaded to the GPU.",
             default=True,
             fidelity="rounding",
             moves=("pp",),
@@ -518,7 +524,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "batch",
         "context",
         "int",
-        "Tokens that are scheduled together at most (`-b`); does nothing beyond `ubatch` with one sequence.",
+        "Logical batch size (`-b`): the most tokens that are scheduled together. With one sequence, a "
+        "value above `ubatch` has no effect.",
         default=2048,
         minimum=1,
         maximum=1 << 16,
@@ -532,7 +539,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "fused_moe",
         "load",
         "bool",
-        "Fused up and gate products of experts (`-no-fmoe` turns them off).",
+        "Fuse the up and gate products of experts (`-no-fmoe` turns this off).",
         default=True,
         fidelity="rounding",
         engines=frozenset({"ik_llama.cpp"}),
@@ -541,7 +548,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "mmq_id_size",
         "load",
         "int",
-        "Grouped quantised expert path up to this many tokens an expert (`-cuda mmq-id-size`; 0: never).",
+        "Largest number of tokens per expert for the grouped quantised path (`-cuda mmq-id-size`; 0: never).",
         default=32,
         maximum=1 << 20,
         unit="tokens per expert",
@@ -554,7 +561,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "attention_max_batch_mib",
         "load",
         "int",
-        "Cap on the f32 temporaries of latent attention (`-amb`; 0: none).",
+        "Maximum memory for the f32 temporaries of latent attention (`-amb`). 0: no limit.",
         default=256,
         maximum=1 << 20,
         unit="MiB",
@@ -569,7 +576,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "split_mode",
         "load",
         "choice",
-        "How a model is divided over several GPUs (`-sm`).",
+        "Method of distributing a model over several GPUs (`-sm`).",
         default="layer",
         choices=("none", "layer", "row", "attn", "graph", "tensor"),
         devices=CUDA,

@@ -42,7 +42,8 @@ class _Commands(Group):
         """The words, of which the first one is a command and not a model."""
         if args and (args[0] in ("-m", "--model") or args[0].endswith(".gguf")):
             raise typer.BadParameter(
-                "name a command first: dyno run MODEL -p TEXT, dyno chat MODEL, dyno serve MODEL",
+                "a command must come first, such as dyno run MODEL -p TEXT, dyno chat MODEL or dyno serve "
+                "MODEL",
                 param_hint=args[0],
             )
         return super().parse_args(ctx, args)

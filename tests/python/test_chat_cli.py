@@ -73,7 +73,7 @@ def test_run_without_chat_names_it(model: Path) -> None:
     assert "not applied, the prompt is completed as raw text (--chat applies it)" in err
     for name, flag in (("--chat-template", "--chat-template"), ("-sys/--system", "-sys")):
         code, _, err = run("run", model, "-p", "Hello", flag, "chatml", *PLAIN)
-        assert (code, f"{name}: a conversation needs --chat" in " ".join(err.split())) == (2, True)
+        assert (code, f"{name}: works only with --chat" in " ".join(err.split())) == (2, True)
 
 
 def test_run_takes_every_setting_of_a_draw(model: Path) -> None:

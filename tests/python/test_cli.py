@@ -187,7 +187,7 @@ def test_run_with_a_profile(dyno: Any, tiny: Path, trained_model: Path, tmp_path
         (("nothing",), 2, "nothing"),
         (("bench", "-m", "TINY", "-p", "0", "-n", "0"), 1, "nothing to measure"),
         (("bench", "-m", "TINY", "-p", "x"), 2, "neither a number nor a range"),
-        (("bench", "-m", "TINY", "-o", "xml"), 2, "known are md, json, jsonl, csv"),
+        (("bench", "-m", "TINY", "-o", "xml"), 2, "choose from md, json, jsonl, csv"),
         (("perplexity", "-m", "TINY"), 2, "--file"),
         (("perplexity", "-m", "TINY", "--reference", "TINY"), 1, "is not a reference that dyno wrote"),
         (("perplexity", "-m", "TINY", "--reference", "TINY", "--chunks", "0"), 2, "--chunks"),

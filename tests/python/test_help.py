@@ -76,7 +76,7 @@ def test_the_options_of_run_stand_in_sections() -> None:
     assert titles[-1] == LAST
     section = dict(zip(titles, re.split(r"(?m)^\S.*:$", text)[1:], strict=True))
     assert "--prompt" in section["Options"]
-    assert "--top-k" in section["How tokens are drawn"]
+    assert "--top-k" in section["Sampling"]
     assert "--n-cpu-moe" in section["Devices and memory"]
     assert "--require-profile" in section["Profile and settings"]
     assert "--ctx" in section["Context and speed"]

@@ -58,7 +58,7 @@ def test_the_command(model: Path, device: str, tmp_path: Path) -> None:
     assert "Traceback" not in said
     assert "no key is set" not in said
     assert "profile: " in said
-    assert "serving m: 2 texts at a time, 128 tokens each" in said
+    assert "serving m: 2 requests in parallel, context of 128 tokens each" in said
 
 
 def test_a_file_without_a_vocabulary_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_port_in_use_is_named_before_the_model_is_read(tmp_path: Path) -> None
         command = [sys.executable, "-m", "dyno", "serve", str(broken), "--port", port, "--device", "cpu"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
-    assert f"--port {port}: another program listens there" in done.stderr
+    assert f"--port {port} is in use by another program" in done.stderr
     assert "Errno" not in done.stderr
     assert done.stdout == ""
 

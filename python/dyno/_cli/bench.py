@@ -1,4 +1,4 @@
-"""`dyno bench`: speed of prompt reading and generation."""
+"""`dyno bench`: speed of prompt processing and generation."""
 
 from __future__ import annotations
 
@@ -16,29 +16,41 @@ def bench(
     model_file: options.ModelFile = None,
     model: options.Model = None,
     n_prompt: Annotated[
-        str, typer.Option("--n-prompt", "-p", help="Tokens of the prompt (pp); 0: no such test.")
+        str,
+        typer.Option("--n-prompt", "-p", help="Prompt length of the prompt test (pp) in tokens. 0: skip it."),
     ] = "512",
     n_gen: Annotated[
-        str, typer.Option("--n-gen", "-n", help="Tokens to generate (tg); 0: no such test.")
+        str, typer.Option("--n-gen", "-n", help="Tokens to generate in the generation test (tg). 0: skip it.")
     ] = "128",
     pairs: Annotated[
-        list[str] | None, typer.Option("-pg", metavar="PP,TG", help="A prompt and a generation in one test.")
+        list[str] | None,
+        typer.Option(
+            "-pg",
+            metavar="PP,TG",
+            help="Add a test that processes a prompt and then generates. Can be repeated.",
+        ),
     ] = None,
     depth: Annotated[
-        str, typer.Option("--n-depth", "-d", help="Tokens in the context before the clock starts.")
+        str, typer.Option("--n-depth", "-d", help="Tokens that are in the context before the test.")
     ] = "0",
     batch: Annotated[
-        str, typer.Option("--batch-size", "-b", help="Tokens given to the engine in one call.")
+        str, typer.Option("--batch-size", "-b", help="Logical batch size: tokens per call of the engine.")
     ] = "2048",
     ubatch: Annotated[
         str | None,
-        typer.Option("--ubatch-size", "--ubatch", "-ub", help="Tokens in one pass over the layers."),
+        typer.Option(
+            "--ubatch-size",
+            "--ubatch",
+            "-ub",
+            help="Physical batch size: the most tokens that one pass over the layers computes.",
+        ),
     ] = None,
     threads: Annotated[
-        str | None, typer.Option("--threads", "-t", help="CPU threads while tokens are generated (tg).")
+        str | None, typer.Option("--threads", "-t", help="Number of CPU threads for generation (tg).")
     ] = None,
     threads_batch: Annotated[
-        str | None, typer.Option("--threads-batch", "-tb", help="CPU threads while a prompt is read (pp).")
+        str | None,
+        typer.Option("--threads-batch", "-tb", help="Number of CPU threads for prompt processing (pp)."),
     ] = None,
     kv_type_k: Annotated[
         str | None,
@@ -46,41 +58,47 @@ def bench(
             "--cache-type-k",
             "--kv-type-k",
             "-ctk",
-            help="Type of the keys in the cache: auto, f32, f16, bf16 or q8_0.",
+            help="Type of the keys in the KV cache: auto, f32, f16, bf16 or q8_0.",
         ),
     ] = None,
     kv_type_v: Annotated[
         str | None,
         typer.Option(
-            "--cache-type-v", "--kv-type-v", "-ctv", help="Type of the values in the cache; the same types."
+            "--cache-type-v",
+            "--kv-type-v",
+            "-ctv",
+            help="Type of the values in the KV cache; takes the same types as --cache-type-k.",
         ),
     ] = None,
-    repetitions: Annotated[int, typer.Option("--repetitions", "-r", help="Samples of each test.")] = 5,
+    repetitions: Annotated[int, typer.Option("--repetitions", "-r", help="Number of samples per test.")] = 5,
     warm_up: Annotated[
         bool,
-        typer.Option(
-            "--warmup/--no-warmup", help="Repeat each test without a clock until its time is stable."
-        ),
+        typer.Option("--warmup/--no-warmup", help="Repeat each test untimed until its duration is stable."),
     ] = True,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="Format of the results: md, json, jsonl or csv.")
+        str, typer.Option("--output", "-o", help="Output format: md, json, jsonl or csv.")
     ] = "md",
-    seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the prompt tokens.")] = 0,
     per_op: Annotated[
         bool,
-        typer.Option(help="Measure every op: time, GB/s, TFLOP/s, share of the measured peak (md or json)."),
+        typer.Option(
+            help="Measure each op separately: time, GB/s, TFLOP/s and percentage of the measured peak. "
+            "Needs --output md or json."
+        ),
     ] = False,
     *,
     opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Measure tokens per second. Numbers may be lists (512,1024) and ranges (512-2048*2, 0-1024+256)."""
+    """Measure tokens per second. Numbers can be lists (512,1024) and ranges (512-2048*2, 0-1024+256)."""
     state.verbosity(verbose)
     model = options.model_argument(model_file, model)
     from dyno import _bench_formats as formats
 
     if output not in formats.FORMATS:
-        raise typer.BadParameter(f"{output!r}; known are {', '.join(formats.FORMATS)}", param_hint="--output")
+        raise typer.BadParameter(
+            f"{output!r} is not a format; choose from {', '.join(formats.FORMATS)}", param_hint="--output"
+        )
     fixed = opening.arguments()
     varied: dict[str, list[Any]] = {}
     for name, text, option in (
@@ -114,7 +132,7 @@ def bench(
     if per_op:
         if output not in ("md", "json"):
             raise typer.BadParameter(
-                f"--per-op is printed as md or json, not {output}", param_hint="--output"
+                f"--per-op can be printed as md or json, but not as {output}", param_hint="--output"
             )
         _per_op(str(model), grid, repetitions, seed, output, arguments)
         return
@@ -131,7 +149,9 @@ def _per_op(
 
     mixed = [case.test for case in grid if case.n_prompt and case.n_gen]
     if mixed:
-        raise typer.BadParameter(f"{mixed[0]}: --per-op times prompts and tokens apart", param_hint="-pg")
+        raise typer.BadParameter(
+            f"--per-op cannot measure the mixed test {mixed[0]}; use -p and -n", param_hint="-pg"
+        )
     opened = {"ctx": max(case.positions for case in grid), **arguments}
     found = []
     with Engine(path, **opened) as engine, progress("bench", len(grid)) as advance:
@@ -224,19 +244,25 @@ def numbers(text: str, option: str) -> list[int]:
         elif span is not None:
             first, last, sign, step = int(span[1]), int(span[2]), span[3] or "+", int(span[4] or 1)
             if last < first or step < 1 or (sign == "*" and (step < 2 or first < 1)):
-                raise typer.BadParameter(f"{part!r} is an empty or endless range", param_hint=option)
+                raise typer.BadParameter(
+                    f"{part!r} is an empty or an infinite range; write FIRST-LAST+STEP", param_hint=option
+                )
             while first <= last and len(found) <= _MAX_NUMBERS:
                 found.append(first)
                 first = first + step if sign == "+" else first * step
         else:
-            raise typer.BadParameter(f"{part!r} is neither a number nor a range", param_hint=option)
+            raise typer.BadParameter(
+                f"{part!r} is neither a number nor a range such as 512-2048*2", param_hint=option
+            )
         if len(found) > _MAX_NUMBERS:
-            raise typer.BadParameter(f"more than {_MAX_NUMBERS} numbers", param_hint=option)
+            raise typer.BadParameter(
+                f"{text!r} gives more than {_MAX_NUMBERS} numbers; give fewer", param_hint=option
+            )
     return found
 
 
 def _pair(text: str) -> tuple[int, int]:
     parts = text.split(",")
     if len(parts) != 2 or not all(p.strip().isdecimal() for p in parts):
-        raise typer.BadParameter(f"{text!r} is not PP,TG", param_hint="-pg")
+        raise typer.BadParameter(f"{text!r} is not of the form PP,TG, such as 512,128", param_hint="-pg")
     return int(parts[0]), int(parts[1])

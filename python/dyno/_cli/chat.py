@@ -24,28 +24,36 @@ def chat(
     chat_template_kwargs: drawing.TemplateVariables = None,
     max_tokens: Annotated[
         int,
-        typer.Option("--max-tokens", "--n-predict", "-n", help="Tokens of an answer at most; -1: no limit."),
+        typer.Option(
+            "--max-tokens", "--n-predict", "-n", help="Maximum number of tokens in an answer. -1: no limit."
+        ),
     ] = -1,
     temperature: Annotated[
-        float, typer.Option("--temperature", "--temp", help="0: the most probable token every time.")
+        float,
+        typer.Option(
+            "--temperature", "--temp", help="Sampling temperature. 0: always take the most probable token."
+        ),
     ] = 0.8,
     *,
     draws: drawing.DrawingOptions,
-    history: Annotated[bool, typer.Option(help="Keep typed messages for the next conversation.")] = True,
+    history: Annotated[
+        bool, typer.Option(help="Save the messages you type, so that arrow keys recall them next time.")
+    ] = True,
     ctx: options.Ctx = None,
     session: groups.SessionOptions,
     opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Talk to a model. /help lists the commands; Ctrl-C ends an answer, Ctrl-D the conversation.
+    """Chat with a model in the terminal.
 
-    If stdin is not a terminal, each of its lines is a message.
+    /help lists the commands. Ctrl-C stops an answer, and Ctrl-D ends the conversation. If standard input is
+    not a terminal, each line of it is sent as a message.
     """
     state.verbosity(verbose)
     path = options.model_argument(model_file, model)
     if max_tokens < -1 or max_tokens == 0:
         raise typer.BadParameter(
-            f"{max_tokens} is not a length of an answer; give 1 or more", param_hint="-n"
+            f"{max_tokens} is not a valid length; give 1 or more tokens, or -1 for no limit", param_hint="-n"
         )
     arguments = opening.arguments(ctx=ctx, **session.given())
     sampling = draws.settings(temperature)

@@ -1,4 +1,4 @@
-"""Options of how tokens are drawn and of conversations, shared by `dyno run` and `dyno chat`."""
+"""Options for sampling and for conversations, shared by `dyno run` and `dyno chat`."""
 
 from __future__ import annotations
 
@@ -13,50 +13,61 @@ import typer
 from dyno._cli.groups import Group
 
 # Titles of sections of --help.
-DRAWS = "How tokens are drawn"
+DRAWS = "Sampling"
 RULES = "JSON and grammars"
 CHAT = "Chat"
 
-TopK = Annotated[int, typer.Option(help="Draw among the k most probable tokens; 0 or -1: among all.")]
+TopK = Annotated[int, typer.Option(help="Sample from the N most probable tokens. 0 or -1: from all tokens.")]
 TopP = Annotated[
-    float, typer.Option(help="Draw among the most probable tokens that together reach this probability.")
+    float,
+    typer.Option(help="Sample from the most probable tokens whose probabilities add up to X. 1: off."),
 ]
 MinP = Annotated[
-    float, typer.Option(help="Draw among tokens with at least this share of the best one's probability.")
+    float,
+    typer.Option(
+        help="Sample from the tokens that are at least X times as probable as the most probable one. 0: off."
+    ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", "-s", help="The same seed draws the same text.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", "-s", help="Random seed; the same seed gives the same text.")
+]
 Stop = Annotated[
     list[str] | None,
-    typer.Option(metavar="TEXT", help="End the answer at this text; may be given several times."),
+    typer.Option(metavar="TEXT", help="Stop generating when this text appears. Can be repeated."),
 ]
 TypicalP = Annotated[
     float | None,
-    typer.Option("--typical-p", "--typical", help="Draw among tokens of about the mean surprise; 1: off."),
+    typer.Option(
+        "--typical-p", "--typical", help="Locally typical sampling with this probability mass. 1: off."
+    ),
 ]
 XtcProbability = Annotated[
-    float | None, typer.Option(help="How often the most probable tokens are left out (XTC); 0: off.")
+    float | None, typer.Option(help="Probability that XTC excludes the most probable tokens. 0: off.")
 ]
 XtcThreshold = Annotated[
-    float | None, typer.Option(help="XTC leaves out tokens of at least this probability, except the last.")
+    float | None,
+    typer.Option(help="XTC excludes tokens of at least this probability, except the least probable of them."),
 ]
-RepeatPenalty = Annotated[float | None, typer.Option(help="Make recent tokens less probable; 1: off.")]
+RepeatPenalty = Annotated[float | None, typer.Option(help="Penalty for recent tokens. 1: off.")]
 RepeatLastN = Annotated[
-    int | None, typer.Option(help="Tokens that --repeat-penalty and DRY look back on; -1: all.")
+    int | None,
+    typer.Option(help="Number of recent tokens that --repeat-penalty and DRY consider. -1: all."),
 ]
 PresencePenalty = Annotated[
-    float | None, typer.Option(help="Make each token of the answer so far less probable; 0: off.")
+    float | None, typer.Option(help="Penalty for tokens that already occur in the answer. 0: off.")
 ]
 FrequencyPenalty = Annotated[
-    float | None, typer.Option(help="The same, once for each time that the token came; 0: off.")
+    float | None, typer.Option(help="Penalty for each earlier occurrence of a token in the answer. 0: off.")
 ]
 DryMultiplier = Annotated[
-    float | None, typer.Option(help="Make the repetition of a sequence less probable (DRY); 0: off.")
+    float | None, typer.Option(help="Strength of the DRY penalty for repeated sequences. 0: off.")
 ]
 DryBase = Annotated[
-    float | None, typer.Option(help="Factor of the DRY penalty for each further token of the sequence.")
+    float | None,
+    typer.Option(help="Base of the DRY penalty, which grows by this factor with each repeated token."),
 ]
 DryAllowedLength = Annotated[
-    int | None, typer.Option(help="Longest sequence, in tokens, that may repeat without a DRY penalty.")
+    int | None, typer.Option(help="Longest sequence in tokens that may repeat without a DRY penalty.")
 ]
 LogitBias = Annotated[
     list[str] | None,
@@ -64,7 +75,7 @@ LogitBias = Annotated[
         "--logit-bias",
         "-l",
         metavar="TOKEN+VALUE",
-        help="Add to the logit of a token, such as 15043-1.5; may be given several times.",
+        help="Add a value to the logit of a token id, such as 15043-1.5. Can be repeated.",
     ),
 ]
 JsonSchema = Annotated[
@@ -74,7 +85,7 @@ JsonSchema = Annotated[
         "-j",
         metavar="JSON",
         rich_help_panel=RULES,
-        help="The text is JSON by this schema; {}: any JSON.",
+        help="Constrain the output to JSON that matches this schema. {}: any JSON.",
     ),
 ]
 JsonSchemaFile = Annotated[
@@ -85,7 +96,7 @@ JsonSchemaFile = Annotated[
 ]
 GrammarText = Annotated[
     str | None,
-    typer.Option("--grammar", rich_help_panel=RULES, help="The text follows this grammar (GBNF or Lark)."),
+    typer.Option("--grammar", rich_help_panel=RULES, help="Constrain the output by a GBNF or Lark grammar."),
 ]
 GrammarFile = Annotated[
     Path | None, typer.Option(rich_help_panel=RULES, help="Read the grammar from a file.")
@@ -96,7 +107,7 @@ ChatTemplateName = Annotated[
         "--chat-template",
         metavar="FILE|NAME",
         rich_help_panel=CHAT,
-        help="Another chat template than the model's.",
+        help="Chat template to use instead of the one in the model file.",
     ),
 ]
 TemplateVariables = Annotated[
@@ -112,20 +123,25 @@ Tools = Annotated[
     Path | None,
     typer.Option(
         rich_help_panel=CHAT,
-        help="JSON list of functions that the model may call; a call is printed as a line of JSON.",
+        help="File with a JSON list of functions that the model may call. A call is printed as a line of "
+        "JSON.",
     ),
 ]
 System = Annotated[
     str | None,
     typer.Option(
-        "--system", "--system-prompt", "-sys", rich_help_panel=CHAT, help="The system message of a chat."
+        "--system",
+        "--system-prompt",
+        "-sys",
+        rich_help_panel=CHAT,
+        help="System message of the conversation.",
     ),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawingOptions(Group):
-    """The options of how tokens are drawn; each command has a default temperature of its own."""
+    """The sampling options, except the temperature, whose default differs between commands."""
 
     section = DRAWS
 

@@ -25,14 +25,14 @@ def experts(
     model: options.Model = None,
     text: Annotated[
         Path | None,
-        typer.Option("--text", help="UTF-8 text to run; without it, the use on record is printed."),
+        typer.Option("--text", help="UTF-8 text to run. Without it, the recorded counts are printed."),
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help=f"Tokens of the text at most. Default: {_TOKENS}.")
+        int | None, typer.Option(min=1, help=f"Maximum number of tokens to run. Default: {_TOKENS}.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the counts there, for Engine(expert_use=FILE)."),
+        typer.Option("--output", "-o", help="Write the counts to this file, for Engine(expert_use=FILE)."),
     ] = None,
     json_: options.Json = False,
     *,
@@ -40,31 +40,34 @@ def experts(
     opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Count how often a text chooses each expert. The counts are kept for the setting expert_cache_mib, or
-    written to --output."""
+    """Count how often the router chooses each expert while a text runs.
+
+    The counts are saved for the setting expert_cache_mib, or written to the file of --output."""
     state.verbosity(verbose)
     path = options.model_argument(model_file, model)
     arguments = opening.arguments(**session.given())
     if text is None and (
         tokens is not None or session != groups.SessionOptions() or opening != groups.EngineOptions()
     ):
-        raise typer.BadParameter("the other options are for a text that runs; give one", param_hint="--text")
+        raise typer.BadParameter(
+            "is missing; the other options apply only if a text runs", param_hint="--text"
+        )
     if arguments.get("layers"):
         raise typer.BadParameter(
-            "layers cuts the model, and the counts are of all its layers", param_hint="--set"
+            "layers shortens the model, but the counts cover all its layers; omit it", param_hint="--set"
         )
     from dyno import _core, _expert_use
     from dyno.errors import PlanError
 
     file = _core.Gguf(str(path))
     if not _core.describe_model(file)["experts"]:
-        raise PlanError(f"[experts] {path} has no experts")
+        raise PlanError(f"[experts] {path} is not a mixture of experts, so there is nothing to count")
     if text is None:
         use = _expert_use.remembered(file)
         if use is None:
             raise PlanError(
-                f"[experts] no use of the experts of {path} is on record; "
-                f"`dyno experts {path} --text FILE` records it"
+                f"[experts] there are no recorded counts for {path}; "
+                f"to record them, run `dyno experts {path} --text FILE`"
             )
         if output is not None:
             use.write(output)
@@ -73,11 +76,11 @@ def experts(
         where = output or _expert_use.kept(_expert_use.fingerprint(file))
         if where is None:
             raise PlanError(
-                "[experts] no home folder is known to keep the counts in; name a file by --output"
+                "[experts] there is no home folder to save the counts in; give a file with --output"
             )
         use = _counted(path, file, text, tokens or _TOKENS, opening.device_name, arguments)
         use.write(where)
-        print(f"kept in {where}", file=sys.stderr)
+        print(f"counts saved in {where}", file=sys.stderr)
     if json_:
         print(json.dumps({"model": use.model, "tokens": use.tokens, "counts": use.counts.tolist()}))
         return
@@ -85,7 +88,7 @@ def experts(
     print(f"{use.tokens} tokens, {layers} layers with {count} experts each")
     for part in _PARTS:
         share = 100 * use.share_of(part)
-        print(f"the most used {100 * part:.0f} % of the experts are {share:.1f} % of the choices")
+        print(f"the most used {100 * part:.0f} % of the experts account for {share:.1f} % of the choices")
 
 
 def _counted(

@@ -1,4 +1,4 @@
-"""`dyno explain`: any stage from the file to the kernels, printed."""
+"""`dyno explain`: print a stage of loading, from the file to the kernels."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Stage(StrEnum):
 
 _MEANING = {
     Stage.gguf: "the file and its tensors",
-    Stage.model: "the layers",
-    Stage.plan: "memory, places of weights, and settings in force",
-    Stage.ops: "the kernel of each op, and why it runs",
+    Stage.model: "the architecture and its layers",
+    Stage.plan: "memory, placement of the weights, and effective settings",
+    Stage.ops: "the kernel of each op, and the reason for the choice",
 }
 
 
@@ -36,7 +36,7 @@ class Command(help.Command):
         if args and not args[0].startswith("-") and args[0] not in set(Stage):
             stages = ", ".join(f"{stage} ({meaning})" for stage, meaning in _MEANING.items())
             raise typer.BadParameter(
-                f"{args[0]!r} is not a stage; write for instance `dyno explain plan FILE`. Stages: {stages}",
+                f"{args[0]!r} is not a stage; write, for example, `dyno explain plan FILE`. Stages: {stages}",
                 param_hint="STAGE",
             )
         return super().parse_args(ctx, args)
@@ -50,9 +50,9 @@ def explain(
     ],
     model_file: options.ModelFile = None,
     model: options.Model = None,
-    tokens: Annotated[int | None, typer.Option(help="For `ops`: tokens of the u-batch.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="For `ops`: number of tokens in the u-batch.")] = None,
     nodes: Annotated[
-        bool, typer.Option("--nodes", help="For `plan`: print every launch with its operands too.")
+        bool, typer.Option("--nodes", help="For `plan`: also print each op with its operands.")
     ] = False,
     json_: options.Json = False,
     ctx: options.Ctx = None,
@@ -61,7 +61,7 @@ def explain(
     opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Print a stage: the file, the model in it, the plan of its memory, or the kernel of each op."""
+    """Show how dyno runs a model: its file, its layers, the memory plan, or the kernel of each op."""
     state.verbosity(verbose)
     from dyno import explain as stages
 

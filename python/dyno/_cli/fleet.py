@@ -1,4 +1,4 @@
-"""`dyno profiles match`: the profile that a node would take, told from its description."""
+"""`dyno profiles match`: the profile that a node would use, found from its description."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def match(
         typer.Option(
             "--all",
             metavar="DIR",
-            help="A folder of such descriptions: prints a table of all nodes, and the tunes to do next.",
+            help="Folder of such descriptions. Prints a table of all nodes and the tunes to run next.",
         ),
     ] = None,
     models: Annotated[
         list[Path] | None,
         typer.Option(
-            "--model", "-m", help="GGUF file; may be repeated. Default: every model that has a profile."
+            "--model", "-m", help="GGUF file. Can be repeated. Default: all models that have a profile."
         ),
     ] = None,
     folders: Annotated[
         list[Path] | None,
         typer.Option(
-            "--profiles", help="Folder of profiles; may be repeated. Default: those the runtime searches."
+            "--profiles", help="Folder of profiles. Can be repeated. Default: the folders that dyno searches."
         ),
     ] = None,
     json_: options.Json = False,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Which profile a node would take, and why, without its GPU.
+    """Show which profile a node would use, and why, without access to its GPU.
 
-    Exit codes for an init container: 0 an exact match, 3 a near one, 4 none. Of several models the best one
-    counts, with --all the worst."""
+    Exit codes, for example for an init container: 0 exact match, 3 near match, 4 no match. With several
+    models, the best match determines the code. With --all, the worst match does."""
     state.verbosity(verbose)
     from dyno import _core, profiles
     from dyno.errors import ProfileError
@@ -73,7 +73,9 @@ def match(
     engine = profiles.engine_from_build(_core.build_info())
     wants = _wants(models, layers)
     if not wants:
-        raise ProfileError("[fleet] no profile was found, so no model is known; name one with --model")
+        raise ProfileError(
+            "[fleet] no profile was found, so there is no model to match; give one with --model"
+        )
     fleet = run(nodes, wants, engine, layers)
     for line in fleet.warnings:
         print(f"warning: {escaped(line)}", file=sys.stderr)
@@ -89,21 +91,22 @@ def match(
 
 def drift(
     metrics: Annotated[
-        str, typer.Option(help="Address of a server that runs, as http://host:8080 (its /metrics is read).")
+        str,
+        typer.Option(help="URL of a running server, such as http://host:8080. Its /metrics page is read."),
     ],
     profile: Annotated[
         Path | None,
-        typer.Option(help="Profile that promises the speed; `dyno serve` tells the promise of its own."),
+        typer.Option(help="Profile with the promised speed. Default: the promise that `dyno serve` reports."),
     ] = None,
     within: Annotated[
-        float, typer.Option(help="Share by which the speed may lie below the promise.", min=0.0, max=0.99)
+        float, typer.Option(help="Fraction by which the speed may fall below the promise.", min=0.0, max=0.99)
     ] = 0.1,
     json_: options.Json = False,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Compare the speed that a server reports with the one that its profile promised.
+    """Compare the speed that a server reports with the speed that its profile promised.
 
-    Exit codes: 0 the promise holds, 3 the server is slower, 4 nothing can be compared yet."""
+    Exit codes: 0 the promise holds, 3 the server is slower, 4 there is nothing to compare yet."""
     state.verbosity(verbose)
     from dyno.fleet.drift import fetch, report
     from dyno.profiles import load_profile
@@ -143,7 +146,7 @@ def _text(path: Path) -> str:
         try:
             text = file.read(MAX_CHARS + 1)
         except UnicodeDecodeError as error:
-            raise ProfileError(f"[fleet] {path}: not UTF-8 text") from error
+            raise ProfileError(f"[fleet] {path} is not UTF-8 text") from error
     return text
 
 
@@ -155,7 +158,9 @@ def _folder(folder: Path) -> list[Node]:
         raise ProfileError(f"[fleet] --all {folder} is not a folder")
     files = sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES and not p.name.startswith("."))
     if not files:
-        raise ProfileError(f"[fleet] --all {folder}: no file that ends in {', '.join(_SUFFIXES)}")
+        raise ProfileError(
+            f"[fleet] --all {folder}: the folder has no file that ends in {', '.join(_SUFFIXES)}"
+        )
     return [node for path in files for node in read_nodes(_text(path), path.stem)]
 
 

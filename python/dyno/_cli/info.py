@@ -13,7 +13,9 @@ def info(
     gpu: options.Gpu = None,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Version, build switches, compiler, instruction sets and devices (all of them, or the one named)."""
+    """Print the version, build options, compiler, instruction sets and devices.
+
+    --device or --gpu limits the list of devices to one."""
     state.verbosity(verbose)
     from dyno import info as facts
 

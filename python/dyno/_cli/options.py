@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they become arguments of the engine."""
+"""Options that several commands share, and their conversion to arguments of `Engine`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ DEVICES = "Devices and memory"
 PROFILES = "Profile and settings"
 
 Model = Annotated[
-    Path | None, typer.Option("--model", "-m", help="GGUF file; the first part of a split one.")
+    Path | None,
+    typer.Option("--model", "-m", help="GGUF file of the model. For a split model, give the first file."),
 ]
-ModelFile = Annotated[Path | None, typer.Argument(metavar="MODEL", help="The same as --model.")]
+ModelFile = Annotated[
+    Path | None, typer.Argument(metavar="MODEL", help="GGUF file of the model; the same as --model.")
+]
 Device = Annotated[
     str,
-    typer.Option(help="cpu, cuda:N, or auto: the first usable GPU, else the CPU."),
+    typer.Option(help="cpu, cuda:N, or auto (the first usable GPU, or the CPU if there is none)."),
 ]
 OverrideTensor = Annotated[
     list[str] | None,
@@ -29,8 +32,8 @@ OverrideTensor = Annotated[
         "--override-tensor",
         "-ot",
         metavar="REGEX=DEVICE,...",
-        help="Put the tensors whose name matches on a device (CPU, cuda:N, cpu:N). The first matching rule "
-        "decides; may be given several times.",
+        help="Place the tensors whose names match REGEX on a device (CPU, cuda:N or cpu:N). The first "
+        "matching rule applies. Can be repeated.",
     ),
 ]
 GpuLayers = Annotated[
@@ -40,16 +43,18 @@ GpuLayers = Annotated[
         "--gpu-layers",
         "-ngl",
         metavar="N",
-        help="Put the last N layers on the device and the others on the CPU; the output counts as a layer. "
-        "all: everything on the device. Default: as many as fit.",
+        help="Number of layers to place on the device, counted from the end; the output layer counts as one. "
+        "The other layers stay on the CPU. all: every layer. Default: as many as fit.",
     ),
 ]
 CpuMoe = Annotated[
-    bool | None, typer.Option("--cpu-moe", "-cmoe", help="Put the experts of all layers on the CPU.")
+    bool | None, typer.Option("--cpu-moe", "-cmoe", help="Keep the expert weights of all layers on the CPU.")
 ]
 NCpuMoe = Annotated[
     int | None,
-    typer.Option("--n-cpu-moe", "-ncmoe", help="Put the experts of the first N layers on the CPU.", min=0),
+    typer.Option(
+        "--n-cpu-moe", "-ncmoe", help="Keep the expert weights of the first N layers on the CPU.", min=0
+    ),
 ]
 VirtualDevices = Annotated[
     list[str] | None,
@@ -57,8 +62,9 @@ VirtualDevices = Annotated[
         "--virtual-devices",
         "--virtual-device",
         metavar="N|cpu:N,NAME=VALUE,...",
-        help="Add N CPU devices cpu:1, cpu:2, … with memory of their own, to try a placement; or one with "
-        "limits: cpu:1,link_gbps=8,latency_us=10,memory_mib=4096. May be given several times.",
+        help="Add N virtual devices (cpu:1, cpu:2, …), which run on the CPU but have their own memory, to "
+        "test a placement without a GPU. Or add one with limits: "
+        "cpu:1,link_gbps=8,latency_us=10,memory_mib=4096. Can be repeated.",
     ),
 ]
 Vram = Annotated[
@@ -66,7 +72,7 @@ Vram = Annotated[
     typer.Option(
         "--vram",
         metavar="SIZE",
-        help="Use at most this much memory of the device, such as 16GiB. Default: all that is free.",
+        help="Use at most this much device memory, such as 16GiB. Default: all free device memory.",
     ),
 ]
 Ram = Annotated[
@@ -74,7 +80,7 @@ Ram = Annotated[
     typer.Option(
         "--ram",
         metavar="SIZE",
-        help="Use at most this much main memory, such as 32GiB. Default: all that is free.",
+        help="Use at most this much main memory, such as 32GiB. Default: all free main memory.",
     ),
 ]
 SplitMode = Annotated[
@@ -83,7 +89,7 @@ SplitMode = Annotated[
         "--split-mode",
         "-sm",
         metavar="none|layer",
-        help="layer: spread layers over all GPUs, or all virtual devices.",
+        help="layer: distribute the layers over all GPUs, or over all virtual devices. none: use one device.",
     ),
 ]
 TensorSplit = Annotated[
@@ -92,7 +98,7 @@ TensorSplit = Annotated[
         "--tensor-split",
         "-ts",
         metavar="N,N,...",
-        help="Share of the layers for each device of --split-mode layer.",
+        help="Proportion of the layers that each device gets with --split-mode layer, such as 3,1.",
     ),
 ]
 Gpu = Annotated[
@@ -101,22 +107,31 @@ Gpu = Annotated[
 ProfileFile = Annotated[
     Path | None,
     typer.Option(
-        "--profile", rich_help_panel=PROFILES, help="Take this profile, not the best one that is found."
+        "--profile",
+        rich_help_panel=PROFILES,
+        help="Use this profile instead of the best match among the installed profiles.",
     ),
 ]
 NoProfile = Annotated[
-    bool, typer.Option("--no-profile", rich_help_panel=PROFILES, help="Run with the engine's defaults.")
+    bool,
+    typer.Option(
+        "--no-profile", rich_help_panel=PROFILES, help="Use no profile: run with the default settings."
+    ),
 ]
 RequireProfile = Annotated[
     bool,
-    typer.Option("--require-profile", rich_help_panel=PROFILES, help="Fail if no profile matches exactly."),
+    typer.Option(
+        "--require-profile",
+        rich_help_panel=PROFILES,
+        help="Fail if no profile matches this model and device exactly.",
+    ),
 ]
 ForceProfile = Annotated[
     bool,
     typer.Option(
         "--force-profile",
         rich_help_panel=PROFILES,
-        help="Take --profile FILE although it belongs to another model.",
+        help="Use --profile FILE even if it was measured with another model.",
     ),
 ]
 Set = Annotated[
@@ -125,29 +140,33 @@ Set = Annotated[
         "--set",
         metavar="NAME=VALUE",
         rich_help_panel=PROFILES,
-        help="Set any setting by its name; may be given several times.",
+        help="Set an engine setting by name, such as --set mmap=off. Can be repeated.",
     ),
 ]
 Ctx = Annotated[
     int | None,
-    typer.Option("--ctx", "--ctx-size", "-c", rich_help_panel=SPEED, help="Length of the context in tokens."),
+    typer.Option("--ctx", "--ctx-size", "-c", rich_help_panel=SPEED, help="Context length in tokens."),
 ]
 Ubatch = Annotated[
-    int | None, typer.Option("--ubatch", "--ubatch-size", "-ub", help="Tokens in one pass over the layers.")
+    int | None,
+    typer.Option(
+        "--ubatch",
+        "--ubatch-size",
+        "-ub",
+        help="Physical batch size: the most tokens that one pass over the layers computes.",
+    ),
 ]
-Threads = Annotated[
-    int | None, typer.Option("--threads", "-t", help="CPU threads while an answer is generated.")
-]
+Threads = Annotated[int | None, typer.Option("--threads", "-t", help="Number of CPU threads for generation.")]
 ThreadsBatch = Annotated[
-    int | None, typer.Option("--threads-batch", "-tb", help="CPU threads while a prompt is read.")
+    int | None, typer.Option("--threads-batch", "-tb", help="Number of CPU threads for prompt processing.")
 ]
 Numa = Annotated[
     str | None,
     typer.Option(
         "--numa",
         metavar="off|interleave|pin|mirror",
-        help="Place the CPU's weights and threads over several NUMA nodes. Default: the profile's value, or "
-        "off.",
+        help="How to distribute CPU threads and weights over NUMA nodes. Default: the value of the profile, "
+        "or off.",
     ),
 ]
 KvTypeK = Annotated[
@@ -156,16 +175,19 @@ KvTypeK = Annotated[
         "--kv-type-k",
         "--cache-type-k",
         "-ctk",
-        help=f"Type of the keys in the cache: {', '.join(KV_TYPES[:-1])} or {KV_TYPES[-1]}.",
+        help=f"Type of the keys in the KV cache: {', '.join(KV_TYPES[:-1])} or {KV_TYPES[-1]}.",
     ),
 ]
 KvTypeV = Annotated[
     str | None,
     typer.Option(
-        "--kv-type-v", "--cache-type-v", "-ctv", help="Type of the values in the cache; the same types."
+        "--kv-type-v",
+        "--cache-type-v",
+        "-ctv",
+        help="Type of the values in the KV cache; takes the same types as --kv-type-k.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def model_argument(bare: Path | None, model: Path | None) -> Path:
@@ -175,10 +197,14 @@ def model_argument(bare: Path | None, model: Path | None) -> Path:
         typer.BadParameter: None of the two, or both.
     """
     if bare is not None and model is not None:
-        raise typer.BadParameter(f"{model} and {str(bare)!r} are two models; give one", param_hint="--model")
+        raise typer.BadParameter(
+            f"two models were given, {model} and {str(bare)!r}; give one of them", param_hint="--model"
+        )
     given = bare if bare is not None else model
     if given is None:
-        raise typer.BadParameter("give the GGUF file: --model FILE, or FILE alone", param_hint="--model")
+        raise typer.BadParameter(
+            "no model was given; give the GGUF file as --model FILE, or as FILE alone", param_hint="--model"
+        )
     return given
 
 
@@ -191,7 +217,9 @@ def device_argument(device: str, gpu: int | None) -> str:
     if gpu is None:
         return device
     if device not in ("auto", f"cuda:{gpu}"):
-        raise typer.BadParameter(f"{gpu} and --device {device} contradict each other", param_hint="--gpu")
+        raise typer.BadParameter(
+            f"{gpu} contradicts --device {device}; give only one of the two options", param_hint="--gpu"
+        )
     return f"cuda:{gpu}"
 
 
@@ -203,14 +231,16 @@ def once(options: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """
     twice = sorted(set(options) & set(settings))
     if twice:
-        raise typer.BadParameter(f"{twice[0]} is given twice", param_hint="--set")
+        raise typer.BadParameter(
+            f"{twice[0]} is also given by its own option; give it once", param_hint="--set"
+        )
     return {**options, **settings}
 
 
 _NUMA_OF_LLAMA_CPP = {
-    "distribute": "interleave spreads threads and weights over the nodes",
-    "isolate": "numactl --cpunodebind=N --membind=N keeps the process on one node, without a setting",
-    "numactl": "the cores and nodes that numactl allows are respected by every value, also by off",
+    "distribute": "--numa interleave distributes threads and weights over the nodes",
+    "isolate": "run dyno under numactl --cpunodebind=N --membind=N to keep the process on one node",
+    "numactl": "every value respects the cores and nodes that numactl allows, including off",
 }
 
 
@@ -225,7 +255,7 @@ def numa_argument(value: str | None) -> str | None:
     if value is None:
         return None
     if (answer := _NUMA_OF_LLAMA_CPP.get(value)) is not None:
-        raise typer.BadParameter(f"{value} is a value of llama.cpp; here {answer}", param_hint="--numa")
+        raise typer.BadParameter(f"{value} is a value of llama.cpp; in dyno, {answer}", param_hint="--numa")
     if problem := SETTINGS["numa"].problem(value):
         raise typer.BadParameter(problem, param_hint="--numa")
     return value
@@ -252,9 +282,11 @@ def profile_argument(
         typer.BadParameter: Two options that contradict each other.
     """
     if no_profile and (profile is not None or require):
-        raise typer.BadParameter("contradicts --profile and --require-profile", param_hint="--no-profile")
+        raise typer.BadParameter(
+            "contradicts --profile and --require-profile; leave one out", param_hint="--no-profile"
+        )
     if force and profile is None:
-        raise typer.BadParameter("give the file with --profile", param_hint="--force-profile")
+        raise typer.BadParameter("works only with --profile FILE", param_hint="--force-profile")
     if no_profile:
         return {"profile": None}
     return {
@@ -277,11 +309,11 @@ def settings(given: list[str] | None, **named: Any) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         setting = SETTINGS.get(name)
         if not equals or not name:
-            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--set")
+            raise typer.BadParameter(f"{text!r} is not of the form NAME=VALUE", param_hint="--set")
         if setting is None:
             raise typer.BadParameter(unknown_setting(name), param_hint="--set")
         if name in result:
-            raise typer.BadParameter(f"{name} is given twice", param_hint="--set")
+            raise typer.BadParameter(f"{name} is given more than once; give it once", param_hint="--set")
         try:
             result[name] = setting.parse(value)
         except ValueError as error:

@@ -23,32 +23,39 @@ def perplexity(
     model_file: options.ModelFile = None,
     model: options.Model = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="UTF-8 text; not needed with --reference.")
+        Path | None, typer.Option("--file", "-f", help="UTF-8 text to score. Not needed with --reference.")
     ] = None,
     ctx: Annotated[
         int | None,
-        typer.Option("--ctx", "-c", help="Tokens of a chunk. Default: 512, or the length in the reference."),
+        typer.Option(
+            "--ctx", "-c", help="Chunk length in tokens. Default: 512, or the length in the reference."
+        ),
     ] = None,
-    chunks: Annotated[int | None, typer.Option(min=1, help="Largest number of chunks.")] = None,
+    chunks: Annotated[int | None, typer.Option(min=1, help="Maximum number of chunks.")] = None,
     save_reference: Annotated[
-        Path | None, typer.Option(help="Save log-probabilities to compare with later.")
+        Path | None, typer.Option(help="Save the log-probabilities to this file for a later --reference.")
     ] = None,
-    reference: Annotated[Path | None, typer.Option(help="Compare with saved log-probabilities.")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="Compare with the log-probabilities that --save-reference saved.")
+    ] = None,
     json_: options.Json = False,
     *,
     session: groups.SessionOptions,
     opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Perplexity by the protocol of llama.cpp: the second half of every chunk is scored."""
+    """Compute perplexity as llama.cpp does: the second half of each chunk is scored."""
     state.verbosity(verbose)
     model = options.model_argument(model_file, model)
     if file is None and reference is None:
         raise typer.BadParameter(
-            "give the text to score, or compare with --reference FILE", param_hint="--file"
+            "no text was given; give the text to score, or compare with --reference FILE",
+            param_hint="--file",
         )
     if save_reference is not None and reference is not None:
-        raise typer.BadParameter("contradicts --reference", param_hint="--save-reference")
+        raise typer.BadParameter(
+            "contradicts --reference; give only one of the two", param_hint="--save-reference"
+        )
     arguments = opening.arguments(**session.given())
 
     from dyno import perplexity as measure
@@ -74,7 +81,7 @@ def perplexity(
         if theirs is not None and theirs.n_vocab != n_vocab:
             raise PlanError(
                 f"[perplexity] {reference} has a vocabulary of {theirs.n_vocab} tokens, and {model} one of "
-                f"{n_vocab}; give a reference of the same model"
+                f"{n_vocab}; give a reference that was saved with the same model"
             )
         tokens = _chunks(engine, file, length, chunks, theirs)
         save = None

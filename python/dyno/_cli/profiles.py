@@ -29,7 +29,7 @@ app.command(cls=help.Command)(fleet.drift)
 
 @app.command("list", cls=help.Command)
 def list_(json_: options.Json = False, verbose: state.Verbose = 0) -> None:
-    """Every profile that would be searched: shipped, site and user."""
+    """List all profiles that dyno searches: shipped, site and user profiles."""
     state.verbosity(verbose)
     from dyno.profiles import list_profiles
 
@@ -85,7 +85,7 @@ def show(
     json_: options.Json = False,
     verbose: state.Verbose = 0,
 ) -> None:
-    """The contents of a profile: place of measurement, changes, gains."""
+    """Print a profile: the machine it was measured on, its settings and their gains."""
     state.verbosity(verbose)
     from dyno import profiles
     from dyno.profiles.io import to_dict
@@ -99,22 +99,25 @@ def show(
 
 @app.command(cls=help.Command)
 def export(
-    file: Annotated[Path, typer.Argument(help="Profile of llama.cpp or ik_llama.cpp.")],
+    file: Annotated[Path, typer.Argument(help="Profile for llama.cpp or ik_llama.cpp.")],
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="After --: your own command line; default: the one that was tuned from."),
+        typer.Argument(help="After --: your own command line. Default: the one that the tune started from."),
     ] = None,
     form: Annotated[
-        str, typer.Option("--as", help="llama-server, env, systemd, compose, helm-values or models.ini.")
+        str,
+        typer.Option(
+            "--as", help="Output format: llama-server, env, systemd, compose, helm-values or models.ini."
+        ),
     ] = "llama-server",
     binaries: Annotated[
-        str | None, typer.Option("--bin", help="Folder with llama-server, which is run for its --help.")
+        str | None, typer.Option("--bin", help="Folder with llama-server, which is asked for its --help.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="GGUF file; default: the one that was tuned.")
+        str | None, typer.Option("--model", "-m", help="GGUF file. Default: the one that was tuned.")
     ] = None,
     verbose: state.Verbose = 0,
 ) -> None:
-    """The command line, environment file or systemd unit that runs a profile of another engine."""
+    """Print the command line, environment file or systemd unit for a profile of llama.cpp or ik_llama.cpp."""
     state.verbosity(verbose)
     print(plugins.load("profiles-export")(file, command, form, binaries, model), end="")

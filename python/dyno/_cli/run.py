@@ -25,7 +25,7 @@ def run(
     model_file: options.ModelFile = None,
     model: options.Model = None,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="Text to continue; - reads stdin.")
+        str | None, typer.Option("--prompt", "-p", help="Text to continue. -: read it from standard input.")
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
     max_tokens: Annotated[
@@ -34,11 +34,14 @@ def run(
             "--max-tokens",
             "--n-predict",
             "-n",
-            help="Tokens to generate at most; -1: to the end of the context.",
+            help="Maximum number of tokens to generate. -1: up to the end of the context.",
         ),
     ] = 128,
     temperature: Annotated[
-        float, typer.Option("--temperature", "--temp", help="0: the most probable token every time.")
+        float,
+        typer.Option(
+            "--temperature", "--temp", help="Sampling temperature. 0: always take the most probable token."
+        ),
     ] = 0.0,
     *,
     draws: drawing.DrawingOptions,
@@ -51,7 +54,7 @@ def run(
         typer.Option(
             "--chat",
             rich_help_panel=drawing.CHAT,
-            help="The prompt is a message; print the model's answer to it.",
+            help="Send the prompt as a chat message and print the answer.",
         ),
     ] = False,
     system: drawing.System = None,
@@ -62,7 +65,7 @@ def run(
         bool,
         typer.Option(
             "--special/--no-special",
-            help="Read the names of control tokens in the prompt as these tokens, or as plain text.",
+            help="Parse the names of control tokens in the prompt as control tokens, or as plain text.",
         ),
     ] = True,
     echo: Annotated[bool, typer.Option(help="Print the prompt before its continuation.")] = True,
@@ -71,20 +74,21 @@ def run(
     opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Continue a prompt, or answer it with --chat. Text goes to stdout, everything else to stderr."""
+    """Continue a prompt, or answer it with --chat. The generated text goes to standard output, and everything
+    else to standard error."""
     state.verbosity(verbose)
     model = options.model_argument(model_file, model)
     if max_tokens is not None and max_tokens < -1:
         raise typer.BadParameter(
-            f"{max_tokens} is not a number of tokens; give 1 or more, or -1 for the whole context",
+            f"{max_tokens} is not a valid number of tokens; give 1 or more, or -1 for the whole context",
             param_hint="-n",
         )
     if (prompt is None) == (file is None):
-        twice = "--prompt and --file are two prompts; give one of them"
+        twice = "--prompt and --file both give a prompt; give one of them"
         raise typer.BadParameter(
             twice
             if prompt is not None
-            else "give the text: -p TEXT, or -f FILE; `dyno chat` holds a conversation",
+            else "no prompt was given; give -p TEXT or -f FILE, or use `dyno chat` for a conversation",
             param_hint="--prompt",
         )
     arguments = opening.arguments(ctx=ctx, **session.given())
@@ -95,7 +99,7 @@ def run(
         "--tools": tools,
     }
     if not chat and (given := [name for name, value in of_chat.items() if value is not None]):
-        raise typer.BadParameter("a conversation needs --chat", param_hint=", ".join(given))
+        raise typer.BadParameter("works only with --chat", param_hint=", ".join(given))
     sampling = draws.settings(temperature) | drawing.rules(
         json_schema, json_schema_file, grammar, grammar_file
     )
@@ -126,7 +130,8 @@ def run(
         else:
             if has_chat_template(model):
                 print(
-                    "chat template: not applied, the prompt is completed as raw text (--chat applies it)",
+                    "chat template: not applied; the prompt is continued as raw text (use --chat to "
+                    "apply it)",
                     file=sys.stderr,
                 )
             tokens = engine.tokenizer.encode(text, parse_special=special)
@@ -189,7 +194,7 @@ def _warn_of_threads(engine: Engine) -> None:
     for name in ("threads", "threads_batch"):
         if engine.device == "cpu" and (wanted := int(engine.settings[name])) > cores:
             logging.getLogger("dyno.cli").warning(
-                "%s=%d is more than the %d cores that this process may use, which is slower",
+                "%s=%d is more than the %d cores that this process may use, which makes it slower",
                 name,
                 wanted,
                 cores,

@@ -1,4 +1,4 @@
-"""`dyno serve`: an HTTP server with the public chat API."""
+"""`dyno serve`: an HTTP server with the APIs of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def serve(
     model: options.Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+        int, typer.Option(help="Port to listen on. 0: choose a free port.", min=0, max=65535)
     ] = 8080,
     port_file: Annotated[
         Path | None,
-        typer.Option("--port-file", help="Write the port into this file when the server is ready."),
+        typer.Option("--port-file", help="Write the port number to this file when the server is ready."),
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
-            "--api-key", envvar="DYNO_API_KEY", help="Key that each request has to carry as a bearer token."
+            "--api-key", envvar="DYNO_API_KEY", help="API key that each request must send as a bearer token."
         ),
     ] = None,
     alias: Annotated[
         str | None,
-        typer.Option("--alias", "-a", help="Name of the model in responses. Default: the name of the file."),
+        typer.Option("--alias", "-a", help="Model name to use in the API. Default: the file name."),
     ] = None,
     sequences: Annotated[
         int | None,
@@ -49,25 +49,28 @@ def serve(
             "--sequences",
             "--parallel",
             "-np",
-            help="Texts that are written at the same time. Default: the profile's number, or 4.",
+            help="Number of requests to generate in parallel. Default: the value of the profile, or 4.",
             min=1,
         ),
     ] = None,
     queue: Annotated[
-        int, typer.Option("--queue", help="Requests that may wait; more get status 429.", min=0)
+        int,
+        typer.Option(
+            "--queue", help="Maximum number of waiting requests. Further requests get status 429.", min=0
+        ),
     ] = 64,
     timeout: Annotated[
         float | None,
         typer.Option(
-            "--timeout", help="Seconds after which a request ends, whether it is complete or not.", min=0.001
+            "--timeout", help="End a request after this many seconds, even if it is incomplete.", min=0.001
         ),
     ] = None,
     step_tokens: Annotated[
         int | None,
         typer.Option(
             "--step-tokens",
-            help="Most tokens that one pass of the server computes, of prompts and answers together. "
-            "Default: the profile's number, or ubatch.",
+            help="Maximum number of tokens in one step of the server, over all prompts and answers. "
+            "Default: the value of the profile, or that of ubatch.",
             min=1,
         ),
     ] = None,
@@ -77,7 +80,7 @@ def serve(
             "--model-draft",
             "-md",
             rich_help_panel="Speculation",
-            help="GGUF file of a smaller model with the same vocabulary, which drafts.",
+            help="GGUF file of a smaller model with the same vocabulary, which drafts tokens.",
         ),
     ] = None,
     spec: Annotated[
@@ -85,9 +88,9 @@ def serve(
         typer.Option(
             "--spec",
             rich_help_panel="Speculation",
-            help="Speculation. ngram: drafts from the text itself; draft: from --model-draft; mtp: from the "
-            "model's own head; off. "
-            "Default: draft if --model-draft is given, else the profile's, or off.",
+            help="Source of drafts. ngram: repetitions in the text; draft: the model of --model-draft; "
+            "mtp: the multi-token prediction head of the model; off: no drafts. Default: draft if "
+            "--model-draft is given, otherwise the value of the profile, or off.",
         ),
     ] = None,
     spec_max: Annotated[
@@ -96,7 +99,7 @@ def serve(
             "--spec-max",
             "--draft-max",
             rich_help_panel="Speculation",
-            help="Longest draft in tokens. Default: the profile's number, or 8.",
+            help="Maximum length of a draft in tokens. Default: the value of the profile, or 8.",
             min=1,
             max=64,
         ),
@@ -107,7 +110,7 @@ def serve(
             "--spec-min-p",
             "--draft-p-min",
             rich_help_panel="Speculation",
-            help="Probability below which a draft ends. Default: the profile's, or 0.5.",
+            help="End a draft at a token less probable than this. Default: the value of the profile, or 0.5.",
             min=0,
             max=1,
         ),
@@ -117,17 +120,19 @@ def serve(
         typer.Option(
             "--ray",
             metavar="N",
-            help="Serve N replicas through Ray Serve; needs gguf-dyno[serve,ray].",
+            help="Serve N replicas with Ray Serve. Needs gguf-dyno[serve,ray].",
             min=1,
         ),
     ] = None,
     max_body: Annotated[
-        float, typer.Option("--max-body", help="Largest body of a request, in MiB.", min=0.001)
+        float, typer.Option("--max-body", help="Maximum size of a request body in MiB.", min=0.001)
     ] = 8.0,
     strict_fields: Annotated[
         bool,
         typer.Option(
-            "--strict-fields", help="Refuse requests with unknown fields. Default: ignore these and say so."
+            "--strict-fields",
+            help="Reject requests that have unknown fields. Default: ignore these fields and log their "
+            "names.",
         ),
     ] = False,
     cors_origin: Annotated[
@@ -135,8 +140,8 @@ def serve(
         typer.Option(
             "--cors-origin",
             metavar="ORIGIN",
-            help="Let pages of this origin, such as https://chat.example, use the server from a browser; *: "
-            "any page. May be given several times.",
+            help="Allow browser pages from this origin, such as https://chat.example, to call the server. "
+            "*: allow all origins. Can be repeated.",
         ),
     ] = None,
     chat_template: drawing.ChatTemplateName = None,
@@ -146,9 +151,9 @@ def serve(
     opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Serve a model over HTTP, for OpenAI's and Anthropic's clients and a chat page in the browser.
+    """Serve a model over HTTP, with the APIs of OpenAI and Anthropic and a chat page for the browser.
 
-    After SIGTERM or Ctrl-C, running texts are finished first.
+    After SIGTERM or Ctrl-C, the server finishes running requests before it exits.
     """
     state.verbosity(verbose)
     if spec is None and model_draft is not None:
@@ -156,10 +161,10 @@ def serve(
     if spec not in (None, "off", "ngram", "draft", "mtp"):
         raise typer.BadParameter(f"--spec is {spec!r}; expected ngram, draft, mtp or off")
     if spec == "draft" and model_draft is None:
-        raise typer.BadParameter("--spec is draft; pass the smaller model too: --model-draft FILE")
+        raise typer.BadParameter("--spec draft needs a draft model; give it with --model-draft FILE")
     if api_key is not None and not api_key.strip():
         raise typer.BadParameter(
-            "--api-key is empty, so that every request would carry it; give a key, or leave the option out"
+            "--api-key is empty, which would accept every request; give a key, or omit the option"
         )
     path = options.model_argument(model_file, model)
     arguments = opening.arguments(
@@ -198,8 +203,8 @@ def serve(
     )
     if api_key is None and not _is_loopback(host):
         print(
-            f"warning: --host {host} is open to other machines and no key is set; anyone who reaches "
-            "the port can use the model: pass --api-key KEY",
+            f"warning: --host {host} accepts connections from other machines and no API key is set; anyone "
+            "who can reach the port can use the model. To require a key, give --api-key KEY",
             file=sys.stderr,
         )
     if ray is not None:
@@ -222,8 +227,8 @@ def serve(
             raise _unusable(host, port, error) from error
         state.print_choices(engine)
         print(
-            f"serving {recipe.options.model}: {engine.settings['sequences']} texts at a time, "
-            f"{engine.settings['ctx']} tokens each",
+            f"serving {recipe.options.model}: {engine.settings['sequences']} requests in parallel, "
+            f"context of {engine.settings['ctx']} tokens each",
             file=sys.stderr,
         )
         _tell(host, int(listening.getsockname()[1]), port_file)
@@ -269,9 +274,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 def _unusable(host: str, port: int, error: OSError) -> OSError:
     if error.errno == errno.EADDRINUSE:
-        return OSError(
-            f"--port {port}: another program listens there; give another port, or 0 for a free one"
-        )
+        return OSError(f"--port {port} is in use by another program; give another port, or 0 for a free one")
     return OSError(f"--host {host} --port {port}: {error.strerror or error}")
 
 

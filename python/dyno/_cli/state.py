@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 Verbose = Annotated[
     int,
     typer.Option(
-        "--verbose", "-v", count=True, show_default=False, help="More messages; the trace of an error."
+        "--verbose",
+        "-v",
+        count=True,
+        show_default=False,
+        help="Print more messages, and tracebacks of errors.",
     ),
 ]
 
@@ -52,8 +56,8 @@ def configure_logging() -> None:
 
 
 def print_choices(engine: Engine) -> None:
-    """Print one line on the device (if there was a choice) and one on the profile; with -v every step of the
-    search for a profile."""
+    """Print one line about the device, if there was a choice, and one about the profile. With -v, also print
+    every step of the search for a profile."""
     from dyno.devices import built_for_cuda
 
     if built_for_cuda():
@@ -72,11 +76,12 @@ def print_choices(engine: Engine) -> None:
 
 
 def print_expert_choices(choices: Mapping[str, int], where: str = "") -> None:
-    """One line on the hits of the expert cache, if there is one."""
+    """Print the hit rate of the expert cache, if there is one."""
     if not choices.get("chosen"):
         return
     line = f"expert cache{f' ({where})' if where else ''}: "
-    line += f"{100 * choices['cached'] / choices['chosen']:.1f} % of {choices['chosen']} choices"
+    line += f"{100 * choices['cached'] / choices['chosen']:.1f} % hits in {choices['chosen']} choices of "
+    "experts"
     if choices.get("swapped"):
         line += f"; {choices['swapped']} experts swapped"
     print(line, file=sys.stderr)
