@@ -237,7 +237,7 @@ def test_a_mixed_fleet_is_a_table_with_what_to_tune_next(tmp_path: Path) -> None
 def test_a_folder_of_profiles_replaces_the_usual_ones(tmp_path: Path) -> None:
     code, output = run("--labels", "-", "--profiles", str(tmp_path), given=json.dumps(labels()))
     assert code == 1
-    assert "name one with --model" in output
+    assert "give one with --model" in output
     code, output = run("--labels", "-", "--profiles", str(tmp_path / "absent"), given=json.dumps(labels()))
     assert "is not a folder" in output
 

@@ -138,7 +138,7 @@ def test_settings_of_the_command_line() -> None:
     assert explained("--set", "n_cpu_moe=2", "-ncmoe", "1")[0] == 2
     code, text = explained("--set", r"placement=blk\.1\..*_exps=cpu,attn_q=cpu:1")
     assert (code, "segments of one device" in text) == (0, True)
-    with pytest.raises(BadParameter, match="n_cpu_moe is given twice"):
+    with pytest.raises(BadParameter, match="n_cpu_moe is also given by its own option"):
         once(EngineOptions(n_cpu_moe=1).placement(), settings(["n_cpu_moe=2"]))
     assert EngineOptions(n_gpu_layers="all").placement() == {"n_gpu_layers": -1}
     assert EngineOptions().placement() == {}

@@ -70,7 +70,7 @@ def test_run_without_chat_names_it(model: Path) -> None:
     code, out, err = run("run", model, "-p", "Hello", "-n", 1, *PLAIN)
     assert code == 0
     assert out.startswith("Hello")
-    assert "not applied, the prompt is completed as raw text (--chat applies it)" in err
+    assert "not applied; the prompt is continued as raw text (use --chat to apply it)" in err
     for name, flag in (("--chat-template", "--chat-template"), ("-sys/--system", "-sys")):
         code, _, err = run("run", model, "-p", "Hello", flag, "chatml", *PLAIN)
         assert (code, f"{name}: works only with --chat" in " ".join(err.split())) == (2, True)
