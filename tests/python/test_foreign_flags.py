@@ -78,18 +78,18 @@ def test_flags_that_ask_for_off_name_their_setting() -> None:
 
 
 def test_a_list_of_on_and_off_is_two_runs(caplog: pytest.LogCaptureFixture) -> None:
-    """llama-bench -fa 0,1: the list is no second model."""
+    """llama-bench -fa 0,1: the list is not a second model."""
     code, said = dyno("bench", MISSING, "-fa", "0,1")
     assert (code, "two models" in said) == (2, False), said
-    assert "one run has one value of it" in said
+    assert "one run takes one value" in said
     assert "--set flash_attention=off" in said
     assert dyno("bench", MISSING, "-fa", "1,on")[0] == 1
-    assert "flash attention is on by itself" in caplog.text
+    assert "flash attention is on by default" in caplog.text
 
 
 def test_what_does_not_fit_is_placed() -> None:
     (flag,) = [f for f in FLAGS if "--fit" in f.names]
-    assert "dyno places by itself" in flag.why
+    assert "dyno chooses a placement itself" in flag.why
 
 
 def test_the_table_holds_no_option_of_run() -> None:

@@ -1,7 +1,7 @@
 """Flags of llama.cpp, ik_llama.cpp and vLLM that users type by habit, and the answer to each of them.
 
 `Command` reads the words of a command line before typer does. A flag of the table that changes results, or
-that dyno does not have, ends with exit code 2. If a flag is unnecessary here, a warning says so
+that dyno does not have, ends with exit code 2. If dyno does not need a flag, a warning says so
 and the command goes on. A switch has one answer for on and one for off.
 """
 
@@ -23,9 +23,9 @@ _log = logging.getLogger("dyno.cli")
 class Verdict(StrEnum):
     """The answer to a flag."""
 
-    HERE = "done here by"
-    UNNECESSARY = "unnecessary here"
-    MISSING = "not in dyno yet"
+    HERE = "in dyno, use"
+    UNNECESSARY = "not needed in dyno"
+    MISSING = "not supported by dyno"
 
 
 class Takes(StrEnum):
@@ -62,7 +62,7 @@ class Foreign:
             return self.verdict, self.answer
         if all(off):
             return self.off[0], _answer(*self.off)
-        return Verdict.HERE, f"one run has one value of it. On is {self.answer}. Off is {_answer(*self.off)}"
+        return Verdict.HERE, f"one run takes one value. On: {self.answer}. Off: {_answer(*self.off)}"
 
 
 def _answer(verdict: Verdict, why: str) -> str:
@@ -74,18 +74,21 @@ _SWITCH_WORDS = _OFF_WORDS | {"on", "1", "true", "enabled", "auto", "-1"}
 _NUMBERS = frozenset({"-n", "-c", "-t", "-s", "-d", "-r", "-b"})  # short options whose value is never a word
 _HERE, _NOT_NEEDED, _MISSING = Verdict.HERE, Verdict.UNNECESSARY, Verdict.MISSING
 _NO, _VALUE, _SWITCH = Takes.NOTHING, Takes.VALUE, Takes.SWITCH
-_CHAT = "the chat template writes what stands around a message"
-_SAMPLER = "the samplers are those of --help, in one order"
+_CHAT = "the chat template defines the text around a message"
+_SAMPLER = "dyno has the samplers of --help, in a fixed order"
 
 # By the first name of a switch: the verdict on it where the word behind it says off.
 _TURNED_OFF: dict[str, tuple[Verdict, str]] = {
-    "-nkvo": (_NOT_NEEDED, "the cache of a layer lies with its attention"),
-    "--fit": (_HERE, "-ngl all, which asks for an error if the model does not fit"),
+    "-nkvo": (_NOT_NEEDED, "the KV cache of a layer is on the device of its attention"),
+    "--fit": (_HERE, "-ngl all, which fails if the model does not fit"),
     "-fa": (_HERE, "--set flash_attention=off, on a GPU"),
-    "-fmoe": (_MISSING, "experts are always fused"),
+    "-fmoe": (_MISSING, "the products of experts are always fused"),
     "-rtr": (_HERE, "--set cpu_repack=off"),
     "-mmp": (_HERE, "--set mmap=off"),
-    "-nopo": (_NOT_NEEDED, "large u-batches bring weights of host memory to the GPU by themselves"),
+    "-nopo": (
+        _NOT_NEEDED,
+        "for large u-batches, weights in host memory are streamed to the GPU automatically",
+    ),
 }
 
 FLAGS: tuple[Foreign, ...] = tuple(
@@ -96,7 +99,7 @@ FLAGS: tuple[Foreign, ...] = tuple(
             "-nkvo --no-kv-offload",
             _SWITCH,
             _MISSING,
-            "the cache of a layer lies with its attention; -ot moves both",
+            "the KV cache of a layer is on the device of its attention; -ot moves both",
         ),
         ("-mg --main-gpu", _VALUE, _HERE, "--gpu N"),
         ("-dev", _VALUE, _HERE, "--device cuda:N"),
@@ -104,7 +107,7 @@ FLAGS: tuple[Foreign, ...] = tuple(
             "--fit -fit",
             _SWITCH,
             _NOT_NEEDED,
-            "dyno places by itself what does not fit; -ngl all asks for an error instead",
+            "dyno chooses a placement itself if the model does not fit; -ngl all makes it fail instead",
         ),
         ("--list-devices", _NO, _HERE, "dyno info"),
         # speed
@@ -112,17 +115,17 @@ FLAGS: tuple[Foreign, ...] = tuple(
             "-fa --flash-attn",
             _SWITCH,
             _NOT_NEEDED,
-            "flash attention is on by itself; --set flash_attention=off turns it off on a GPU",
+            "flash attention is on by default; --set flash_attention=off turns it off on a GPU",
         ),
-        ("-fmoe --fused-moe", _SWITCH, _NOT_NEEDED, "experts are fused by themselves"),
-        ("-rtr --run-time-repack --repack", _SWITCH, _NOT_NEEDED, "weights are repacked by themselves"),
+        ("-fmoe --fused-moe", _SWITCH, _NOT_NEEDED, "the products of experts are fused by default"),
+        ("-rtr --run-time-repack --repack", _SWITCH, _NOT_NEEDED, "weights are repacked by default"),
         ("-nr --no-repack", _NO, _HERE, "--set cpu_repack=off"),
         ("-mla --mla-use", _VALUE, _HERE, "--set mla_mode=NAME"),
         (
             "-cb --cont-batching",
             _NO,
             _NOT_NEEDED,
-            "dyno serve always batches, and other commands have one text",
+            "dyno serve always uses continuous batching, and other commands run one sequence",
         ),
         ("-nocb --no-cont-batching", _NO, _HERE, "--set sequences=1"),
         (
@@ -131,23 +134,28 @@ FLAGS: tuple[Foreign, ...] = tuple(
             _NOT_NEEDED,
             "the command runs one sequence; --set sequences=N reserves more",
         ),
-        ("-b --batch-size", _VALUE, _NOT_NEEDED, "a prompt is read in passes of --ubatch tokens"),
-        ("-mmp --mmap", _SWITCH, _NOT_NEEDED, "the file is mapped by itself; --set mmap=off reads it"),
+        ("-b --batch-size", _VALUE, _NOT_NEEDED, "a prompt is processed in passes of --ubatch tokens"),
+        (
+            "-mmp --mmap",
+            _SWITCH,
+            _NOT_NEEDED,
+            "the file is mapped by default; --set mmap=off reads it instead",
+        ),
         ("--no-mmap", _NO, _HERE, "--set mmap=off"),
-        ("--mlock", _NO, _MISSING, "nothing locks the mapped file in memory"),
-        ("-C --cpu-mask", _VALUE, _MISSING, "taskset does it from outside"),
-        ("-Cr --cpu-range", _VALUE, _MISSING, "taskset does it from outside"),
-        ("--prio", _VALUE, _MISSING, "nice does it from outside"),
-        ("--poll", _VALUE, _NOT_NEEDED, "threads wait in their own way"),
-        ("-kvu --kv-unified", _NO, _HERE, "--set cache_tokens=N, which all texts share"),
+        ("--mlock", _NO, _MISSING, "the mapped file is not locked in memory"),
+        ("-C --cpu-mask", _VALUE, _MISSING, "run the command under taskset"),
+        ("-Cr --cpu-range", _VALUE, _MISSING, "run the command under taskset"),
+        ("--prio", _VALUE, _MISSING, "run the command under nice"),
+        ("--poll", _VALUE, _NOT_NEEDED, "the engine chooses how its threads wait"),
+        ("-kvu --kv-unified", _NO, _HERE, "--set cache_tokens=N, which all sequences share"),
         ("-nopo --no-op-offload", _SWITCH, _HERE, "--set offload_min_tokens=N with a large N"),
         ("-lm --load-mode", _VALUE, _HERE, "--set mmap=on or off"),
-        ("--rpc -rpc", _VALUE, _MISSING, "models run on one machine"),
-        ("--no-perf --perf", _NO, _NOT_NEEDED, "-v prints the timing"),
+        ("--rpc -rpc", _VALUE, _MISSING, "a model runs on one machine"),
+        ("--no-perf --perf", _NO, _NOT_NEEDED, "-v prints timings"),
         ("--no-warmup", _NO, _NOT_NEEDED, "the command does not warm up"),
         # chat
         ("-cnv --conversation", _NO, _HERE, "dyno chat, or --chat for one answer"),
-        ("-no-cnv --no-conversation", _NO, _NOT_NEEDED, "without --chat the prompt is raw text"),
+        ("-no-cnv --no-conversation", _NO, _NOT_NEEDED, "without --chat, the prompt is raw text"),
         ("-sysf --system-prompt-file", _VALUE, _HERE, '--system "$(cat FILE)"'),
         ("-i --interactive", _NO, _HERE, "dyno chat"),
         ("-if --interactive-first", _NO, _HERE, "dyno chat"),
@@ -158,9 +166,9 @@ FLAGS: tuple[Foreign, ...] = tuple(
             "--reasoning-budget",
             _VALUE,
             _MISSING,
-            "many templates end reasoning by --chat-template-kwargs '{\"enable_thinking\": false}'",
+            "many templates turn reasoning off with --chat-template-kwargs '{\"enable_thinking\": false}'",
         ),
-        ("--reasoning-format", _VALUE, _NOT_NEEDED, "reasoning is kept apart from the answer"),
+        ("--reasoning-format", _VALUE, _NOT_NEEDED, "reasoning is always separate from the answer"),
         ("--chat-template-file", _VALUE, _HERE, "--chat-template FILE"),
         ("--in-prefix", _VALUE, _MISSING, _CHAT),
         ("--in-suffix", _VALUE, _MISSING, _CHAT),
@@ -168,46 +176,46 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("--predict", _VALUE, _HERE, "--max-tokens N"),
         ("-r --reverse-prompt", _VALUE, _HERE, "--stop TEXT"),
         ("--no-display-prompt", _NO, _HERE, "--no-echo"),
-        ("--ignore-eos", _NO, _MISSING, "the text ends at the model's own end"),
-        ("-e --escape", _NO, _MISSING, "the shell writes a line break: $'a\\nb'"),
-        ("--no-escape", _NO, _NOT_NEEDED, "the prompt is taken as it is"),
+        ("--ignore-eos", _NO, _MISSING, "generation stops at the end-of-text token of the model"),
+        ("-e --escape", _NO, _MISSING, "let the shell write a line break: $'a\\nb'"),
+        ("--no-escape", _NO, _NOT_NEEDED, "the prompt is used as it is"),
         ("--mirostat", _VALUE, _MISSING, _SAMPLER),
         ("--samplers", _VALUE, _MISSING, _SAMPLER),
         ("--keep", _VALUE, _NOT_NEEDED, "the context is never shifted"),
         ("--no-context-shift", _NO, _NOT_NEEDED, "the context is never shifted"),
-        ("--context-shift", _NO, _MISSING, "the text ends where the context does"),
+        ("--context-shift", _NO, _MISSING, "generation stops at the end of the context"),
         # model
-        ("-hf --hf-repo", _VALUE, _MISSING, "dyno loads nothing from the network; download the file first"),
-        ("-mu --model-url", _VALUE, _MISSING, "dyno loads nothing from the network; download the file first"),
-        ("-md --model-draft", _VALUE, _MISSING, "only dyno serve drafts tokens"),
-        ("--override-kv", _VALUE, _MISSING, "the file alone describes the model"),
-        ("--no-mmproj", _NO, _NOT_NEEDED, "models take text alone"),
-        ("--lora", _VALUE, _MISSING, "there are no adapters; merge them into the file"),
-        ("-mm --mmproj", _VALUE, _MISSING, "models take text alone"),
-        ("--rope-scaling", _VALUE, _MISSING, "the file alone says how positions are scaled"),
-        ("--rope-freq-base", _VALUE, _MISSING, "the file alone says how positions are scaled"),
-        ("--rope-freq-scale", _VALUE, _MISSING, "the file alone says how positions are scaled"),
+        ("-hf --hf-repo", _VALUE, _MISSING, "dyno downloads no models; download the file first"),
+        ("-mu --model-url", _VALUE, _MISSING, "dyno downloads no models; download the file first"),
+        ("-md --model-draft", _VALUE, _MISSING, "only dyno serve takes a draft model"),
+        ("--override-kv", _VALUE, _MISSING, "metadata is always read from the file"),
+        ("--no-mmproj", _NO, _NOT_NEEDED, "dyno takes text only"),
+        ("--lora", _VALUE, _MISSING, "adapters are not loaded; merge them into the model file"),
+        ("-mm --mmproj", _VALUE, _MISSING, "dyno takes text only"),
+        ("--rope-scaling", _VALUE, _MISSING, "RoPE parameters are always read from the file"),
+        ("--rope-freq-base", _VALUE, _MISSING, "RoPE parameters are always read from the file"),
+        ("--rope-freq-scale", _VALUE, _MISSING, "RoPE parameters are always read from the file"),
         # the server
         ("--host", _VALUE, _HERE, "dyno serve"),
         ("--port", _VALUE, _HERE, "dyno serve"),
         ("--api-key", _VALUE, _HERE, "dyno serve"),
         ("--embedding --embeddings", _NO, _NOT_NEEDED, "dyno serve always answers /v1/embeddings"),
         ("--metrics", _NO, _NOT_NEEDED, "dyno serve always answers /metrics"),
-        ("--slots", _NO, _NOT_NEEDED, "/metrics of dyno serve counts running and waiting texts"),
-        ("--no-slots", _NO, _NOT_NEEDED, "the server tells nothing about single texts"),
+        ("--slots", _NO, _NOT_NEEDED, "/metrics of dyno serve counts running and waiting requests"),
+        ("--no-slots", _NO, _NOT_NEEDED, "the server does not expose single requests"),
         ("--props", _NO, _NOT_NEEDED, "the settings of a server are fixed at the start; /props shows them"),
-        ("--cache-reuse", _VALUE, _NOT_NEEDED, "a prompt reuses the longest beginning that another text has"),
-        ("--cache-prompt", _NO, _NOT_NEEDED, "prompts reuse beginnings by themselves"),
-        ("--threads-http", _VALUE, _NOT_NEEDED, "requests need no threads of their own"),
+        ("--cache-reuse", _VALUE, _NOT_NEEDED, "a prompt always reuses the longest cached prefix"),
+        ("--cache-prompt", _NO, _NOT_NEEDED, "prompts always reuse cached prefixes"),
+        ("--threads-http", _VALUE, _NOT_NEEDED, "the server needs no HTTP threads"),
         ("--no-webui --no-ui", _NO, _MISSING, "the page at / cannot be switched off"),
         ("--api-key-file", _VALUE, _HERE, 'DYNO_API_KEY="$(cat FILE)" in the environment'),
-        ("--pooling", _VALUE, _MISSING, "the model file says it, or the field pooling of a request"),
-        ("--slot-save-path", _VALUE, _MISSING, "texts in the cache are not written to files"),
+        ("--pooling", _VALUE, _MISSING, "the model file or the field `pooling` of a request sets it"),
+        ("--slot-save-path", _VALUE, _MISSING, "the KV cache is not saved to files"),
         (
             "--ssl-key-file --ssl-cert-file --ssl-keyfile --ssl-certfile",
             _VALUE,
             _MISSING,
-            "the server speaks plain HTTP; put a proxy with TLS before it",
+            "the server speaks plain HTTP; put a TLS proxy in front of it",
         ),
         # the server of vLLM
         ("--max-model-len", _VALUE, _HERE, "--ctx N"),
@@ -222,19 +230,19 @@ FLAGS: tuple[Foreign, ...] = tuple(
             "--tensor-parallel-size -tp",
             _VALUE,
             _MISSING,
-            "several GPUs share no layer; --split-mode layer spreads the layers, --ray N serves replicas",
+            "a layer runs on one GPU; --split-mode layer distributes layers, and --ray N serves replicas",
         ),
-        ("--dtype", _VALUE, _MISSING, "weights have the types of the file"),
-        ("--enable-prefix-caching", _NO, _NOT_NEEDED, "prompts reuse beginnings by themselves"),
-        ("--enable-auto-tool-choice", _NO, _NOT_NEEDED, "calls are read as the chat template teaches them"),
-        ("--tool-call-parser", _VALUE, _NOT_NEEDED, "calls are read as the chat template teaches them"),
-        ("--reasoning-parser", _VALUE, _NOT_NEEDED, "reasoning is kept apart from the answer"),
-        ("--trust-remote-code", _NO, _NOT_NEEDED, "a model file holds no code"),
-        ("--disable-log-requests", _NO, _NOT_NEEDED, "only -v tells each request"),
+        ("--dtype", _VALUE, _MISSING, "weights keep the types of the file"),
+        ("--enable-prefix-caching", _NO, _NOT_NEEDED, "prompts always reuse cached prefixes"),
+        ("--enable-auto-tool-choice", _NO, _NOT_NEEDED, "the chat template determines the format of calls"),
+        ("--tool-call-parser", _VALUE, _NOT_NEEDED, "the chat template determines the format of calls"),
+        ("--reasoning-parser", _VALUE, _NOT_NEEDED, "reasoning is always separate from the answer"),
+        ("--trust-remote-code", _NO, _NOT_NEEDED, "a model file contains no code"),
+        ("--disable-log-requests", _NO, _NOT_NEEDED, "requests are logged only with -v"),
         # the terminal
-        ("-co --color", _NO, _NOT_NEEDED, "the text has no colours"),
-        ("--simple-io", _NO, _NOT_NEEDED, "the text is written plainly"),
-        ("--log-disable", _NO, _NOT_NEEDED, "only the text goes to stdout"),
+        ("-co --color", _NO, _NOT_NEEDED, "the output has no colours"),
+        ("--simple-io", _NO, _NOT_NEEDED, "the output is plain text"),
+        ("--log-disable", _NO, _NOT_NEEDED, "standard output gets only the generated text"),
         ("--kl-divergence-base", _VALUE, _HERE, "--reference FILE, or --save-reference FILE"),
         ("--save-all-logits", _VALUE, _HERE, "--save-reference FILE"),
         ("--kl-divergence", _NO, _HERE, "--reference FILE"),
@@ -253,12 +261,12 @@ class Command(help.Command):
             return super().parse_args(ctx, _without_foreign(self.params, args))
         except _UsageError as error:
             if "unexpected extra argument" in error.message and any(p.name == "prompt" for p in self.params):
-                error.message += "; the text of a prompt stands after -p, as one word in quotes"
+                error.message += "; give the prompt after -p, in quotes"
             raise
 
 
 def _without_foreign(params: list[Any], args: list[str]) -> list[str]:
-    """`args` without the flags that are unnecessary here.
+    """`args` without the flags that dyno does not need.
 
     Raises:
         typer.BadParameter: A flag that changes results or is not there, or one that nobody has.
