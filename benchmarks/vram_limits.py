@@ -76,7 +76,7 @@ class OutOfTime(Exception):
 
 
 def started(args: argparse.Namespace, command: list[str]) -> Row:
-    """A process within the time that is left. Throws OutOfTime if that is none."""
+    """A process within the time that is left. Raises OutOfTime if no time is left."""
     left = args.ends - time.monotonic()
     if left <= 0:
         raise OutOfTime
