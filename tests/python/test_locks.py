@@ -298,7 +298,15 @@ def test_a_handler_closes_the_engine_of_a_scheduler_that_takes_a_request(path: P
     ) as engine:
         scheduler = Scheduler(engine)
         stops, goes_on = threading.Event(), threading.Event()
-        that_fits = scheduler._that_fits
+        that_fits, batch_of = scheduler._that_fits, scheduler._batch
+        come: set[int] = set()
+
+        def when_both_have_come() -> Any:
+            # A text that has the cache alone, while the other's thread has not begun, never makes it short.
+            come.update(id(each) for each in scheduler._running)
+            return batch_of() if len(come) == 2 else []
+
+        scheduler._batch = when_both_have_come  # type: ignore[method-assign]
 
         def slow(session: Any, batch: Any) -> Any:
             if len(batch) > 1 and scheduler._prefixes.lacks(session, 2):
