@@ -14,16 +14,6 @@ std::string_view entry_status_name(EntryStatus status) {
 
 namespace {
 
-constexpr int64_t kAnyTokens = int64_t{1} << 24;
-
-// Of any u-batch that the op is part of.
-int64_t most_tokens(const OpUse& use) {
-  if (use.count_in(ListId::general) > 0 || use.count_in(ListId::expanded) > 0 || use.count_in(ListId::streamed) > 0) {
-    return kAnyTokens;
-  }
-  if (use.count_in(ListId::batched) > 0) return kBatchedTokens;
-  return use.count_in(ListId::fused) > 0 ? kFusedTokens : 1;
-}
 bool only_expanded(const OpUse& use) {
   return use.count_in(ListId::expanded) > 0 && use.count_in(ListId::general) == 0 && use.count_in(ListId::fused) == 0 &&
          use.count_in(ListId::single) == 0 && use.count_in(ListId::batched) == 0 && use.count_in(ListId::streamed) == 0;
@@ -70,63 +60,7 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
       }
     }
   }
-  for (const profile::KernelEntry& entry : entries) {
-    EntryReport report{.op_key = entry.op_key, .tokens = entry.tokens, .reason = "no op of this model has this key"};
-    for (int32_t k = 0; k < keys; ++k) {
-      if (use(k).key == entry.op_key) apply(k, entry, report);
-    }
-    report_.push_back(std::move(report));
-  }
-}
-
-// An entry is taken whole or not at all: one bucket that cannot run it, on any path that u-batches take there, rejects
-// it for all of them.
-void Selection::apply(int32_t key, const profile::KernelEntry& entry, EntryReport& report) {
-  // Beyond its list's tokens an op never runs.
-  const int64_t most = most_tokens(use(key)) * use(key).rows_factor;
-  const int last = std::min({entry.last_bucket, kBuckets - 1, ops::bucket_of(most)});
-  if (entry.first_bucket > last) {
-    report.reason = str_cat(entry.origin, ": this op never has more than ", most, most > 1 ? " rows" : " row");
-    return;
-  }
-  ops::Config config{};
-  std::string why;
-  std::vector<std::pair<int, ops::ProductPath>> places;
-  for (int bucket = entry.first_bucket; bucket <= last && why.empty(); ++bucket) {
-    std::string refusal;
-    bool taken = false;
-    for (const ops::ProductPath path : paths_in(key, bucket, kAnyTokens)) {
-      const ops::OpDesc desc = bucket_desc(key, path, bucket);
-      try {
-        config = ops::config_from_entries(ops::family_of(desc), entry.config);
-        const ops::Support support = ops::supports(desc, config, plan_->device(use(key).device));
-        if (support) {
-          places.emplace_back(bucket, path);
-          taken = true;
-        } else {
-          refusal = str_cat("with ", ops::bucket_name(bucket),
-                            " rows: ", without_flash(use(key)) ? "flash_attention is off: " : "", support.reason);
-        }
-      } catch (const ProfileError& error) {
-        refusal = error.what();
-      }
-    }
-    if (!taken) why = refusal;
-  }
-  report.status = why.empty() ? EntryStatus::applied : EntryStatus::rejected;
-  report.reason = why.empty() ? entry.origin : str_cat(entry.origin, ": ", why);
-  Choices& choices = choices_[static_cast<size_t>(key)];
-  if (why.empty()) {
-    for (const auto& [bucket, path] : places) {
-      choices[index_of(path)][static_cast<size_t>(bucket)] = {config, "profile: " + entry.origin};
-    }
-    return;
-  }
-  for (int bucket = entry.first_bucket; bucket <= last; ++bucket) {
-    for (const ops::ProductPath path : paths_in(key, bucket, kAnyTokens)) {
-      choices[index_of(path)][static_cast<size_t>(bucket)].reason = "fallback: " + report.reason;
-    }
-  }
+  for (const profile::KernelEntry& entry : entries) report_.push_back(taken(entry));
 }
 
 int Selection::bucket_of(int32_t key, int64_t tokens) const {
@@ -238,7 +172,7 @@ template <typename Visit>
 void Selection::for_each_launch(int64_t ubatch, const Visit& visit) const {
   for (int32_t k = 0; k < static_cast<int32_t>(plan_->keys.size()); ++k) {
     if (only_expanded(use(k)) && !plan_->expands()) continue;
-    const int64_t tokens = std::min(ubatch, most_tokens(use(k)));
+    const int64_t tokens = std::min(ubatch, most_tokens(k));
     const int64_t rows = tokens * use(k).rows_factor;
     for (int bucket = 0; bucket <= std::min(ops::bucket_of(rows), kBuckets - 1); ++bucket) {
       const int64_t m = std::min(rows, ops::bucket_range(bucket).second);

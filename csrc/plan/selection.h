@@ -66,6 +66,7 @@ class Selection {
 
  private:
   static constexpr int kPaths = 4;  // as ops::ProductPath
+  static constexpr int64_t kAnyTokens = int64_t{1} << 24;
   using Choices = std::array<std::array<Choice, kBuckets>, kPaths>;
 
   // Attention of a GPU where the settings say float32, without tensor cores.
@@ -84,7 +85,13 @@ class Selection {
   // visit(desc, config) for everything that u-batches of up to `ubatch` tokens may launch.
   template <typename Visit>
   void for_each_launch(int64_t ubatch, const Visit& visit) const;
-  void apply(int32_t key, const profile::KernelEntry& entry, EntryReport& report);
+  // Tokens of any u-batch that the op is part of, at most; kAnyTokens: all.
+  int64_t most_tokens(int32_t key) const;
+  // Takes the entry for all ops with its key (selection_entries.cpp).
+  EntryReport taken(const profile::KernelEntry& entry);
+  EntryReport apply(int32_t key, const profile::KernelEntry& entry);
+  // The op that a u-batch of one token runs in the place of this one; -1: it runs this one.
+  int32_t for_one_token(int32_t key) const;
 
   const Plan* plan_;
   PathSettings paths_;

@@ -88,7 +88,7 @@ def _operand(operand: Any) -> str:
 
 
 def ops(engine: Engine, tokens: int | None) -> tuple[dict[str, Any], str]:
-    """Every op, the configuration that was taken for it, and why."""
+    """Every op, the configuration that was taken for it, and why; also the state of a profile's kernels."""
     found = engine.describe_ops(tokens)
     several = len({op["device"] for op in found}) > 1
     header = ("list", "count", "op", "rows", "configuration", "why", "bytes", "flops")
@@ -109,7 +109,11 @@ def ops(engine: Engine, tokens: int | None) -> tuple[dict[str, Any], str]:
     lines = [
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (header, *rows)
     ]
-    return {"ops": found, "kernels": engine.kernel_report()}, "\n".join(lines)
+    entries = engine.kernel_report()
+    if entries:
+        lines.append("kernels of the profile")
+    lines += [f"  {row['status']:8}  {row['key']} {row['tokens']}: {row['reason']}" for row in entries]
+    return {"ops": found, "kernels": entries}, "\n".join(lines)
 
 
 def _plain(value: Any) -> Any:

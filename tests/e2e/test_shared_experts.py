@@ -13,7 +13,10 @@ from dyno.testing import TensorSpec, tiny_gguf, tiny_model
 from dyno.testing.blocks import random_blocks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    Entry = tuple[str, str, dict[str, Any], str]  # of a profile: key, tokens, config, origin
 
 GPUS = [d for d in _core.devices() if d["kind"] == "cuda"]
 HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
@@ -97,8 +100,10 @@ def counts(session: _core.Session, tokens: int = 1) -> Counter[str]:
     return found
 
 
-def planned(path: Path, **device: int) -> _core.Session:
-    return _core.Session(path, session={"cuda_graphs": False}, plan_only=True, device=HOPPER | device)
+def planned(path: Path, *, kernels: Sequence[Entry] = (), **device: int) -> _core.Session:
+    return _core.Session(
+        path, session={"cuda_graphs": False}, plan_only=True, device=HOPPER | device, kernels=list(kernels)
+    )
 
 
 def test_the_down_product_of_a_shared_expert_joins_the_sum_over_experts(tmp_path: Path) -> None:
@@ -146,6 +151,50 @@ def test_gate_and_up_of_a_shared_expert_join_the_experts_of_one_token(tmp_path: 
     assert joined["operands"]["shared_y"]["value"] == sum_of_all["operands"]["shared_x"]["value"]
     session.set({"fusion": False})
     assert counts(session)["up_gate"] == LAYERS
+
+
+def test_entries_of_ops_that_one_token_does_not_run_name_the_op_that_it_runs(tmp_path: Path) -> None:
+    path = mixture(tmp_path / "m.gguf", "q4_0", LONG)
+    session = planned(path)
+    (joined,) = (op["key"] for op in session.ops(1) if op["family"] == "moe_up_gate")
+    ops = {op["family"]: op for op in session.ops(2) if op["family"] in ("moe_up_gate", "up_gate")}
+    assert len(ops) == 2
+    for op in ops.values():
+        reports = {}
+        for tokens in ("m1", "m1-4", "m2-4"):
+            session.set_kernels([(op["key"], tokens, op["config"], "test")])
+            (row,) = session.kernel_report()
+            reports[tokens] = row["status"], row["reason"]
+        assert reports == {
+            "m1": ("unused", f"test: one token takes {joined}"),
+            "m1-4": ("applied", f"test; one token takes {joined}"),
+            "m2-4": ("applied", "test"),
+        }
+    # Without fused launches one token runs them.
+    session.set_kernels([(op["key"], "m1", op["config"], "test") for op in ops.values()])
+    assert {row["status"] for row in session.kernel_report()} == {"unused"}
+    session.set({"fusion": False})
+    assert {row["status"] for row in session.kernel_report()} == {"applied"}
+    one = [op["reason"] for op in session.ops(1) if op["key"] in {op["key"] for op in ops.values()}]
+    assert len(one) == 2
+    assert all("profile: test" in reason for reason in one)
+
+
+def test_entries_of_ops_that_one_token_runs_are_applied(tmp_path: Path) -> None:
+    path = mixture(tmp_path / "m.gguf", "q4_0", LONG)
+    session = planned(path)
+    entries = [
+        (op["key"], "m1", op["config"], "test")
+        for op in session.ops(1)
+        if op["family"] in ("moe_up_gate", "matmul", "moe_down_sum")
+    ]
+    assert len(entries) > 3
+    assert {row["status"] for row in planned(path, kernels=entries).kernel_report()} == {"applied"}
+    # Without a list of its own, one token runs the ops of two.
+    session = planned(mixture(tmp_path / "short.gguf", "q4_0"))
+    entries = [(op["key"], "m1", op["config"], "test") for op in session.ops(2) if "up_gate" in op["key"]]
+    session.set_kernels(entries)
+    assert {row["status"] for row in session.kernel_report()} == {"applied"}
 
 
 def test_a_list_for_one_token_keeps_the_rows_that_a_head_needs(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import dyno
 import numpy as np
 import pytest
-from dyno import DeviceError, GgufError, ModelError, PlanError, ProfileError, _core, profiles
+from dyno import DeviceError, GgufError, ModelError, PlanError, ProfileError, _core, explain, profiles
 from dyno._vocabulary import TokenType
 from dyno.diagnostics import Diagnostics
 from dyno.quality import nmse
@@ -314,6 +314,9 @@ def test_a_kernel_that_is_not_supported_falls_back_loudly_with_its_group(
         assert {row["status"] for row in opened.kernel_report()} == {"rejected"}
         assert nmse(whole, opened.logits(TOKENS)) < 1e-5
         assert any("no_such_variant" in line for line in opened.fallbacks)
+        (shown,) = (line for line in explain.ops(opened, 1)[1].splitlines() if f"{key} m1-8: " in line)
+        assert shown.split()[0] == "rejected"
+        assert "no_such_variant" in shown
     assert any("no_such_variant" in record.getMessage() for record in caplog.records)
     with pytest.raises(ProfileError, match="required"):
         dyno.Engine(tiny, profile=path, require_profile=True)
