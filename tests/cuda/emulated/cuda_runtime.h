@@ -3,6 +3,7 @@
 // of a GPU: nothing here finds a missing barrier, or tells anything about time.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -53,23 +54,28 @@ constexpr unsigned kWarp = 32;
 constexpr unsigned kMaxThreads = 1024;
 constexpr size_t kStackBytes = size_t{1} << 17;
 
+// A fiber runs the kernel of one block after the other. It enters its stack by a context once. Later switches are
+// jumps, which leave out the system calls that a context takes for the mask of signals.
 struct Fiber {
-  ucontext_t context{};
+  jmp_buf at;
   std::unique_ptr<char[]> stack;
   dim3 index;
-  bool ended = false;
+  bool started = false, ended = false;
+  unsigned shared = 0;  // values that it has shared with its warp
 };
 
 inline std::vector<Fiber> fibers;
 inline size_t current = 0;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline std::function<void()> kernel;
 inline dim3 block, threads, grid;
 inline uint8_t* shared_memory = nullptr;  // what a kernel that takes addresses there calls `shared`
 inline bool backwards = false;            // the last thread runs first
 inline bool moved = false;                // whether any fiber got on since the scheduler last looked
 
-inline void yield() { swapcontext(&fibers[current].context, &scheduler); }
+inline void yield() {
+  if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
+}
 
 class Barrier {
  public:
@@ -90,13 +96,30 @@ class Barrier {
 
 inline Barrier whole;
 inline std::vector<Barrier> warps;
-inline std::vector<uint64_t> lanes;  // the bits of a value
+inline std::vector<uint64_t> lanes;  // the bits of two values for each thread: a lane may be one ahead of others
 
 inline void enter() {
-  kernel();
-  fibers[current].ended = true;
-  moved = true;
-  while (true) yield();
+  while (true) {
+    kernel();
+    fibers[current].ended = true;
+    moved = true;
+    yield();
+  }
+}
+
+// Runs the current fiber until it yields.
+inline void resume() {
+  if (_setjmp(scheduler) != 0) return;
+  Fiber& fiber = fibers[current];
+  if (fiber.started) _longjmp(fiber.at, 1);
+  fiber.started = true;
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack.get();
+  context.uc_stack.ss_size = kStackBytes;
+  context.uc_link = nullptr;
+  makecontext(&context, enter, 0);
+  setcontext(&context);
 }
 
 // Runs one block. Throws std::runtime_error if its threads wait for each other for ever.
@@ -105,23 +128,22 @@ inline void run_block(unsigned count, std::function<void()> body) {
   threads = dim3(count);
   whole = {};
   warps.assign((count + kWarp - 1) / kWarp, {});
-  lanes.assign(count, 0);
+  lanes.assign(2 * size_t{count}, 0);
   if (fibers.size() < count) fibers.resize(count);
   for (unsigned i = 0; i < count; ++i) {
     Fiber& fiber = fibers[i];
     if (fiber.stack == nullptr) fiber.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
     fiber.ended = false;
     fiber.index = dim3(i, 0, 0);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = &scheduler;
-    makecontext(&fiber.context, enter, 0);
+    fiber.shared = 0;
   }
   // A warp runs as far as it can before the next one does: to a barrier of the block, over its own shuffles.
   const unsigned per_block = static_cast<unsigned>(warps.size());
   for (bool left = true, any = true; left;) {
-    if (!any) throw std::runtime_error("the threads of a block wait for each other for ever");
+    if (!any) {
+      fibers.clear();  // they stand in the middle of the kernel
+      throw std::runtime_error("the threads of a block wait for each other for ever");
+    }
     left = any = false;
     for (unsigned turn = 0; turn < per_block; ++turn) {
       const unsigned first = (backwards ? per_block - 1 - turn : turn) * kWarp, size = std::min(kWarp, count - first);
@@ -131,7 +153,7 @@ inline void run_block(unsigned count, std::function<void()> body) {
           current = first + (backwards ? size - 1 - lane : lane);
           if (fibers[current].ended) continue;
           left = true;
-          swapcontext(&scheduler, &fibers[current].context);
+          resume();
         }
         any = any || moved;
       } while (moved);
@@ -139,17 +161,24 @@ inline void run_block(unsigned count, std::function<void()> body) {
   }
 }
 
-// The value of lane `from` of the caller's warp, of which all lanes have to take part.
+// The bits of the values of the caller's warp, in the order of its lanes, of which all have to take part. They stand
+// until a lane shares twice again, and that waits for the others.
+template <typename T>
+const uint64_t* share(T value) {
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  Fiber& fiber = fibers[current];
+  const unsigned thread = fiber.index.x, first = thread / kWarp * kWarp;
+  uint64_t* const half = &lanes[fiber.shared++ % 2 * size_t{threads.x}];
+  std::memcpy(half + thread, &value, sizeof(T));
+  warps[thread / kWarp].wait(std::min(kWarp, threads.x - first));
+  return half + first;
+}
+
+// The value of lane `from` of the caller's warp.
 template <typename T>
 T exchange(T value, unsigned from) {
-  const unsigned thread = fibers[current].index.x, first = thread / kWarp * kWarp;
-  const unsigned lanes_there = std::min(kWarp, threads.x - first);
-  static_assert(sizeof(T) <= sizeof(uint64_t));
-  std::memcpy(&lanes[thread], &value, sizeof(T));
-  warps[thread / kWarp].wait(lanes_there);
   T found;
-  std::memcpy(&found, &lanes[first + from], sizeof(T));
-  warps[thread / kWarp].wait(lanes_there);
+  std::memcpy(&found, share(value) + from, sizeof(T));
   return found;
 }
 
@@ -196,18 +225,17 @@ T __ldcg(const T* at) {
   return *at;
 }
 inline unsigned __ballot_sync(unsigned, bool value) {
+  const uint64_t* const values = emulated::share<uint64_t>(value);
   unsigned found = 0;
-  for (unsigned lane = 0; lane < emulated::kWarp; ++lane) {
-    found |= static_cast<unsigned>(__shfl_sync(0, value ? 1 : 0, static_cast<int>(lane))) << lane;
-  }
+  for (unsigned lane = 0; lane < emulated::kWarp; ++lane) found |= static_cast<unsigned>(values[lane]) << lane;
   return found;
 }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
-  for (int bits = 16; bits > 0; bits /= 2) value = max(value, __shfl_xor_sync(0, value, bits));
-  return value;
+  const uint64_t* const values = emulated::share<uint64_t>(value);
+  return static_cast<unsigned>(*std::max_element(values, values + emulated::kWarp));
 }
 // Byte i of the answer is the one of {low, high} that nibble i of `which` counts.
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {

@@ -66,16 +66,14 @@ inline void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 // c[16, 8] += a[16, 16] · b[16, 8] of a warp, as mma.m16n8k16 deals the elements out.
 inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   struct Operands {
-    uint32_t a[4], b[2];
+    float2 a[4], b[2];
   };
   static thread_local Operands operands[emulated::kMaxThreads];
   const unsigned thread = emulated::fibers[emulated::current].index.x, lane = emulated::lane(), first = thread - lane;
-  operands[thread] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  const auto floats = [](uint32_t pair) { return __half22float2(as_half2(pair)); };
+  operands[thread] = {{floats(a[0]), floats(a[1]), floats(a[2]), floats(a[3])}, {floats(b0), floats(b1)}};
   emulated::sync_warp();
-  const auto half = [](uint32_t pair, unsigned which) {
-    const float2 both = __half22float2(as_half2(pair));
-    return which == 0 ? both.x : both.y;
-  };
+  const auto half = [](float2 pair, unsigned which) { return which == 0 ? pair.x : pair.y; };
   for (unsigned e = 0; e < 4; ++e) {
     const unsigned row = lane / 4 + 8 * (e / 2), column = lane % 4 * 2 + e % 2;
     float sum = 0;
