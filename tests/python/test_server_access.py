@@ -122,6 +122,20 @@ def test_origins_are_the_ones_that_browsers_send() -> None:
         Options(cors_origins=("https://xn--schlssel-95a.example",)).cors_origins[0].startswith("https://xn")
     )
     schemes = ("chat.example", "https://chat.example/page", "https://", "https://a b", "")
-    for wrong in (*schemes, "https://schlüssel.example", "https://me@chat.example"):
+    names = (
+        "https://*.chat.example",
+        "https://schlüssel.example",
+        "https://me@chat.example",
+        r"https://a.b\c",
+    )
+    ports = (
+        "https://a.b:",
+        "https://a.b:0443",
+        "https://a.b:https",
+        "https://:443",
+        "http://::80",
+        "http://[]",
+    )
+    for wrong in (*schemes, *names, *ports):
         with pytest.raises(PlanError, match="is no origin; give SCHEME://HOST"):
             Options(cors_origins=("*", wrong))

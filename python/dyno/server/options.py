@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["KEEP_ALIVE_S", "Options"]
 
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:(?![/?#@])[!-~])+")
+_ORIGIN = re.compile(
+    r"[a-z][a-z0-9+.-]*://"
+    r"(\[[0-9a-f:.]+\]|((?![/?#@:*\\\[\]%<>^|])[!-~])+)"  # an address of IPv6, or a name
+    r"(:[1-9][0-9]{0,4})?"
+)
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 """By scheme. A browser leaves them out."""
 
@@ -71,7 +75,7 @@ def _origin(given: str) -> str:
     if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
         raise PlanError(
             f"[server] {given!r:.80} is no origin; give SCHEME://HOST or SCHEME://HOST:PORT without a path, "
-            "as https://chat.example, or * for any page. A name with letters beyond ASCII begins with xn--, "
-            "as browsers show it in the header Origin"
+            "as https://chat.example. A name has no *; an origin that is * alone stands for any page. A name "
+            "with letters beyond ASCII begins with xn--, as browsers show it in the header Origin"
         )
     return origin.removesuffix(_USUAL_PORTS.get(origin.partition("://")[0], ""))
