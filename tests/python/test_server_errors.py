@@ -33,6 +33,10 @@ REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
 }
 
 
+TEXT = {"type": "text", "text": ""}
+RESULT = {"type": "tool_result", "tool_use_id": "1"}
+
+
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[httpx.Client]:
     model: Path = chat_model(tmp_path_factory.mktemp("model") / "m.gguf")
@@ -198,6 +202,32 @@ def test_more_messages_than_tokens_are_not_rendered(
     assert response.status_code == 400
     assert "at least 257 tokens, ctx is 256" in response.json()["error"]["message"]
     assert client.post(path, json={**body, "messages": body["messages"][:1]}).status_code == 500
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "entries"),
+    [
+        (ChatBody, "messages", [*HELLO, *[{}] * 16384, 5]),
+        (ChatBody, "messages", [*HELLO, {"content": [""] * 9000}, {"content": [""] * 9000}, 5]),
+        (ChatBody, "tools", [*[{}] * 16384, 5]),
+        (MessagesBody, "messages", [*HELLO * 16384, 5]),
+        (MessagesBody, "messages", [{"role": "user", "content": [TEXT] * 9000}, {"content": [TEXT] * 9000}]),
+        (MessagesBody, "messages", [{"role": "user", "content": [{**RESULT, "content": [TEXT] * 16384}]}]),
+        (MessagesBody, "system", [*[TEXT] * 16384, 5]),
+        (MessagesBody, "tools", [*[{"name": "f", "input_schema": {}}] * 16384, 5]),
+    ],
+)
+def test_a_conversation_has_few_enough_entries(kind: type[BaseModel], field: str, entries: list[Any]) -> None:
+    """They are counted before any is judged: nothing else runs while pydantic makes 230,000 objects."""
+    body = {"messages": HELLO, "max_tokens": 1, field: entries}
+    with pytest.raises(ValidationError) as wrong:
+        kind.model_validate_json(json.dumps(body))
+    told = from_validation(wrong.value)
+    assert (told.status, told.body["error"]["param"]) == (400, field)
+    assert told.message == (
+        f"{field}: more than 16384 entries, counted with their parts; join some of them, or leave some out"
+    )
+    kind.model_validate_json(json.dumps({"messages": [*HELLO] * 16384, "max_tokens": 1}))
 
 
 def test_a_text_that_the_vocabulary_cannot_spell_is_the_clients_fault(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ from dyno.chat._rendering import Renderer
 from dyno.errors import DeviceLostError
 from dyno.server import Options, wire
 from dyno.server.answers import Completions
+from dyno.server.errors import ApiError, from_validation
 from dyno.server.fields import IGNORED_FIELDS, Fields
 from dyno.server.running import Pieces
 from dyno.server.wire import OPENAI, written
@@ -26,6 +29,8 @@ from served import GREEDY, HELLO, KEY, Served, chat, serving, stream, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from pydantic import ValidationError
 
 
 @pytest.fixture(scope="module")
@@ -407,3 +412,47 @@ def test_fields_of_a_large_body_are_judged_beside_the_loop(
     assert answer.status_code == 200
     assert answer.headers[IGNORED_FIELDS] == "unknown"
     assert [name.startswith("dyno-request") for name in threads] == [large]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_large_body_is_read_beside_the_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    threads: list[str] = []
+
+    def noted(error: ValidationError) -> ApiError:
+        threads.append(threading.current_thread().name)
+        return from_validation(error)
+
+    monkeypatch.setattr("dyno.server.endpoints.from_validation", noted)
+    answer = served.client.post("/tokenize", json={"content": [0] * (200_000 if large else 3)})
+    assert answer.status_code == 400
+    assert [name.startswith("dyno-request") for name in threads] == [large]
+
+
+def test_a_body_that_comes_too_slowly_is_refused(model: Path) -> None:
+    """Each byte is soon followed by the next one, and the last one never comes."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n"
+    with serving(model, Options(body_timeout_s=0.3)) as server:
+        host, port = server.address.removeprefix("http://").split(":")
+        answer, end = b"", time.monotonic() + 120
+        with socket.create_connection((host, int(port))) as slow:
+            slow.sendall(head + b"{")
+            slow.settimeout(0.02)
+            with contextlib.suppress(ConnectionError):  # bytes that nobody has read make the end a reset
+                while time.monotonic() < end:
+                    try:
+                        some = slow.recv(1 << 16)
+                        answer += some
+                        if not some:
+                            break
+                    except TimeoutError:
+                        if not answer:
+                            slow.sendall(b" ")
+        assert time.monotonic() < end, "the server waits for the rest"
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"connection: close" in answer.lower()
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert error["code"] == "body_timeout"
+        assert "came within 0.3 s, and its end did not; send it faster" in error["message"]
+        assert server.client.get("/health").status_code == 200

@@ -127,6 +127,14 @@ def serve(
     max_body: Annotated[
         float, typer.Option("--max-body", help="Maximum size of a request body in MiB.", min=0.001)
     ] = 8.0,
+    body_timeout: Annotated[
+        float,
+        typer.Option(
+            "--body-timeout",
+            help="Reject a request whose body takes longer than this many seconds to arrive.",
+            min=0.001,
+        ),
+    ] = 60.0,
     strict_fields: Annotated[
         bool,
         typer.Option(
@@ -192,6 +200,7 @@ def serve(
             api_key=api_key,
             max_waiting=queue,
             max_body_bytes=int(max_body * 2**20),
+            body_timeout_s=body_timeout,
             timeout_s=timeout,
             strict_fields=strict_fields,
             cors_origins=tuple(cors_origin or ()),

@@ -27,6 +27,7 @@ __all__ = [
     "DetokenizeBody",
     "DrawBody",
     "EmbeddingBody",
+    "Few",
     "Items",
     "Known",
     "RequestBody",
@@ -40,10 +41,33 @@ _MAX_CHOICES = 16
 _MAX_PROMPTS = 256
 _MAX_INPUTS = 2048
 _MAX_BIASES = 1024
+_MAX_ENTRIES = 1 << 14
+"""Messages with their parts, or tools. No other client is served while pydantic makes an object of each."""
 
 T = TypeVar("T")
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list whose check ends at the first wrong item. Otherwise a body could hold millions of errors."""
+
+
+def _few_entries(given: object) -> object:
+    """Raises ValueError for a list with too many entries and parts in them, before each of them is judged."""
+    count, left = 0, [given]
+    while left:
+        each = left.pop()
+        if not isinstance(each, list):
+            continue
+        count += len(each)
+        if count > _MAX_ENTRIES:
+            raise ValueError(
+                f"more than {_MAX_ENTRIES} entries, counted with their parts; join some of them, or leave "
+                "some out"
+            )
+        left += [entry["content"] for entry in each if isinstance(entry, dict) and "content" in entry]
+    return given
+
+
+Few = BeforeValidator(_few_entries)
+"""Marks a list of messages, parts of messages or tools."""
 _Texts = Annotated[
     # Not lax: an item "42" is a text, not a token.
     str | Items[StrictInt] | Items[str] | Items[Items[StrictInt]], Field(union_mode="left_to_right")
@@ -225,10 +249,10 @@ class FunctionChoice(Known):
 class ChatBody(DrawBody):
     """The body of POST /v1/chat/completions."""
 
-    messages: Items[dict[str, Any]] = Field(min_length=1)
+    messages: Annotated[Items[dict[str, Any]], Few] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=-1)
     max_completion_tokens: int | None = Field(default=None, ge=-1)
-    tools: Items[dict[str, Any]] | None = None
+    tools: Annotated[Items[dict[str, Any]] | None, Few] = None
     tool_choice: str | FunctionChoice | None = None
     continue_final_message: bool = False
     """Go on from the last message, which is the assistant's."""

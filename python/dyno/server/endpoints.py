@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -44,7 +45,7 @@ _RENDERERS = 4
 _COMPILERS = 4
 """Threads in which texts with rules begin: a schema or a grammar may take seconds to compile."""
 _LARGE = 1 << 18
-"""Bytes of a body from which on its fields are judged beside the event loop."""
+"""Bytes of a body from which on it is judged beside the event loop."""
 
 
 class _Answer(Protocol):
@@ -269,17 +270,42 @@ class Endpoints:
         return JSONResponse({"status": "ready", **self.scheduler.load()})
 
     async def _body(self, request: Request, kind: type[Body]) -> Body:
-        most = self._options.max_body_bytes
-        data = bytearray()
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > most:
-                raise ApiError(413, f"the body has more than {most} bytes", code="body_too_large")
+        data = await self._data(request)
+        judge = functools.partial(self._judged, request.url.path, kind, data)
+        # Of a long list of objects, it takes a second.
+        judged = await self._threads.run(judge) if len(data) > _LARGE else judge()
+        body, request.state.ignored_fields = judged
+        return body
+
+    def _judged(self, path: str, kind: type[Body], data: bytes) -> tuple[Body, list[str]]:
+        """A body, and the names of its fields that nobody knows."""
         try:
-            body = kind.model_validate_json(bytes(data))
+            body = kind.model_validate_json(data)
         except ValidationError as error:
             raise from_validation(error) from error
-        judge = functools.partial(self._fields.ignored, request.url.path, body)
-        # Of a long list of objects, it takes a second.
-        request.state.ignored_fields = await self._threads.run(judge) if len(data) > _LARGE else judge()
-        return body
+        return body, self._fields.ignored(path, body)
+
+    async def _data(self, request: Request) -> bytes:
+        """The bytes of a body.
+
+        Raises:
+            ApiError: There are too many, or they come too slowly.
+        """
+        most, seconds = self._options.max_body_bytes, self._options.body_timeout_s
+        data = bytearray()
+        try:
+            async with asyncio.timeout(seconds):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > most:
+                        raise ApiError(413, f"the body has more than {most} bytes", code="body_too_large")
+        except TimeoutError as error:
+            raise ApiError(
+                408,
+                f"{len(data)} bytes of the body came within {seconds:g} s, and its end did not; send it "
+                "faster, or start the server with a longer --body-timeout",
+                kind="timeout_error",
+                code="body_timeout",
+                headers={"Connection": "close"},
+            ) from error
+        return bytes(data)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from dyno.server.bodies import Items, Known, RequestBody, Stops, Whole, draw_field
+from dyno.server.bodies import Few, Items, Known, RequestBody, Stops, Whole, draw_field
 
 __all__ = ["CountBody", "MessagesBody"]
 
@@ -106,9 +106,9 @@ class _OutputConfig(Whole):
 class CountBody(RequestBody):
     """The fields of POST /v1/messages/count_tokens; a message has them too."""
 
-    messages: Items[_Message] = Field(min_length=1)
-    system: str | Items[_Text] | None = None
-    tools: Items[_Tool] = Field(default_factory=list)
+    messages: Annotated[Items[_Message], Few] = Field(min_length=1)
+    system: Annotated[str | Items[_Text] | None, Few] = None
+    tools: Annotated[Items[_Tool], Few] = Field(default_factory=list)
     tool_choice: _ToolChoice | None = None
     thinking: _ThinkingChoice | None = None
     output_config: _OutputConfig | None = None

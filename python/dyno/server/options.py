@@ -48,6 +48,8 @@ class Options:
     speculation: Speculation | None = None
     """As of `Scheduler`."""
     max_body_bytes: int = 8 << 20
+    body_timeout_s: float | None = 60.0
+    """Seconds in which the whole body of a request has to come; None: any number."""
     strict_fields: bool = False
     """Refuse requests with fields that nobody knows, instead of ignoring these."""
     cors_origins: tuple[str, ...] = ()
