@@ -10,6 +10,7 @@
 #include <map>
 
 #include "bindings/convert.h"
+#include "core/error.h"
 #include "gguf/gguf_file.h"
 #include "model/model_desc.h"
 
@@ -103,6 +104,23 @@ nb::dict ffn_dict(const model::FfnSpec& f) {
 
 }  // namespace
 
+// Fractions of the elements of matrices, by type; vectors are left out.
+std::map<std::string, double> type_shares(const model::ModelDesc& m) {
+  std::map<std::string, double> types;
+  double total = 0;
+  for (size_t i = 0; i < m.weights.size(); ++i) {
+    const model::Weight& w = m.weights[i];
+    if (w.transform == model::Transform::to_f32 || (m.tied_output && static_cast<model::WeightId>(i) == m.output)) {
+      continue;
+    }
+    const auto elements = static_cast<double>(w.batch) * static_cast<double>(w.rows) * static_cast<double>(w.cols);
+    types[std::string(dtype_name(w.tensor->type))] += elements;
+    total += elements;
+  }
+  for (auto& [name, share] : types) share /= total;
+  return types;
+}
+
 nb::dict model_dict(const model::ModelDesc& m) {
   nb::dict d;
   d["architecture"] = m.architecture;
@@ -135,20 +153,8 @@ nb::dict model_dict(const model::ModelDesc& m) {
                                         [](const model::LayerSpec& layer) { return layer.is_recurrent(); });
   d["layers"] = layers;
 
-  // Fractions of the elements of matrices; vectors are left out.
-  std::map<std::string, double> types;
-  double total = 0;
-  for (size_t i = 0; i < m.weights.size(); ++i) {
-    const model::Weight& w = m.weights[i];
-    if (w.transform == model::Transform::to_f32 || (m.tied_output && static_cast<model::WeightId>(i) == m.output)) {
-      continue;
-    }
-    const auto elements = static_cast<double>(w.batch) * static_cast<double>(w.rows) * static_cast<double>(w.cols);
-    types[std::string(dtype_name(w.tensor->type))] += elements;
-    total += elements;
-  }
   nb::dict fractions;
-  for (const auto& [name, elements] : types) fractions[name.c_str()] = elements / total;
+  for (const auto& [name, share] : type_shares(m)) fractions[name.c_str()] = share;
   d["types"] = fractions;
   nb::list unused;
   for (const std::string& name : m.unused_tensors) unused.append(nb::str(name.c_str()));
@@ -156,9 +162,31 @@ nb::dict model_dict(const model::ModelDesc& m) {
   return d;
 }
 
+// Weight types of the head that drafts; none if the file has no head that this engine can load. The file itself is fine
+// then: load_draft_head() says why it has none.
+nb::list draft_types(const GgufFile& file, const model::ModelDesc& trunk) {
+  nb::list names;
+  if (trunk.draft_blocks == 0) return names;
+  try {
+    for (const auto& [name, share] : type_shares(model::describe_model(file, model::Part::draft_head))) {
+      names.append(nb::str(name.c_str()));
+    }
+  } catch (const UnsupportedError&) {  // no head of this architecture is known
+  } catch (const ModelError&) {        // the head lacks a tensor, or has another shape
+  }
+  return names;
+}
+
 void bind_model(nb::module_& m) {
   m.def(
-      "describe_model", [](const nb::object& file) { return model_dict(model::describe_model(*gguf_of(file))); },
+      "describe_model",
+      [](const nb::object& file) {
+        const auto opened = gguf_of(file);
+        const model::ModelDesc model = model::describe_model(*opened);
+        nb::dict d = model_dict(model);
+        d["draft_types"] = draft_types(*opened, model);
+        return d;
+      },
       "file"_a, nb::sig("def describe_model(file: Gguf | str | os.PathLike[str]) -> dict[str, typing.Any]"),
       "Hyper-parameters, layer specs and weight types of a model. Raises GgufError, ModelError, UnsupportedError.");
   m.def(

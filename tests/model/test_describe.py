@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import gguf
 import numpy as np
 import pytest
 from dyno import _core
 from dyno.errors import ModelError, UnsupportedError
+from dyno.profiles import model_from_description
 from dyno.testing import TensorSpec, Typed, tiny_gguf, tiny_model
 
 if TYPE_CHECKING:
@@ -175,6 +177,37 @@ def test_refusals_name_the_offender(
 def test_tensors_nobody_needs_are_listed(tmp_path: Path) -> None:
     path = llama(tmp_path / "m.gguf", {}, {"blk.0.mystery.weight": np.zeros((4, 4), np.float32)})
     assert _core.describe_model(path)["unused_tensors"] == ["blk.0.mystery.weight"]
+
+
+def with_other_head(path: Path, source: Path, drop: str = "") -> Path:
+    """A tiny model whose head has matrices of BF16 (of any values), without the tensor `drop`."""
+    reader = gguf.GGUFReader(source)
+    metadata = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+    first = int(metadata["qwen35.block_count"]) - int(metadata["qwen35.nextn_predict_layers"])
+    tensors = []
+    for t in reader.tensors:
+        kind = t.tensor_type.name.lower()
+        if t.name.startswith(f"blk.{first}.") and kind == "f16":
+            kind = "bf16"
+        if t.name != drop:
+            tensors.append(TensorSpec(t.name, tuple(map(int, reversed(t.shape))), kind, t.data.tobytes()))
+    return tiny_gguf(path, metadata, tensors)
+
+
+def test_weight_types_of_a_head_are_listed(tmp_path: Path, tiny_dir: Path) -> None:
+    path = with_other_head(tmp_path / "m.gguf", tiny_dir / "qwen35-tiny.gguf")
+    model = _core.describe_model(path)
+    assert (set(model["types"]), model["draft_types"]) == ({"f16"}, ["bf16", "f16"])  # f16: the output
+    assert model_from_description(model).types == {"F16": 1.0, "BF16": 0.0001}
+    assert _core.describe_model(tiny_dir / "llama-tiny.gguf")["draft_types"] == []
+
+
+def test_a_head_that_cannot_be_loaded_has_no_types(tmp_path: Path, tiny_dir: Path) -> None:
+    lacks = "blk.6.nextn.eh_proj.weight"
+    path = with_other_head(tmp_path / "m.gguf", tiny_dir / "qwen35-tiny.gguf", lacks)
+    assert _core.describe_model(path)["draft_types"] == []
+    with pytest.raises(ModelError, match=lacks):
+        _core.Session(path).load_draft_head()
 
 
 def test_biases_of_a_file_are_used(tmp_path: Path) -> None:

@@ -125,6 +125,16 @@ def test_describe(cuda_profile: Profile) -> None:
     assert "every entry is the engine's default" in "\n".join(describe(bare))
 
 
+def test_describe_shows_small_shares_as_such(cuda_profile: Profile) -> None:
+    """A type of one router rounds to nothing, though the model has it."""
+    model = cuda_profile.match.model.model_copy(
+        update={"types": {"Q4_0": 0.9, "Q6_K": 0.0999, "BF16": 0.0001}}
+    )
+    match = cuda_profile.match.model_copy(update={"model": model})
+    text = "\n".join(describe(cuda_profile.model_copy(update={"match": match})))
+    assert "Q4_0 90% Q6_K 10% BF16 <1%" in text
+
+
 def test_describe_shows_gains_first_and_defaults_last() -> None:
     shipped = Path(__file__).parents[2] / "profiles/xeon-avx512-vnni-2c-pycode-moe-20m-q4_k_m.yaml"
     lines = describe(load_profile(shipped))

@@ -291,6 +291,16 @@ def test_a_model_from_the_engine() -> None:
     assert model.shapes == shapes_fingerprint(DESCRIPTION)
 
 
+def test_types_of_a_head_are_named_and_do_not_count(cuda_profile: Profile) -> None:
+    """A build for the profile needs kernels for them, and a profile written without them still matches."""
+    described = {**DESCRIPTION, "draft_types": ["q4_k", "q8_0"]}
+    model, without = model_from_description(described), model_from_description(DESCRIPTION)
+    assert model.types == {"Q4_K": 0.9, "Q6_K": 0.1, "F32": 0.0001, "Q8_0": 0.0001}
+    assert model.shapes == without.shapes
+    match = cuda_profile.match.model_copy(update={"model": without})
+    assert compare(match, match.device, model, match.engine).level is Level.EXACT
+
+
 def with_attention(**changes: Any) -> dict[str, Any]:
     layer = {**LAYER, "attention": LAYER["attention"] | changes}
     return {"layers": [DENSE, layer, LAYER]}
@@ -303,6 +313,7 @@ def with_attention(**changes: Any) -> dict[str, Any]:
         ({"n_ctx_train": 4096}, True),
         ({"types": {"f16": 1.0}}, True),
         ({"name": "other", "unused_tensors": ["a", "b"]}, True),
+        ({"draft_types": ["q8_0"]}, True),
         (with_attention(scale=0.25), True),
         ({"n_vocab": 8193}, False),
         ({"tied_output": True}, False),

@@ -21,7 +21,7 @@ def describe(profile: Profile) -> list[str]:
     else:
         chip = f"cpu, {device.isa}, {device.cores} cores"
     experts = f", {model.experts_used} of {model.experts} experts" if model.experts else ""
-    types = " ".join(f"{name} {share:.0%}" for name, share in model.types.items())
+    types = " ".join(f"{name} {_share(share)}" for name, share in model.types.items())
     synthetic = ", synthetic weights" if model.weights == "synthetic" else ""
     revision = "" if engine.ops_revision is None else f", ops revision {engine.ops_revision}"
     lines = [
@@ -42,6 +42,10 @@ def describe(profile: Profile) -> list[str]:
         of = " tokens per joule" if profile.evidence and profile.evidence.objective == "energy" else ""
         lines.append(f"  gain {metric}: {gain.ratio:g} x{of}{interval}{untouched}")
     return [*lines, *_entries(profile)]
+
+
+def _share(share: float) -> str:
+    return "<1%" if share < 0.005 else f"{share:.0%}"
 
 
 def _entries(profile: Profile) -> list[str]:

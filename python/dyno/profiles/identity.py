@@ -23,6 +23,8 @@ from dyno.settings import ENGINES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+LEAST_SHARE = 0.0001
+"""Share of each weight type that a model has, be it ever so little. A match tolerates it."""
 CPU_ISAS = ("portable", "avx2", "avx512_vnni")
 """Instruction sets that CPU kernels are compiled for, in ascending order."""
 
@@ -221,7 +223,16 @@ def device_info(device: CpuDevice | CudaDevice) -> dict[str, Any]:
 
 # Facts that other fields imply, and that descriptions of earlier versions lack, count no more than sizes.
 _NOT_SHAPES = frozenset(
-    {"n_ctx_train", "types", "parameters", "unused_tensors", "gated", "v_norm", "recurrent_layers"}
+    {
+        "n_ctx_train",
+        "types",
+        "draft_types",
+        "parameters",
+        "unused_tensors",
+        "gated",
+        "v_norm",
+        "recurrent_layers",
+    }
 )
 
 
@@ -266,7 +277,11 @@ def model_from_description(
     """
     # Types with few elements are named, too: GGML_CUDA_PROFILE builds kernels for the types of a profile.
     shares = {str(name).upper(): float(share) for name, share in description["types"].items() if share}
-    types = {name: max(round(share, 4), 0.0001) for name, share in shares.items()}
+    types = {name: max(round(share, 4), LEAST_SHARE) for name, share in shares.items()}
+    for name in description.get(
+        "draft_types", ()
+    ):  # the head drafts with kernels of these, and counts little
+        types.setdefault(str(name).upper(), LEAST_SHARE)
     # Layers with recurrent state have no heads.
     layers = [layer["attention"] for layer in description["layers"]]
     attention = max(layers, key=lambda a: bool(a["heads"]))
