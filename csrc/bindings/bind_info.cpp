@@ -62,6 +62,7 @@ nb::dict build_info() {
 #else
   d["cuda_types"] = nb::list();
 #endif
+  d["cuda_types_of"] = ops::kBuiltFor;
   return d;
 }
 
@@ -142,7 +143,7 @@ void bind_info(nb::module_& m) {
   m.def(
       "build_info", &build_info, nb::sig("def build_info() -> dict[str, typing.Any]"),
       "Version, compiler, every build switch, and what kernels were compiled for: instruction sets of CPUs, and weight "
-      "types of GPUs.");
+      "types of GPUs with the profile that left out other types ('' if none did).");
   m.def(
       "cpu_info", [] { return device_dict(detect_cpu()); }, nb::sig("def cpu_info() -> dict[str, typing.Any]"),
       "The CPU this process runs on: name, isa (the best usable set), features, cores, cache sizes, memory.");

@@ -226,7 +226,7 @@ def type_lines(types: Types, built: set[str], profile: str) -> list[str]:
         lines += [f"#ifndef {macro}", f"#define {macro}(...)", "#endif"]
     lines += [f"DYNO_BUILT_{kind}({name})" for name, kind in types.kernels.items() if name in built]
     lines += [f"DYNO_BUILT_MIXED({a}, {b})" for a, b in types.mixed if {a, b} <= built]
-    lines.append(f"DYNO_BUILT_FOR({json.dumps(profile)})")
+    lines.append(f"DYNO_BUILT_FOR({json.dumps(profile, ensure_ascii=False)})")
     return lines + [f"#undef {macro}" for macro in macros]
 
 
@@ -257,7 +257,8 @@ def main() -> int:
             return 1
         rows = left_out(families, named)
     write(args.output / "left_out.inc", instance_lines(rows))
-    pruned = args.profile.name if built < set(types.kernels) else ""
+    name = args.profile.name.encode("utf-8", "replace").decode() if args.profile else ""
+    pruned = name if built < set(types.kernels) else ""
     write(args.output / "built_types.inc", type_lines(types, built, pruned))
     total = len({instance for family in families.values() for instance in family.optional})
     print(f"{sum(1 for row in rows if not row[2])} of {total} optional kernel instances left out")

@@ -84,7 +84,7 @@ def _weight_types(build: dict[str, Any]) -> list[str]:
     types = build["cuda_types"]
     if not types:
         return []
-    profile = build["switches"].get("GGML_CUDA_PROFILE")
+    profile = build["cuda_types_of"]
     pruned = f"; GGML_CUDA_PROFILE={profile} left out others" if profile else ""
     return [f"GPU weight types  {', '.join(types)}{pruned}"]
 

@@ -160,6 +160,24 @@ def test_kernels_that_are_named_keep_their_type(tmp_path: Path) -> None:
     assert built_types(tmp_path / "ops")[:2] == ({"f32", "q4_k", "q5_k"}, {("q4_k", "q5_k")})
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("modèle 🚀.yaml", "modèle 🚀.yaml"), ('a"b.yaml', r"a\"b.yaml"), ("b\udcff.yaml", "b?.yaml")],
+)
+def test_every_name_of_a_profile_compiles(tmp_path: Path, compiler: str, name: str, written: str) -> None:
+    profile = Path(write_profile(tmp_path, {}, types={"Q4_K": 1.0})).rename(tmp_path / name)
+    done = select(tmp_path, str(profile))
+    assert done.returncode == 0, done.stderr
+    assert built_types(tmp_path / "ops")[2] == written
+    source = tmp_path / "name.cpp"
+    source.write_text(
+        '#define DYNO_BUILT_FOR(profile) const char* name = profile;\n#include "ops/built_types.inc"\n'
+    )
+    words = [compiler, "-fsyntax-only", f"-I{tmp_path}", str(source)]
+    compiled = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr
+
+
 def test_a_model_with_an_unknown_type(tmp_path: Path) -> None:
     done = select(tmp_path, write_profile(tmp_path, {}, types={"Q4_KK": 1.0}))
     assert done.returncode == 1

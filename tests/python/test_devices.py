@@ -128,7 +128,11 @@ def test_info_names_the_weight_types_of_the_gpu_kernels() -> None:
     facts = info.collect("cpu")
     build = {**facts["build"], "cuda_types": ["f32", "q4_k"]}
     assert "GPU weight types  f32, q4_k" in info.text({**facts, "build": build}).splitlines()
-    pruned = {**build, "switches": {**build["switches"], "GGML_CUDA_PROFILE": "p.yaml"}}
+    # A profile that names no model leaves no type out.
+    switches = {**build["switches"], "GGML_CUDA_PROFILE": "p.yaml"}
+    assert "GPU weight types  f32, q4_k" in info.text({**facts, "build": {**build, "switches": switches}})
+    assert "left out" not in info.text({**facts, "build": {**build, "switches": switches}})
+    pruned = {**build, "switches": switches, "cuda_types_of": "p.yaml"}
     line = "GPU weight types  f32, q4_k; GGML_CUDA_PROFILE=p.yaml left out others"
     assert line in info.text({**facts, "build": pruned}).splitlines()
     assert "GPU weight types" not in info.text({**facts, "build": {**build, "cuda_types": []}})
