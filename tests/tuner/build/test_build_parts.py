@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
 
 import pytest
+from dyno_tuner.build.builder import types_left
 from dyno_tuner.build.memory import available_mib, jobs, too_large
 from dyno_tuner.build.sections import code_of, differing, sections
 from dyno_tuner.build.switches import Place, catalogue, named
 from dyno_tuner.core.errors import TuneError
 from dyno_tuner.doctor.switches import BUILD
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 CPU = Place("cpu", title="a CPU")
 H200 = Place("cuda", "9.0", "an H200", "/p.yaml")
 TURING = Place("cuda", "7.5", "a T4")
+
+
+# ---- weight types of a build for a profile ----
+
+
+@pytest.mark.parametrize(
+    ("model", "types"),
+    [({"types": {"Q4_K": 0.9, "Q6_K": 0.1}}, ["f32", "q4_k", "q6_k"]), (None, [])],
+    ids=["with types", "without types"],
+)
+def test_the_types_of_a_build_are_those_that_its_kernels_have(
+    tmp_path: Path, model: dict[str, object] | None, types: list[str]
+) -> None:
+    """As the build's own script writes them: a profile without types leaves none out."""
+    profile = tmp_path / "p.yaml"
+    match = {"device": {"kind": "cuda"}, **({"model": model} if model else {})}
+    profile.write_text(json.dumps({"schema": 1, "match": match, "kernels": {}}))
+    csrc = Path(__file__).parents[3] / "csrc"
+    words = [
+        sys.executable,
+        str(csrc / "cmake" / "cuda_instances.py"),
+        "--select",
+        "all",
+        "--csrc",
+        str(csrc),
+    ]
+    output = tmp_path / "generated" / "ops"
+    subprocess.run(
+        [*words, "--profile", str(profile), "--output", str(output)], check=True, capture_output=True
+    )
+    assert sorted(types_left(tmp_path)) == types
+    assert types_left(tmp_path / "a build for the CPU") == []
 
 
 # ---- switches ----

@@ -59,7 +59,9 @@ class FakeBuilds:
         self.made.append(name)
         live = self._live(defines, (*self.dead_code, *self.dead_commands))
         whole = " ".join(f"{n}={v}" for n, v in sorted(defines.items()))
-        return Built(whole or "default", whole, 10.0, 1.0, 200, 300, 1_000_000, code={"a.o": [live, "", 0]})
+        types = ["f32", "q4_k"] if "GGML_CUDA_PROFILE" in defines else []
+        code = {"a.o": [live, "", 0]}
+        return Built(whole or "default", whole, 10.0, 1.0, 200, 300, 1_000_000, code=code, gpu_types=types)
 
 
 @dataclass
@@ -467,6 +469,22 @@ def test_a_build_for_a_profile_is_compared_under_it(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "both builds under h200.yaml, 1.0 instead of 1.0 MiB" in result.outcomes[0].reason
     assert [s.name for s in result.chosen] == ["GGML_CUDA_PROFILE"]
+
+
+@pytest.mark.parametrize("gain", [1.2, 1.0])
+def test_a_verdict_names_the_models_that_a_build_for_a_profile_runs(tmp_path: Path, gain: float) -> None:
+    """It may be the fastest for this model, and open no other one."""
+    pruned = Switch("GGML_CUDA_PROFILE", "", "/p/h200.yaml")
+    bench = FakeBench(factors(GGML_CUDA_PROFILE=(gain, 1.0)))
+    result = run(FakeBuilds(), bench, [pruned, switch("SLOW")], tmp_path)
+    only = "n a GPU this build runs only models with weights of type f32, q4_k"
+    told = to_dict(result, "pip install .", FACTS)
+    assert f"o{only}" in told["verdicts"]["GGML_CUDA_PROFILE"]["reason"]
+    assert told["verdicts"]["GGML_CUDA_PROFILE"]["gpu_types"] == ["f32", "q4_k"]
+    assert only not in told["verdicts"]["SLOW"]["reason"]
+    for text in (markdown(result, "pip install .", FACTS), page(result, "pip install .", FACTS)):
+        assert f"o{only}" in text
+        assert (f"O{only}. That holds for a draft model, too." in text) is (gain > 1)
 
 
 def test_a_build_for_a_profile_goes_together_with_others_under_it(tmp_path: Path) -> None:

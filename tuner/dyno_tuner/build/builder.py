@@ -57,6 +57,14 @@ class Built:
     """A compiler cache was in use, so the seconds are too few."""
     code: dict[str, list[Any]] = field(default_factory=dict)
     """Digests by object."""
+    gpu_types: list[str] = field(default_factory=list)
+    """Weight types with GPU kernels if GGML_CUDA_PROFILE has left out others; empty if none is left out."""
+
+    @property
+    def runs_only(self) -> str:
+        """The models that this build runs on a GPU; "" if it runs all."""
+        types = ", ".join(self.gpu_types)
+        return f"on a GPU this build runs only models with weights of type {types}" if types else ""
 
     @property
     def objects(self) -> dict[str, Code]:
@@ -277,6 +285,7 @@ class Builder:
             sum(len(c) for p in artifacts if _is_elf(p) for n, c in sections(p) if n in DEVICE),
             any(os.environ.get(f"CMAKE_{lang}_COMPILER_LAUNCHER") for lang in ("C", "CXX", "CUDA")),
             objects,
+            types_left(tree) if self.engine == "dyno" else [],
         )
         write_atomically(place / "built.json", json.dumps(asdict(built)).encode())
         return built
@@ -318,6 +327,17 @@ class Builder:
             yield
         finally:
             os.close(descriptor)
+
+
+def types_left(tree: Path) -> list[str]:
+    """Weight types with GPU kernels in a build tree of dyno; empty unless its profile left out others."""
+    try:
+        text = (tree / "generated" / "ops" / "built_types.inc").read_text(encoding="utf-8")
+    except FileNotFoundError:  # without CUDA
+        return []
+    if re.search(r'^DYNO_BUILT_FOR\(""\)$', text, re.MULTILINE):
+        return []
+    return re.findall(r"^DYNO_BUILT_(?:FLOAT|QUANT|GPU)\((\w+)\)$", text, re.MULTILINE)
 
 
 def _cmake_program() -> str:

@@ -83,6 +83,7 @@ def _measured(found: Measured) -> dict[str, Any]:
 def _cost(built: Built | None, loading: Loading | None) -> dict[str, Any]:
     names = (
         "seconds", "bytes", "device_bytes", "link_seconds", "link_mib", "process_mib", "compiler_cache",
+        "gpu_types",
     )  # fmt: skip
     return {
         **{name: getattr(built, name, None) for name in names},
@@ -140,6 +141,8 @@ def notes(result: Search, facts: Mapping[str, Any]) -> list[str]:
         gains = ", ".join(f"{n} {e}" for n, e in result.confirmed.ratios.items())
         head = f"{named} against the default build" if named else "Fresh rounds did not confirm a gain"
         found.append(f"{head}, in {result.confirmed.rounds} rounds: {gains}.")
+    if result.built is not None and (only := result.built.runs_only):
+        found.append(f"{only[0].upper()}{only[1:]}. That holds for a draft model, too.")
     late = [row.switch.define for row in result.outcomes if not row.tried]
     if late:
         found.append(f"Not tried: {', '.join(late)} (the table has the reasons).")

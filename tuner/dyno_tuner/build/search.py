@@ -295,6 +295,7 @@ class _Run:
                 f"; both builds under {os.path.basename(profile)}, "
                 f"{row.built.bytes / MIB:.1f} instead of {result.base.bytes / MIB:.1f} MiB"
             )
+        row.reason += f"; {row.built.runs_only}" if row.built.runs_only else ""
         if row.measured.kld is None:
             row.reason += "; answers could not be compared"
         if row.measured.disturbed:
