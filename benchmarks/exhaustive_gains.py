@@ -7,8 +7,10 @@ Models: the shipped one, and three of random weights that are made here. Each jo
 exhaustive run measures every value of every setting, and every kernel of every op inside whole prompts and
 tokens, one change at a time; the best kernels of a metric together are one change more. The promising changes
 are measured again in paired rounds, and a change with a ratio above 1.05 and an interval above 1 is a gain.
-Then the tune runs. A gain counts as written if the profile holds the change, or if further rounds show that
-the profile with the change is at most 5 % faster than the profile.
+Then the tune runs. A gain counts as written if the profile holds the change, or if the whole interval of
+further rounds lies at or below 1.05: the profile with the change is at most 5 % faster than the profile. If
+the ratio is above 1.05 and the interval above 1, the gain is missed. Else the rounds cannot tell, and more
+--rounds may.
 
 From good defaults there may be no gain, so that nothing can be missed. With `--slow` the defaults of the
 engine are slow on purpose: settings (u-batches of 32, one thread) and kernels (of the two heaviest ops of
@@ -294,7 +296,7 @@ def runs(space: Space, configuration: Configuration) -> Hashable:
 
 
 def verdict(held: bool, on_top: Sequence[float] | None) -> dict[str, Any]:
-    """Of a gain: whether it is written, and why.
+    """Of a gain: whether it is written, and why. None: the interval holds more than 5 %, and less too.
 
     Args:
         held: whether the profile holds the very change.
@@ -304,10 +306,11 @@ def verdict(held: bool, on_top: Sequence[float] | None) -> dict[str, Any]:
         return {"written": True, "why": "the profile holds it"}
     if on_top is None:
         return {"written": False, "why": "the profile does not run with it"}
-    if on_top[0] <= GAIN:
+    if on_top[2] <= GAIN:
         return {"written": True, "why": "the profile gains no more than 5 % by it"}
-    proven = on_top[1] > 1
-    return {"written": False, "why": "the profile gains by it" if proven else "the rounds cannot tell"}
+    if on_top[0] > GAIN and on_top[1] > 1:
+        return {"written": False, "why": "the profile gains by it"}
+    return {"written": None, "why": "the rounds cannot tell"}
 
 
 def one(args: argparse.Namespace, notebook: Notebook) -> dict[str, Any]:
@@ -329,7 +332,8 @@ def one(args: argparse.Namespace, notebook: Notebook) -> dict[str, Any]:
                 for metric, (found, named) in truth.items()
                 for gain in judge(bench, profile, metric, found, named)
             ]
-            row["missed"] = [gain["change"] for gain in row["gains"] if not gain["written"]]
+            row["missed"] = [gain["change"] for gain in row["gains"] if gain["written"] is False]
+            row["open"] = [gain["change"] for gain in row["gains"] if gain["written"] is None]
             row["seconds"] = notebook.seconds
         finally:
             bench.close()
@@ -482,8 +486,9 @@ def sweep(args: argparse.Namespace) -> int:
                 }  # fmt: skip
                 if args.json is not None:
                     args.json.write_text(json.dumps(report, indent=1) + "\n")
-                gains, missed = len(row.get("gains", ())), row.get("missed")
-                print(name, seed, row.get("error") or f"{gains} gains, missed: {missed}", flush=True)
+                told = f"{len(row.get('gains', ()))} gains, missed: {row.get('missed')}"
+                told += f", the rounds cannot tell: {row['open']}" if row.get("open") else ""
+                print(name, seed, row.get("error") or told, flush=True)
 
     threads = [threading.Thread(target=work, args=(lane,)) for lane in lanes]
     for thread in threads:

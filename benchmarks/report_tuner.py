@@ -82,7 +82,9 @@ def method() -> str:
     raced = [ratio for of in looked for ratio in of["rounds"].values()]
     reach = sum(high > 1.05 for _, _, high in raced)
     gained = [gain for job in exhaustive["jobs"] for gain in job["gains"]]
-    written, models = sum(gain["written"] for gain in gained), len({j["model"] for j in exhaustive["jobs"]})
+    written, missed, unclear = (sum(g["written"] is told for g in gained) for told in (True, False, None))
+    models = len({j["model"] for j in exhaustive["jobs"]})
+    untold = f" The rounds cannot tell for {unclear}." if unclear else ""
     noisy, interrupt, cramped = data["thresholds"]["noise 0.02"], data["interrupt"], data["budget"]
     recorded, simulated = short["recorded"]["all"], short["settings"]["all"]
     methods = ["surface", "dyno's search", "Optuna TPE on raw means", "coordinate sweeps", "random search"]
@@ -125,6 +127,6 @@ Short budgets on simulated engines whose processes load for seconds (`tuner_budg
 - In {len(exhaustive["jobs"])} jobs over {models} models every other value and kernel was measured alone,
   {changes:,} changes, and the best of them in paired rounds, {len(raced)} with the kernels that were best
   together. {len(gained)} gain more than 5 %. A tune of two minutes writes {written} of these and leaves out
-  {len(gained) - written}. The intervals of {reach} changes reach beyond 1.05, so gains cannot be excluded
+  {missed}.{untold} The intervals of {reach} changes reach beyond 1.05, so gains cannot be excluded
   ({exhaustive["side_by_side"]}; `exhaustive_gains.json`).
 """

@@ -167,13 +167,12 @@ def peer_row(args: argparse.Namespace, limit: float, peer: Peer, experts: Expert
     while count not in tried:
         tried.add(count)
         row = peer.measured(args, count)
-        fits = "error" not in row and row["peak_gib"] <= limit
-        if fits:
+        if "error" not in row and row["peak_gib"] <= limit:
             fitting = row
-        elif fitting is not None:
-            break
-        expected = peer.expected(limit, experts)
-        count = min(count, expected) if fits else min(experts.layers, max(count + 1, expected))
+            count = min(count, peer.expected(limit, experts))
+        else:  # an N between this one and the fit that is known may fit as well
+            expected = peer.expected(limit, experts) if fitting is None else 0
+            count = min(experts.layers, max(count + 1, expected))
     if fitting is not None:
         return fitting
     return row if "error" in row else {**row, "error": f"does not fit into {limit:g} GiB"}

@@ -92,6 +92,16 @@ def test_the_run_that_measures_decides(limits: ModuleType, args: argparse.Namesp
         assert len(engine.counts()) <= 4
 
 
+def test_an_n_below_a_fit_is_tried_after_one_that_does_not_fit(
+    limits: ModuleType, args: argparse.Namespace
+) -> None:
+    """Else an engine whose memory is not linear in N gets a slower row than it could have."""
+    peaks = {13: 9.0, 14: 7.5, 15: 6.9}
+    engine = Engine(lambda count, whole: peaks[count] if whole else 7.9)
+    assert row(limits, args, engine, 8.0, limits.Peer("bench", "2048"))["n_cpu_moe"] == 14
+    assert engine.counts() == [15, 15, 13, 14]
+
+
 def test_layers_without_experts_move_nothing(limits: ModuleType, args: argparse.Namespace) -> None:
     engine = Engine(lambda count, _: 2.0 + 0.5 * (24 - max(count, 3)))
     assert row(limits, args, engine, 12.0, limits.Peer("bench", "2048"))["n_cpu_moe"] <= 4
