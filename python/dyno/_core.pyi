@@ -19,7 +19,7 @@ ops = _core_ops
 
 def build_info() -> dict[str, Any]:
     """
-    Version, compiler, every build switch, and what kernels were compiled for: instruction sets of CPUs, and weight types of GPUs.
+    Version, compiler, every build switch, and what kernels were compiled for: instruction sets of CPUs, and weight types of GPUs with the profile that left out other types ('' if none did).
     """
 
 def cpu_info() -> dict[str, Any]:
