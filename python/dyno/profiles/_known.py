@@ -18,9 +18,10 @@ _HEAD = """\
 
 # Known devices and models
 
-Each profile that this project ships, with its gain over the engine's defaults and the 95 % interval. A
-profile of one model serves that model alone ([profile reference](profile-reference.md)).
-`dyno profiles match` tells which one a machine would take ([fleet](fleet.md)).
+This page lists the profiles that dyno ships. A cell shows the gain over the engine's defaults, with its
+95 % interval (`pp4096`: a prompt of 4096 tokens, `tg64`: 64 generated tokens). A profile applies only to its
+own model ([profile reference](profile-reference.md)). `dyno profiles match` shows the profile that a machine
+would take ([fleet](fleet.md)).
 
 """
 

@@ -29,27 +29,29 @@ Metric = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}(@d[0-9]{1,9})?$")]
 class Workload(StrictModel):
     """The work that was measured."""
 
-    name: Name | None = Field(default=None, description="Name of a mix (chat, rag), where it has one.")
+    name: Name | None = Field(default=None, description="Name of the mix (chat, rag), if it has one.")
     pp: Counts = Field(default_factory=list, description="Prompt lengths in tokens; one number or a list.")
     tg: Counts = Field(default_factory=list, description="Generated tokens; one number or a list.")
-    depth: Counts = Field(default_factory=lambda: [0], description="Tokens in the KV cache beforehand.")
+    depth: Counts = Field(
+        default_factory=lambda: [0], description="Tokens in the KV cache before the prompt or the answer."
+    )
     weights: list[Annotated[float, Field(ge=0, le=1e6)]] = Field(
         default_factory=list,
         max_length=64,
-        description="Weight of each part in the objective, as they are listed.",
+        description="Weight of each part in the objective, in the order of the list.",
     )
     text: Text | None = Field(default=None, description="File whose text was used; none: random tokens.")
 
 
 class Gain(StrictModel):
-    """Tuned over default, for one measure."""
+    """The gain of one measure: speed with the profile divided by speed with the defaults."""
 
-    ratio: Ratio = Field(description="Tuned / baseline; above 1 is faster.")
+    ratio: Ratio = Field(description="Speed with this profile / with the defaults; above 1 is faster.")
     ci95: Interval | None = Field(default=None, description="95 % interval of the ratio.")
     n: PositiveCount | None = Field(default=None, description="Pairs of samples.")
     untouched: bool | None = Field(
         default=None,
-        description="true: no entry moves this measure; its ratio is the error of the comparison.",
+        description="true: no entry changes this measure; its ratio is the error of the comparison.",
     )
 
     @model_validator(mode="after")
@@ -63,23 +65,23 @@ class Gain(StrictModel):
 class Quality(StrictModel):
     """The distance of the answers from the reference."""
 
-    reference: Text | None = Field(
-        default=None, description="The computation that was compared with, e.g. `numerics: exact`."
-    )
+    reference: Text | None = Field(default=None, description="The reference, e.g. `numerics: exact`.")
     tokens: Count | None = Field(default=None, description="Scored tokens.")
     mean_kld: NonNegative | None = Field(
-        default=None, description="Mean KL divergence of the tuned settings, nats."
+        default=None, description="Mean KL divergence of the tuned settings, in nats per token."
     )
     default_mean_kld: NonNegative | None = Field(
-        default=None, description="The same of the default settings."
+        default=None, description="Mean KL divergence of the default settings."
     )
-    max_kld: NonNegative | None = Field(default=None, description="Largest KL divergence of a token, nats.")
+    max_kld: NonNegative | None = Field(
+        default=None, description="Largest KL divergence of a token, in nats."
+    )
     ppl_ratio: Positive | None = Field(default=None, description="Perplexity / perplexity of the reference.")
     top1: Fraction | None = Field(
-        default=None, description="Share of tokens with the same most likely successor."
+        default=None, description="Share of tokens whose most probable next token is the same."
     )
     routing_pinned: bool | None = Field(
-        default=None, description="Experts were those that the reference chose."
+        default=None, description="true: the experts were the ones that the reference chose."
     )
 
 
@@ -90,12 +92,13 @@ class Noise(StrictModel):
         description="The largest margin of all measures, e.g. 0.01: what rounds left of the processes' noise."
     )
     by_measure: dict[Metric, Fraction] = Field(
-        default_factory=dict, description="The margin of each measure: a gain below it is no gain."
+        default_factory=dict, description="The margin of each measure; a gain below it does not count."
     )
-    ratio: Ratio | None = Field(default=None, description="The incumbent against itself; 1 within noise.")
+    ratio: Ratio | None = Field(default=None, description="The baseline against itself; 1 within the noise.")
     ci95: Interval | None = Field(default=None, description="95 % interval of that ratio.")
     half_width: Fraction | None = Field(
-        default=None, description="Half of the margin: of the interval of a ratio after all rounds."
+        default=None,
+        description="Half of the margin: the half-width of the interval of a ratio after all rounds.",
     )
     within_process: NonNegative | None = Field(
         default=None, description="Relative spread within one process."
@@ -111,10 +114,10 @@ class Noise(StrictModel):
 
 
 class Samples(StrictModel):
-    """Summary of the raw samples of one measure; all of them are in the journal."""
+    """Summary of the samples of one measure; the journal holds every sample."""
 
     n: PositiveCount = Field(description="Number of samples.")
-    median: NonNegative = Field(description="In the unit of the measure.")
+    median: NonNegative = Field(description="Median, in the unit of the measure.")
     min: NonNegative | None = Field(default=None, description="Smallest sample.")
     max: NonNegative | None = Field(default=None, description="Largest sample.")
     mad: NonNegative | None = Field(default=None, description="Median absolute deviation.")
@@ -123,7 +126,7 @@ class Samples(StrictModel):
 class Routing(StrictModel):
     """The use of experts by the router while the profile was measured."""
 
-    source: Text | None = Field(default=None, description="Text, or `random tokens`.")
+    source: Text | None = Field(default=None, description="Name of the text, or `random tokens`.")
     tokens: Count | None = Field(default=None, description="Tokens of the batch that was counted.")
     distinct: NonNegative | None = Field(
         default=None, description="Experts used in a batch, mean over the layers."
@@ -134,11 +137,10 @@ class Routing(StrictModel):
 
 
 class Crossing(StrictModel):
-    """The size at which one of two ways to compute the same takes over from the other: of one threshold
-    setting."""
+    """The u-batch at which one of two paths takes over from the other, for one threshold setting."""
 
     verdict: Literal["crossing", "always", "never", "tie"] = Field(
-        description="The path below it wins up to some u-batch, at all of them, at none; or both tie."
+        description="The path below the threshold wins up to a u-batch, at all of them, at none; or both tie."
     )
     up_to: Count | None = Field(
         default=None, description="Largest u-batch of the grid at which the path below the threshold wins."
@@ -147,7 +149,7 @@ class Crossing(StrictModel):
     ratio: list[Ratio] = Field(
         default_factory=list,
         max_length=64,
-        description="Of each of them: speed of the path below the threshold / of the one above it.",
+        description="For each u-batch: speed of the path below the threshold / of the path above it.",
     )
 
     @model_validator(mode="after")
@@ -158,7 +160,7 @@ class Crossing(StrictModel):
 
 
 class Environment(StrictModel):
-    """The state of the machine during the measurements, as far as driver and kernel tell it."""
+    """The state of the machine during the measurements, as far as driver and kernel report it."""
 
     disturbed: Literal[True] | None = Field(
         default=None,
@@ -184,14 +186,14 @@ class Environment(StrictModel):
         "or its cache lay in host memory.",
     )
     temperature_c: list[NonNegative] | None = Field(
-        default=None, min_length=2, max_length=2, description="Lowest and highest, in °C."
+        default=None, min_length=2, max_length=2, description="Lowest and highest temperature, in °C."
     )
     sm_mhz: list[NonNegative] | None = Field(
         default=None, min_length=2, max_length=2, description="Lowest and highest clock, in MHz."
     )
-    power_limit_w: NonNegative | None = Field(default=None, description="Enforced power limit.")
+    power_limit_w: NonNegative | None = Field(default=None, description="Enforced power limit, in watts.")
     other_processes: Count | None = Field(
-        default=None, description="Processes of others that computed on the GPU meanwhile."
+        default=None, description="Other processes that computed on the GPU during the measurements."
     )
 
 
@@ -201,13 +203,13 @@ class Slice(StrictModel):
     layers: PositiveCount = Field(description="Layers of the slice.")
     of: PositiveCount = Field(description="Layers of the model.")
     memory_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        description="Bytes of the slice / bytes of the model, by which limits of memory were scaled."
+        description="Bytes of the slice / bytes of the model; memory limits were scaled by it."
     )
     seconds: NonNegative = Field(description="Length of the tune on the slice.")
 
 
 class Energy(StrictModel):
-    """Joules per token of one measure; idle power of the device is part of them."""
+    """Joules per token of one measure, with the idle power of the device."""
 
     default: Positive = Field(description="With the engine's defaults, median.")
     tuned: Positive = Field(description="With this profile, median.")
@@ -232,31 +234,39 @@ class Evidence(StrictModel):
         default_factory=dict, description="Whole profile / default by measure, from paired runs."
     )
     joules_per_token: dict[Metric, Energy] = Field(
-        default_factory=dict, description="Energy by measure, where it was counted."
+        default_factory=dict, description="Joules per token by measure, if a counter could be read."
     )
     memory_mib: list[NonNegative] | None = Field(
         default=None,
         min_length=2,
         max_length=2,
-        description="Planned memory of the default and of this profile in MiB, where memory decided.",
+        description="Planned memory of the default and of this profile in MiB, if memory decided.",
     )
     quality: Quality | None = Field(
         default=None, description="The distance of the answers from the reference."
     )
-    noise: Noise | None = Field(default=None, description="The incumbent against itself.")
-    samples: dict[Metric, Samples] = Field(default_factory=dict, description="Raw samples in short.")
-    routing: Routing | None = Field(default=None, description="Use of the experts.")
+    noise: Noise | None = Field(default=None, description="The baseline against itself.")
+    samples: dict[Metric, Samples] = Field(
+        default_factory=dict, description="Summary of the samples by measure."
+    )
+    routing: Routing | None = Field(
+        default=None, description="The use of the experts during the measurements."
+    )
     crossings: dict[Name, Crossing] = Field(
         default_factory=dict,
         max_length=16,
         description="By threshold setting: where its two paths cross, with this routing.",
     )
-    environment: Environment | None = Field(default=None, description="State of the machine meanwhile.")
+    environment: Environment | None = Field(
+        default=None, description="The state of the machine during the measurements."
+    )
     peak_memory_mib: NonNegative | None = Field(default=None, description="Peak memory with this profile.")
     journal: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{8,64}$")] | None = Field(
         default=None, description="Digest of the journal that holds every sample."
     )
-    slice: Slice | None = Field(default=None, description="The slice of the model that was searched on.")
+    slice: Slice | None = Field(
+        default=None, description="The slice of the model that was searched (`--layers`)."
+    )
 
 
 class Provenance(StrictModel):
@@ -264,7 +274,9 @@ class Provenance(StrictModel):
 
     tuner: Name = Field(description="Version of the tuner.")
     engine_commit: Name | None = Field(default=None, description="Commit that the engine was built from.")
-    device_name: Text | None = Field(default=None, description="Marketing name; a label, never compared.")
+    device_name: Text | None = Field(
+        default=None, description="Marketing name of the device; never compared."
+    )
     driver: Text | None = Field(default=None, description="GPU driver.")
     cuda: Text | None = Field(default=None, description="CUDA toolkit that the engine was built with.")
     compiler: Text | None = Field(default=None, description="Host compiler.")
@@ -277,9 +289,9 @@ class Provenance(StrictModel):
     seed: Count | None = Field(default=None, description="Seed of every random draw.")
     trials: Count | None = Field(default=None, description="Configurations that were measured.")
     failed_trials: Count | None = Field(
-        default=None, description="Those that crashed, hung or gave wrong answers."
+        default=None, description="Configurations that crashed, hung or gave wrong answers."
     )
-    seconds: NonNegative | None = Field(default=None, description="How long the tune took.")
+    seconds: NonNegative | None = Field(default=None, description="Duration of the tune.")
     status: Literal["complete", "interrupted", "budget", "unproven"] | None = Field(
         default=None,
         description="The end of the search: by itself, by an interrupt, or by its budget; `unproven`: "

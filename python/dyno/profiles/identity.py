@@ -41,15 +41,15 @@ class CudaDevice(StrictModel):
     compute_capability: Annotated[
         str,
         BeforeValidator(_as_capability),
-        Field(pattern=r"^[0-9]{1,2}\.[0-9]$", description='As text: "9.0".'),
+        Field(pattern=r"^[0-9]{1,2}\.[0-9]$", description='Compute capability as text, such as "9.0".'),
     ]
     sm_count: int = Field(ge=1, le=4096, description="Streaming multiprocessors.")
-    memory_mib: PositiveCount = Field(description="Memory of the device in MiB, all of it.")
+    memory_mib: PositiveCount = Field(description="Total memory of the device in MiB.")
     memory_gbps: Positive | None = Field(
-        default=None, description="Measured memory bandwidth in GB/s; ranks only."
+        default=None, description="Measured memory bandwidth in GB/s; only ranks profiles."
     )
     pcie_gbps: Positive | None = Field(
-        default=None, description="Measured host-to-device bandwidth in GB/s; ranks only."
+        default=None, description="Measured host-to-device bandwidth in GB/s; only ranks profiles."
     )
     host_memory_gbps: Positive | None = Field(
         default=None,
@@ -68,10 +68,10 @@ class CpuDevice(StrictModel):
     cores: int = Field(ge=1, le=65536, description="Cores that the process may run on.")
     l1d_kib: Count | None = Field(default=None, description="L1 data cache of a core in KiB.")
     l2_kib: Count | None = Field(default=None, description="L2 cache of a core in KiB.")
-    l3_kib: Count | None = Field(default=None, description="Shared L3 cache in KiB; 0 where there is none.")
-    memory_mib: PositiveCount = Field(description="Memory of the machine in MiB, all of it.")
+    l3_kib: Count | None = Field(default=None, description="Shared L3 cache in KiB; 0: none.")
+    memory_mib: PositiveCount = Field(description="Total memory of the machine in MiB.")
     memory_gbps: Positive | None = Field(
-        default=None, description="Measured memory bandwidth in GB/s; ranks only."
+        default=None, description="Measured memory bandwidth in GB/s; only ranks profiles."
     )
     virtual: Name | None = Field(
         default=None,
@@ -134,10 +134,10 @@ class EngineIdentity(StrictModel):
     """The engine that was measured."""
 
     name: Literal["dyno", "llama.cpp", "ik_llama.cpp"] = "dyno"
-    version: Name = Field(description="Version of the engine; for the others the build number or commit.")
+    version: Name = Field(description="Version of dyno, or the build number or commit of another engine.")
     ops_revision: Count | None = Field(
         default=None,
-        description="Revision of dyno's kernels: what is measured under one does not hold for another.",
+        description="Revision of dyno's kernels; measurements of one revision do not hold for another.",
     )
     build: dict[
         Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,63}$")],

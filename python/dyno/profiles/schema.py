@@ -61,21 +61,22 @@ def _as_moves(value: Any) -> Any:
 class SettingEntry(StrictModel):
     """A setting whose value beat the default, with its proof."""
 
-    value: Value = Field(description="The value; types and ranges are those of the setting.")
+    value: Value = Field(description="The value, in the type and range of the setting.")
     default: Value | None = Field(default=None, description="The engine's default when this was measured.")
     ratio: Ratio | None = Field(
         default=None,
-        description="Full profile / full profile with this entry at its default; above 1 is faster.",
+        description="Speed of the whole profile / with this entry at its default; above 1 is faster.",
     )
     ci95: Interval | None = Field(default=None, description="95 % interval of the ratio.")
     n: PositiveCount | None = Field(default=None, description="Pairs of samples behind the ratio.")
     moves: Annotated[
         list[Moved], BeforeValidator(_as_moves), Field(max_length=4), WithJsonSchema(_MOVES_SCHEMA)
-    ] = Field(default_factory=list, description="Measures that it moves: one name or a list.")
+    ] = Field(default_factory=list, description="Measures that it changes: one name or a list.")
     group: GroupName | None = Field(
-        default=None, description="Entries that only gain together: if one is rejected, all fall back."
+        default=None,
+        description="Entries that only gain together; if one is rejected, all use their defaults.",
     )
-    note: Text | None = Field(default=None, description="For people.")
+    note: Text | None = Field(default=None, description="A note for readers.")
 
     @model_validator(mode="after")
     def _interval_fits(self) -> SettingEntry:
@@ -99,12 +100,12 @@ class KernelEntry(StrictModel):
     )
     ratio: Ratio | None = Field(
         default=None,
-        description="Full profile / full profile with this entry, or its group, at default, in speed.",
+        description="Speed of the whole profile / with this entry, or its group, at the default.",
     )
     ci95: Interval | None = Field(default=None, description="95 % interval of the ratio.")
     n: PositiveCount | None = Field(default=None, description="Pairs of samples behind the ratio.")
-    group: GroupName | None = Field(default=None, description="As for settings.")
-    note: Text | None = Field(default=None, description="For people.")
+    group: GroupName | None = Field(default=None, description="As in settings.")
+    note: Text | None = Field(default=None, description="A note for readers.")
 
     @property
     def params(self) -> dict[str, int]:
@@ -231,10 +232,10 @@ class Profile(StrictModel):
 
     schema_version: Literal[1] = Field(alias="schema", description="Version of this format: 1.")
     label: Name = Field(description="A name for people; never compared.")
-    match: Match = Field(description="The properties of the machine that it was measured on.")
+    match: Match = Field(description="The properties of the machine and the model of the measurements.")
     settings: dict[str, SettingOrDefault] = Field(
         default_factory=dict,
-        description="By name: `default` (measured, the default wins) or a value with its proof.",
+        description="By name: `default` (measured; the default wins), or a value with its evidence.",
     )
     kernels: Annotated[
         dict[str, dict[str, KernelOrDefault]],
