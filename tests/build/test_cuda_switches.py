@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,10 @@ def works(built: Any) -> Any:
 def units(built: Any) -> list[list[str]]:
     """Commands of the CUDA sources."""
     return [command for name, command in built.commands.items() if name.endswith(".cu.o")]
+
+
+def sources(built: Any) -> list[Path]:
+    return [Path(command[command.index("-c") + 1]) for command in units(built)]
 
 
 def macros(built: Any) -> set[str]:
@@ -150,10 +155,26 @@ def test_a_quick_check_spares_no_optimisation_of_the_instructions_of_one_chip(cu
     if "has no --Ofast-compile" in built.output:
         assert not built.ok
         pytest.skip("this nvcc has no --Ofast-compile")
-    for name in (EXACT, FAST, "flash_head_128.cu"):
+    for name in (EXACT, "quick_gemm_instances_0.cu", "quick_flash_head_0.cu"):
         assert all(QUICK in command for command in works(built).of(name))
-    for name in (CHIP, "flash_wgmma_head_128.cu"):
+    for name in ("quick_gemm_instances_chip_0.cu", "quick_flash_wgmma_head_chip_0.cu"):
         assert all(QUICK not in command for command in built.of(name))
+
+
+def test_a_quick_check_compiles_every_instance_once(cuda: Configure) -> None:
+    """Its units include the very sources that another build compiles one by one."""
+    built = cuda(DYNO_CUDA_QUICK="ON")
+    if "has no --Ofast-compile" in built.output:
+        pytest.skip("this nvcc has no --Ofast-compile")
+    alone = Counter(source.name for source in sources(works(cuda())))
+    found: Counter[str] = Counter()
+    for unit in sources(works(built)):
+        lines = unit.read_text().splitlines()
+        grouped = [Path(line.split('"')[1]) for line in lines] if unit.name.startswith("quick_") else [unit]
+        assert all(source.is_file() for source in grouped)
+        found.update(source.name for source in grouped)
+    assert found == alone
+    assert len(units(built)) < len(units(cuda())) / 2
 
 
 LTO = {"GGML_CUDA_LTO": "ON", "DYNO_LIBNVVM": "/any/libnvvm.so"}  # configuring does not open the library
