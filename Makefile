@@ -14,15 +14,17 @@ demo: $(VENV)/.installed
 	  $(BIN)/dyno run --model $(MODEL) --profile $(PROFILE) --prompt - --max-tokens 44
 	@echo "Next: . $(BIN)/activate, then dyno chat MODEL.gguf, or tune MODEL.gguf; docs/user/getting-started.md goes on."
 
-# Most tests run beside each other; the second command runs those that measure this machine or load it.
+# Most tests run beside each other; the second command runs those that measure this machine or load it. It names their files,
+# since to collect all tests takes half a minute of one core.
 WORKERS ?= auto
+marked = grep -rlE --include='test_*.py' 'pytest\.mark\.$(1)\>' tests | sort
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not gpu and not alone" -n $(WORKERS) tests
-	$(BIN)/python -m pytest -m "not gpu and alone and not builds" tests
+	$(BIN)/python -m pytest -m "not gpu and alone and not builds" $$($(call marked,alone))
 
 # `tune build` for real: five builds of the CPU engine, measured against each other.
 test-builds: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m builds tests
+	$(BIN)/python -m pytest -m builds $$($(call marked,builds))
 
 test-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m gpu tests
