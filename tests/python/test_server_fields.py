@@ -160,7 +160,7 @@ def test_many_unknown_fields_cost_no_search(monkeypatch: pytest.MonkeyPatch) -> 
 def test_many_unknown_fields_inside_of_others_are_refused() -> None:
     fields = Fields(strict=False)
     text = {"type": "text", "text": "a"}
-    parts = [{**text, f"part{i}": 1} for i in range(100_000)]
+    parts = [{**text, f"part{i}": 1} for i in range(10_000)]
 
     def body(*content: object) -> MessagesBody:
         messages = [{"role": "user", "content": list(content)}]
