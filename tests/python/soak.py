@@ -15,9 +15,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PROMPTS = ["def main", "class Shape:\n    def", "import os\n" * 8, "x = [", "# " + "a long line " * 30]
 
@@ -70,6 +73,7 @@ async def soak(
     tokens: int = 48,
     headers: dict[str, str] | None = None,
     pid: int | None = None,
+    least: Mapping[str, int] | None = None,
 ) -> Soaked:
     """Runs streams for so many seconds, after each prompt's answer was asked for alone.
 
@@ -80,15 +84,16 @@ async def soak(
         tokens: Of an answer.
         headers: Of every request.
         pid: Process of the server, whose memory is watched.
+        least: Streams of a kind without which it goes on for longer; see `Soaked.counts`.
     """
-    result, until = Soaked(), 0.0
+    result, until, wanted = Soaked(), 0.0, least or {}
     # A server closes a connection that was idle for a while, maybe just when a slow client takes it again.
     limits = httpx.Limits(max_connections=clients + 1, keepalive_expiry=2)
     async with httpx.AsyncClient(base_url=address, headers=headers, timeout=300, limits=limits) as client:
         alone = {prompt: await _texts(client, _body(prompt, tokens), 0, None) for prompt in PROMPTS}
 
         async def one() -> None:
-            while time.monotonic() < until:
+            while time.monotonic() < until or any(result.counts[kind] < n for kind, n in wanted.items()):
                 prompt, kind = random.choice(PROMPTS), random.random()
                 stop = random.randint(1, 8) if kind < 0.3 else None
                 pause = 0.02 if kind > 0.8 else 0.0

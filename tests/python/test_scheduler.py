@@ -12,6 +12,7 @@ from chat_model import chat_model, numerics
 from dyno import ClosedError, Engine, PlanError, QueueFullError, Sampling, Scheduler, StepError
 from dyno._requests import Handling, Request
 from dyno._sampling import HostSampler
+from served import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,10 @@ def test_steps_hold_several_sequences(engine: Engine, monkeypatch: pytest.Monkey
     with Scheduler(engine, step_tokens=10) as scheduler:
         batch = scheduler._batch
 
+        end = time.monotonic() + 120
+
         def counted() -> list[object]:
+            assert time.monotonic() < end, "not all texts have come"
             if not sizes and len(scheduler._running) + len(scheduler._waiting) < len(PROMPTS):
                 return []  # on a busy machine the first text could end before the second one comes
             made = batch()
@@ -95,8 +99,7 @@ def test_a_full_queue_refuses_and_cancelling_frees(engine: Engine, monkeypatch: 
         monkeypatch.setattr(scheduler, "_batch", list)  # no step does anything from now on
         with ThreadPoolExecutor(4) as pool:
             held = [pool.submit(list, scheduler.drawn([1, 2], Sampling(), 9, cancelled)) for _ in range(4)]
-            while scheduler.load()["running"] < 3 or scheduler.load()["waiting"] < 1:
-                time.sleep(0.001)
+            until(lambda: scheduler.load()["running"] == 3 and scheduler.load()["waiting"] == 1)
             with pytest.raises(QueueFullError, match="no more than 1 may wait"):
                 next(scheduler.drawn([1, 2], Sampling(), 1))
             cancelled.set()
@@ -203,8 +206,7 @@ def test_one_scheduler_an_engine_and_none_after_close(
         monkeypatch.setattr(scheduler, "_batch", list)  # no text ends by itself
         with ThreadPoolExecutor(1) as pool:
             endless = pool.submit(list, scheduler.drawn([1, 2], Sampling(), 250))
-            while scheduler.load()["running"] == 0:
-                time.sleep(0.001)
+            until(lambda: scheduler.load()["running"] == 1)
             scheduler.close()
             with pytest.raises(ClosedError, match="the scheduler is closed"):
                 endless.result(120)

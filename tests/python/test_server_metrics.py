@@ -89,11 +89,11 @@ def held_elsewhere(lock: threading.RLock) -> Iterator[None]:
     def hold() -> None:
         with lock:
             taken.set()
-            done.wait(20)
+            done.wait(120)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert taken.wait(20)
+    assert taken.wait(120)
     try:
         yield
     finally:
@@ -111,7 +111,7 @@ def test_running_and_waiting_texts_are_gauges(served: Served, monkeypatch: pytes
     def held() -> list[object]:
         made = batch()
         if len(made) == 2 and all(request.drawn for request, _ in made):
-            go.wait(20)  # two texts are under way, and stay so while the metrics are read
+            go.wait(120)  # two texts are under way, and stay so while the metrics are read
         return made
 
     monkeypatch.setattr(scheduler, "_batch", held)
@@ -126,7 +126,7 @@ def test_running_and_waiting_texts_are_gauges(served: Served, monkeypatch: pytes
     assert busy[f"vllm:kv_cache_usage_perc{LABEL}"] == pytest.approx(scheduler.load()["held_tokens"] / 512)
     go.set()
     for request in requests:
-        while request.out.get(timeout=20) is not None:
+        while request.out.get(timeout=120) is not None:
             pass
     until(lambda: scheduler.load()["running"] == 0)
 

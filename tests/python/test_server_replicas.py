@@ -36,6 +36,7 @@ def test_two_replicas_answer_behind_one_address(tmp_path: Path) -> None:
             assert server.stdout is not None
             line = next((line for line in server.stdout if line.startswith("listening on ")), "")
             address = line.removeprefix("listening on ").strip()
+            assert address, "the server has ended before it listens"
             until(port.is_file)
             assert address == f"http://127.0.0.1:{int(port.read_text())}"
             with httpx.Client(base_url=address, timeout=120) as client:

@@ -16,6 +16,9 @@ from dyno.server import Options
 from served import KEY, serving, until
 from soak import soak
 
+LEAST = {"whole": 11, "cancelled": 4}
+"""Streams that a machine of any speed has to end before the soak does."""
+
 
 @pytest.mark.alone
 def test_many_streams(tmp_path: Path, device: str) -> None:
@@ -26,10 +29,10 @@ def test_many_streams(tmp_path: Path, device: str) -> None:
     ) as server:
         headers = {"Authorization": f"Bearer {KEY}"}
         for _ in range(2):
-            found = asyncio.run(soak(server.address, clients=24, seconds=3, tokens=24, headers=headers))
+            found = asyncio.run(
+                soak(server.address, clients=24, seconds=3, tokens=24, headers=headers, least=LEAST)
+            )
             assert not found.wrong, found.wrong[0]
-            assert found.counts["whole"] > 10
-            assert found.counts["cancelled"] > 3
             assert found.counts["refused"] == 0
             until(lambda: server.scheduler.load()["running"] == server.scheduler.load()["waiting"] == 0)
             gc.collect()
@@ -52,11 +55,10 @@ def test_memory_is_flat(tmp_path: Path) -> None:
             until(lambda: (port.is_file() and port.read_text().strip()) or server.poll() is not None)
             address = f"http://127.0.0.1:{port.read_text().strip()}"
             asyncio.run(soak(address, clients=100, seconds=20))
-            found = asyncio.run(soak(address, clients=100, seconds=20, pid=server.pid))
+            found = asyncio.run(soak(address, clients=100, seconds=20, pid=server.pid, least={"whole": 51}))
         finally:
             server.terminate()
     assert not found.wrong, found.wrong[0]
-    assert found.counts["whole"] > 50
     assert found.counts["refused"] == 0
     assert len(found.memory_mib) >= 10
     first, second = (found.memory_mib[a:b] for a, b in ((0, 5), (-5, None)))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-WAIT_S = 30
+WAIT_S = 120
 
 
 def test_calls_keep_their_order_and_end_before_close() -> None:
