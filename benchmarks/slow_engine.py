@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SLOW = {"ubatch": 32, "threads": 1, "threads_batch": 1}
 AS_SLOW = 2.0  # times the default's time of a launch, which a slow kernel is to come near to
-LEAST, MOST = 1.5, 4.0  # times the default's time, beyond which a kernel is no slow one
+LEAST, MOST = 1.5, 4.0  # times the default's time; a kernel outside of these bounds does not count as slow
 SLOW_OPS = 2  # of a token, the heaviest ones, get a slow kernel
 TIMINGS = 3  # of every kernel, of which the fastest counts
 

@@ -1,8 +1,9 @@
 """Locks that know their thread.
 
 The handler of a signal runs in the middle of a call of its own thread. If that call holds a lock, a handler
-that waits for the lock waits for ever. So nothing waits for a lock of its own thread, and no thread waits for
-another lock while it holds that of an engine: `Engine.close` waits for computations alone.
+that waits for the lock waits for ever. So nothing waits for a lock of its own thread. While a thread holds
+the lock of an engine, it waits for no other lock but the locks of log handlers: `Engine.close` waits for
+computations and their warnings alone.
 """
 
 from __future__ import annotations

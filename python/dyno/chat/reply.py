@@ -78,7 +78,7 @@ class Reply(PieceRun[Part]):
         call: The answer has to call this function, or any of the tools if it is empty; None: it may.
         continues: The answer goes on from the last message, which is the assistant's, and is its rest alone.
         one_call: Whether it calls one function alone, if it has to call any of the tools.
-        prompt: Of these arguments, if it was made before: for several answers to one conversation.
+        prompt: The prompt of these arguments, if the caller has made it already, for several answers.
 
     Raises:
         ChatError: The template refuses the messages.
