@@ -57,6 +57,11 @@ class DraftModel:
         self._n_vocab = min(int(engine.model["n_vocab"]), int(target.model["n_vocab"]))
         self._held: list[list[int]] = [[] for _ in range(sequences)]
 
+    @property
+    def in_call(self) -> bool:
+        """Whether this is a handler of a signal in the middle of a call of the small model."""
+        return self._engine._in_call
+
     def draft(self, texts: Sequence[tuple[int, list[int], int]], reads: Reads) -> list[list[int]]:
         """The tokens that the small model expects.
 

@@ -68,6 +68,11 @@ class Drafting:
         self._read: WeakSet[Request] = WeakSet()
         """Texts whose reading has begun."""
 
+    @property
+    def in_call(self) -> bool:
+        """Whether this is a handler of a signal in the middle of a call of the draft model."""
+        return self._model is not None and self._model.in_call
+
     def close(self) -> None:
         """Give back what was loaded for drafts."""
         if self._head is not None:

@@ -125,8 +125,9 @@ class EmbedMethods:
         tokens = [prompt_tokens(engine, text, parse_special=False) for text in given]
         poolers = [Pooler(chosen, normalize) for _ in tokens]
         stop = cancelled or threading.Event()
-        if engine._scheduler is not None:
-            engine._scheduler.embed(tokens, poolers, stop)
+        scheduler = engine._scheduler  # once: its thread takes it away when it ends
+        if scheduler is not None:
+            scheduler.embed(tokens, poolers, stop)
         else:
             _embed_here(engine, tokens, poolers, stop)
         if stop.is_set():

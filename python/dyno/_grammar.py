@@ -6,6 +6,7 @@ The library llguidance compiles the rules and says at each token which ones may 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,15 @@ __all__ = ["Grammar"]
 
 _compiled: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
 _compiling = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: a thread that was compiling is not here to release the lock."""
+    global _compiling
+    _compiling = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Grammar:

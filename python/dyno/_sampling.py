@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import os
 import re
 import secrets
 import threading
@@ -280,6 +281,9 @@ class HostSampler:
         self._grammar: Grammar | None = None
         self._tokenizer, self._waits_for = tokenizer, sampling.rules_after.encode()
         self._seen = b""  # the end of the text, while the rules have not begun
+        if self._waits_for:
+            # The first piece makes all. `draw` would wait for the lock that Python 3.11 has for that.
+            tokenizer.piece(0)
         if sampling.has_rules:
             from dyno._grammar import Grammar
 
@@ -310,6 +314,15 @@ class HostSampler:
 
 
 _searching = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: a thread that was searching is not here to release the lock."""
+    global _searching
+    _searching = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 _breakers: WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], list[int]]] = WeakKeyDictionary()
 
 

@@ -140,8 +140,9 @@ def drawn_tokens(
     """
     if max_tokens == 0:
         return
-    if engine._scheduler is not None and slot is None:
-        yield from engine._scheduler.drawn(tokens, sampling, max_tokens, cancelled, handling)
+    scheduler = engine._scheduler  # once: its thread takes it away when it ends
+    if scheduler is not None and slot is None:
+        yield from scheduler.drawn(tokens, sampling, max_tokens, cancelled, handling)
         return
     owner = Owner()
     try:

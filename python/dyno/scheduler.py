@@ -121,6 +121,8 @@ class Scheduler:
             self._lock = threading.RLock()
             self._changed = threading.Condition(self._lock)
             self._closing = False
+            self._drafts_remain: Exception | None = None
+            """The error for which the memory of drafts was not freed; for `close`."""
             speculation = speculation or speculation_of(engine.settings)
             self._drafting = None if speculation is None else Drafting(engine, speculation)
             self._events = events or SchedulerEvents()
@@ -167,7 +169,7 @@ class Scheduler:
             QueueFullError: As many generations wait as may.
             ClosedError: The scheduler is closed.
             PlanError: The prompt is impossible, or the handler of a signal asks in the middle of a call of
-            the scheduler, its engine or its tokenizer.
+            the scheduler, its engine or its tokenizer. A text that it asked to go on has ended then.
             DeviceError: A forked child asks.
         """
         cancelled = cancelled or threading.Event()
@@ -177,7 +179,7 @@ class Scheduler:
         try:
             while (each := request.take()) is not None:
                 yield each
-                self._check_may_wait()
+                self._check_may_wait("; this text has ended")
         finally:
             request.cancelled.set()
 
@@ -245,6 +247,7 @@ class Scheduler:
 
         Raises:
             PlanError: A hook or a `wake` of the scheduler asks for it, and would wait for itself.
+            DynoError: The memory of drafts was not freed, since the GPU is lost; the scheduler is closed.
         """
         if self._is_forked:
             return
@@ -253,8 +256,12 @@ class Scheduler:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        if not self._in_call:
-            self._thread.join()
+        if self._in_call:
+            return
+        self._thread.join()
+        error, self._drafts_remain = self._drafts_remain, None
+        if error is not None:
+            raise error
 
     @property
     def _is_forked(self) -> bool:
@@ -265,7 +272,8 @@ class Scheduler:
         """Whether this is a handler of a signal that runs in the middle of a call for which the scheduler's
         thread may have to wait.
         """
-        return is_mine(self._lock) or self._engine._in_call
+        drafts = self._drafting is not None and self._drafting.in_call
+        return is_mine(self._lock) or self._engine._in_call or drafts
 
     def __enter__(self) -> Scheduler:
         return self
@@ -305,12 +313,16 @@ class Scheduler:
             self._changed.notify_all()
         return request
 
-    def _check_may_wait(self) -> None:
-        """Raises an error where the scheduler's thread cannot give what this one would wait for."""
+    def _check_may_wait(self, outcome: str = "") -> None:
+        """Raises an error where the scheduler's thread cannot give what this one would wait for.
+
+        Args:
+            outcome: The end of the message.
+        """
         if self._in_call:
             raise PlanError(
                 "[scheduler] the handler of a signal runs in the middle of a call of this scheduler or its "
-                "engine, and can only close() them; ask for texts when that call has returned"
+                f"engine, and can only close() them; ask for texts when that call has returned{outcome}"
             )
         if self._is_forked:
             raise DeviceError(
@@ -343,6 +355,8 @@ class Scheduler:
             try:
                 if self._drafting is not None:
                     self._drafting.close()
+            except Exception as error:  # close() raises it
+                self._drafts_remain = error
             finally:
                 self._engine._scheduler = None
 

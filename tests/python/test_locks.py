@@ -16,9 +16,11 @@ from chat_model import chat_model
 from dyno import ClosedError, Engine, PlanError, Sampling, Scheduler, _grammar, _sampling
 from dyno._locks import for_one_call, is_mine
 from dyno._requests import Handling
+from dyno._sampling import HostSampler
 from dyno.chat._rendering import Renderer
 from dyno.chat.template import ChatTemplate
-from dyno.scheduler import SchedulerEvents
+from dyno.errors import DeviceLostError
+from dyno.scheduler import SchedulerEvents, Speculation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from dyno._requests import Drawn, Step
 
-LONG = 40
+LONG = 120
 """Seconds after which a wait is one for ever."""
 HANDLER = "the handler of a signal runs in the middle of a call"
 
@@ -234,6 +236,75 @@ def test_a_handler_in_a_call_of_the_engine_closes_its_scheduler(
         assert "".join(engine.generate("a", 3))
 
 
+def test_a_handler_in_a_call_of_the_draft_model_closes_the_scheduler(
+    engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(path, device="cpu", profile=None, threads=1, ctx=128, sequences=3) as draft:
+        scheduler = Scheduler(engine, speculation=Speculation(draft=draft))
+        assert scheduler._drafting is not None
+        model, wants, goes_on = scheduler._drafting._model, threading.Event(), threading.Event()
+        assert model is not None
+        drafts = model.draft
+
+        def slow(*given: Any) -> Any:
+            wants.set()
+            assert goes_on.wait(LONG)
+            return drafts(*given)
+
+        monkeypatch.setattr(scheduler._drafting.judge, "wants", lambda texts: True)
+        monkeypatch.setattr(model, "draft", slow)
+        reader = Reader(scheduler, [1, 2, 3])
+        assert wants.wait(LONG)
+        with handled(lambda: (goes_on.set(), scheduler.close())) as now:
+            monkeypatch.setattr(draft, "_check_batch", before(draft._check_batch, now))
+            assert np.isfinite(draft.logits([1, 2, 3], slot=2)).all()
+        assert isinstance(reader.end(), ClosedError)
+        scheduler.close()
+
+
+def test_drafts_that_are_not_freed_are_told_by_close(
+    engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise DeviceLostError("made to fail")
+
+    with Engine(path, device="cpu", profile=None, threads=1, ctx=128, sequences=3) as draft:
+        scheduler = Scheduler(engine, speculation=Speculation(draft=draft))
+        monkeypatch.setattr(scheduler._drafting, "close", fails)
+        with pytest.raises(DeviceLostError, match="made to fail"):
+            scheduler.close()
+        assert engine._scheduler is None
+        scheduler.close()
+
+
+@pytest.mark.parametrize("use", ["generate", "embed"])
+def test_a_scheduler_that_ends_is_a_closed_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    """Its thread takes it from the engine, maybe between two looks of a caller."""
+    scheduler = Scheduler(engine)
+    scheduler.close()
+    looks = [scheduler]
+
+    class Ends(Engine):
+        @property
+        def _scheduler(self) -> Scheduler | None:  # type: ignore[override]
+            return looks.pop() if looks else None
+
+    monkeypatch.setattr(engine, "__class__", Ends)
+    with pytest.raises(ClosedError, match="the scheduler is closed"):
+        list(engine.generate([1, 2, 3], 2)) if use == "generate" else engine.embed([[1, 2, 3]])
+
+
+def test_text_before_rules_needs_no_lock_of_the_vocabulary(engine: Engine) -> None:
+    """Python 3.11 has one lock for all cached properties: a handler may have interrupted its holder."""
+    pytest.importorskip("llguidance")
+    tokenizer = engine.tokenizer
+    tokenizer.__dict__.pop("_pieces", None)
+    HostSampler(Sampling(rules_after="</think>"), tokenizer, int(engine.model["n_vocab"]), [1])
+    assert "_pieces" in tokenizer.__dict__
+
+
 def test_a_handler_in_a_call_of_the_engine_closes_both(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +337,10 @@ def test_a_handler_begins_and_continues_no_text_in_a_call_of_the_engine(
             assert np.isfinite(engine.logits([1, 2, 3], slot=1)).all()
         assert len(told) == 3
         assert all(HANDLER in each for each in told)
+        # An exception ends a generator, so the message tells that the rest of the text does not come.
+        ended = ["; this text has ended" in each for each in told]
+        assert ended == [False, False, True]
+        assert list(running) == []
         assert "".join(engine.generate("a", 3))
 
 
@@ -353,3 +428,25 @@ def test_a_forked_child_gets_no_text_of_its_parent(engine: Engine) -> None:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert len(list(text)) == 49
+
+
+def test_a_forked_child_compiles_and_searches_while_its_parent_does() -> None:
+    """A thread of the parent has the lock, and the child does not have the thread."""
+    has_both, goes_on = threading.Event(), threading.Event()
+
+    def works() -> None:
+        with _grammar._compiling, _sampling._searching:
+            has_both.set()
+            assert goes_on.wait(LONG)
+
+    thread = threading.Thread(target=works)
+    thread.start()
+    try:
+        assert has_both.wait(LONG)
+        if (child := os.fork()) == 0:
+            locks = (_grammar._compiling, _sampling._searching)
+            os._exit(0 if all(lock.acquire(blocking=False) for lock in locks) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        goes_on.set()
+        thread.join()
