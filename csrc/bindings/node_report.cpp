@@ -58,6 +58,7 @@ nb::list node_list(const runtime::Session& session) {
       d["key"] = p.keys[static_cast<size_t>(node.key)].key;
       d["device"] = device_name(p.device(node.device));
       d["layer"] = node.layer < 0 ? nb::none() : nb::cast(node.layer);
+      d["tiles"] = node.gives >= 0 ? nb::cast("gives") : node.gets >= 0 ? nb::cast("gets") : nb::none();
       d["operands"] = std::visit([&](const auto& o) { return fields_dict(p, session.model(), o); }, node.operands);
       out.append(d);
     }

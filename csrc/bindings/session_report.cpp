@@ -134,6 +134,24 @@ nb::dict plan_dict(const runtime::Session& session) {
   return d;
 }
 
+namespace {
+
+// The field of a desc that makes it read or write tiles of halves of that height, as the session does; else none.
+nb::dict tiles_dict(const ops::OpDesc& desc, int64_t height) {
+  nb::dict tiles;
+  std::visit(
+      [&](const auto& d) {
+        if (height == 0) return;
+        if constexpr (requires { d.x_tiles; }) tiles["x_tiles"] = height;
+        if constexpr (requires { d.y_tiles; }) tiles["y_tiles"] = height;
+        if constexpr (requires { d.out_tiles; }) tiles["out_tiles"] = height;
+      },
+      desc);
+  return tiles;
+}
+
+}  // namespace
+
 nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens) {
   const plan::Plan& p = session.plan();
   nb::list out;
@@ -168,6 +186,7 @@ nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens
       d["tokens"] = ops::bucket_name(bucket);
       d["config"] = config_to_dict(ops::family_of(desc), choice.config);
       d["reason"] = choice.reason;
+      d["tiles"] = tiles_dict(desc, session.selection().tiles_of(static_cast<int32_t>(k), count));
       d["path"] = std::string(ops::product_path_name(session.selection().path_of(static_cast<int32_t>(k), count)));
       d["bytes"] = cost.bytes;
       d["flops"] = cost.flops;

@@ -248,14 +248,14 @@ struct Node {
   // In the streamed list: left out where the CPU takes none of the layer's experts.
   bool for_cpu_share = false;
   double share = 1;
-  // Two ops that may pass rows on as HalfTiles (ops/half_tiles.h), if the kernels of both can: this one and another.
-  struct Passing {
-    int32_t from = -1,
-            to = -1;  // keys of the op that gives the rows and of the product that alone reads them; -1: none
-    ValueId value = kNoValue;
-    explicit operator bool() const { return value != kNoValue; }
-  };
-  Passing gives{}, gets{};
+  // Of Plan::passings: the rows that this op gives to another one, and the rows that it gets; -1: none.
+  int32_t gives = -1, gets = -1;
+};
+
+// Two ops of a list that may pass rows on as HalfTiles (ops/half_tiles.h), if the kernels of both can.
+struct Passing {
+  int32_t from = -1, to = -1;  // keys of the op that gives the rows and of the product that alone reads them
+  ValueId value = kNoValue;    // one of these rows; others have the same memory
 };
 
 // An op as profiles name it: all nodes of a device with this key share one Config per token bucket.
@@ -363,8 +363,9 @@ struct Plan {
   NodeList draw{.id = ListId::draw};          // without nodes on the CPU, where the session draws
   NodeList streamed{.id = ListId::streamed};  // without nodes where nothing is streamed
   OffloadOptions offload;
-  int64_t streams_from = 0;  // tokens of a u-batch
-  std::vector<OpUse> keys;   // of all lists
+  int64_t streams_from = 0;       // tokens of a u-batch
+  std::vector<OpUse> keys;        // of all lists
+  std::vector<Passing> passings;  // of all lists, on GPUs
   std::vector<RopeTable> rope_tables;
   size_t cached_bytes = 0;  // of experts of the CPU that also lie on the main device
   // By layer with cached experts: the place of each expert in the main device's copies at load; -1 where it has none.

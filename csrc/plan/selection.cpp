@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "ops/half_tiles.h"
 
 namespace dyno::plan {
 
@@ -60,7 +59,14 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
       }
     }
   }
+  for (size_t i = 0; i < plan.passings.size(); ++i) {
+    std::vector<std::atomic<int16_t>>& heights = heights_.emplace_back(static_cast<size_t>(plan.ubatch) + 1);
+    for (std::atomic<int16_t>& height : heights) height = kUnknown;
+  }
   for (const profile::KernelEntry& entry : entries) report_.push_back(taken(entry));
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (report_[i].status == EntryStatus::applied) report_[i].reason += ended_passes(entries[i]);
+  }
 }
 
 int Selection::bucket_of(int32_t key, int64_t tokens) const {
@@ -104,38 +110,15 @@ Selection::Launch Selection::launch(int32_t key, int64_t tokens, int64_t rows) c
   return launch;
 }
 
-int64_t Selection::tiles_between(const Node::Passing& passing, int64_t tokens, int64_t runs) const {
-  if (!passing) return 0;
-  if (ops::family_of(use(passing.from).desc) == ops::Family::attention && runs != tokens) return 0;
-  Launch giver = launch(passing.from, tokens, tokens), reader = launch(passing.to, tokens, tokens);
-  const int64_t height = ops::tile_height(reader.desc, reader.config);
-  if (height == 0 || !ops::set_tiles(giver.desc, reader.desc, height)) return 0;
-  // They stand where the rows would.
-  const ops::HalfTiles tiles = ops::half_tiles(tokens, std::get<ops::MatmulDesc>(reader.desc).k, height);
-  const size_t room = value_bytes(*plan_, plan_->values[static_cast<size_t>(passing.value)]);
-  if (static_cast<size_t>(tiles.bytes()) > room) return 0;
-  const bool both = ops::supports(giver.desc, giver.config, plan_->device(use(passing.from).device)) &&
-                    ops::supports(reader.desc, reader.config, plan_->device(use(passing.to).device));
-  return both ? height : 0;
-}
-
 Selection::Launch Selection::launch(const Node& node, int64_t tokens, int64_t runs, int64_t rows) const {
   Launch own = launch(node.key, tokens, rows);
-  if (node.gives) {
+  if (node.gives >= 0) {
     const int64_t tiles = tiles_between(node.gives, tokens, runs);
     if (auto* up_gate = std::get_if<ops::UpGateDesc>(&own.desc)) up_gate->y_tiles = tiles;
     if (auto* attention = std::get_if<ops::AttentionDesc>(&own.desc)) attention->out_tiles = tiles;
   }
-  if (node.gets) std::get<ops::MatmulDesc>(own.desc).x_tiles = tiles_between(node.gets, tokens, runs);
+  if (node.gets >= 0) std::get<ops::MatmulDesc>(own.desc).x_tiles = tiles_between(node.gets, tokens, runs);
   return own;
-}
-
-int Selection::count_tiles(int32_t key, int64_t tokens) const {
-  const std::vector<Node>& nodes = plan_->list_for(tokens).nodes;
-  return static_cast<int>(std::count_if(nodes.begin(), nodes.end(), [&](const Node& node) {
-    if (node.key != key) return false;
-    return tiles_between(node.gives, tokens, tokens) > 0 || tiles_between(node.gets, tokens, tokens) > 0;
-  }));
 }
 
 Choice Selection::choice(int32_t key, int64_t tokens) const {
@@ -148,11 +131,7 @@ Choice Selection::choice(int32_t key, int64_t tokens) const {
     choice.reason += "; flash_attention is off: float32, no tensor cores";
   }
   const NodeList& list = plan_->list_for(tokens);
-  if (const int tiles = count_tiles(key, tokens); tiles > 0) {
-    choice.reason += str_cat("; ", tiles, " of ", use(key).count_in(list.id), " as tiles of halves",
-                             std::holds_alternative<ops::MatmulDesc>(use(key).desc) ? " from" : " to",
-                             " the op beside it, without a launch between them");
-  }
+  choice.reason += passes_text(key, tokens);
   if (graph_concurrency_ && !branches_of(list.id).empty()) {
     const int branches = branches_of(list.id)[static_cast<size_t>(key)];
     if (branches > 0) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -50,8 +51,11 @@ class Selection {
   Launch launch(int32_t key, int64_t tokens, int64_t rows) const;
   // The same of a node, which may pass on its rows as tiles of halves, or get them so.
   Launch launch(const Node& node, int64_t tokens, int64_t runs, int64_t rows) const;
-  // The height of these tiles (ops/half_tiles.h) between two ops with so many rows each; 0: float32 rows.
-  int64_t tiles_between(const Node::Passing& passing, int64_t tokens, int64_t runs) const;
+  // The height of these tiles (ops/half_tiles.h) that a passing of the plan takes between ops with so many rows each;
+  // 0, also without a passing: float32 rows.
+  int64_t tiles_between(int32_t passing, int64_t tokens, int64_t runs) const;
+  // The largest of an op's nodes, if each token is of another sequence.
+  int64_t tiles_of(int32_t key, int64_t tokens) const;
   // For printing, of as many rows as the tokens make.
   Choice choice(int32_t key, int64_t tokens) const;
   ops::ProductPath path_of(int32_t key, int64_t tokens) const;
@@ -69,12 +73,22 @@ class Selection {
   static constexpr int64_t kAnyTokens = int64_t{1} << 24;
   using Choices = std::array<std::array<Choice, kBuckets>, kPaths>;
 
+  // Both ops of a passing, as they are launched.
+  struct Ends {
+    ops::OpDesc giver, reader;
+    ops::Config gives, reads;
+  };
+  struct Handover {
+    int64_t height = 0;  // of the tiles
+    bool reads = false;  // the reader's configuration can read tiles
+    std::string why{};   // rows stay float32, if the height is 0
+  };
+  static constexpr int16_t kUnknown = -1;
+
   // Attention of a GPU where the settings say float32, without tensor cores.
   bool without_flash(const OpUse& op) const;
   const OpUse& use(int32_t key) const { return plan_->keys[static_cast<size_t>(key)]; }
   int bucket_of(int32_t key, int64_t tokens) const;
-  // Nodes of the list for so many tokens, of that key, whose rows are tiles of halves.
-  int count_tiles(int32_t key, int64_t tokens) const;
   const std::vector<int>& branches_of(ListId list) const { return branches_[static_cast<size_t>(list)]; }
   const PathRange& path_range(int32_t key, int64_t tokens) const {
     return range_of(path_ranges_[static_cast<size_t>(key)], tokens);
@@ -90,6 +104,15 @@ class Selection {
   // Takes the entry for all ops with its key (selection_entries.cpp).
   EntryReport taken(const profile::KernelEntry& entry);
   EntryReport apply(int32_t key, const profile::KernelEntry& entry);
+  // Tiles of halves (selection_tiles.cpp). With the configurations that were chosen, and with the defaults of both.
+  Ends ends(const Passing& passing, int64_t tokens) const;
+  Ends default_ends(const Passing& passing, int64_t tokens) const;
+  Handover handover(const Passing& passing, Ends ends, int64_t tokens) const;
+  bool one_token_each(const Passing& passing) const;
+  std::string condition(const Passing& passing) const;
+  // For printing: the tiles of an op, or why its rows stay float32; and where rows do because of an entry.
+  std::string passes_text(int32_t key, int64_t tokens) const;
+  std::string ended_passes(const profile::KernelEntry& entry) const;
   // The op that a u-batch of one token runs in the place of this one; -1: it runs this one.
   int32_t for_one_token(int32_t key) const;
 
@@ -103,6 +126,8 @@ class Selection {
   std::vector<PathRanges> path_ranges_;
   std::vector<Choices> choices_;
   std::vector<EntryReport> report_;
+  // By passing and tokens: the height of tiles, once a launch has asked for it.
+  mutable std::vector<std::vector<std::atomic<int16_t>>> heights_;
 };
 
 }  // namespace dyno::plan

@@ -1,5 +1,6 @@
 // Which ops may leave their rows as the tiles of halves that the next product multiplies, so that no launch between the
 // two has to make them. Whether they do is the selection's to say, which knows the kernels of both.
+#include <algorithm>
 #include <optional>
 
 #include "plan/passes/passes.h"
@@ -41,12 +42,25 @@ bool selects_between(const NodeList& list, int32_t from, int32_t to) {
   return (from <= list.select_node && list.select_node < to) || (from < list.head_node && list.head_node <= to);
 }
 
+// Its index. Rows of one list and one width have the same memory.
+int32_t passing_of(Plan& plan, int32_t from, int32_t to, ValueId value) {
+  const auto list_of = [&](ValueId id) { return plan.values[static_cast<size_t>(id)].list; };
+  const auto known = std::find_if(plan.passings.begin(), plan.passings.end(), [&](const Passing& passing) {
+    return passing.from == from && passing.to == to && list_of(passing.value) == list_of(value);
+  });
+  const auto index = static_cast<int32_t>(known - plan.passings.begin());
+  if (known == plan.passings.end()) plan.passings.push_back({.from = from, .to = to, .value = value});
+  return index;
+}
+
 }  // namespace
 
-void pair_tiles(const Plan& plan, NodeList& list) {
+void pair_tiles(Plan& plan, NodeList& list) {
   const auto count = static_cast<int32_t>(list.nodes.size());
   for (int32_t from = 0; from < count; ++from) {
     Node& giver = list.nodes[static_cast<size_t>(from)];
+    // Kernels of a CPU have no tiles, and are not asked for them at each launch.
+    if (plan.device(giver.device).kind != DeviceKind::cuda) continue;
     const std::optional<ValueId> given = rows_of(plan, giver);
     if (!given) continue;
     const ValueId value = *given;
@@ -59,7 +73,7 @@ void pair_tiles(const Plan& plan, NodeList& list) {
       const bool alike = reader.device == giver.device && reader.rows_factor == 1 && giver.rows_factor == 1 &&
                          !reader.per_run && !giver.per_run;
       if (alike && desc.batch == 1 && whole(plan, product->x, desc.k) && !selects_between(list, from, to)) {
-        giver.gives = reader.gets = {.from = giver.key, .to = reader.key, .value = value};
+        giver.gives = reader.gets = passing_of(plan, giver.key, reader.key, value);
       }
       break;
     }

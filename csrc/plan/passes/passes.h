@@ -48,7 +48,7 @@ void hoist(Plan& plan, NodeList& list);
 void finish_list(Plan& plan, NodeList& list);
 void segment(Plan& plan, NodeList& list);
 // Part of finish_list(): Node::gives and gets.
-void pair_tiles(const Plan& plan, NodeList& list);
+void pair_tiles(Plan& plan, NodeList& list);
 void stream(Plan& plan, NodeList& list);
 
 // Before place_nodes: values of another list, of which this one's nodes were made, become values of its own. All lists
