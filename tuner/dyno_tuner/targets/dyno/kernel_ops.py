@@ -52,7 +52,13 @@ def ops_with_choice(
             if op["path"] != "any":
                 # The settings choose it; kernels of another one are rejected.
                 desc["path"] = op["path"]
-            candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc, plain_device(device)))
+            known = plain_device(device)
+            candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc, known))
+            if op["tiles"]:
+                # By itself an op reads and leaves rows, so a kernel without tiles of halves would not pay for
+                # the launch that they spare.
+                tiled = {**desc, **op["tiles"]}
+                candidates = tuple(c for c in candidates if _core.ops.supports(family, tiled, c, known)[0])
             place = (str(op["key"]), str(op["tokens"]))
             if metric == "pp" and op["list"] == "draw":
                 continue  # a prompt of one token is not drawn from
