@@ -495,6 +495,19 @@ def test_a_build_for_a_profile_goes_together_with_others_under_it(tmp_path: Path
     assert [profile for _, _, profile in bench.profiles[2:]] == ["/p/h200.yaml"] * 3
 
 
+def test_nothing_is_built_if_every_verdict_is_known_before(tmp_path: Path) -> None:
+    """The tables alone decide, so the minutes of a default build would tell nothing."""
+    rows = [Switch("A", "OFF", "ON", inert="it is dead"), Switch("B", "OFF", "ON", refused="no compiler")]
+    builds, bench = FakeBuilds(), FakeBench(factors())
+    result = run(builds, bench, [*rows, Switch("C", "OFF", "ON", pointless="on this chip")], tmp_path)
+    assert (builds.made, bench.compared) == ([], [])
+    assert [row.verdict for row in result.outcomes] == ["inert", "refused", "default"]
+    told = to_dict(result, "pip install .", FACTS)
+    assert (told["default"]["seconds"], told["verdicts"]["A"]["reason"]) == (None, "it is dead")
+    assert "| default build |  |  |  |  |  |  |  |  |  |" in markdown(result, "pip install .", FACTS)
+    assert "it is dead" in page(result, "pip install .", FACTS)
+
+
 def test_the_line_for_a_gpu_has_the_defines_of_a_gpu(tmp_path: Path) -> None:
     result = run(FakeBuilds(), FakeBench(factors(FAST=(1.2, 1.0))), [switch("FAST")], tmp_path)
     fixed = _fixed("llama.cpp", Place("cuda", "9.0"))

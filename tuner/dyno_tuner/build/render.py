@@ -149,8 +149,8 @@ def notes(result: Search, facts: Mapping[str, Any]) -> list[str]:
     if result.knobs:
         told = settings_text(result.knobs)
         found.append(f"With that build also set {told}.")
-    builds = [result.base, *(row.built for row in result.outcomes if row.built is not None)]
-    if any(b.compiler_cache for b in builds):
+    builds = [result.base, *(row.built for row in result.outcomes)]
+    if any(b is not None and b.compiler_cache for b in builds):
         found.append("* A compiler cache was in use: a build without it takes longer.")
     return found
 

@@ -72,7 +72,8 @@ class Outcome:
 class Search:
     """The result: the default build, the verdicts, and the defines to use."""
 
-    base: Built
+    base: Built | None
+    """None if no switch needed a build."""
     base_loading: Loading | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     chosen: list[Switch] = field(default_factory=list)
@@ -143,6 +144,7 @@ class _Run:
     say: Callable[[str], None]
     knob_values: Mapping[str, Sequence[int]]
     longest: float
+    base: Built = field(init=False)
 
     def __post_init__(self) -> None:
         self._process = 0.0  # seconds of one process of a comparison; 0: none was made yet
@@ -150,19 +152,23 @@ class _Run:
 
     def all(self, switches: Sequence[Switch]) -> Search:
         outcomes = [self._without_a_build(row) for row in switches]
+        pending = [row for row in outcomes if not row.reason]
+        if not pending:
+            self.say("every switch has its verdict without a build")
+            return Search(None, outcomes=outcomes)
         self.say("configuring the default build")
         commands = self.builds.configured({})
-        result = Search(self.builds.build({}, "default", deadline=self.longest), outcomes=outcomes)
-        pending = [row for row in outcomes if not row.reason]
-        seen: list[tuple[str, Commands, Built]] = [("the default build", commands, result.base)]
+        self.base = self.builds.build({}, "default", deadline=self.longest)
+        result = Search(self.base, outcomes=outcomes)
+        seen: list[tuple[str, Commands, Built]] = [("the default build", commands, self.base)]
         for number, row in enumerate(pending):
-            if not self._build(row, seen, result.base):
+            if not self._build(row, seen, self.base):
                 continue
             later = [other for other in pending[number + 1 :] if not self._in_cache(other)]
             parts = 2 * (len(pending) - number) + 1
-            self._measure(row, result, parts, len(later) * result.base.seconds)
+            self._measure(row, result, parts, len(later) * self.base.seconds)
         if self._restless < MOST_RESTLESS:
-            result.base_loading = self._loading_of_base(result.base)
+            result.base_loading = self._loading_of_base(self.base)
         self._combine(result)
         return result
 
@@ -280,7 +286,7 @@ class _Run:
         share = self.clock.share(parts, builds)
         try:
             row.measured = self._compare(
-                "compare", result.base, row.built, share, answers=True, profile=profile
+                "compare", self.base, row.built, share, answers=True, profile=profile
             )
             row.loading = self._loading_of_variant(row.built, profile)
         except DisturbedError as error:
@@ -293,7 +299,7 @@ class _Run:
         if profile:
             row.reason += (
                 f"; both builds under {os.path.basename(profile)}, "
-                f"{row.built.bytes / MIB:.1f} instead of {result.base.bytes / MIB:.1f} MiB"
+                f"{row.built.bytes / MIB:.1f} instead of {self.base.bytes / MIB:.1f} MiB"
             )
         row.reason += f"; {row.built.runs_only}" if row.built.runs_only else ""
         if row.measured.kld is None:
@@ -303,7 +309,7 @@ class _Run:
         if row.measured.changed:
             return
         decisive = row.measured
-        self._set_anew(row, result.base, parts - 1, builds)
+        self._set_anew(row, self.base, parts - 1, builds)
         if row.tuned is not None and row.tuned.measured is not None:
             decisive = row.tuned.measured
             row.reason += f"; with {row.tuned.words}: {summary(decisive)}"
@@ -407,7 +413,7 @@ class _Run:
         settings = (_base_knobs([best] if len(chosen) == 1 else winners), knobs)
         try:
             result.confirmed = self._compare(
-                "confirm", result.base, built, self.clock.share(1), answers=False, settings=settings,
+                "confirm", self.base, built, self.clock.share(1), answers=False, settings=settings,
                 profile=profile,
             )  # fmt: skip
         except Interrupted:
@@ -428,7 +434,7 @@ class _Run:
         """
         variant = Variant.of([row.switch for row in winners])
         known = self.builds.known(variant.defines) is not None
-        needed = 2 * self._least() + (0.0 if known else result.base.seconds)
+        needed = 2 * self._least() + (0.0 if known else self.base.seconds)
         if self.clock.left < needed:
             self._lose(winners, best, "no time was left to build and measure the switches together")
             return None
@@ -439,7 +445,7 @@ class _Run:
         self.say("measuring the switches that gain, together")
         mixed, profile = _mixed(winners), _profile(winners)
         result.together = self._compare(
-            "together", result.base, both, self.clock.share(3), answers=True,
+            "together", self.base, both, self.clock.share(3), answers=True,
             settings=(_base_knobs(winners), mixed), profile=profile,
         )  # fmt: skip
         # Empty knobs that were set anew are a result, too: the best build reads fastest at its default.
