@@ -109,6 +109,16 @@ def test_the_closing_table_begins_with_a_verdict() -> None:
     assert first.startswith(f"Prompts {pp:.2f} × as fast, tokens {tg:.2f} ×; answers ")
 
 
+@pytest.mark.parametrize(("number", "voided", "unstable"), [
+    (1, "1 measurement or block repeated", "1 measurement never warmed up"),
+    (2, "2 measurements or blocks repeated", "2 measurements never warmed up"),
+])  # fmt: skip
+def test_the_closing_line_counts_in_words_of_that_number(number: int, voided: str, unstable: str) -> None:
+    tuned = Simulated("null", 1, max_trials=4).outcome
+    tuned.voided = tuned.unstable = number
+    assert f"; {voided}; {unstable}" in _told(tuned)
+
+
 def test_the_verdict_says_why_nothing_was_gained() -> None:
     tuned = Simulated("null", 1, max_trials=8).outcome
     margin = 100 * max(tuned.margin.values())

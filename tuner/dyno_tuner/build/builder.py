@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dyno.profiles.io import write_atomically
 
 from ..core.errors import TuneError
+from ..core.protocol import counted
 from . import memory
 from .commands import Commands, identity_objects, read_commands, search_path, tool
 from .content import build_key, compiler_of
@@ -156,7 +157,7 @@ class Builder:
             if why := memory.too_large(self._predicted(defines, link_mib), free):
                 raise TuneError(why)
             jobs = memory.jobs(free, self.process_mib or memory.COMPILER_MIB)
-            self.say(f"{name}: building with {jobs} jobs in {place} (kept for the next time)")
+            self.say(f"{name}: building with {counted(jobs, 'job')} in {place} (kept for the next time)")
             place.mkdir(parents=True, exist_ok=True)
             begun, before = time.monotonic(), _spent(place)
             try:

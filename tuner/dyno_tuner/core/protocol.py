@@ -22,6 +22,11 @@ Value = bool | int | float | str
 Settings = Mapping[str, Value]
 
 
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """`1 measurement`, `3 measurements`; `nouns` where an s does not make the plural."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
 def settings_text(settings: Mapping[str, Any], joint: str = " ") -> str:
     """Settings for people: `ubatch=512 threads=8`."""
     return joint.join(f"{name}={value}" for name, value in settings.items())

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..core.protocol import settings_text
+from ..core.protocol import counted, settings_text
 from ..space.memory_limits import gib
 
 if TYPE_CHECKING:
@@ -139,8 +139,9 @@ class Progress:
         elif kind == "kernels_alone" and plain:
             self.say("  no time to try kernels of generation in situ: their times alone decide")
         elif kind == "kernels_small" and plain:
+            kernels, promise = counted(data["choices"], "kernel"), f"{data['promise']:.4f} × at most"
             self.say(
-                f"  {data['choices']} kernels for {data['group']} can gain {data['promise']:.4f} × at most, "
+                f"  {kernels} for {data['group']} can gain {promise}, "
                 f"and {data['enough']:.4f} × is worth a confirmation"
             )
         elif kind == "kernels_dropped" and plain:
@@ -154,8 +155,8 @@ class Progress:
             failed = f", {data['failed']} failed" if data["failed"] else ""
             cut = "" if data["ended"] == "complete" else f" ({data['ended']})"
             self.say(
-                f"  generation in situ: {data['trials']} trials of {data['ops']} of {data['of']} ops"
-                f"{failed}, {data['kept']} kernels kept{cut}"
+                f"  generation in situ: {counted(data['trials'], 'trial')} of {data['ops']} of "
+                f"{counted(data['of'], 'op')}{failed}, {counted(data['kept'], 'kernel')} kept{cut}"
             )
         elif kind == "incorrect" and plain:
             self.say(f"  answers refused: {data['reason']}")
@@ -204,7 +205,9 @@ class Progress:
         found = words.get(str(data["verdict"]))
         if found is None:
             found = f"the first path up to {data['tokens'][data['below'] - 1]} tokens"
-        self.say(f"  {data['knob']}={data['value']}: {found} ({data['measurements']} measurements)")
+        self.say(
+            f"  {data['knob']}={data['value']}: {found} ({counted(data['measurements'], 'measurement')})"
+        )
 
     def _elapsed(self) -> float:
         return self._offset + time.monotonic() - self._begun

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from ..core.options import ENERGY, MEMORY
-from ..core.protocol import settings_text
+from ..core.protocol import counted, settings_text
 from ..space.memory_limits import gib
 from .verdict import UNPROVEN, better, not_proven, over_defaults, verdict
 
@@ -96,13 +96,16 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
     console.print(
         f"{tried} in {outcome.seconds:.0f} s"
         + (f"; failed: {failed}" if failed else "")
-        + (f"; {outcome.voided} measurements or blocks repeated" if outcome.voided else "")
-        + (f"; {outcome.unstable} measurements never warmed up" if outcome.unstable else "")
+        + (f"; {counted(outcome.voided, *_REPEATED)} repeated" if outcome.voided else "")
+        + (f"; {counted(outcome.unstable, 'measurement')} never warmed up" if outcome.unstable else "")
         + (f" ({outcome.status})" if outcome.status != "complete" else "")
         + ("; --resume continues" if outcome.status == "interrupted" else "")
     )
     for line in not_proven(outcome):
         console.print(line, soft_wrap=True)
+
+
+_REPEATED = "measurement or block", "measurements or blocks"
 
 
 def _print_unproven(outcome: Outcome, console: Console) -> None:
