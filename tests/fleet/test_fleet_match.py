@@ -147,6 +147,15 @@ def test_bad_descriptions_are_errors_that_name_the_file(text: str, said: str) ->
     assert "n1" in str(error.value)
 
 
+def test_a_description_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "node.json"
+    file.write_bytes(b"\xff\xfe{")
+    with pytest.raises(ProfileError, match=f"{file} is not UTF-8 text"):
+        CliRunner().invoke(app, ["profiles", "match", "--labels", str(file)], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["profiles", "match", "--labels", "-"], input=b"\xff\xfe{")
+    assert str(done.exception) == "[fleet] standard input is not UTF-8 text"
+
+
 def test_info_of_this_program_is_read_back() -> None:
     done = CliRunner().invoke(app, ["info", "--json"])
     nodes = read_nodes(done.output, "here")

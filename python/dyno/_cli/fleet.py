@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -134,20 +134,28 @@ def _one(place: str) -> list[Node]:
     from dyno.fleet import read_nodes
 
     if place == "-":
-        return read_nodes(sys.stdin.read(), "standard input")
+        return read_nodes(_utf8(sys.stdin.buffer, "standard input"), "standard input")
     return read_nodes(_text(Path(place)), place)
 
 
 def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        return _utf8(file, str(path))
+
+
+def _utf8(file: BinaryIO, name: str) -> str:
     from dyno.errors import ProfileError
     from dyno.fleet.nodes import MAX_CHARS
 
-    with path.open(encoding="utf-8", errors="strict") as file:
-        try:
-            text = file.read(MAX_CHARS + 1)
-        except UnicodeDecodeError as error:
-            raise ProfileError(f"[fleet] {path} is not UTF-8 text") from error
-    return text
+    data = file.read(MAX_CHARS + 1)
+    if len(data) > MAX_CHARS:
+        raise ProfileError(
+            f"[fleet] {name} has more than {MAX_CHARS} bytes, which is no description of nodes"
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"[fleet] {name} is not UTF-8 text") from error
 
 
 def _folder(folder: Path) -> list[Node]:

@@ -453,6 +453,13 @@ def test_a_name_that_both_engines_list_tells_neither() -> None:
     assert says(find(diagnose(["llama-server", "--port", "--metrics"]), "--port")).endswith("after it")
 
 
+def test_a_flag_without_its_value_lists_all_that_it_takes() -> None:
+    line = diagnose(["llama-server", "-ngl"], engine=MAIN)
+    assert says(find(line, "-ngl")).endswith("it needs a value after it: a number, auto, all")
+    line = diagnose(["llama-server", "-c"], engine=MAIN)
+    assert says(find(line, "-c")).endswith("it needs a value after it")
+
+
 def test_words_as_one_string_and_continuations() -> None:
     one = diagnose(["llama-server -m 'my model.gguf' \\\n -ub 512"])
     assert [i.text for i in one.items] == ["llama-server", "-m my model.gguf", "-ub 512"]

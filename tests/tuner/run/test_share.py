@@ -13,7 +13,7 @@ import pytest
 from conftest_tuner import WORKLOAD, Simulated
 from dyno import profiles
 from dyno_tuner.cli import share_command
-from dyno_tuner.cli.commands import app
+from dyno_tuner.cli.commands import app, main
 from dyno_tuner.core.errors import BudgetError, TuneError
 from dyno_tuner.core.intervals import Estimate
 from dyno_tuner.core.workload import Workload
@@ -312,6 +312,18 @@ def test_a_row_of_another_model_or_device_is_refused(row: str, tmp_path: Path) -
     here = claimed.match.model_copy(update={"device": cuda})
     with pytest.raises(TuneError, match="not for this machine"):
         adopt(claimed, tmp_path / "r.yaml", here, "", never)
+
+
+def test_a_row_that_is_not_there_is_named_in_plain_words(
+    tmp_path: Path, trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = tmp_path / "absent.json"
+    monkeypatch.setattr("sys.argv", ["tune", "import", str(row), "--model", str(trained_model)])
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # of this process, which runs further tests
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"tune: {row}: No such file or directory\n"
 
 
 def test_the_commands(tmp_path: Path, trained_model: Path) -> None:

@@ -579,5 +579,8 @@ def main() -> None:
 def _fail(error: BaseException, code: int) -> None:
     if _state["verbose"]:
         traceback.print_exception(error, file=sys.stderr)
-    print(f"tune: {escaped(' '.join(str(error).split()))}", file=sys.stderr)
+    told = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        told = f"{error.filename}: {error.strerror}"
+    print(f"tune: {escaped(' '.join(told.split()))}", file=sys.stderr)
     sys.exit(code)

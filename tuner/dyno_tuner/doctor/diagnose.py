@@ -215,8 +215,9 @@ def _value(item: Item, line: Line) -> None:
                 flag.source,
             )
         else:
-            wants = "|".join(flag.values) or "a value"
-            item.say(Status.INVALID, f"it needs {wants} after it", flag.source)
+            number = ["a number"] if flag.values and flag.form == "int" else []
+            told = f": {', '.join([*number, *flag.values])}" if flag.values else ""
+            item.say(Status.INVALID, f"it needs a value after it{told}", flag.source)
         return
     parts = item.value.split(",") if line.bench and item.name != "-ot" else [item.value]
     for part in parts:
