@@ -54,6 +54,13 @@ def client(served: Served) -> httpx.Client:
     return served.client
 
 
+@pytest.fixture(autouse=True)
+def fails_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure counts for a hundred times as long as usual, so that it counts on a busy machine, too."""
+    monkeypatch.setattr("dyno.scheduler._FAILING_S", 1000.0)
+    monkeypatch.setattr("dyno.scheduler._LONGEST_FAILING_S", 30000.0)
+
+
 def test_a_deadline_ends_a_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     client, scheduler = served.client, served.scheduler
     batch = scheduler._batch
@@ -212,7 +219,7 @@ def test_a_failure_keeps_an_idle_server_from_work_for_a_while(served: Served) ->
     """Without requests there is no step that works: a server that waits for one never gets requests again."""
     client, scheduler = served.client, served.scheduler
     paths = ("/health", "/ready")
-    now = time.monotonic()
+    now, scheduler.failing_s = time.monotonic(), 1000.0
     for failure, at, expected in (
         (GgufError("x"), now, (200, 503)),
         (GgufError("x"), now - 3600, (200, 200)),
@@ -243,8 +250,8 @@ def test_a_failed_step_has_a_time(served: Served, monkeypatch: pytest.MonkeyPatc
 def test_failures_in_a_row_keep_a_server_from_work_for_longer(served: Served) -> None:
     scheduler = served.scheduler
     scheduler.failure = None
-    later = [(1000, seconds) for seconds in (80, 160, 300, 300)]
-    for waited, expected in ((0, 10), (1, 10), (11, 20), (5, 20), (21, 40), *later):
+    later = [(100000, seconds) for seconds in (8000, 16000, 30000, 30000)]
+    for waited, expected in ((0, 1000), (100, 1000), (1100, 2000), (500, 2000), (2100, 4000), *later):
         scheduler.failed_at -= waited
         scheduler._note(GgufError("x"))
         assert scheduler.failing_s == expected
@@ -254,7 +261,7 @@ def test_failures_in_a_row_keep_a_server_from_work_for_longer(served: Served) ->
         scheduler.failed_at += expected
     assert chat(served.client).status_code == 200
     scheduler._note(GgufError("x"))
-    assert scheduler.failing_s == 10
+    assert scheduler.failing_s == 1000
     assert chat(served.client).status_code == 200
 
 
