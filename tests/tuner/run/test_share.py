@@ -301,6 +301,17 @@ def test_a_file_that_is_no_text_is_named(data: bytes, said: str, tmp_path: Path,
         assert said in str(done.exception)
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(
+    row: str, tmp_path: Path, trained_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share_command, "adopt", lambda *_: pytest.fail("measured"))
+    file = tmp_path / "row.json"
+    file.write_text(row)
+    words = ["import", str(file), "--model", str(trained_model), "--out", str(file / "p.yaml")]
+    done = CliRunner().invoke(app, words)
+    assert f"the profile's folder {file} cannot be made" in str(done.exception)
+
+
 def test_a_row_of_another_model_or_device_is_refused(row: str, tmp_path: Path) -> None:
     claimed = profile_of(read_row(row))
     never: Callable[[Path], Any] = lambda path: pytest.fail("nothing may be measured")  # noqa: E731

@@ -17,6 +17,7 @@ from ..core.errors import TuneError
 from ..core.model_file import check_model
 from ..output.emit import comments_of
 from ..run.adopt import Adopted, adopt
+from ..run.session import check_place
 from ..run.share import MOST_BYTES, profile_of, read_row, row_of
 from ..run.verify import KEEP, verify
 from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
@@ -80,6 +81,7 @@ def import_(
         raise TuneError(
             f"{place} exists already; give another file with --out, and compare both with `tune diff`"
         )
+    check_place(place)
     with tempfile.TemporaryDirectory(prefix="dyno-import-") as folder:
         result = adopt(
             claimed, Path(folder) / "row.yaml", here, command_line(),
@@ -89,7 +91,6 @@ def import_(
             PASSES * engine.verify_seconds if seconds is None else seconds,
         )  # fmt: skip
     if result.profile is not None:
-        place.parent.mkdir(parents=True, exist_ok=True)
         kept = len(dict(result.profile.entries()))
         said = f"{kept} of {len(result.verdicts)} entries of a shared row gain on this machine."
         profiles.save_profile(result.profile, place, comments_of(result.profile, said))

@@ -17,7 +17,7 @@ from ..run.junit import Suite, write_junit
 from ..targets import declared
 from ..targets.ggml.export import binaries_folder, tuned_with
 from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
-from .arguments import devices_of, parse_duration
+from .arguments import check_writable, devices_of, parse_duration
 
 if TYPE_CHECKING:
     from ..core.intervals import Estimate
@@ -66,6 +66,8 @@ def verify(
     day = _day(since) if since is not None else None
     if junit is not None and not junit.parent.is_dir():
         raise typer.BadParameter(f"--junit {junit}: there is no folder {junit.parent}")
+    if junit is not None:
+        check_writable("--junit", junit)
     begun = time.monotonic()
     try:
         newer = "" if day is None else _newer(profile, day)

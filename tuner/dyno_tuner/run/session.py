@@ -259,7 +259,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     can = description.capabilities
     space, misses = limit_memory(description, request, executor, space or space_for(description, request))
     out = output_path(request, description)
-    _check_writable(out)
+    check_place(out)
     options = request.options
     options = dataclasses.replace(
         options, routing=options.routing or can.routing, apart=options.apart and can.switch is Switch.CALL,
@@ -516,8 +516,12 @@ def _rate(name: str, value: float) -> str:
     return f"{what.replace('_', ' ')} {value:g} {units.get(unit, unit)}"
 
 
-def _check_writable(out: Path) -> None:
-    """Better now than after minutes of measuring."""
+def check_place(out: Path) -> None:
+    """Checks where a profile will be written: better now than after minutes of measuring. Makes its folder.
+
+    Raises:
+        TuneError: No file can be written there.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
