@@ -169,7 +169,7 @@ class Environment(StrictModel):
     )
     repeated: Count | None = Field(
         default=None,
-        description="Measurements that were dropped because others used the CPUs meanwhile, and repeated.",
+        description="Measurements that were dropped because others used the CPUs, and repeated.",
     )
     throttled: Count | None = Field(
         default=None,
