@@ -81,3 +81,23 @@ def test_the_options_of_run_stand_in_sections() -> None:
     assert "--require-profile" in section["Profile and settings"]
     assert "--ctx" in section["Context and speed"]
     assert len(section["Options"].splitlines()) < 15
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("run", "x.gguf", "-p", "x", "-n", "abc"), "'abc' is not a whole number"),
+        (("run", "x.gguf", "-p", "x", "--temp", "warm"), "'warm' is not a number"),
+        (("serve", "x.gguf", "--port", "99999"), "'99999' is too large; give 65535 or less"),
+        (("run", "x.gguf", "-p", "x", "-ncmoe", "-2"), "'-2' is too small; give 0 or more"),
+    ],
+    ids=["no int", "no float", "too large", "too small"],
+)
+def test_an_error_about_a_number_names_it(words: tuple[str, ...], told: str) -> None:
+    done = CliRunner().invoke(dyno_app, list(words))
+    assert (done.exit_code, told in " ".join(done.output.split())) == (2, True), done.output
+
+
+def test_an_error_about_a_number_of_tune_names_it() -> None:
+    done = CliRunner().invoke(tune_app, ["x.gguf", "--seed", "abc"])
+    assert (done.exit_code, "'abc' is not a whole number" in done.output) == (2, True), done.output

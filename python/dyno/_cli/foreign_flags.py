@@ -248,8 +248,6 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("--kl-divergence", _NO, _HERE, "--reference FILE"),
     )
 )
-# Typer has a click of its own, or uses the installed one; the class is in both.
-_UsageError: Any = typer.BadParameter.__mro__[1]
 _BY_NAME = {name: flag for flag in FLAGS for name in flag.names}
 
 
@@ -259,7 +257,7 @@ class Command(help.Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, _without_foreign(self.params, args))
-        except _UsageError as error:
+        except help.USAGE_ERROR as error:
             if "unexpected extra argument" in error.message and any(p.name == "prompt" for p in self.params):
                 error.message += "; give the prompt after -p, in quotes"
             raise

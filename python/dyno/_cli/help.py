@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import typer
 import typer.core
 
 WIDTH = 110
@@ -22,8 +23,28 @@ _NOTES = re.compile(r"  \[([^\[\]]*)\]$")
 _RANGE = re.compile(r"(?:^|[<>=])x(?:[<>=]|$)")
 
 
+# Typer has a click of its own, or uses the installed one; the class is in both.
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+
+_PROBLEMS = {
+    "int_parsing": "is not a whole number",
+    "float_parsing": "is not a number",
+    "greater_than_equal": "is too small; give {ge} or more",
+    "less_than_equal": "is too large; give {le} or less",
+}
+"""By the kind of a validation error: the rest of a sentence that begins with the value."""
+
+
 class Sections:
-    """The part of a command that prints its options: one section for each `rich_help_panel`."""
+    """The part of a command that reads and prints its options: one section for each `rich_help_panel`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words of the command line; an error names the value that is no number."""
+        try:
+            return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
+        except USAGE_ERROR as error:
+            error.message = _with_value(error)
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Print arguments first, then the sections in the order of their first options."""
@@ -86,3 +107,14 @@ def _plain(name: str, text: str) -> tuple[str, str]:
         kept = [note for note in notes[1].split("; ") if not _RANGE.search(note)]
         text = text[: notes.start()] + (f"  [{'; '.join(kept)}]" if kept else "")
     return name, text
+
+
+def _with_value(error: Any) -> str:
+    """The message of a usage error; typer's own message about a number does not name the number."""
+    problems = getattr(error.__cause__, "errors", None)
+    if problems is None:
+        return str(error.message)
+    (first, *_) = problems()
+    if (rest := _PROBLEMS.get(first["type"])) is None:
+        return str(error.message)
+    return f"{first['input']!r} {rest.format(**first.get('ctx', {}))}"
