@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import typer.main
+from dyno import _core
 from dyno._cli import run as run_module
 from dyno._cli.foreign_flags import FLAGS, Foreign, Takes, Verdict
 from dyno.cli import app
 from typer.testing import CliRunner
 
 MISSING = "missing.gguf"
+TINY = Path(__file__).parents[1] / "data/tiny/llama-tiny.gguf"
 
 
 def dyno(*words: str) -> tuple[int, str]:
@@ -234,3 +236,57 @@ def test_a_chat_template_is_named(tiny_dir: Path, monkeypatch: pytest.MonkeyPatc
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def test_one_error_answers_all_flags_of_a_line() -> None:
+    """Otherwise a command line of llama.cpp takes one attempt for each of its flags."""
+    code, said = dyno("run", MISSING, "-p", "x", "--no-mmap", "--mlock", "-fa", "on", "--mirostat", "2")
+    assert code == 2
+    assert "3 flags" in said
+    for told in (
+        "--no-mmap: in dyno, use --set mmap=off",
+        "--mlock: not supported by dyno",
+        "--mirostat 2: not supported by dyno",
+    ):
+        assert told in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("-t", "-1"), ("-tb", "-1"), ("--threads=-1",), ("-s", "-1"), ("-ngl", "auto"), ("-ngl", "-1")],
+    ids=" ".join,
+)
+def test_values_that_ask_llama_cpp_for_its_default_ask_for_the_default(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Opened(Exception):
+        pass
+
+    def engine(*_: Any, **arguments: Any) -> None:
+        seen.append(arguments)
+        raise Opened
+
+    monkeypatch.setattr("dyno.engine.Engine", engine)
+    for given in ((), words):
+        assert isinstance(CliRunner().invoke(app, ["run", MISSING, "-p", "x", *given]).exception, Opened)
+    assert seen[0] == seen[1]
+
+
+def test_a_default_of_one_option_is_an_ordinary_value_of_another() -> None:
+    code, said = dyno("run", MISSING, "-n", "-1", "-p", "-1")
+    assert (code, "[gguf]" in said) == (1, True)
+    assert dyno("run", MISSING, "-p", "x", "-t", "auto")[0] == 2
+
+
+def test_a_random_seed_may_be_asked_for_by_its_number() -> None:
+    code, said = dyno("run", str(TINY), "-p", "hello", "-n", "1", "--temp", "1", "-s", "-1", "--no-profile")
+    assert code == 0, said
+
+
+def test_a_context_of_0_is_that_of_the_model() -> None:
+    trained = _core.describe_model(str(TINY))["n_ctx_train"]
+    for words in (("-c", "0"), ("--ctx-size=0",)):
+        code, said = dyno("explain", "plan", str(TINY), *words, "--no-profile")
+        assert (code, f"context {trained} positions" in said) == (0, True), said

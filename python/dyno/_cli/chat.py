@@ -55,7 +55,7 @@ def chat(
         raise typer.BadParameter(
             f"{max_tokens} is not a valid length; give 1 or more tokens, or -1 for no limit", param_hint="-n"
         )
-    arguments = opening.arguments(ctx=ctx, **session.given())
+    arguments = opening.arguments(ctx=options.ctx_argument(ctx, path), **session.given())
     sampling = draws.settings(temperature)
     variables = drawing.template_variables(chat_template_kwargs)
     lines = _typed(history) if sys.stdin.isatty() else iter(sys.stdin)

@@ -66,7 +66,7 @@ def explain(
     from dyno import explain as stages
 
     file = options.model_argument(model_file, model)
-    arguments = opening.arguments(ctx=ctx, **session.given())
+    arguments = opening.arguments(ctx=options.ctx_argument(ctx, file), **session.given())
     if stage is Stage.gguf:
         result, text = stages.gguf(str(file))
     elif stage is Stage.model:

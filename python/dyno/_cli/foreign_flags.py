@@ -1,8 +1,9 @@
 """Flags of llama.cpp, ik_llama.cpp and vLLM that users type by habit, and the answer to each of them.
 
 `Command` reads the words of a command line before typer does. A flag of the table that changes results, or
-that dyno does not have, ends with exit code 2. If dyno does not need a flag, a warning says so
-and the command goes on. A switch has one answer for on and one for off.
+that dyno does not have, ends with exit code 2, and one error answers all such flags of the line. If dyno does
+not need a flag, a warning says so and the command goes on. A switch has one answer for on and one for off.
+Values by which llama.cpp asks for its default, such as `-t -1`, mean the default here, too.
 """
 
 from __future__ import annotations
@@ -72,6 +73,14 @@ def _answer(verdict: Verdict, why: str) -> str:
 _OFF_WORDS = frozenset({"off", "0", "false", "disabled"})
 _SWITCH_WORDS = _OFF_WORDS | {"on", "1", "true", "enabled", "auto", "-1"}
 _NUMBERS = frozenset({"-n", "-c", "-t", "-s", "-d", "-r", "-b"})  # short options whose value is never a word
+
+# By the parameter of an option: values by which llama.cpp asks for the default, which dyno takes without it.
+_DEFAULTS = {
+    "threads": frozenset({"-1"}),
+    "threads_batch": frozenset({"-1"}),
+    "seed": frozenset({"-1", "4294967295"}),
+    "n_gpu_layers": frozenset({"auto", "-1"}),
+}
 _HERE, _NOT_NEEDED, _MISSING = Verdict.HERE, Verdict.UNNECESSARY, Verdict.MISSING
 _NO, _VALUE, _SWITCH = Takes.NOTHING, Takes.VALUE, Takes.SWITCH
 _CHAT = "the chat template defines the text around a message"
@@ -79,6 +88,7 @@ _SAMPLER = "dyno has the samplers of --help, in a fixed order"
 
 # By the first name of a switch: the verdict on it where the word behind it says off.
 _TURNED_OFF: dict[str, tuple[Verdict, str]] = {
+    "-co": (_NOT_NEEDED, "the output has no colours"),
     "-nkvo": (_NOT_NEEDED, "the KV cache of a layer is on the device of its attention"),
     "--fit": (_HERE, "-ngl all, which fails if the model does not fit"),
     "-fa": (_HERE, "--set flash_attention=off, on a GPU"),
@@ -119,6 +129,22 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ),
         ("-fmoe --fused-moe", _SWITCH, _NOT_NEEDED, "the products of experts are fused by default"),
         ("-rtr --run-time-repack --repack", _SWITCH, _NOT_NEEDED, "weights are repacked by default"),
+        (
+            "-ser --smart-expert-reduction",
+            _VALUE,
+            _MISSING,
+            "the router chooses as many experts as the model asks for",
+        ),
+        (
+            "-amb --attention-max-batch",
+            _VALUE,
+            _NOT_NEEDED,
+            "the plan includes the memory of attention, and --vram SIZE limits it",
+        ),
+        ("-ger --grouped-expert-routing", _NO, _NOT_NEEDED, "experts are routed as the model file asks for"),
+        ("-gr --graph-reuse", _NO, _NOT_NEEDED, "graphs are reused by default"),
+        ("-dt --defrag-thold", _VALUE, _NOT_NEEDED, "the KV cache needs no defragmentation"),
+        ("--swa-full", _NO, _HERE, "--set window_cache=full"),
         ("-nr --no-repack", _NO, _HERE, "--set cpu_repack=off"),
         ("-mla --mla-use", _VALUE, _HERE, "--set mla_mode=NAME"),
         (
@@ -181,11 +207,36 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("--no-escape", _NO, _NOT_NEEDED, "the prompt is used as it is"),
         ("--mirostat", _VALUE, _MISSING, _SAMPLER),
         ("--samplers", _VALUE, _MISSING, _SAMPLER),
+        (
+            "--sampling-seq --sampler-seq --dynatemp-range --dynatemp-exp --mirostat-lr --mirostat-ent "
+            "--top-nsigma --top-n-sigma",
+            _VALUE,
+            _MISSING,
+            _SAMPLER,
+        ),
         ("--keep", _VALUE, _NOT_NEEDED, "the context is never shifted"),
         ("--no-context-shift", _NO, _NOT_NEEDED, "the context is never shifted"),
+        (
+            "--prompt-cache",
+            _VALUE,
+            _MISSING,
+            "the KV cache is not saved to files; dyno serve keeps prefixes in memory",
+        ),
+        ("-sp", _NO, _MISSING, "control tokens are not printed"),
+        (
+            "--verbose-prompt",
+            _NO,
+            _MISSING,
+            "prompts are not printed as tokens; /tokenize of dyno serve returns them",
+        ),
         ("--context-shift", _NO, _MISSING, "generation stops at the end of the context"),
         # model
-        ("-hf --hf-repo", _VALUE, _MISSING, "dyno downloads no models; download the file first"),
+        (
+            "-hf -hfr --hf-repo -hff --hf-file -hft --hf-token",
+            _VALUE,
+            _MISSING,
+            "dyno downloads no models; download the file first",
+        ),
         ("-mu --model-url", _VALUE, _MISSING, "dyno downloads no models; download the file first"),
         ("-md --model-draft", _VALUE, _MISSING, "only dyno serve takes a draft model"),
         ("--override-kv", _VALUE, _MISSING, "metadata is always read from the file"),
@@ -195,6 +246,19 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("--rope-scaling", _VALUE, _MISSING, "RoPE parameters are always read from the file"),
         ("--rope-freq-base", _VALUE, _MISSING, "RoPE parameters are always read from the file"),
         ("--rope-freq-scale", _VALUE, _MISSING, "RoPE parameters are always read from the file"),
+        (
+            "--rope-scale --yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow "
+            "--yarn-beta-fast",
+            _VALUE,
+            _MISSING,
+            "RoPE parameters are always read from the file",
+        ),
+        (
+            "--lora-scaled --control-vector",
+            _VALUE,
+            _MISSING,
+            "adapters are not loaded; merge them into the model file",
+        ),
         # the server
         ("--host", _VALUE, _HERE, "dyno serve"),
         ("--port", _VALUE, _HERE, "dyno serve"),
@@ -240,9 +304,19 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("--trust-remote-code", _NO, _NOT_NEEDED, "a model file contains no code"),
         ("--disable-log-requests", _NO, _NOT_NEEDED, "requests are logged only with -v"),
         # the terminal
-        ("-co --color", _NO, _NOT_NEEDED, "the output has no colours"),
+        ("-co --color", _SWITCH, _NOT_NEEDED, "the output has no colours"),
         ("--simple-io", _NO, _NOT_NEEDED, "the output is plain text"),
         ("--log-disable", _NO, _NOT_NEEDED, "standard output gets only the generated text"),
+        (
+            "-lv --verbosity --log-verbosity",
+            _VALUE,
+            _NOT_NEEDED,
+            "warnings are always shown, and -v shows more",
+        ),
+        ("--log-file", _VALUE, _HERE, "2> FILE of the shell"),
+        ("--log-prefix --log-timestamps --log-colors", _NO, _NOT_NEEDED, "messages are plain lines"),
+        ("-mli --multiline-input", _NO, _HERE, "dyno chat, where Alt-Enter begins a new line"),
+        ("--offline", _NO, _NOT_NEEDED, "dyno never downloads"),
         ("--kl-divergence-base", _VALUE, _HERE, "--reference FILE, or --save-reference FILE"),
         ("--save-all-logits", _VALUE, _HERE, "--save-reference FILE"),
         ("--kl-divergence", _NO, _HERE, "--reference FILE"),
@@ -271,19 +345,24 @@ def _without_foreign(params: list[Any], args: list[str]) -> list[str]:
     """
     own = {name: p for p in params for name in (*p.opts, *p.secondary_opts) if name.startswith("-")}
     kept: list[str] = []
+    refused: list[tuple[str, str]] = []
     at = 0
     while at < len(args):
         word = args[at]
         at += 1
         name, equals, value = word.partition("=")
         if word == "--":
-            return [*kept, word, *args[at:]]
+            kept += [word, *args[at:]]
+            break
         if name in own:
-            kept.append(word)
+            words = [word]
             bare = getattr(own[name], "is_flag", False) or getattr(own[name], "count", False)
             if not bare and not equals and at < len(args):
-                kept.append(args[at])
+                value = args[at]
+                words.append(value)
                 at += 1
+            if value not in _DEFAULTS.get(own[name].name, ()):
+                kept += words
         elif (flag := _BY_NAME.get(name)) is not None:
             following = args[at] if at < len(args) and not equals else None
             takes_it = flag.takes is Takes.VALUE or (flag.takes is Takes.SWITCH and _is_switch(following))
@@ -292,11 +371,17 @@ def _without_foreign(params: list[Any], args: list[str]) -> list[str]:
                 word, value = f"{word} {following}", following
             verdict, answer = flag.judged(value)
             if verdict is not Verdict.UNNECESSARY:
-                raise typer.BadParameter(answer, param_hint=word)
-            _log.warning("%s is %s", word, answer)
+                refused.append((word, answer))
+            else:
+                _log.warning("%s is %s", word, answer)
         else:
             _refuse_cluster(word, own)
             kept.append(word)
+    if len(refused) == 1:
+        raise typer.BadParameter(refused[0][1], param_hint=refused[0][0])
+    if refused:
+        lines = "".join(f"\n  {word}: {answer}" for word, answer in refused)
+        raise typer.BadParameter(lines, param_hint=f"{len(refused)} flags")
     return kept
 
 

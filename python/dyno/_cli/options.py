@@ -145,7 +145,13 @@ Set = Annotated[
 ]
 Ctx = Annotated[
     int | None,
-    typer.Option("--ctx", "--ctx-size", "-c", rich_help_panel=SPEED, help="Context length in tokens."),
+    typer.Option(
+        "--ctx",
+        "--ctx-size",
+        "-c",
+        rich_help_panel=SPEED,
+        help="Context length in tokens. 0: the length that the model was made for.",
+    ),
 ]
 Ubatch = Annotated[
     int | None,
@@ -206,6 +212,15 @@ def model_argument(bare: Path | None, model: Path | None) -> Path:
             "no model was given; give the GGUF file as --model FILE, or as FILE alone", param_hint="--model"
         )
     return given
+
+
+def ctx_argument(ctx: int | None, model: Path) -> int | None:
+    """The value of `--ctx`, where 0 asks for the length that the model was made for."""
+    if ctx != 0:
+        return ctx
+    from dyno import _core
+
+    return int(_core.describe_model(str(model))["n_ctx_train"])
 
 
 def device_argument(device: str, gpu: int | None) -> str:

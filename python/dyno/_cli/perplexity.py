@@ -28,7 +28,10 @@ def perplexity(
     ctx: Annotated[
         int | None,
         typer.Option(
-            "--ctx", "-c", help="Chunk length in tokens. Default: 512, or the length in the reference."
+            "--ctx",
+            "--ctx-size",
+            "-c",
+            help="Chunk length in tokens. Default: 512, or the length in the reference.",
         ),
     ] = None,
     chunks: Annotated[int | None, typer.Option(min=1, help="Maximum number of chunks.")] = None,
@@ -68,7 +71,8 @@ def perplexity(
         check_destination(save_reference)
     with ExitStack() as stack:
         theirs = None if reference is None else stack.enter_context(ReferenceReader(reference))
-        length = ctx if ctx is not None else 512 if theirs is None else theirs.ctx
+        asked = options.ctx_argument(ctx, model)
+        length = asked if asked is not None else 512 if theirs is None else theirs.ctx
         engine = stack.enter_context(
             Engine(
                 model,

@@ -91,7 +91,7 @@ def run(
             else "no prompt was given; give -p TEXT or -f FILE, or use `dyno chat` for a conversation",
             param_hint="--prompt",
         )
-    arguments = opening.arguments(ctx=ctx, **session.given())
+    arguments = opening.arguments(ctx=options.ctx_argument(ctx, model), **session.given())
     of_chat = {
         "-sys/--system": system,
         "--chat-template": chat_template,

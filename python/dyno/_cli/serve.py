@@ -177,7 +177,7 @@ def serve(
     path = options.model_argument(model_file, model)
     arguments = opening.arguments(
         sequences=sequences,
-        ctx=ctx,
+        ctx=options.ctx_argument(ctx, path),
         **session.given(),
         step_tokens=step_tokens,
         spec=spec,
