@@ -62,7 +62,10 @@ def match(
     from dyno.fleet.render import single, table
 
     if (labels is None) == (all_ is None):
-        raise typer.BadParameter("give a description of a node with --labels, or a folder of them with --all")
+        raise typer.BadParameter(
+            "give a description of a node with --labels, or a folder of them with --all; "
+            "for this machine, `dyno explain plan MODEL -v` names the profile and the reasons"
+        )
     if labels is not None and Path(labels).is_dir():
         raise typer.BadParameter(f"--labels {labels} is a folder; --all takes a folder of descriptions")
     nodes = _folder(all_) if all_ is not None else _one(str(labels))

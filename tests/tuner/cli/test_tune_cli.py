@@ -138,6 +138,21 @@ def test_a_closed_pipe_is_no_error_message(tmp_path: Path) -> None:
 def test_a_bare_model(tmp_path: Path) -> None:
     code, said = _tune(str(tmp_path / "absent.gguf"), "--budget", "90s")
     assert (code, said.endswith("absent.gguf: no such file")) == (1, True), said
+    # Options may stand before it, as with dyno run.
+    code, said = _tune("--budget", "90s", "--force", "--seed", "1", str(tmp_path / "absent.gguf"), "-q")
+    assert (code, said.endswith("absent.gguf: no such file")) == (1, True), said
+
+
+@pytest.mark.parametrize("words", [("a.gguf", "b.gguf"), ("-m", "a.gguf", "--seed", "1", "b.gguf")])
+def test_two_models_are_one_too_many(words: tuple[str, ...]) -> None:
+    code, said = _tune(*words)
+    assert (code, "two models were given, a.gguf and b.gguf; a tune takes one" in said) == (2, True), said
+
+
+@pytest.mark.parametrize("budget", ["soon", "1s"])
+def test_a_wrong_budget_is_told_with_its_option(budget: str) -> None:
+    code, said = _tune("a.gguf", "--budget", budget)
+    assert (code, f"--budget: '{budget}'" in said) == (2, True), said
 
 
 def test_a_command_line_without_an_engine_is_no_subcommand(tmp_path: Path) -> None:

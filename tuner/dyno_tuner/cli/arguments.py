@@ -41,14 +41,17 @@ def check_choice(what: str, word: str, choices: Collection[str]) -> None:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90`, `90s`, `3m`, `1.5h`."""
+    """Seconds of `90`, `90s`, `3m`, `1.5h`, the value of --budget."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(s|sec|m|min|h)?\s*", text)
     if not found:
-        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 3m or 1.5h")
+        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 3m or 1.5h", param_hint="--budget")
     seconds = float(found[1]) * {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}[found[2] or "s"]
     if not 5 <= seconds <= 7 * 86400:
         unit = "" if found[2] else " (no unit: seconds)"
-        raise typer.BadParameter(f"{text!r} is {seconds:g} s{unit}; expected 5 s to 168 h, such as 90s or 3m")
+        raise typer.BadParameter(
+            f"{text!r} is {seconds:g} s{unit}; expected 5 s to 168 h, such as 90s or 3m",
+            param_hint="--budget",
+        )
     return seconds
 
 

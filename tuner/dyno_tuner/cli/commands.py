@@ -90,9 +90,36 @@ class _Commands(help.Group):
             args = before
         if not any(a in self.commands for a in args):
             _refuse_flags_of_run(args)
-        if args and args[0].endswith(".gguf"):  # a bare model; no subcommand has such a name
-            args = ["--model", *args]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, self._with_model(args))
+
+    def _with_model(self, args: list[str]) -> list[str]:
+        """`args` with a bare model behind --model, also if it follows options; no subcommand has such a name.
+
+        Raises:
+            typer.BadParameter: There are two models.
+        """
+        own = {name: p for p in self.params for name in p.opts}
+        bare: list[int] = []
+        given: list[str] = []
+        at = 0
+        while at < len(args) and args[at] != "--":
+            option = own.get(args[at])
+            if option is not None and not getattr(option, "is_flag", False):
+                given += args[at + 1 : at + 2] if option.name == "model" else []
+                at += 1
+            elif args[at].endswith(".gguf") and not args[at].startswith("-"):
+                bare.append(at)
+                given.append(args[at])
+            elif not args[at].startswith("-"):
+                break  # a subcommand, whose words are its own
+            at += 1
+        if bare and len(given) > 1:
+            raise typer.BadParameter(
+                f"two models were given, {given[0]} and {given[1]}; a tune takes one", param_hint="--model"
+            )
+        for index in bare:
+            args = [*args[:index], "--model", *args[index:]]
+        return args
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Here, because typer ends a command that was interrupted without a word."""
