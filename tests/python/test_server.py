@@ -274,6 +274,15 @@ def test_an_answer_goes_on_from_the_last_message(served: Served) -> None:
         assert answer.status_code == expected, answer.text
 
 
+def test_a_path_of_llama_server_names_the_one_that_answers(client: httpx.Client) -> None:
+    for path, other in (("/completion", "/v1/completions"), ("/embedding", "/v1/embeddings")):
+        answer = client.post(path, json={"prompt": "x"})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"].endswith(f"; use {other}")
+        assert client.post(other, json={}).status_code == 400, "the other path is there"
+    assert client.get("/v1/nothing").json()["error"]["message"] == "/v1/nothing is not a path of this server"
+
+
 def test_facts(client: httpx.Client) -> None:
     [listed] = client.get("/v1/models").json()["data"]
     assert (listed["id"], listed["max_model_len"]) == ("tiny", 256)

@@ -147,6 +147,21 @@ def _check_key(request: Request, key: str | None) -> None:
         )
 
 
+# By a path of llama-server or of an API without its prefix: the path here that answers the same question.
+_ELSEWHERE = {
+    "/completion": "/v1/completions",
+    "/completions": "/v1/completions",
+    "/chat/completions": "/v1/chat/completions",
+    "/embedding": "/v1/embeddings",
+    "/embeddings": "/v1/embeddings",
+    "/models": "/v1/models",
+    "/messages": "/v1/messages",
+    "/v1": "/v1/models",
+    "/v1/health": "/health",
+    "/slots": "/metrics",
+}
+
+
 async def _no_route(request: Request, error: Any) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == 405:
@@ -155,5 +170,8 @@ async def _no_route(request: Request, error: Any) -> Response:
         message = f"{request.method} is not allowed on {request.url.path} (allowed: {allowed})"
         told = ApiError(405, message, code="method_not_allowed", headers=headers)
     else:
-        told = ApiError(404, f"{request.url.path} is not a path of this server", code="not_found")
+        path = request.url.path
+        other = _ELSEWHERE.get(path.rstrip("/"))
+        hint = "" if other is None else f"; use {other}"
+        told = ApiError(404, f"{path} is not a path of this server{hint}", code="not_found")
     return _wire(request).response(told)
