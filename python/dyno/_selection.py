@@ -151,9 +151,10 @@ def select(
     level("%s", match.headline)
     if match.profile.disturbed:
         _log.warning(
-            "profile %s: other programs disturbed its measurements (tune --force), so its gains are not "
-            "proven; run tune again when nothing else runs",
+            "profile %s: other programs disturbed its measurements (tune --force), so %s; run tune again "
+            "when nothing else runs",
             match.profile.source.path if match.profile.source else match.profile.label,
+            "its gains are not proven" if any(match.profile.entries()) else "it may lack gains",
         )
     decisions = profiles.decide(match.profile, match.level, device)
     known = {setting.name for setting in settings_for(device.kind)}

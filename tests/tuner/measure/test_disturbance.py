@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from dyno import profiles
 from dyno._selection import select
 from dyno_tuner.core.errors import DisturbedError, TuneError
@@ -483,13 +484,18 @@ def test_a_forced_profile_is_marked_and_the_runtime_says_so(
     assert profile.disturbed
     device = profile.match.device.model_dump(mode="json")
     identities = (profile.match.device, profile.match.model, profile.match.engine)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dyno._selection.identities", lambda *given: identities)
-        with caplog.at_level("WARNING", "dyno.profiles"):
-            select("x.gguf", {}, str(out), {}, {**device, "memory_bytes": 1 << 34}, require=False)
-    assert any(
-        "other programs disturbed its measurements" in line and str(out) in line for line in caplog.messages
-    )
+    text = yaml.safe_load(out.read_text())
+    without = tmp_path / "without.yaml"
+    without.write_text(yaml.safe_dump({**text, "settings": {}, "kernels": {}}))
+    for file, told in ((out, "its gains are not proven"), (without, "it may lack gains")):
+        caplog.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dyno._selection.identities", lambda *given: identities)
+            with caplog.at_level("WARNING", "dyno.profiles"):
+                select("x.gguf", {}, str(file), {}, {**device, "memory_bytes": 1 << 34}, require=False)
+        (line,) = [m for m in caplog.messages if "other programs disturbed its measurements" in m]
+        assert str(file) in line
+        assert told in line
 
 
 @pytest.mark.usefixtures("no_waits")
