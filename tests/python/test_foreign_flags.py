@@ -290,3 +290,13 @@ def test_a_context_of_0_is_that_of_the_model() -> None:
     for words in (("-c", "0"), ("--ctx-size=0",)):
         code, said = dyno("explain", "plan", str(TINY), *words, "--no-profile")
         assert (code, f"context {trained} positions" in said) == (0, True), said
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "-f"), ("perplexity", "-f"), ("run", "-p", "x", "--grammar-file")], ids=" ".join
+)
+def test_a_file_that_is_no_text_is_named(words: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "no_text"
+    file.write_bytes(b"ab\xbd")
+    code, said = dyno(words[0], str(TINY), "--no-profile", *words[1:], str(file))
+    assert (code, f"{file} is not UTF-8 text: byte 2 is 0xbd" in said) == (1, True), said

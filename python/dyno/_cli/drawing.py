@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dyno._cli import options
 from dyno._cli.groups import Group
 
 # Titles of sections of --help.
@@ -195,7 +196,7 @@ def rules(
     return {
         "json_schema" if "json" in name else "grammar": value
         if isinstance(value, str)
-        else value.read_text(encoding="utf-8")
+        else options.text_of(value)
         for name, value in found
     }
 

@@ -214,6 +214,22 @@ def model_argument(bare: Path | None, model: Path | None) -> Path:
     return given
 
 
+def text_of(file: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not UTF-8.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}; "
+            "give a text file, or convert it with iconv"
+        ) from error
+
+
 def ctx_argument(ctx: int | None, model: Path) -> int | None:
     """The value of `--ctx`, where 0 asks for the length that the model was made for."""
     if ctx != 0:

@@ -114,7 +114,7 @@ def _chunks(
         assert reference is not None  # checked by the caller
         return reference.tokens if chunks is None else reference.tokens[:chunks]
     tokenizer = engine.tokenizer
-    tokens = tokenizer.encode(file.read_text(encoding="utf-8"))
+    tokens = tokenizer.encode(options.text_of(file))
     bos = tokenizer.bos if tokenizer.vocabulary.add_bos else None
     return chunk_tokens(tokens, ctx, chunks, bos)
 

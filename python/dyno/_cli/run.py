@@ -203,7 +203,7 @@ def _warn_of_threads(engine: Engine) -> None:
 
 def _prompt(prompt: str | None, file: Path | None) -> str:
     if file is not None:
-        return file.read_text(encoding="utf-8")
+        return options.text_of(file)
     assert prompt is not None  # checked by the caller
     return sys.stdin.read() if prompt == "-" else prompt
 

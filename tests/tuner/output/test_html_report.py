@@ -407,6 +407,14 @@ def test_what_is_no_journal(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
+def test_a_profile_in_place_of_its_journal(tmp_path: Path) -> None:
+    profile = tmp_path / "p.yaml"
+    profile.write_text("schema: 1\n")
+    (tmp_path / "p.yaml.journal.jsonl").touch()
+    with pytest.raises(JournalError, match=r"give its journal, .*p\.yaml\.journal\.jsonl"):
+        write_report(profile)
+
+
 @pytest.mark.usefixtures("real_plotly")
 def test_command_writes_one_page_with_the_library(faulty: tuple[Path, Outcome], tmp_path: Path) -> None:
     out = tmp_path / "page.html"

@@ -132,7 +132,9 @@ def read(path: Path) -> Run:
     """Raises JournalError where the file cannot be read or holds no record of a tune."""
     loaded = journal.load(path)
     if not loaded.records:
-        raise JournalError(f"journal {path}: holds no whole record of a tune; give a file *.journal.jsonl")
+        beside = path.with_name(f"{path.name}.journal.jsonl")
+        right = f"its journal, {beside}" if beside.is_file() else "a file *.journal.jsonl"
+        raise JournalError(f"journal {path}: holds no whole record of a tune; give {right}")
     run = Run(str(path), journal.sha256(path), damaged=loaded.damaged)
     for place, record in enumerate(loaded.records, 1):
         if "run" in record:
