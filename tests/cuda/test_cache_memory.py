@@ -23,9 +23,9 @@ PIECES = 16
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     made = built(tmp_path_factory.mktemp("emulated"), "cache_memory", "driver")
-    for name in ("open_cache", "take", "start", "give_back", "give_back_later"):
+    for name in ("open_cache", "take", "take_without_event", "start", "give_back", "give_back_later"):
         getattr(made, name).argtypes = [ctypes.c_size_t, ctypes.c_size_t]
-    for name in ("take", "unsettled"):
+    for name in ("take", "take_without_event", "unsettled"):
         getattr(made, name).restype = ctypes.c_bool
     for name in ("taken", "mapped", "faults", "waits"):
         getattr(made, name).restype = ctypes.c_size_t
@@ -90,6 +90,17 @@ def test_settled_pieces_can_be_taken_by_another_text(library: ctypes.CDLL) -> No
     library.start(2 * PIECE, 4 * PIECE)
     library.start(8 * PIECE, 10 * PIECE)
     assert library.faults() == 0
+
+
+def test_pieces_leave_after_a_take_that_failed(cache: ctypes.CDLL) -> None:
+    assert cache.take(0, 4 * PIECE)
+    cache.give_back_later(0, 3 * PIECE)
+    assert cache.take_without_event(8 * PIECE, 9 * PIECE)
+    assert cache.unsettled()
+    cache.finish()
+    cache.settle()
+    assert cache.taken() == cache.mapped() == PIECE
+    assert cache.faults() == 0
 
 
 @pytest.mark.parametrize("seed", range(20))

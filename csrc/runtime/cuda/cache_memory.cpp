@@ -169,9 +169,10 @@ void CacheMemory::unmap(size_t piece) noexcept {
 void CacheMemory::take(size_t begin, size_t end, cudaStream_t stream) {
   if (!by_need() || begin >= end) return;
   if (!leaves_.empty()) {
-    Leaving last{.turn = turn_, .over = make_event(), .pieces = std::exchange(leaves_, {})};
+    Leaving last{.turn = turn_, .over = make_event(), .pieces = {}};
     DYNO_CUDA_CHECK(cudaEventRecord(last.over.get(), stream));
     leaving_.push_back(std::move(last));
+    leaving_.back().pieces.swap(leaves_);  // after all that can fail, or nobody would give them back
   }
   let_go(/*all=*/false);
   for (size_t piece = begin / piece_bytes_; piece < pieces_of(std::min(end, size_)); ++piece) {

@@ -29,10 +29,11 @@ struct Work {
 
 inline Stream stream;
 inline std::vector<Work> works;
-inline std::set<uintptr_t> mapped;  // addresses of pieces
-inline size_t most_pieces = 0;      // that the device has
-inline int64_t faults = 0;          // pieces that a work lacks, from its start to its end
-inline int64_t waits = 0;           // for work that was not over
+inline std::set<uintptr_t> mapped;   // addresses of pieces
+inline size_t most_pieces = 0;       // that the device has
+inline int64_t faults = 0;           // pieces that a work lacks, from its start to its end
+inline int64_t waits = 0;            // for work that was not over
+inline int64_t failing_records = 0;  // so many records of events fail
 
 inline void begin(uintptr_t at, size_t bytes) {
   Work work{.number = ++stream.begun, .pieces = {}};
@@ -56,13 +57,17 @@ using cudaStream_t = emulated::Stream*;
 using cudaEvent_t = emulated::Event*;
 using cudaGraph_t = void*;
 using cudaGraphExec_t = void*;
-enum cudaError_t : uint8_t { cudaSuccess, cudaErrorNotReady };
+enum cudaError_t : uint8_t { cudaSuccess, cudaErrorNotReady, cudaErrorUnknown };
 enum cudaDriverEntryPointQueryResult : uint8_t { cudaDriverEntryPointSuccess };
 inline constexpr int cudaEnableDefault = 0;
 #define CUDART_VERSION 13000
 
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (emulated::failing_records > 0) {
+    --emulated::failing_records;
+    return cudaErrorUnknown;
+  }
   *event = {stream, stream->begun};
   return cudaSuccess;
 }
