@@ -49,6 +49,7 @@ void DraftHead::note(const ops::SequenceRun& run, std::span<const int32_t> token
   Sequence& s = sequences_[static_cast<size_t>(run.slot)];
   if (static_cast<size_t>(run.position) == s.tokens.size())
     s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
+  compare(s);
 }
 
 void DraftHead::forget(int32_t slot, int64_t positions) {
@@ -57,6 +58,7 @@ void DraftHead::forget(int32_t slot, int64_t positions) {
   s.tokens.resize(kept);
   give_back(s, (kept + kBlockRows - 1) / kBlockRows);
   s.given.resize(std::min(s.given.size(), kept));
+  s.agreeing = std::min(s.agreeing, kept - std::min<size_t>(kept, 1));
   s.has_last = false;
   try {
     // Its cache goes back too, also of a sequence for which it never drafts again.
@@ -73,6 +75,7 @@ void DraftHead::copy(int32_t from, int32_t to, int64_t positions) {
   target = sequences_[static_cast<size_t>(from)];
   target.last = std::move(last);
   target.given.clear();  // the head's own cache is not copied
+  target.agreeing = 0;
   forget(to, positions);
 }
 
@@ -80,20 +83,24 @@ bool DraftHead::knows(int32_t slot, int64_t positions) const {
   return positions > 0 && sequences_[static_cast<size_t>(slot)].tokens.size() == static_cast<size_t>(positions);
 }
 
-size_t DraftHead::agreeing(const Sequence& s) {
-  if (s.tokens.empty()) return 0;
-  const auto differ = std::mismatch(s.given.begin(), s.given.end(), s.tokens.begin() + 1, s.tokens.end());
-  return static_cast<size_t>(differ.first - s.given.begin());
+void DraftHead::compare(Sequence& s) {
+  size_t& n = s.agreeing;
+  while (n < s.given.size() && n + 1 < s.tokens.size() && s.given[n] == s.tokens[n + 1]) ++n;
+}
+
+void DraftHead::give(Sequence& s, std::span<const int32_t> tokens) {
+  s.given.insert(s.given.end(), tokens.begin(), tokens.end());
+  compare(s);
 }
 
 int64_t DraftHead::lacks(int32_t slot) const {
   const Sequence& s = sequences_[static_cast<size_t>(slot)];
-  return s.tokens.empty() ? 0 : static_cast<int64_t>(s.tokens.size() - 1 - agreeing(s));
+  return s.tokens.empty() ? 0 : static_cast<int64_t>(s.tokens.size() - 1 - s.agreeing);
 }
 
 void DraftHead::read(int32_t slot, int64_t count) {
   Sequence& s = sequences_[static_cast<size_t>(slot)];
-  const size_t begin = agreeing(s);
+  const size_t begin = s.agreeing;
   const auto n = static_cast<size_t>(std::clamp<int64_t>(count, 0, lacks(slot)));
   if (n == 0) return;
   head_->rewind(slot, static_cast<int64_t>(begin));
@@ -103,11 +110,11 @@ void DraftHead::read(int32_t slot, int64_t count) {
   for (size_t i = 0; i < n; ++i) rows.push_back(row(s, begin + i));
   head_->decode({.sequences = {{.slot = slot, .tokens = tokens}}, .rows = LogitRows::none, .rows_from = rows});
   head_->finish();  // rows are not written anew while the head reads them
-  s.given.insert(s.given.end(), tokens.begin(), tokens.end());
+  give(s, tokens);
 }
 
 void DraftHead::draft(std::span<const Following> texts, const Drafts& out) {
-  std::vector<std::vector<int32_t>> follow;
+  std::vector<std::vector<int32_t>> follow;  // of each text, from the first pair on that the head lacks
   std::vector<std::span<const int32_t>> tokens;
   std::vector<const float*> rows;
   for (const Following& text : texts) {
@@ -121,18 +128,17 @@ void DraftHead::draft(std::span<const Following> texts, const Drafts& out) {
   follow.reserve(texts.size());
   for (const Following& text : texts) {
     Sequence& s = sequences_[static_cast<size_t>(text.slot)];
-    std::vector<int32_t>& all = follow.emplace_back(s.tokens.begin() + 1, s.tokens.end());
-    all.push_back(text.token);
-    // Pairs that the head has, with the tokens that came to follow; the last pair's logits are wanted.
-    const auto differ = std::mismatch(s.given.begin(), s.given.end(), all.begin(), all.end());
-    const auto begin = std::min(static_cast<size_t>(differ.first - s.given.begin()), all.size() - 1);
+    const size_t begin = s.agreeing;
+    std::vector<int32_t>& lacking =
+        follow.emplace_back(s.tokens.begin() + static_cast<int64_t>(begin) + 1, s.tokens.end());
+    lacking.push_back(text.token);  // that pair's logits are wanted, also if the head has it
     head_->rewind(text.slot, static_cast<int64_t>(begin));
     s.given.resize(begin);
-    tokens.push_back(std::span(all).subspan(begin));
+    tokens.emplace_back(lacking);
     for (size_t t = begin; t < s.tokens.size(); ++t) rows.push_back(row(s, t));
   }
   feed(texts, tokens, rows, out);
-  for (size_t i = 0; i < texts.size(); ++i) sequences_[static_cast<size_t>(texts[i].slot)].given = std::move(follow[i]);
+  for (size_t i = 0; i < texts.size(); ++i) give(sequences_[static_cast<size_t>(texts[i].slot)], follow[i]);
 }
 
 void DraftHead::draft_further(std::span<const Following> texts, const Drafts& out) {

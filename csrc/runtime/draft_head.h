@@ -69,6 +69,7 @@ class DraftHead {
     std::vector<int32_t> tokens;
     std::vector<Block> blocks;   // of the rows of these tokens
     std::vector<int32_t> given;  // the token of each pair that the head holds
+    size_t agreeing = 0;         // the first of these, which are the sequence's; a draft does not compare a long text
     Block last;                  // [n_embd], the head's row of its last pair
     bool has_last = false;
   };
@@ -76,8 +77,10 @@ class DraftHead {
   static constexpr size_t kBlockRows = 256;
   static constexpr size_t kSpareBlocks = 8;
 
-  // Pairs that the head holds and that are the sequence's.
-  static size_t agreeing(const Sequence& s);
+  // Counts further pairs of a sequence as agreeing, after tokens or pairs have come.
+  static void compare(Sequence& s);
+  // The head holds pairs of these tokens behind the others.
+  static void give(Sequence& s, std::span<const int32_t> tokens);
   float* row(const Sequence& s, size_t token) const {
     return s.blocks[token / kBlockRows].get() + token % kBlockRows * static_cast<size_t>(n_embd_);
   }

@@ -207,6 +207,49 @@ def test_a_head_reads_a_prompt_in_parts(tiny_dir: Path, golden: dict[str, np.nda
     assert s.draft_lacks(1) == 0
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_head_follows_any_course_of_a_text(seed: int, tiny_dir: Path, device: str) -> None:
+    """Drafts that come true or not, parts read ahead, copies and ways back: as a new head answers."""
+    rng = np.random.default_rng(seed)
+    path = tiny_dir / "qwen35-tiny.gguf"
+    s = open_head(path, sequences=2, device=device)
+    alone = open_head(path, device=device)
+    text = rng.integers(1, 300, 4).astype(np.int32)
+    s.decode([(0, text)], "none")
+    kept, length = s.checkpoint(0), len(text)
+    for step in range(40):
+        token = int(rng.integers(1, 300))
+        alone.reset()
+        alone.decode([(0, text)], "none")
+        assert nmse(drafted(s, token), drafted(alone, token)) < 10 * TOLERANCE[device], step
+        assert s.draft_lacks(0) == 0
+        if rng.integers(2):
+            s.draft([(0, 7)], further=True)
+        follows = rng.integers(1, 300, rng.integers(1, 4)).astype(np.int32)
+        true = bool(rng.integers(2))
+        if true:
+            follows[0] = token
+        s.decode([(0, follows)], "none")
+        text = np.concatenate([text, follows])
+        assert s.draft_lacks(0) == len(follows) - true
+        match rng.integers(5):
+            case 0:
+                s.restore(kept)
+                text = text[:length]
+                assert s.draft_lacks(0) == 0
+            case 1:
+                kept, length = s.checkpoint(0), len(text)
+            case 2:
+                s.read_for_draft(0, 2)
+            case 3:
+                s.copy(0, 1)
+                assert s.draft_lacks(1) == len(text) - 1
+                s.reset(0)
+                s.copy(1, 0)
+                assert s.draft_lacks(0) == len(text) - 1
+                kept, length = s.checkpoint(0), len(text)
+
+
 def test_a_limit_of_the_cache_is_one_of_the_model_s_texts(
     tiny_dir: Path, golden: dict[str, np.ndarray], device: str
 ) -> None:
