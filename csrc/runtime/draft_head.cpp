@@ -264,12 +264,16 @@ std::vector<const std::byte*> Session::lent_weights() {
   return lent;
 }
 
-size_t Session::promised_bytes() const {
+size_t Session::promised_bytes(int ordinal) const {
   if (executor_ == nullptr || !plan_.cache_by_need()) return 0;
-  size_t most = 0;
-  for (const plan::PlannedDevice& device : plan_.devices)
-    most += device.info.kind == DeviceKind::cuda ? device.kv_bytes : 0;
-  return most - std::min(most, gpu_cache_bytes());
+  size_t promised = 0;
+  for (size_t i = 0; i < plan_.devices.size(); ++i) {
+    const plan::PlannedDevice& device = plan_.devices[i];
+    if (device.info.kind != DeviceKind::cuda || device.info.ordinal != ordinal) continue;
+    const size_t taken = executor_->gpu_cache_bytes(static_cast<plan::DeviceId>(i));
+    promised += device.kv_bytes - std::min(device.kv_bytes, taken);
+  }
+  return promised;
 }
 
 }  // namespace dyno::runtime

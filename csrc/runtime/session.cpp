@@ -84,7 +84,7 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
   windows_ = WindowRows(plan_.cache_window(), plan_.cache_stride(), positions_.size());  // of the last plan
   if (loading == Loading::plan_only) return;
   try {
-    check_memory(/*weights_loaded=*/false);
+    check_memory(/*weights_loaded=*/false, lender_);
     make_executor(threads);
   } catch (const Error&) {
     file_->check_unchanged();  // else the message would blame what a writer had not finished
@@ -123,7 +123,7 @@ void Session::make_executor(int threads) {
                             [](const plan::WeightPlacement& weight) { return weight.mapped; });
 }
 
-void Session::check_memory(bool weights_loaded) const {
+void Session::check_memory(bool weights_loaded, const Session* beside) const {
   plan::check_limits(plan_, weights_loaded);
   for (size_t i = 0; i < plan_.devices.size(); ++i) {
     const DeviceInfo& device = plan_.devices[i].info;
@@ -133,8 +133,7 @@ void Session::check_memory(bool weights_loaded) const {
     const size_t held = weights_loaded ? held_bytes_[i] + executor_->gpu_cache_bytes(id) : 0;
     const size_t free = cuda_free_bytes(device.ordinal) + held;
     // The model's cache and its head's may still grow.
-    const Session* other = lender_ != nullptr ? lender_ : draft_session();
-    const size_t promised = other != nullptr ? other->promised_bytes() : 0;
+    const size_t promised = beside != nullptr ? beside->promised_bytes(device.ordinal) : 0;
     plan::check_memory(plan_, id, free - std::min(free, promised), weights_loaded);
   }
   const bool host = !std::all_of(plan_.devices.begin(), plan_.devices.end(), is_gpu);
@@ -246,9 +245,9 @@ void Session::replan(const Change& change, bool clear_cache) {
   const std::vector<profile::KernelEntry> kernels = kernels_;
   bool touched = false;
   try {
-    change();
+    const Session* head = change();
     choose();
-    if (executor_ != nullptr) check_memory(/*weights_loaded=*/true);
+    if (executor_ != nullptr) check_memory(/*weights_loaded=*/true, lender_ != nullptr ? lender_ : head);
     touched = true;
     prepare(clear_cache);
   } catch (const std::exception& error) {
@@ -289,6 +288,7 @@ void Session::set(const SessionSettings& settings) {
             plan::layout_arena(plan_, next.ubatch);
           }
           settings_ = next;
+          return draft_session();
         },
         /*clear_cache=*/false);
   } catch (...) {
@@ -303,18 +303,30 @@ void Session::set(const SessionSettings& settings) {
 }
 
 void Session::set_kernels(std::vector<profile::KernelEntry> kernels) {
-  replan([&] { kernels_ = std::move(kernels); }, /*clear_cache=*/false);
+  const auto change = [&] {
+    kernels_ = std::move(kernels);
+    return draft_session();
+  };
+  replan(change, /*clear_cache=*/false);
 }
 
 void Session::set_context(const plan::ContextOptions& context) {
   std::unique_ptr<DraftHead> head;  // anew, for as many sequences; before anything changes, for it may find no room
   // Cache types are part of the attention ops, so the op list is made again; layouts do not depend on them.
-  replan(
-      [&] {
-        plan_ = planned(context, settings_);
-        if (draft_head_ != nullptr) head = make_draft_head();
-      },
-      /*clear_cache=*/true);
+  const auto change = [&]() -> const Session* {
+    plan_ = planned(context, settings_);
+    if (draft_head_ == nullptr) return nullptr;
+    head = make_draft_head();
+    return &head->session();  // the cache of this one will grow, not the old one's
+  };
+  try {
+    replan(change, /*clear_cache=*/true);
+  } catch (const OutOfMemoryError& error) {
+    if (draft_head_ == nullptr) throw;
+    throw OutOfMemoryError(str_cat(error.what(),
+                                   "; the head that drafts tokens also keeps its memory until the change ",
+                                   "is over: drop it before (drop_draft_head) and load it again afterwards"));
+  }
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
   filled_ = begun_ = positions_;
   windows_ = WindowRows(plan_.cache_window(), plan_.cache_stride(), positions_.size());

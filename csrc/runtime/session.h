@@ -275,18 +275,19 @@ class Session {
   plan::Plan planned(const plan::ContextOptions& context, const SessionSettings& settings) const;
   std::vector<model::WeightId> borrow(plan::Plan& plan) const;  // as plan::borrow_weights(); empty without a lender
   std::vector<const std::byte*> lent_weights();
-  // Of a GPU, that the cache has not taken yet where it takes memory by need.
-  size_t promised_bytes() const;
+  // Of the GPU of that number, that the cache has not taken yet where it takes memory by need.
+  size_t promised_bytes(int ordinal) const;
   void choose();
   void place(Loading loading);
   void cache_experts();
   void prepare(bool clear_cache);
+  // `change` returns the session of the head that is beside the model then, or null.
   template <typename Change>
   void replan(const Change& change, bool clear_cache);
   void plan_scratch();
   void make_executor(int threads);
-  // Of every device, and of the machine.
-  void check_memory(bool weights_loaded) const;
+  // Of every device, and of the machine. `beside`: the session that shares a GPU with this one, or null.
+  void check_memory(bool weights_loaded, const Session* beside) const;
 
   std::shared_ptr<const GgufFile> file_;
   const Session* lender_ = nullptr;

@@ -296,6 +296,19 @@ def test_a_change_that_the_head_refuses_changes_nothing(
         assert engine._open().can_draft(1)
 
 
+def test_a_context_that_does_not_fit_beside_the_old_head(tiny_dir: Path) -> None:
+    path = tiny_dir / "qwen35-tiny.gguf"
+    with dyno.Engine(path, device="cpu", profile=None, ctx=64, ram="64MiB") as engine:
+        with pytest.raises(OutOfMemoryError) as plain:
+            engine.set_context(ctx=4096, sequences=1024)
+        assert "drop_draft_head" not in str(plain.value)
+        engine.load_draft_head()
+        with pytest.raises(OutOfMemoryError, match=r"drop it before \(drop_draft_head\) and load it again"):
+            engine.set_context(ctx=4096, sequences=1024)
+        engine.logits([5, 6, 7], rows="last")
+        assert engine._open().can_draft(0)
+
+
 def test_of_an_engine(tiny_dir: Path, golden: dict[str, np.ndarray], device: str) -> None:
     tokens = golden["tokens_long"]
     with dyno.Engine(tiny_dir / "qwen35-tiny.gguf", device=device, profile=None, ctx=256) as engine:
