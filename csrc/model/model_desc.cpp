@@ -65,8 +65,8 @@ ModelDesc describe_model(const GgufFile& file, Part part) {
   DYNO_CHECK(ModelError, architecture.has_value(), "[model] metadata key general.architecture is missing");
   for (const Architecture& known : kArchitectures) {
     if (known.name != *architecture) continue;
-    DYNO_CHECK(UnsupportedError, part == Part::trunk || known.has_head, "[model] the engine knows no head that drafts ",
-               "tokens for architecture ", known.name);
+    DYNO_CHECK(UnsupportedError, part == Part::trunk || known.has_head,
+               "[model] a head that drafts tokens is not supported for architecture ", known.name);
     ModelDesc model;
     model.architecture = std::string(*architecture);
     const std::string_view name = file.metadata().find_string("general.name").value_or("");
@@ -90,7 +90,7 @@ ModelDesc first_layers(ModelDesc model, int64_t count) {
              model.n_layers, ", so expected 1 to ", model.n_layers, ", or 0 for all");
   if (count == 0 || count == model.n_layers) return model;
   DYNO_CHECK(UnsupportedError, model.layer_input == 0, "[model] layers is ", count, ": the per-layer embeddings of ",
-             model.architecture, " are made for all layers at once, so it runs whole only");
+             model.architecture, " are computed for all layers at once, so only the whole model can run");
   const auto is_later = [&](const Weight& weight) {
     constexpr std::string_view kPrefix = "blk.";
     int64_t layer = -1;
@@ -101,7 +101,7 @@ ModelDesc first_layers(ModelDesc model, int64_t count) {
   // Weights are named by their numbers, so later ones can only be cut off at the end.
   const auto first = std::find_if(model.weights.begin(), model.weights.end(), is_later);
   DYNO_CHECK(UnsupportedError, std::all_of(first, model.weights.end(), is_later), "[model] layers is ", count, ": ",
-             model.architecture, " has weights behind its layers, so it runs whole only");
+             model.architecture, " has weights after its layers, so only the whole model can run");
   model.weights.erase(first, model.weights.end());
   model.layers.resize(static_cast<size_t>(count));
   model.n_layers = count;

@@ -215,16 +215,16 @@ class Search {
 
   [[noreturn]] void fail() const {
     if (fits_beside_host_) {
-      throw OutOfMemoryError(str_cat("[placement] auto: each placement that ", device_name(whole_.main_device()),
-                                     " has room for puts more on the CPU than its limit of ",
+      throw OutOfMemoryError(str_cat("[placement] auto: every placement that fits ", device_name(whole_.main_device()),
+                                     " needs more memory on the CPU than its limit of ",
                                      mib(whole_.load.placement.host_memory),
                                      " (ram); use a larger limit, or a "
                                      "smaller ctx or ubatch"));
     }
     const Plan least = planned({.n_gpu_layers = 0});
-    throw OutOfMemoryError(str_cat("[placement] auto: even without any layer ", device_name(whole_.main_device()),
-                                   " would hold ", mib(main_device_bytes(least, scratch_)), ", and ", mib(free_),
-                                   " are free: use another main device, such as "
+    throw OutOfMemoryError(str_cat("[placement] auto: even without any layer, ", device_name(whole_.main_device()),
+                                   " needs ", mib(main_device_bytes(least, scratch_)), ", but only ", mib(free_),
+                                   " are free; use another main device, such as "
                                    "device=cpu, or a smaller ubatch than ",
                                    whole_.ubatch));
   }

@@ -62,14 +62,14 @@ void check_uses(const Plan& plan, const model::ModelDesc& model) {
   if (uses.empty()) return;
   const auto layers = static_cast<size_t>(model.moe_layers());
   const bool slice = plan.load.layers > 0;
-  DYNO_CHECK(PlanError, uses.size() == layers || (slice && uses.size() > layers), "[experts] the recorded use is of ",
-             uses.size(), " layers with experts, and this model has ", layers,
-             "; record it with this model (`dyno experts`)");
+  DYNO_CHECK(PlanError, uses.size() == layers || (slice && uses.size() > layers), "[experts] the recorded counts have ",
+             uses.size(), " layers with experts, but this model has ", layers,
+             "; record them with this model (`dyno experts`)");
   const auto experts = static_cast<size_t>(model.experts());  // of the largest mixture
   for (size_t i = 0; i < uses.size(); ++i) {
-    DYNO_CHECK(PlanError, uses[i].size() == experts, "[experts] the recorded use is of ", uses[i].size(),
-               " experts in the layer with experts ", i, ", and this model has ", experts,
-               "; record it with this model (`dyno experts`)");
+    DYNO_CHECK(PlanError, uses[i].size() == experts, "[experts] the recorded counts have ", uses[i].size(),
+               " experts in layer ", i, " of the layers with experts, but this model has ", experts,
+               "; record them with this model (`dyno experts`)");
   }
 }
 
@@ -117,9 +117,9 @@ std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::M
     }
   }
   DYNO_CHECK(PlanError, hinders == model::kNone || !candidates.empty() || wanted == 0,
-             "[experts] expert_cache=adaptive copies experts as they lie on the CPU, but these are ",
+             "[experts] expert_cache=adaptive copies experts in their type on the CPU, but these are ",
              dtype_name(model.weight(hinders).type), ", which ", device_name(plan.main_device()),
-             " reads as another type; take expert_cache=static, with the use of a text like yours recorded (`dyno "
+             " reads as another type; use expert_cache=static, with recorded counts of a text like yours (`dyno "
              "experts`)");
   // Among equals the first experts of each layer, so that without recorded use all layers have as many.
   std::stable_sort(candidates.begin(), candidates.end(), [](const CacheCandidate& a, const CacheCandidate& b) {

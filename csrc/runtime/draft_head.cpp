@@ -120,10 +120,10 @@ void DraftHead::draft(std::span<const Following> texts, const Drafts& out) {
   for (const Following& text : texts) {
     DYNO_CHECK(PlanError, text.positions > 0, "[draft] sequence ", text.slot,
                " is empty; decode at least one token before a draft");
-    DYNO_CHECK(PlanError, knows(text.slot, text.positions), "[draft] the head knows ",
+    DYNO_CHECK(PlanError, knows(text.slot, text.positions), "[draft] the head has read ",
                sequences_[static_cast<size_t>(text.slot)].tokens.size(), " of the ", text.positions,
                " tokens of sequence ", text.slot,
-               "; load it before the sequence begins, or reset the sequence and decode it again");
+               "; load the head before the sequence begins, or reset the sequence and decode it again");
   }
   follow.reserve(texts.size());
   for (const Following& text : texts) {
@@ -147,7 +147,7 @@ void DraftHead::draft_further(std::span<const Following> texts, const Drafts& ou
   for (const Following& text : texts) {
     const Sequence& s = sequences_[static_cast<size_t>(text.slot)];
     DYNO_CHECK(PlanError, knows(text.slot, text.positions) && s.given.size() == s.tokens.size() && s.has_last,
-               "[draft] nothing was drafted yet for what sequence ", text.slot, " holds now");
+               "[draft] no token was drafted at the current position of sequence ", text.slot, "; draft one first");
     tokens.emplace_back(&text.token, 1);
     rows.push_back(s.last.get());
   }
@@ -192,11 +192,10 @@ std::unique_ptr<DraftHead> Session::make_draft_head() const {
     for (const plan::PlannedDevice& device : plan_.devices) {
       devices += str_cat(devices.empty() ? "" : ", ", device_name(device.info));
     }
-    throw UnsupportedError(
-        str_cat("[draft] the head that drafts tokens runs with the whole model on one GPU or on the ",
-                "CPU, but this model lies on ", devices,
-                "; open it with device=cpu, or so that one GPU holds all of it (without placement, ",
-                "cpu_moe, n_cpu_moe, n_gpu_layers and split)"));
+    throw UnsupportedError(str_cat("[draft] the head that drafts tokens needs the whole model on one GPU or on the ",
+                                   "CPU, but this model is on ", devices,
+                                   "; open it with device=cpu, or entirely on one GPU (without placement, ",
+                                   "cpu_moe, n_cpu_moe, n_gpu_layers and split)"));
   }
   plan::LoadOptions load = plan_.load;
   load.placement = {};

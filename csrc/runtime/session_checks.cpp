@@ -28,15 +28,15 @@ void Session::check_ready() const {
   check_idle();
   DYNO_CHECK(
       OutOfMemoryError, !failed_change_, "[session] a change of settings failed (", failed_change_.value_or(""),
-      "), and memory that it had given back could not be taken again; set() the settings again when memory is free");
+      "), and the memory that it had released could not be allocated again; call set() again when memory is free");
 }
 
 // The handler of a signal runs between u-batches, whose positions it must not change, or in the middle of one, whose
 // memory it must not use.
 void Session::check_idle() const {
   DYNO_CHECK(PlanError, !computing_,
-             "[session] this session computes while the handler of a signal runs; it can be used when the call that "
-             "computes has returned");
+             "[session] a signal handler used this session during a call that computes; use it after that call has "
+             "returned");
 }
 
 // Weights that were copied at load do not change with the file.
@@ -47,7 +47,7 @@ void Session::check_file() const {
 void Session::check_slot(int32_t slot) const {
   check_device();
   DYNO_CHECK(PlanError, slot >= 0 && slot < plan_.context.sequences, "[session] sequence ", slot,
-             " does not exist; the context was made for ", plan_.context.sequences);
+             " does not exist; the context has ", plan_.context.sequences, " sequences");
 }
 
 int64_t Session::position(int32_t slot) const {
@@ -81,11 +81,13 @@ int64_t Session::row_count(const DecodeRequest& request) {
 
 void Session::check(const DecodeRequest& request) const {
   DYNO_CHECK(PlanError, request.every >= 1, "[session] every is ", request.every, "; expected 1 or more");
-  DYNO_CHECK(PlanError, !request.sequences.empty(), "[session] nothing to decode: no sequences given");
+  DYNO_CHECK(PlanError, !request.sequences.empty(),
+             "[session] there is nothing to decode, because no sequences were given");
   std::vector<bool> seen(positions_.size(), false);
   for (const SequenceInput& s : request.sequences) {
     check_slot(s.slot);
-    DYNO_CHECK(PlanError, !seen[static_cast<size_t>(s.slot)], "[session] sequence ", s.slot, " is given twice");
+    DYNO_CHECK(PlanError, !seen[static_cast<size_t>(s.slot)], "[session] sequence ", s.slot,
+               " was given more than once");
     seen[static_cast<size_t>(s.slot)] = true;
     DYNO_CHECK(PlanError, !s.tokens.empty(), "[session] sequence ", s.slot, " has no tokens");
     DYNO_CHECK(PlanError, s.first_row >= 0 && s.first_row < static_cast<int64_t>(s.tokens.size()),
@@ -115,7 +117,7 @@ void Session::check_room(int32_t slot, int64_t tokens) const {
   const int64_t end = position(slot) + tokens;
   if (end <= plan_.context.ctx) return;
   const std::string advice = end <= model_.n_ctx_train ? str_cat("open the model with ctx=", end, " or more")
-                                                       : str_cat("no ctx holds them: the model was made for ",
+                                                       : str_cat("no ctx is long enough: the model supports at most ",
                                                                  model_.n_ctx_train, " positions");
   throw PlanError(str_cat("[session] sequence ", slot, " would reach ", end, " positions, but the context holds ",
                           plan_.context.ctx, "; ", advice));
@@ -123,7 +125,7 @@ void Session::check_room(int32_t slot, int64_t tokens) const {
 
 void Session::check_token(int32_t token, int64_t index, int32_t slot) const {
   DYNO_CHECK(PlanError, token >= 0 && token < model_.n_vocab, "[session] token ", token, " at index ", index,
-             " of sequence ", slot, "; the vocabulary has ", model_.n_vocab);
+             " of sequence ", slot, " does not exist; the vocabulary has ", model_.n_vocab, " tokens");
 }
 
 }  // namespace dyno::runtime

@@ -142,7 +142,7 @@ def test_a_draft_goes_further_with_the_head_s_own_rows(
     tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
     s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=2, device=device)
     s.decode([(0, tokens[:20].copy()), (1, tokens[:9].copy())], "none")
-    with pytest.raises(PlanError, match="nothing was drafted yet for what sequence 1 holds"):
+    with pytest.raises(PlanError, match="no token was drafted at the current position of sequence 1"):
         s.draft([(1, 5)], further=True)
     follow = [(0, int(tokens[20])), (1, int(tokens[9]))]
     s.draft(follow)
@@ -157,7 +157,7 @@ def test_a_draft_goes_further_with_the_head_s_own_rows(
     assert nmse(alone.draft([(0, 15)], further=True)[0], once[1]) > 1e-4  # another token
     assert nmse(s.draft(follow), want[[19, 8]]) < TOLERANCE[device]
     s.decode([(0, tokens[20:24].copy())], "none")
-    with pytest.raises(PlanError, match="nothing was drafted yet for what sequence 0 holds"):
+    with pytest.raises(PlanError, match="no token was drafted at the current position of sequence 0"):
         s.draft([(0, 5)], further=True)
     assert nmse(drafted(s, tokens[24]), want[23]) < TOLERANCE[device]
 
@@ -316,7 +316,9 @@ def test_of_an_engine(tiny_dir: Path, golden: dict[str, np.ndarray], device: str
             engine.draft(3)
         engine.logits(tokens[:9], rows="last")
         engine.load_draft_head()
-        with pytest.raises(PlanError, match=r"knows 0 of the 9 tokens .* load it before the sequence begins"):
+        with pytest.raises(
+            PlanError, match=r"has read 0 of the 9 tokens .* load the head before the sequence begins"
+        ):
             engine.draft(3)
         engine.reset()
         with pytest.raises(PlanError, match=r"is empty; decode at least one token"):
@@ -333,7 +335,9 @@ def test_files_without_a_head(tiny_dir: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"no block that predicts a further token"):
         s.load_draft_head()
     s = _core.Session(tiny_dir / "llama-tiny.gguf")
-    with pytest.raises(UnsupportedError, match=r"no head that drafts tokens for architecture llama"):
+    with pytest.raises(
+        UnsupportedError, match=r"a head that drafts tokens is not supported for architecture llama"
+    ):
         s.load_draft_head()
 
 
@@ -425,7 +429,7 @@ def test_rows_that_are_read_have_a_norm_of_their_own_on_a_gpu(tiny_dir: Path) ->
 @pytest.mark.parametrize("placement", [{"n_gpu_layers": 2}, {"rules": ["ffn=cpu"]}])
 def test_a_model_on_a_gpu_and_the_cpu_has_no_head(tiny_dir: Path, placement: dict[str, Any]) -> None:
     s = planned(tiny_dir / "qwen35-tiny.gguf", **placement)
-    with pytest.raises(UnsupportedError, match=r"lies on cuda:0, cpu; .* so that one GPU holds all of it"):
+    with pytest.raises(UnsupportedError, match=r"is on cuda:0, cpu; .* entirely on one GPU"):
         s.load_draft_head()
     assert not s.has_draft_head
 
