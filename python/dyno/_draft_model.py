@@ -51,7 +51,7 @@ class DraftModel:
                 f"sequences={sequences}, as the large one"
             )
         if engine._scheduler is not None:
-            raise PlanError("[speculation] the draft model has a scheduler of its own; close it first")
+            raise PlanError("[speculation] the draft model has its own scheduler; close that scheduler first")
         self._engine, self._min_p = engine, min_p
         self._ctx = int(engine.settings["ctx"])
         self._n_vocab = min(int(engine.model["n_vocab"]), int(target.model["n_vocab"]))
@@ -140,7 +140,7 @@ def check_rewinds(engine: Engine) -> None:
     if int(engine.model["recurrent_layers"]) > 0:
         raise PlanError(
             f"[speculation] {engine.model['architecture']} has recurrent state, which cannot forget rejected "
-            "tokens, so it cannot draft; take another draft model"
+            "tokens, so it cannot draft; use another draft model"
         )
 
 
@@ -154,11 +154,14 @@ def check_vocabulary(target: Engine, draft: Engine) -> None:
         first = None if same else min(int(target.model["n_vocab"]), int(draft.model["n_vocab"]))
     else:
         if not has_vocabulary(draft._file):
-            raise PlanError("[speculation] the draft model has no vocabulary to compare with the model's")
+            raise PlanError(
+                "[speculation] the draft model has no vocabulary, so it cannot be compared with that of "
+                "the model"
+            )
         ours, theirs = (e.tokenizer.vocabulary.tokens for e in (target, draft))
         first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
     if first is not None:
         raise PlanError(
-            f"[speculation] the draft model has another vocabulary, from token {first} on; take a smaller "
+            f"[speculation] the draft model has another vocabulary, from token {first} on; use a smaller "
             "model of the same family"
         )

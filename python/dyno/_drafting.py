@@ -31,7 +31,7 @@ def speculation_of(settings: Mapping[str, Any], draft: Engine | None = None) -> 
     """
     kind = settings.get("spec", "off")
     if kind == "draft" and draft is None:
-        _log.warning("the setting spec is draft, but no smaller model was given: there are no drafts")
+        _log.warning("the setting spec is draft, but no draft model was given, so nothing is drafted")
     if kind == "off" or (kind == "draft" and draft is None):
         return None
     most, min_p = int(settings["spec_max"]), float(settings["spec_min_p"])
@@ -141,7 +141,7 @@ class Drafting:
         self.judge.pause(texts)
         level = logging.INFO if self._has_failed else logging.WARNING
         self._has_failed = True
-        _log.log(level, "a draft failed; speculation is paused for %d steps: %s", Judge.PAUSE, error)
+        _log.log(level, "a draft failed; pausing speculation for %d steps: %s", Judge.PAUSE, error)
 
     def stepped(self, texts: int, drafted: bool, tokens: int, seconds: float) -> None:
         """Learn from a step of texts alone, and say if drafts pause; arguments as of `Judge.stepped`.

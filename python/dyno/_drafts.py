@@ -52,7 +52,9 @@ class Speculation:
         if not 0 <= self.min_p <= 1:
             raise PlanError(f"[speculation] spec_min_p is {self.min_p}; expected 0 to 1")
         if self.head and self.draft is not None:
-            raise PlanError("[speculation] the head and a smaller model cannot both draft; choose one")
+            raise PlanError(
+                "[speculation] the head of the model and a draft model cannot both draft; choose one"
+            )
 
 
 class Drafter:

@@ -27,9 +27,9 @@ def expected(engine: Engine) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """The table for people. Neighbouring layers that are alike stand in one line."""
+    """The table for people. Consecutive layers with equal costs share a line."""
     rates = found["rates"]
-    source = f"measured of {', '.join(rates)}" if rates else "assumed (`tune probe` measures them)"
+    source = f"measured rates of {', '.join(rates)}" if rates else "assumed rates; `tune probe` measures them"
     loads = found["loads"]
     header = ["device", "layers", "weights", *(_tokens(load["tokens"]) for load in loads), "transfers"]
     rows = [header]
@@ -46,17 +46,17 @@ def lines(found: dict[str, Any]) -> list[str]:
                 ),
             ]
         )
-    rows.append(["in all", "", "", *(_us(load["seconds"]) for load in loads), _overlap(loads)])
+    rows.append(["total", "", "", *(_us(load["seconds"]) for load in loads), _overlap(loads)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     table = ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [f"expected time, by rates that are {source}", *table]
+    return [f"expected time ({source})", *table]
 
 
 def _overlap(loads: list[dict[str, Any]]) -> str:
-    """Whether the lines add up."""
+    """A remark if the total is not the sum of the lines."""
     sums = [sum(p["seconds"] + p["transfer_seconds"] for p in load["parts"]) for load in loads]
     beside = any(load["seconds"] < 0.999 * all_ for load, all_ in zip(loads, sums, strict=True))
-    return "counted; less than the sum, as parts run beside each other" if beside else "counted"
+    return "less than the sum, because parts run in parallel" if beside else "included"
 
 
 def _groups(loads: list[dict[str, Any]]) -> list[list[list[dict[str, Any]]]]:

@@ -70,7 +70,8 @@ class ExpertUse:
         """
         if file.stat().st_size > _MOST_BYTES:
             raise PlanError(
-                f"[experts] {file} is larger than {_MOST_BYTES >> 20} MiB, which no record of a use is"
+                f"[experts] {file} is larger than {_MOST_BYTES >> 20} MiB, so it is not a record of expert "
+                "counts"
             )
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
@@ -80,7 +81,7 @@ class ExpertUse:
             counts = given.astype(np.int64)
             use = cls(str(found["model"]), int(found["tokens"]), counts)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise PlanError(f"[experts] {file} holds no recorded use of experts: {error}") from error
+            raise PlanError(f"[experts] {file} is not a record of expert counts: {error}") from error
         if counts.ndim != 2 or (counts < 0).any():
             raise PlanError(
                 f"[experts] {file} holds counts of shape {counts.shape}; expected a list of counts, "
@@ -220,6 +221,6 @@ def for_session(
     except PlanError as error:
         if mib > 0:
             raise
-        _log.warning("the recorded use of this model's experts is left out: %s", error)
+        _log.warning("ignoring the recorded expert counts of this model: %s", error)
         return {}
     return {} if use is None else {"expert_uses": use.counts.tolist()}

@@ -128,7 +128,7 @@ class OpenModel:
         self._warn_of_unknown_use()
         if 0 < int(self.settings["layers"]) < int(model["n_layers"]):
             _log.warning(
-                "layers=%d of %d: the answers mean nothing; only speed and memory of a slice can be measured",
+                "layers=%d of %d: the answers are meaningless; only speed and memory can be measured",
                 self.settings["layers"], model["n_layers"],
             )  # fmt: skip
 
@@ -154,7 +154,9 @@ class OpenModel:
 
         def change(session: _core.Session, values: dict[str, Any]) -> None:
             if self._scheduler is not None or self._scheduler_opens:
-                raise PlanError("[engine] set_context() under an open scheduler; close the scheduler first")
+                raise PlanError(
+                    "[engine] set_context() was called while a scheduler is open; close the scheduler first"
+                )
             self._slots.check_free(None, int(self.settings["sequences"]))
             session.set_context(values)
 
@@ -165,7 +167,7 @@ class OpenModel:
         """Settings stay while a scheduler reads them. PlanError if there is one, or another one is opened."""
         with self._lock:
             if self._scheduler is not None or self._scheduler_opens:
-                raise PlanError("[scheduler] this engine has a scheduler already; close it first")
+                raise PlanError("[scheduler] this engine already has a scheduler; close it first")
             self._scheduler_opens = True
         try:
             yield
@@ -395,10 +397,10 @@ class OpenModel:
     def _warn_of_unknown_use(self) -> None:
         mib = int(self._open().plan["settings"]["expert_cache_mib"])
         if mib == 0 and self._expert_use is not None:
-            _log.warning("expert_use does nothing while expert_cache_mib is 0: no experts are cached")
+            _log.warning("expert_use has no effect, because expert_cache_mib is 0 and no experts are cached")
         if mib == 0 and self.settings.get("expert_cache") == "adaptive":
             _log.warning(
-                "expert_cache=adaptive does nothing while expert_cache_mib is 0: no experts are cached"
+                "expert_cache=adaptive has no effect, because expert_cache_mib is 0 and no experts are cached"
             )
         cached = any(t["name"].endswith("(cached)") for t in self._open().plan["tensors"]) if mib else False
         if not cached or self._file is None or self._expert_use is not None:

@@ -144,7 +144,7 @@ class Placement:
         """Say which argument does nothing with that main device."""
         layers = self.settings.get("n_gpu_layers", -1)
         if layers >= 0 and device == "cpu":
-            _log.warning("n_gpu_layers=%d does nothing with device cpu: all layers lie on the CPU", layers)
+            _log.warning("n_gpu_layers=%d has no effect with device cpu: all layers are on the CPU", layers)
 
 
 def _bytes(name: str, value: int | str) -> int:

@@ -187,12 +187,12 @@ def find(name: str | None) -> PreTokenizer:
     """
     if not name:
         raise UnsupportedError(
-            "[tokenizer] the file has no tokenizer.ggml.pre, so nobody can know how its words are cut; "
+            "[tokenizer] the file has no tokenizer.ggml.pre, so it is unknown how text is split into words; "
             "convert the model again with a current converter, or set the key"
         )
     found = _BY_NAME.get(name)
     if found is None:
         near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"; the nearest known name is {near[0]!r}" if near else ""
+        hint = f"; the most similar known name is {near[0]!r}" if near else ""
         raise UnsupportedError(f"[tokenizer] unknown pre-tokenizer tokenizer.ggml.pre = {name!r}{hint}")
     return found

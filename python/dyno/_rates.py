@@ -24,15 +24,15 @@ _log = logging.getLogger("dyno")
 
 RATES: Final = {
     "memory_gbps": "GB/s of the device's memory, read and written",
-    "weights_gbps": "GB/s of Q4_0 weights that products with one row read from memory",
-    "core_gbps": "GB/s that one thread of the CPU reads from memory and writes",
-    "gflops_one": "1e9 operations a second of products with one row, of weights in a cache",
-    "gflops_many": "1e9 operations a second of products with many rows",
-    "launch_us": "microseconds of an op that does next to nothing",
-    "spread_us": "microseconds of a product more, until all threads or blocks have begun and ended",
-    "experts_us": "microseconds of a GPU's product of experts more, until it knows which ones",
-    "link_gbps": "GB/s between the device and the memory of the machine",
-    "latency_us": "microseconds of a transfer beside its bytes",
+    "weights_gbps": "GB/s of Q4_0 weights that matrix-vector products read from memory",
+    "core_gbps": "GB/s that one CPU thread reads from and writes to memory",
+    "gflops_one": "1e9 operations per second of matrix-vector products with weights in a cache",
+    "gflops_many": "1e9 operations per second of matrix products with many rows",
+    "launch_us": "microseconds of an op with almost no work",
+    "spread_us": "additional microseconds of a product, until all threads or blocks have finished",
+    "experts_us": "additional microseconds of an expert product on a GPU, until it knows the chosen experts",
+    "link_gbps": "GB/s between the device and main memory",
+    "latency_us": "fixed microseconds of a transfer, without its bytes",
 }
 """Rates of a device by name, as a plan's costs use them."""
 _OF_CPU: Final = tuple(RATES)[:7]
@@ -240,11 +240,13 @@ def known(
     for name, info in devices.items():
         rates = remembered(info, threads=threads)
         if not rates and measure_missing:
-            _log.info("measuring once how fast %s is, for the placement of the weights", name)
+            _log.info("measuring the speed of %s once, to place the weights", name)
             try:
                 rates = measure(name, threads, seconds=0.05)
             except (DeviceError, OutOfMemoryError) as error:
-                _log.warning("the rates of %s are assumed, since they could not be measured: %s", name, error)
+                _log.warning(
+                    "using assumed rates for %s, because they could not be measured: %s", name, error
+                )
             else:
                 _keep(name, info, rates, threads)
         if rates := rates or remembered(info):
@@ -256,7 +258,9 @@ def _keep(name: str, info: Mapping[str, Any], rates: Mapping[str, float], thread
     try:
         remember(info, rates, threads=threads)
     except OSError as error:
-        _log.warning("the rates of %s are measured again next time: they could not be kept: %s", name, error)
+        _log.warning(
+            "the rates of %s could not be stored, so they will be measured again next time: %s", name, error
+        )
 
 
 def _read(file: Path | None) -> dict[str, Any]:

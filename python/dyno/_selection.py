@@ -136,9 +136,7 @@ def select(
     """
     device, identity, engine = identities(file, model, device_info)
     if force and (profile is None or profile == "auto"):
-        raise ProfileError(
-            "[profile] force_profile needs the profile that it forces: name its file as profile"
-        )
+        raise ProfileError("[profile] force_profile needs a profile; give its file as the argument profile")
     if profile == "auto" and arguments.get("numerics") == "exact":
         # The reference that others are measured against must not depend on what lies in a folder.
         profile = None
@@ -151,8 +149,8 @@ def select(
     level("%s", match.headline)
     if match.profile.disturbed:
         _log.warning(
-            "profile %s: other programs disturbed its measurements (tune --force), so %s; run tune again "
-            "when nothing else runs",
+            "profile %s: other programs disturbed its measurements (tune --force), so %s; tune again when "
+            "no other program runs",
             match.profile.source.path if match.profile.source else match.profile.label,
             "its gains are not proven" if any(match.profile.entries()) else "it may lack gains",
         )

@@ -177,7 +177,7 @@ def _is_full(engine: Engine, slot: int) -> bool:
     """Whether no further token can be fed; if so, says that the text ends."""
     if engine.position(slot) < int(engine.settings["ctx"]):
         return False
-    _log.warning("the context of %d tokens is full; the text ends here", engine.settings["ctx"])
+    _log.warning("the context of %d tokens is full; generation stops here", engine.settings["ctx"])
     return True
 
 

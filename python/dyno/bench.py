@@ -129,7 +129,7 @@ def cases(
     tests = [(p, 0) for p in n_prompt if p] + [(0, n) for n in n_gen if n]
     tests += [pair for pair in pairs if any(pair)]
     if not tests:
-        raise PlanError("[bench] nothing to measure: give -p, -n or -pg a number above 0")
+        raise PlanError("[bench] there is nothing to measure; give a number above 0 with -p, -n or -pg")
     grid = []
     for values in itertools.product(*settings.values()):
         chosen = tuple(zip(settings, values, strict=True))

@@ -283,7 +283,7 @@ def table(result: PerOp, limit: int = 30) -> str:
     how = "in the graph" if result.in_graph else "one by one"
     lines.append(f"{result.test}: ops {how} {ops:.1f} us a {per}, the test itself {test:.1f} us a {per}")
     if result.peaks:
-        peaks = f"peaks, measured: memory {result.peaks['memory_gbps']:.0f} GB/s (a copy, read and written)"
+        peaks = f"measured peaks: memory {result.peaks['memory_gbps']:.0f} GB/s (a copy, read and written)"
         if "f16_tflops" in result.peaks:
             peaks += f", half products {result.peaks['f16_tflops']:.0f} TFLOP/s"
         lines.append(peaks)

@@ -1,4 +1,4 @@
-"""The user's door: open a GGUF file, get logits or text."""
+"""The main class of the Python API: `Engine` opens a GGUF file and computes logits or text."""
 
 from __future__ import annotations
 
@@ -34,56 +34,57 @@ _log = logging.getLogger("dyno")
 
 
 class Engine(ChatMethods, EmbedMethods, OpenModel):
-    """One model, open on a device, or with its weights spread over several.
+    """A model that is open on one device, or distributed over several devices.
 
     Args:
-        path: GGUF file; the first part of a split one.
-        device: `cpu`, `cuda:N`, or `auto` for the first GPU that this build has code for, else the CPU; which
-        one it became is logged and stands in `device`. `cpu:N` is a virtual device. All weights that nothing
-        else is said about lie here.
-        profile: `auto` finds the best profile for this device and model, a path takes that file, None takes
-        none. By itself only a profile of this model is taken.
-        require_profile: Refuse to run unless an exact profile was found.
-        force_profile: Take the profile that `profile` names also if it belongs to another model.
-        plan_only: Decide everything (`plan`, `describe_ops`, `settings`, the profile) but read no weights and
-        allocate nothing, so that a model larger than the machine can be looked at; logits and text raise
-        PlanError.
-        placement: Rules `REGEX=DEVICE` for tensors by name; the first that matches decides. The regular
-        expression has to match a part of the name. Devices are `CPU` and the names of `device`. `auto`: where
-        the model does not fit `device`, and neither another argument nor the profile places weights, layers
-        or their experts lie on the CPU, as is expected to be fastest. Without rules (`()`) all lies on
-        `device`. If this or one of the next three is given, the profile places nothing.
-        n_gpu_layers: So many of the last layers lie on `device`, the others on the CPU. The output counts as
-        one more layer. -1: all on `device`.
-        cpu_moe: The experts of all layers lie on the CPU.
-        n_cpu_moe: The experts of the first so many layers lie on the CPU.
-        virtual_devices: So many further CPU devices `cpu:1`, `cpu:2`, … with memory of their own, at most 16.
-        They try a placement without a GPU: logits stay the same bit for bit. A mapping by name gives each a
-        link of `link_gbps` (GB/s) and `latency_us`, for which transfers wait, and `memory_mib`, which its
-        weights, cache and arena have to fit. With `streams`, it takes copies of the CPU's weights for
-        prompts, as a GPU does.
-        vram: The main device may hold so much, in bytes or as `16GiB`: a smaller device out of a larger one.
-        ram: Likewise the CPU.
-        split: `layer` puts the layers over all GPUs, or over all virtual devices, in their order.
-        tensor_split: Shares of these devices, as `[3, 1]`; by default as much memory as each has.
-        expert_use: Recorded use of the model's experts, as `dyno experts --output` writes it, for the setting
-        `expert_cache_mib`; with 0 MiB it does nothing, which a warning says. By default the use that
-        `dyno experts` has kept for this model.
-        **settings: Values by name, as in `dyno.settings.SETTINGS`; they override the profile.
+        path: GGUF file. For a split model, the first file.
+        device: `cpu`, `cuda:N`, or `auto`: the first GPU that this build has code for, or the CPU if there is
+        none. The choice is logged and available as the attribute `device`. `cpu:N` is a virtual device. The
+        main device has all weights that no other argument places elsewhere.
+        profile: `auto` searches the best profile for this device and this model. A path uses that file. None
+        uses no profile.
+        require_profile: Raise ProfileError unless an exact profile was found.
+        force_profile: Use the profile file in `profile` even if it belongs to another model.
+        plan_only: Compute the plan, the settings and the choice of kernels and profile, but read no weights
+        and allocate nothing. This also works for a model that is larger than the machine. Logits and text
+        raise PlanError.
+        placement: Rules `REGEX=DEVICE` that place tensors by name. The first rule whose regular expression
+        matches a part of the name applies. Devices are `CPU` and the names of `device`. `auto`: if the model
+        does not fit `device`, and neither another argument nor the profile places weights, dyno keeps layers
+        or experts on the CPU so that the model is expected to run fastest. An empty list places all weights
+        on `device`. This argument and the next three replace the placement of the profile.
+        n_gpu_layers: Number of layers on `device`, counted from the end; the output layer counts as one. The
+        other layers are on the CPU. -1: all layers.
+        cpu_moe: Keep the expert weights of all layers on the CPU.
+        n_cpu_moe: Number of first layers whose expert weights stay on the CPU.
+        virtual_devices: Number of additional virtual devices `cpu:1`, `cpu:2`, …, at most 16. They run on the
+        CPU but have their own memory, to test a placement without a GPU; logits stay the same bit by bit. A
+        mapping by name gives each device a link with `link_gbps` (GB/s) and `latency_us`, whose transfers
+        take that time, and `memory_mib`, which its weights, cache and arena must fit. With `streams`, the
+        device copies CPU weights for prompts, as a GPU does.
+        vram: Limit for the memory of the main device, in bytes or as text such as `16GiB`.
+        ram: Limit for the memory of the CPU.
+        split: `layer` distributes the layers over all GPUs, or over all virtual devices, in their order.
+        tensor_split: Proportions of the layers for these devices, such as `[3, 1]`. Default: proportional to
+        their memory.
+        expert_use: Recorded expert counts for the setting `expert_cache_mib`, as `dyno experts --output`
+        writes them. If the setting is 0, they have no effect, and a warning says so. Default: the counts that
+        `dyno experts` has stored for this model.
+        **settings: Values by name, as in `dyno.settings.SETTINGS`. They override the profile.
 
     Raises:
-        GgufError: The file is not valid GGUF; later, it was truncated or written to while weights are read
-        from it (the setting `mmap`). Another file that is renamed to its name changes nothing.
-        ModelError: The file describes no model that can be built.
-        ProfileError: The profile can't be used, or `require_profile` found none.
-        PlanError: Unknown setting, impossible value, the plan does not fit, or a rule can't be read, matches
-        no tensor or names no device of the plan.
-        UnsupportedError: An unknown architecture, or weights on the CPU beside a GPU.
-        DeviceError: No such device in this build or machine, or a GPU that this build has no code for; later,
-        if a forked child uses the engine of its parent.
-        DeviceLostError: This process has lost that GPU, or the engine a virtual device; any method that needs
-        it raises it too, from then on.
-        OutOfMemoryError: It does not fit into the memory of its devices; the message says what to change.
+        GgufError: The file is not valid GGUF. Also raised later, if the file is truncated or overwritten
+        while weights are read from it (see the setting `mmap`). Renaming another file to its name is safe.
+        ModelError: The file does not describe a model that can be built.
+        ProfileError: The profile cannot be used, or `require_profile` found no exact profile.
+        PlanError: A setting is unknown, a value is impossible, the plan does not fit, or a placement rule is
+        invalid, matches no tensor or names an unknown device.
+        UnsupportedError: The architecture is unknown, or its weights cannot be on the CPU beside a GPU.
+        DeviceError: The device does not exist in this build or machine, or this build has no code for the
+        GPU. Also raised later, if a forked child uses the engine of its parent.
+        DeviceLostError: This process has lost the GPU, or the engine has lost a virtual device. From then on,
+        all methods that need the device raise it.
+        OutOfMemoryError: The model does not fit into the memory of its devices. The message suggests changes.
 
     Example:
         >>> with Engine("model.gguf", threads=4) as engine:  # doctest: +SKIP
@@ -125,11 +126,10 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
 
         Args:
             tokens: Token ids.
-            reset: Start at position 0; False appends to what the sequence holds.
-            rows: `all` tokens, only the `last` one (cheaper: one row of the output matrix product), or
-            `none`.
-            slot: Which of the engine's sequences.
-            device_array: Leave the logits in the memory of the device.
+            reset: Start at position 0. False: append to the tokens that the sequence holds.
+            rows: `all` tokens, only the `last` token (which is cheaper), or `none`.
+            slot: Number of the sequence.
+            device_array: Keep the logits in the memory of the device.
 
         Returns:
             float32 [n_tokens, n_vocab]; [1, n_vocab] for `last`, [0, n_vocab] for `none`. With
@@ -162,7 +162,7 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
 
         Args:
             sequences: Token ids by slot, 0 to `sequences` - 1 (a setting of the engine); lengths may differ.
-            reset: Start these sequences at position 0; False appends to them.
+            reset: Start these sequences at position 0. False: append to them.
             rows: As in `logits`.
 
         Returns:
@@ -189,16 +189,17 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         return int(self._open().position(slot))
 
     def rewind(self, position: int, slot: int = 0) -> None:
-        """Forget what a sequence holds from `position` on.
+        """Forget all tokens of a sequence from `position` on.
 
-        A model with recurrent state (`model["recurrent_layers"]` above 0) goes back only to 0 and to places
-        of which the caller still holds a `checkpoint()`. If layers keep their windows alone
-        (`plan["cache_window"]` above 0; see the setting `window_cache`), a sequence goes back to checkpoints,
-        by 256 tokens, to where the last decode began, and to multiples of `plan["window_stride"]`.
+        A model with recurrent state (`model["recurrent_layers"]` above 0) can be rewound only to position 0
+        and to existing checkpoints of the sequence. If layers cache only their windows
+        (`plan["cache_window"]` above 0; see the setting `window_cache`), a sequence can be rewound by up to
+        256 tokens, to checkpoints, to the beginning of the last decode, and to multiples of
+        `plan["window_stride"]`.
 
         Raises:
-            PlanError: The sequence does not reach that far, a generation owns it, or recurrent state or a
-            window does not go back there; the message names the nearest place before it.
+            PlanError: The sequence is shorter, a generation owns it, or recurrent state or a window does not
+            allow this position. The message names the nearest earlier position that is possible.
         """
         with self._lock:
             session = self._open()
@@ -206,7 +207,7 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
             session.rewind(position, slot)
 
     def copy_sequence(self, source: int, target: int) -> None:
-        """Make the sequence of slot `target` hold what that of `source` holds.
+        """Copy the sequence in slot `source` to slot `target`.
 
         Raises:
             PlanError: No such slot, or a generation owns one of them.
@@ -218,13 +219,13 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
             session.copy(source, target)
 
     def checkpoint(self, slot: int = 0) -> _core.Checkpoint:
-        """Where a sequence is now, for `restore()` and `rewind()`.
+        """Save the current position of a sequence, for `restore()` and `rewind()`.
 
-        Recurrent state is copied: `state_bytes` of the result is the memory of that copy, which lasts while
-        somebody holds it. Keys and values are not copied: a checkpoint is good until its sequence forgets a
-        position before it. If layers keep their windows alone, only the newest `plan["window_checkpoints"]`
-        are good; these within 256 tokens of the end of their sequence do not count, and a generation takes
-        no place of theirs.
+        Recurrent state is copied. `state_bytes` of the result is the size of that copy, which exists as long
+        as the result. Keys and values are not copied, so a checkpoint is valid until its sequence forgets an
+        earlier position. If layers cache only their windows, only the newest `plan["window_checkpoints"]`
+        checkpoints are valid. Checkpoints within 256 tokens of the end of their sequence do not count, and
+        generations do not use up this number.
 
         Raises:
             PlanError: No such slot, or a generation owns it.
@@ -235,11 +236,11 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
             return session.checkpoint(slot)
 
     def restore(self, checkpoint: _core.Checkpoint) -> None:
-        """Bring the sequence of a checkpoint back to it; what came behind is forgotten.
+        """Return a sequence to its checkpoint, and forget the tokens after it.
 
         Raises:
-            PlanError: The sequence has forgotten what was before the checkpoint, newer checkpoints have taken
-            its place in the cache, another engine made it, or a generation owns the sequence.
+            PlanError: The sequence has forgotten earlier positions, newer checkpoints have replaced this one
+            in the cache, another engine created it, or a generation owns the sequence.
         """
         with self._lock:
             session = self._open()
@@ -247,33 +248,33 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
             session.restore(checkpoint)
 
     def load_draft_head(self) -> None:
-        """Load the head of the file that predicts one token further (MTP), for `draft()`.
+        """Load the multi-token prediction (MTP) head of the file, for `draft()`.
 
-        Sequences that begin from now on can be asked for drafts; their hidden rows take `n_embd` floats a
-        token in the machine's memory. On the CPU the head's matrices are read from the file's pages. On a GPU
-        it takes the model's embedding and output, and `plan["draft_head"]` says what else it needs. Tokens of
-        a generation are then drawn with the host in between.
+        The head can draft for sequences that begin after this call. Their hidden rows need `n_embd` floats
+        per token in main memory. On the CPU, its matrices are read from the mapped file. On a GPU,
+        the head shares the embedding and output matrices of the model, and `plan["draft_head"]` shows its
+        additional memory. While a head is loaded, generation on a GPU waits for the host after each token.
 
         Raises:
-            UnsupportedError: The file has no such head, its architecture's is not known here, or the model
-            lies on a GPU and another device.
+            UnsupportedError: The file has no such head, dyno does not support it for this architecture, or
+            the model is on a GPU and another device.
             OutOfMemoryError: The head does not fit.
         """
         with self._lock:
             self._open().load_draft_head()
 
     def draft(self, token: int, slot: int = 0) -> NDArray[np.float32]:
-        """The draft head's logits behind the next token, before the model has computed that token.
+        """Logits of the MTP head for the token after `token`, before the model has decoded `token`.
 
-        Decode `token` afterwards, together with the drafted one, and keep what the model agrees with: the
-        sequence itself does not change here.
+        The sequence does not change. Afterwards decode `token` together with the drafted token, and keep the
+        drafted token only if the model agrees with it.
 
         Args:
-            token: The token that follows what the sequence holds, for example the one just drawn.
-            slot: The sequence.
+            token: The next token of the sequence, for example the one that was just sampled.
+            slot: Number of the sequence.
 
         Returns:
-            Logits `[n_vocab]` of the token behind `token`.
+            Logits `[n_vocab]` for the token after `token`.
 
         Raises:
             PlanError: No head is loaded, or it was loaded after the sequence began; the sequence is empty, no
@@ -325,19 +326,19 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         slot: int | None = None,
         **more: Unpack[DrawOptions],
     ) -> Generator[str, None, None]:
-        """Text that continues `prompt`, piece by piece; never half a character.
+        """Generate text that continues `prompt`, in pieces of whole characters.
 
-        A generation owns one of the engine's `sequences` from its first piece until its text ends, it is
-        closed, fails or is dropped. Several at a time, in one thread or in many, each give the same text as
-        alone.
+        A generation owns one of the engine's `sequences` from its first piece until it ends, is closed, fails
+        or is garbage-collected. Several generations can run at the same time, in one or more threads. Each
+        gives the same text as it does alone.
 
         Args:
             prompt: Text or token ids.
-            max_tokens: Tokens drawn at most; None goes on to the end of the context.
-            temperature: 0 takes the most probable token every time; above, tokens are drawn.
-            top_k: Draw among the k most probable tokens; 0 or -1 = all.
-            top_p: Draw among the most probable tokens that together reach this probability.
-            min_p: Draw among tokens at least this probable relative to the best.
+            max_tokens: Maximum number of tokens. None: up to the end of the context.
+            temperature: 0: always take the most probable token. Above 0: sample.
+            top_k: Sample from the k most probable tokens. 0 or -1: from all tokens.
+            top_p: Sample from the most probable tokens whose probabilities add up to this.
+            min_p: Sample from tokens at least this probable relative to the most probable one.
             seed: The same seed draws the same text; None takes one from the system.
             stop: Strings that end the text; they are not part of it.
             parse_special: Read the names of control tokens in a text prompt as these tokens. Turn it off for

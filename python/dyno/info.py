@@ -68,7 +68,7 @@ def text(facts: dict[str, Any]) -> str:
     if facts["no_cuda_reason"]:
         lines.append(f"  cuda: none, {facts['no_cuda_reason']}")
     if facts.get("no_driver_facts"):
-        lines.append(f"  the driver tells nothing: {facts['no_driver_facts']}")
+        lines.append(f"  the driver gives no information: {facts['no_driver_facts']}")
     return "\n".join(lines)
 
 

@@ -59,20 +59,20 @@ class Scheduler:
     the first difference on.
 
     Args:
-        engine: Open. No other scheduler may be open on it.
-        max_waiting: Generations that may wait.
-        step_tokens: Tokens of a step at most, of prompts and generations together; at least `sequences`.
-            None: the engine's setting `step_tokens`, and `ubatch` if that is 0.
-        speculation: Draft tokens, from the n-grams of each text, with a smaller model or with the model's own
-            head, and check several in one decode. Texts stay the same, up to rounding. Drafts pause by
-            themselves where they lose. None: as the engine's settings `spec`, `spec_max` and `spec_min_p`
-            say, which is not at all by default.
-        events: Hears of tokens and requests, for metrics.
+        engine: An open engine without another scheduler.
+        max_waiting: Maximum number of waiting generations.
+        step_tokens: Maximum number of tokens in one step, over all prompts and generations; at least
+            `sequences`. None: the setting `step_tokens` of the engine, or `ubatch` if that is 0.
+        speculation: Speculative decoding with n-grams of the text, a smaller model or the MTP head of the
+            model. Several drafted tokens are verified in one decode. Texts stay the same, up to rounding.
+            Drafting pauses automatically if it makes generation slower. None: as the settings `spec`,
+            `spec_max` and `spec_min_p` of the engine say; the default is off.
+        events: Receiver of events about tokens and requests, for metrics.
 
     Raises:
-        PlanError: The engine has a scheduler, or an argument is impossible.
-        UnsupportedError: The model's own head shall draft, and there is none, or the model lies on a
-            GPU and another device.
+        PlanError: The engine already has a scheduler, or an argument is impossible.
+        UnsupportedError: The MTP head should draft, but the file has none, or the model is on a GPU and
+            another device.
 
     Example:
         >>> with Engine("model.gguf", sequences=8) as engine, Scheduler(engine):  # doctest: +SKIP

@@ -79,9 +79,9 @@ def unknown_setting(name: str, device_kind: str | None = None, engine: str = "dy
         if engine not in setting.engines:
             return f"{name!r} is a setting of {', '.join(sorted(setting.engines))}, not of {engine}"
         if applies_on(setting, device_kind, engine):
-            return f"{name!r} is not there in this version of {engine}"
+            return f"{name!r} does not exist in this version of {engine}"
         return (
-            f"{name!r} does nothing on a {device_kind} device (only on {', '.join(sorted(setting.devices))})"
+            f"{name!r} has no effect on a {device_kind} device (only on {', '.join(sorted(setting.devices))})"
         )
     return f"unknown setting {name!r}; {suggestion(name, known)}"
 

@@ -81,7 +81,7 @@ def test_a_value_of_the_caller_wins_and_ends_the_proof_of_its_group(cuda_profile
 
 
 def test_require_wants_every_entry(cuda_profile: Profile) -> None:
-    with pytest.raises(ProfileError, match=r"cannot be used whole: settings\.ubatch: too large"):
+    with pytest.raises(ProfileError, match=r"cannot be used completely: settings\.ubatch: too large"):
         effective_settings(cuda_profile, {"ubatch": "too large"}, require=True)
     assert effective_settings(cuda_profile, require=True)[1] == []
 

@@ -90,7 +90,7 @@ def test_settings_that_the_engine_lacks_fall_back_loudly_with_their_group(
     assert found.settings == {}  # ubatch was measured with it
     told = "\n".join(found.lines)
     assert "settings.mmq_id_max_tokens: engine default instead of 8192" in told
-    assert "'mmq_id_max_tokens' is not there in this version of dyno" in told
+    assert "'mmq_id_max_tokens' does not exist in this version of dyno" in told
     assert "settings.ubatch: engine default instead of 4096: its group g1 falls back" in told
     with pytest.raises(ProfileError, match="required"):
         _selection.select(path, model, cuda_profile, {}, device, require=True, force=True)

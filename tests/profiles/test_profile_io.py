@@ -372,7 +372,7 @@ def test_wrong_values_are_named(cuda_text: str, old: str, new: str, words: str) 
 
 def test_cuda_settings_in_a_cpu_profile_are_refused(cpu_text: str) -> None:
     message = error_of(replaced(cpu_text, "cpu_repack:", "cuda_graphs:"))
-    assert "'cuda_graphs' does nothing on a cpu device (only on cuda)" in message
+    assert "'cuda_graphs' has no effect on a cpu device (only on cuda)" in message
 
 
 def test_every_problem_of_a_file_is_found(cuda_text: str, tmp_path: Path) -> None:

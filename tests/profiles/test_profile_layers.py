@@ -185,7 +185,7 @@ def test_the_profile_of_another_model_is_never_taken_by_itself(
     result = folders.find()
     assert (result.profile, result.level) == (None, Level.DEFAULT)
     assert result.headline == "profile: none for this model and device"
-    assert "profiles of other models: 1, never taken unless forced" in result.chain
+    assert "profiles of other models: 1; they are used only if forced" in result.chain
 
     with pytest.raises(ProfileError, match=f"belongs to another model: .*{difference}") as error:
         folders.find(profile=path)

@@ -112,6 +112,6 @@ def test_the_table_and_the_compiled_engine_agree(kind: str) -> None:
 def test_unknown_names_are_told_the_nearest() -> None:
     assert "did you mean 'ubatch'?" in unknown_setting("n-ubatch", "cpu")
     assert "did you mean 'cuda_graphs'?" in unknown_setting("cuda-graph", "cuda")
-    assert "does nothing on a cpu device" in unknown_setting("fusion", "cpu")
+    assert "has no effect on a cpu device" in unknown_setting("fusion", "cpu")
     assert "is a setting of ik_llama.cpp, not of dyno" in unknown_setting("fused_moe")
     assert closest("xyzzy", ["ubatch"]) is None

@@ -59,7 +59,7 @@ def test_kinds() -> None:
         ({"threads": True}, "threads: must be an integer"),
         ({"kv_type_k": "F16x"}, "kv_type_k: must be one of"),
         ({"cpu_repack": 1}, "cpu_repack: must be true or false"),
-        ({"cuda_graphs": True}, "does nothing on a cpu"),
+        ({"cuda_graphs": True}, "has no effect on a cpu"),
         ({"batch": 512}, "setting of ik_llama.cpp, llama.cpp"),
     ],
 )

@@ -145,13 +145,15 @@ def test_a_larger_context_is_advised_only_where_one_is_possible(tiny: Path) -> N
                 all_,
             ):  # it once said "a larger ctx" if that of the engine was not the largest
                 with pytest.raises(
-                    PlanError, match=f"no ctx holds them: the model was made for {n} positions"
+                    PlanError, match=f"no ctx is long enough: the model supports at most {n} positions"
                 ):
                     use(engine, n + 1)
         array = np.ones(n, np.int32)
         with pytest.raises(PlanError, match=f"open the model with ctx={n} or more"):
             one._session.decode([(0, array)])
-        with pytest.raises(PlanError, match=f"no ctx holds them: the model was made for {n} positions"):
+        with pytest.raises(
+            PlanError, match=f"no ctx is long enough: the model supports at most {n} positions"
+        ):
             one._session.decode([(0, np.ones(n + 1, np.int32))])
 
 

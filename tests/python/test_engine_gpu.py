@@ -83,7 +83,7 @@ def test_auto_is_the_gpu_and_settings_change_without_a_reload(trained_model: Pat
             comparer = quality.Comparer()
             comparer.add(reference, engine.diagnostics.logits(tokens, pinned_routing=routing))
             assert comparer.result().mean_kld < 5e-4, settings
-        with pytest.raises(PlanError, match="'cpu_repack' does nothing on a cuda device"):
+        with pytest.raises(PlanError, match="'cpu_repack' has no effect on a cuda device"):
             engine.set(cpu_repack=False)
 
 

@@ -190,7 +190,7 @@ def test_a_draft_that_fails_is_none_and_fails_no_text(
         assert texts(scheduler, {}) == alone
         assert (scheduler.drafts.drafts, scheduler.failure) == (0, None)
     (line,) = [r.message for r in caplog.records if r.name == "dyno.scheduler"]
-    assert line == "a draft failed; speculation is paused for 512 steps: made to fail"
+    assert line == "a draft failed; pausing speculation for 512 steps: made to fail"
 
 
 def test_a_prompt_is_read_in_parts_that_a_step_has_room_for(
@@ -292,7 +292,9 @@ def test_heads_of_a_folder(models_dir: Path, device: str) -> None:
 
 def test_models_without_a_head_say_so(tiny_dir: Path) -> None:
     with Engine(tiny_dir / "llama-tiny.gguf", device="cpu", profile=None, spec="mtp", **EXACT) as engine:
-        with pytest.raises(UnsupportedError, match="no head that drafts tokens for architecture llama"):
+        with pytest.raises(
+            UnsupportedError, match="a head that drafts tokens is not supported for architecture llama"
+        ):
             Scheduler(engine)
         with Scheduler(engine, speculation=Speculation()):  # nothing is left of the refused one
             pass

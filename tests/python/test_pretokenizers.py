@@ -93,7 +93,7 @@ def test_every_one_keeps_all_text(name: str) -> None:
 
 
 def test_unknown_name_is_an_error_that_says_it() -> None:
-    with pytest.raises(UnsupportedError, match=r"'qwen-two'.*nearest known name is 'qwen"):
+    with pytest.raises(UnsupportedError, match=r"'qwen-two'.*most similar known name is 'qwen"):
         Tokenizer.from_metadata(byte_level("qwen-two"))
 
 

@@ -118,7 +118,7 @@ def test_rates_that_cannot_be_measured_are_assumed(
 
     monkeypatch.setattr(_rates, "measure", measure)
     assert _rates.known({"cuda:0": {"kind": "cuda"}}, 4, measure_missing=True) == {}
-    assert "the rates of cuda:0 are assumed, since they could not be measured: 8 MiB are free" in caplog.text
+    assert "using assumed rates for cuda:0, because they could not be measured: 8 MiB are free" in caplog.text
 
 
 def test_the_memory_of_the_cpu_is_measured_by_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_explain_prints_expected_times(monkeypatch: pytest.MonkeyPatch, tmp_path
     ) as engine:
         found, text = explain.plan(engine)
         rows = [line.split() for line in text.splitlines() if line.startswith(("  cpu ", "  cpu:1 "))]
-        assert "assumed (`tune probe` measures them)" in text
+        assert "assumed rates; `tune probe` measures them" in text
         assert ["cpu:1", "1"] in [row[:2] for row in rows]
         assert ["cpu", "rest"] in [row[:2] for row in rows]
         loads = found["expected"]["loads"]

@@ -174,7 +174,7 @@ def test_counts_past_the_engine_s_numbers_mean_all(engine: Engine, more: dict[st
 
 def test_the_context_does_not_change_under_a_scheduler(engine: Engine) -> None:
     with Scheduler(engine) as scheduler:
-        with pytest.raises(PlanError, match="under an open scheduler; close the scheduler first"):
+        with pytest.raises(PlanError, match="while a scheduler is open; close the scheduler first"):
             engine.set_context(ctx=64, sequences=2)
         assert engine.settings["ctx"] == 256
         assert len(list(scheduler.drawn([1] * 100, Sampling(), 3, handling=Handling(ignore_end=True)))) == 3
@@ -185,9 +185,9 @@ def test_the_context_does_not_change_while_a_scheduler_is_opened(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def opened(settings: object) -> None:
-        with pytest.raises(PlanError, match="under an open scheduler"):
+        with pytest.raises(PlanError, match="while a scheduler is open"):
             engine.set_context(ctx=64, sequences=2)
-        with pytest.raises(PlanError, match="has a scheduler already"):
+        with pytest.raises(PlanError, match="already has a scheduler"):
             Scheduler(engine)
         raise KeyboardInterrupt
 
@@ -201,7 +201,7 @@ def test_one_scheduler_an_engine_and_none_after_close(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Scheduler(engine) as scheduler:
-        with pytest.raises(PlanError, match="has a scheduler already"):
+        with pytest.raises(PlanError, match="already has a scheduler"):
             Scheduler(engine)
         monkeypatch.setattr(scheduler, "_batch", list)  # no text ends by itself
         with ThreadPoolExecutor(1) as pool:

@@ -137,5 +137,5 @@ def test_origins_are_the_ones_that_browsers_send() -> None:
         "http://[]",
     )
     for wrong in (*schemes, *names, *ports):
-        with pytest.raises(PlanError, match="is no origin; give SCHEME://HOST"):
+        with pytest.raises(PlanError, match="is not an origin; give SCHEME://HOST"):
             Options(cors_origins=("*", wrong))

@@ -37,7 +37,7 @@ def call_grammar(tools: Sequence[Mapping[str, Any]] | None, function: str | None
     """
     known = dict(_described(tools))
     if not known:
-        raise ChatError("[chat] tool_choice asks for a call, but the request has no tools")
+        raise ChatError("[chat] tool_choice requires a call, but the request has no tools")
     if function is not None and function not in known:
         raise ChatError(f"[chat] tool_choice asks for {function!r}; the tools are {', '.join(known)}")
     wanted = known if function is None else {function: known[function]}

@@ -194,7 +194,9 @@ def _begun(messages: Sequence[Mapping[str, Any]]) -> str:
     if isinstance(content, list) and are_texts(content):
         content = "\n".join(part["text"] for part in content)
     if last.get("role") != "assistant" or not isinstance(content, str) or last.get("tool_calls"):
-        raise ChatError("[chat] only a text of the assistant as the last message can be continued")
+        raise ChatError(
+            "[chat] only a text message of the assistant at the end of the conversation can be continued"
+        )
     return content
 
 

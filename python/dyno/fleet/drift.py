@@ -77,7 +77,9 @@ def fetch(url: str, timeout: float = 10.0) -> str:
         ProfileError: The server does not answer, or answers with something else.
     """
     if not url.startswith(("http://", "https://")):
-        raise ProfileError(f"[fleet] --metrics {url!r}: give the address of a server, as http://host:8080")
+        raise ProfileError(
+            f"[fleet] --metrics {url!r}: not the address of a server; write, for example, http://host:8080"
+        )
     scheme, _, rest = url.partition("://")
     whole = f"{scheme}://{rest.rstrip('/')}/metrics" if "/" not in rest.rstrip("/") else url
     try:
@@ -91,7 +93,7 @@ def fetch(url: str, timeout: float = 10.0) -> str:
         raise ProfileError(f"[fleet] {whole}: {reason}") from error
     if len(data) > MOST_BYTES:
         raise ProfileError(
-            f"[fleet] {whole}: more than {MOST_BYTES >> 20} MiB; this is not a page of metrics"
+            f"[fleet] {whole}: more than {MOST_BYTES >> 20} MiB, so this is not a page of metrics"
         )
     return str(data.decode("utf-8", errors="replace"))
 

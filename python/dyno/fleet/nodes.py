@@ -136,7 +136,15 @@ def _from_labels(labels: Mapping[str, str], name: str) -> list[Node]:
         nodes += [] if part is None else [part]
     if nodes:
         return nodes
-    return [Node(name, "no GPU", None, 0, "its labels name no GPU; `dyno info --json` describes a CPU")]
+    return [
+        Node(
+            name,
+            "no GPU",
+            None,
+            0,
+            "its labels name no GPU; for a CPU, give the output of `dyno info --json`",
+        )
+    ]
 
 
 def _labelled_device(labels: Mapping[str, str], name: str) -> Node | None:
@@ -163,7 +171,9 @@ def _labelled_device(labels: Mapping[str, str], name: str) -> Node | None:
         name, title, capability, sms, _count(labels, "gpu.memory", name), watts, tuple(assumed), driver
     )
     if shared:
-        node = replace(node, problem=node.problem or "", assumed=(*node.assumed, "several pods share a GPU"))
+        node = replace(
+            node, problem=node.problem or "", assumed=(*node.assumed, "several pods share this GPU")
+        )
     return replace(node, count=1 if count is None else count)
 
 
@@ -182,8 +192,8 @@ def _node(
     missing = [what for what, value in told.items() if not value]
     if capability is None or not sms or not memory:
         problem = (
-            f"{' and '.join(missing)} of {title} cannot be told from this description; "
-            "`dyno info --json` on the node tells all of it"
+            f"{' and '.join(missing)} of {title} cannot be determined from this description; "
+            "run `dyno info --json` on the node instead"
         )
         return Node(name, title, None, 1, problem, assumed, driver)
     device = CudaDevice(compute_capability=capability, sm_count=sms, memory_mib=memory, power_limit_w=watts)

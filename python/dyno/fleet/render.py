@@ -44,9 +44,9 @@ def table(fleet: Fleet) -> str:
     lines += ["", f"{exact} exact, {near} near, {len(fleet.rows) - exact - near} without a profile"]
     pending = fleet.to_tune()
     if pending:
-        lines += ["", "tune next, most devices first:"]
+        lines += ["", "tunes to run next, most devices first:"]
     for number, item in enumerate(pending, 1):
-        now = "has the profile of a near device" if item.near else "runs with defaults"
+        now = "uses the profile of a similar device" if item.near else "runs with defaults"
         size = f"{_many(item.devices, 'device')} on {_many(item.nodes, 'node')}"
         lines.append(f"{number}. {item.want.title} on {item.title}: {size}; {now}")
     return "\n".join(escaped(line) for line in lines)

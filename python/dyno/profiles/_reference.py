@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXAMPLE = """\
 # A profile: settings and kernels for one model on one device, measured against the defaults.
 # Made by: tune --model qwen3moe-30b-a3b-q4_0.gguf --gpu 0
-# Verdict: Prompts 1.64 × as fast, tokens 1.00 ×; answers unchanged (KLD 2e-05 against 2e-05).
+# Verdict: Prompt processing 1.64 × as fast, generation 1.00 ×; the answers are unchanged (KLD 2e-05, default 2e-05).
 # Use: dyno run --model MODEL.gguf --profile THIS_FILE (without --profile, dyno takes it only from your profile folder)
 # Check: tune verify THIS_FILE (measures whether each entry still gains)
 schema: 1

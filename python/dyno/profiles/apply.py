@@ -83,7 +83,8 @@ def effective(
     if require and fallen:
         told = "; ".join(f"{path}: {reason}" for path, reason in fallen.items())
         raise ProfileError(
-            f"[profile] {profile.origin()}: a profile is required and cannot be used whole: {told}"
+            f"[profile] {profile.origin()}: a profile is required, but this one cannot be used completely: "
+            f"{told}"
         )
     for path, reason in _of_groups(entries, fallen, overrides or {}).items():
         fallen.setdefault(path, reason)

@@ -217,7 +217,7 @@ def _check_model(
     if differences:
         raise ProfileError(
             f"[profile] {item.path} belongs to another model: {'; '.join(differences)}; leave it out to run "
-            "with the engine's defaults, or take it all the same with --force-profile (force_profile=True)"
+            "with the engine's defaults, or use it anyway with --force-profile (force_profile=True)"
         )
 
 
@@ -284,7 +284,7 @@ def _choose(
     if not switched_off and not any_model:
         other_models = sum(pair[0].level is Level.OTHER_MODEL for pair in usable)
         if other_models:
-            chain.append(f"profiles of other models: {other_models}, never taken unless forced")
+            chain.append(f"profiles of other models: {other_models}; they are used only if forced")
     chain.append("engine default")
     reasons = list(compared[0][0].reasons) if len(compared) == 1 else []
     return MatchResult(

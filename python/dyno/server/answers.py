@@ -211,7 +211,7 @@ class Completions:
                 raise ApiError(
                     400,
                     f"echo with logprobs {body.logprobs} asks for more than {_MOST_SCORED} log-probabilities "
-                    "of prompts; send fewer prompts at a time, or ask for fewer with each token",
+                    "of prompts; send fewer prompts at a time, or request fewer log-probabilities per token",
                     param="logprobs",
                     code="invalid_value",
                 )

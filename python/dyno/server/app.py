@@ -140,7 +140,7 @@ def _check_key(request: Request, key: str | None) -> None:
     if not hmac.compare_digest(given.strip(" \t").encode("latin-1"), key.encode()):
         raise ApiError(
             401,
-            "give the server's key in the header: Authorization: Bearer KEY",
+            "the API key is missing or wrong; send it in the header Authorization: Bearer KEY",
             kind="authentication_error",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},

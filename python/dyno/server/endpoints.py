@@ -255,7 +255,7 @@ class Endpoints:
 
     async def health(self, request: Request) -> Response:
         if isinstance(self.scheduler.failure, DeviceLostError):
-            reason = "the engine has lost its GPU, and only a restart brings it back"
+            reason = "the engine has lost its GPU; restart the server"
             return JSONResponse({"status": "failed", "reason": reason}, status_code=503)
         return JSONResponse({"status": "ok"})
 

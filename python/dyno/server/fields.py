@@ -235,7 +235,7 @@ class Fields:
             if self._strict:
                 raise ApiError(400, text, param=_shown(name), code="unknown_parameter")
             self._told.add(key)
-            _log.warning("a request has an unknown field, which is ignored: %s", text)
+            _log.warning("ignoring an unknown field of a request: %s", text)
         shown = [_shown(name) for name in unknown]
         return [*shown[:_MOST_IN_HEADER], *(["..."] if len(shown) > _MOST_IN_HEADER else [])]
 
@@ -244,7 +244,7 @@ def _refusal(name: str, instead: str) -> ApiError:
     advice = f"; {instead}" if instead else ""
     return ApiError(
         400,
-        f"{name} is not supported here, and the answer would be another one without it{advice}",
+        f"{name} is not supported, and ignoring it would change the answer{advice}",
         param=name,
         code="unsupported_parameter",
     )

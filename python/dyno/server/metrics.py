@@ -99,23 +99,32 @@ class _OfScheduler(Collector):
         drafts = self._scheduler.drafts
         looked_up = totals["prompt_tokens"] + totals["reused_tokens"]
         counters: dict[str, tuple[str, float]] = {
-            "vllm:prompt_tokens": ("Tokens of prompts, with cached ones.", looked_up),
-            "vllm:generation_tokens": ("Tokens that were drawn.", totals["generated_tokens"]),
-            "vllm:prefix_cache_queries": ("Tokens of prompts that were looked up in the cache.", looked_up),
-            "vllm:prefix_cache_hits": ("Tokens of prompts that the cache held.", totals["reused_tokens"]),
+            "vllm:prompt_tokens": ("Prompt tokens, including cached ones.", looked_up),
+            "vllm:generation_tokens": ("Generated tokens.", totals["generated_tokens"]),
+            "vllm:prefix_cache_queries": (
+                "Prompt tokens that were looked up in the prefix cache.",
+                looked_up,
+            ),
+            "vllm:prefix_cache_hits": (
+                "Prompt tokens that were found in the prefix cache.",
+                totals["reused_tokens"],
+            ),
             "dyno_prefix_copied_tokens": (
-                "Tokens of prompts that were copied from another sequence.",
+                "Prompt tokens that were copied from another sequence.",
                 totals["copied_tokens"],
             ),
             "dyno_recomputed_tokens": (
-                "Tokens of texts that were read again, because the texts had waited for memory.",
+                "Tokens that were recomputed because their request had waited for memory.",
                 totals["recomputed_tokens"],
             ),
-            "vllm:num_preemptions": ("Texts that had to wait again for memory.", totals["stopped"]),
-            "vllm:spec_decode_num_drafts": ("Drafts that were checked.", drafts.drafts),
+            "vllm:num_preemptions": (
+                "Number of times that a running request had to wait again for memory.",
+                totals["stopped"],
+            ),
+            "vllm:spec_decode_num_drafts": ("Drafts that were verified.", drafts.drafts),
             "vllm:spec_decode_num_draft_tokens": ("Tokens of drafts.", drafts.tokens),
             "vllm:spec_decode_num_accepted_tokens": (
-                "Tokens of drafts that were drawn too.",
+                "Draft tokens that were accepted.",
                 drafts.accepted,
             ),
             "dyno_steps": ("Steps of the engine.", totals["steps"]),
@@ -123,28 +132,31 @@ class _OfScheduler(Collector):
         if self._experts:
             counters |= {
                 "dyno_expert_choices": (
-                    "Experts that tokens chose in layers with an expert cache.",
+                    "Choices of experts in layers with an expert cache.",
                     self._experts["chosen"],
                 ),
-                "dyno_expert_cache_hits": ("Chosen experts that the cache held.", self._experts["cached"]),
+                "dyno_expert_cache_hits": (
+                    "Choices of experts that were in the expert cache.",
+                    self._experts["cached"],
+                ),
                 "dyno_expert_cache_swaps": (
-                    "Experts that took the place of another one in the cache.",
+                    "Experts that replaced another one in the expert cache.",
                     self._experts["swapped"],
                 ),
             }
         gauges: dict[str, tuple[str, float]] = {
-            "vllm:num_requests_running": ("Texts that are being written.", load["running"]),
-            "vllm:num_requests_waiting": ("Texts that wait for a sequence.", load["waiting"]),
+            "vllm:num_requests_running": ("Requests that are running.", load["running"]),
+            "vllm:num_requests_waiting": ("Requests that are waiting for a sequence.", load["waiting"]),
             "vllm:kv_cache_usage_perc": (
-                "Share of the cache that running texts hold, 0 to 1.",
+                "Fraction of the KV cache that running requests use, 0 to 1.",
                 load["held_tokens"] / self._cache_tokens,
             ),
             "dyno_kv_cache_bytes": (
-                "Memory that the cache takes, with kept beginnings.",
+                "Current memory of the KV cache, including cached prefixes.",
                 load["cache_bytes"],
             ),
-            "dyno_kv_cache_max_bytes": ("Memory that the cache takes at most.", load["cache_bytes_most"]),
-            "dyno_sequences": ("Texts that can be written at a time.", load["sequences"]),
+            "dyno_kv_cache_max_bytes": ("Maximum memory of the KV cache.", load["cache_bytes_most"]),
+            "dyno_sequences": ("Maximum number of requests that can run in parallel.", load["sequences"]),
         }
         for name, (text, value) in counters.items():
             counter = CounterMetricFamily(name, text, labels=list(self._labels))
@@ -156,7 +168,7 @@ class _OfScheduler(Collector):
             yield gauge
         places = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Tokens of drafts that were drawn too, by their place in the draft.",
+            "Draft tokens that were accepted, by position in the draft.",
             labels=["model_name", "position"],
         )
         for place, count in enumerate(drafts.accepted_at):
@@ -167,7 +179,7 @@ class _OfScheduler(Collector):
             ("dyno_profile_promised_tokens_per_second", "Speed in the profile.", self._promise.promised),
             (
                 "dyno_profile_speed_ratio",
-                "Median speed of the last steps that compare with the profile, over its promise.",
+                "Median speed of recent comparable steps, divided by the speed that the profile promises.",
                 self._promise.ratios(),
             ),
         ):
@@ -198,23 +210,23 @@ class Metrics(SchedulerEvents):
             return child
 
         self._queue = histogram(
-            "vllm:request_queue_time_seconds", "Seconds in the queue for a sequence.", _REQUEST_S
+            "vllm:request_queue_time_seconds", "Seconds that a request waited for a sequence.", _REQUEST_S
         )
         self._first = histogram(
             "vllm:time_to_first_token_seconds", "Seconds from a request to its first token.", _FIRST_S
         )
         self._next = histogram(
-            "vllm:inter_token_latency_seconds", "Seconds between two tokens of a text.", _NEXT_S
+            "vllm:inter_token_latency_seconds", "Seconds between two tokens of a request.", _NEXT_S
         )
         self._whole = histogram(
-            "vllm:e2e_request_latency_seconds", "Seconds from a request to the end of its text.", _REQUEST_S
+            "vllm:e2e_request_latency_seconds", "Seconds from a request to its last token.", _REQUEST_S
         )
         self._prompts = histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self._drawn = histogram("vllm:request_generation_tokens", "Tokens drawn for a text.", _TOKENS)
+        self._drawn = histogram("vllm:request_generation_tokens", "Tokens generated per request.", _TOKENS)
         self._steps = histogram("vllm:iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS)
         self._ended = Counter(
             "vllm:request_success",
-            "Texts that have ended, by reason: stop, length, abort or error.",
+            "Finished requests, by reason: stop, length, abort or error.",
             ("model_name", "finished_reason"),
             registry=self._registry,
         )
@@ -223,7 +235,7 @@ class Metrics(SchedulerEvents):
         )
         self._seconds = Histogram(
             "dyno_request_seconds",
-            "Seconds to an answer, or to the first piece of a stream.",
+            "Seconds to the response, or to the first event of a stream.",
             ("path",),
             registry=self._registry,
             buckets=_FIRST_S,

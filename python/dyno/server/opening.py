@@ -78,8 +78,8 @@ def _check_vocabulary(path: str) -> None:
 
     if not has_vocabulary(_core.Gguf(path)):
         raise ModelError(
-            f"[server] {Path(path).name} has no vocabulary (tokenizer.ggml.model), and answers are "
-            "texts; serve a file with one, or draw token ids in Python with dyno.Scheduler"
+            f"[server] {Path(path).name} has no vocabulary (tokenizer.ggml.model), so the server cannot "
+            "return text; serve a file with a vocabulary, or generate token ids in Python with dyno.Scheduler"
         )
 
 

@@ -76,8 +76,8 @@ def _origin(given: str) -> str:
     origin = given.strip().removesuffix("/").lower()
     if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
         raise PlanError(
-            f"[server] {given!r:.80} is no origin; give SCHEME://HOST or SCHEME://HOST:PORT without a path, "
-            "as https://chat.example. A name has no *; an origin that is * alone stands for any page. A name "
-            "with letters beyond ASCII begins with xn--, as browsers show it in the header Origin"
+            f"[server] {given!r:.80} is not an origin; give SCHEME://HOST or SCHEME://HOST:PORT without a "
+            "path, such as https://chat.example, or * alone for any page. A name must not contain *. A "
+            "name with letters beyond ASCII begins with xn--, as browsers show it in the header Origin"
         )
     return origin.removesuffix(_USUAL_PORTS.get(origin.partition("://")[0], ""))

@@ -83,7 +83,7 @@ def replicas(
         try:
             serve.run(deployment.bind(), name=_NAME, route_prefix="/")
         except Exception as error:
-            raise DynoError(f"[serve] the replicas do not start: {error}") from error
+            raise DynoError(f"[serve] the replicas did not start: {error}") from error
         yield
     finally:
         serve.shutdown()

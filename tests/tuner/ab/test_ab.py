@@ -156,7 +156,7 @@ def test_the_profile_of_another_model_is_used_only_if_it_is_forced(model: str) -
     assert set(side.run(work).rates) == {"pp", "tg"}
     assert "--force-profile" in _ab("--help")[1]
     code, said = _ab("default", "x.yaml", "-m", str(Path(model).parent), "--force-profile")
-    assert (code, "a folder; name a file in it: " in said) == (1, True), said
+    assert (code, "a folder; give a file in it: " in said) == (1, True), said
 
 
 @pytest.mark.parametrize(
@@ -377,12 +377,12 @@ def test_an_option_that_no_side_takes_is_wrong_usage(
     side, *words = [word.format(**places) for word in (a, *options)]
     name = words[0].replace("-D", "--define")
     code, text = _ab(side, side, "-m", model, *words)
-    assert (code, f"{name} " in text, "needs" in text) == (2, True, True), text
+    assert (code, f"{name} " in text, "works only with" in text) == (2, True, True), text
 
 
 def test_the_place_of_the_table_is_looked_at_first(tmp_path: Path, model: str) -> None:
     folder = str(fake(tmp_path / "b", "llama.cpp-0c1e570"))
-    for place, said in ((tmp_path / "no" / "x.md", "no folder"), (tmp_path, "is a folder")):
+    for place, said in ((tmp_path / "no" / "x.md", "does not exist"), (tmp_path, "is a folder")):
         done = CliRunner().invoke(app, ["ab", folder, folder, "-m", model, "--out", str(place)])
         assert said in str(done.exception)
     assert not any("-p" in line for line in (tmp_path / "b" / "calls.jsonl").read_text().splitlines())

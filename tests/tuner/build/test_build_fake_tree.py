@@ -213,21 +213,21 @@ def test_nothing_gained_stays_default(tree: Path, cache: Path, model: str) -> No
         "--workload", "pp=128,tg=16", "--device", "cpu", "--switch", "GGML_OPENMP", "--no-retune",
     )  # fmt: skip
     assert code == 0, said
-    assert "Nothing that was tried gained: the default build stays." in output
+    assert "No build was faster than the default build. Keep the default build." in output
     assert output.rstrip().endswith("    cmake -B build")
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--engine", "llama.cpp"], 2, "needs --source DIR"),
+        (["--engine", "llama.cpp"], 2, "needs its source tree; give --source DIR"),
         (["--switch", "NO_SUCH"], 2, "write NO_SUCH=VALUE"),
         (["--switch", "a b"], 2, "write NAME or NAME=VALUE"),
-        (["--switch", "GGML_LTO", "--define", "GGML_LTO=ON"], 2, "both a --switch and a --define"),
-        (["--define", "GGML_LTO"], 2, "write NAME=VALUE"),
-        (["--source", "/nonexistent-tree"], 1, "/nonexistent-tree: there is no such folder"),
-        (["--source", "/tmp", "--engine", "llama.cpp"], 1, "is not a source tree: it has no CMakeLists.txt"),
-        (["--source", str(Path(__file__).parents[2] / "fuzz")], 1, "name its engine: --engine llama.cpp"),
+        (["--switch", "GGML_LTO", "--define", "GGML_LTO=ON"], 2, "given by both --switch and --define"),
+        (["--define", "GGML_LTO"], 2, "is not of the form NAME=VALUE"),
+        (["--source", "/nonexistent-tree"], 1, "/nonexistent-tree: the folder does not exist"),
+        (["--source", "/tmp", "--engine", "llama.cpp"], 1, "because it has no CMakeLists.txt"),
+        (["--source", str(Path(__file__).parents[2] / "fuzz")], 1, "give its engine with --engine llama.cpp"),
         (["--model", "/nonexistent.gguf"], 1, "nonexistent.gguf"),
     ],
 )  # fmt: skip
@@ -266,7 +266,9 @@ def test_another_engine_on_a_gpu_needs_no_cuda_in_dyno(
 
     def driver(number: int) -> tuple[dict[str, Any], str]:
         if number:
-            raise TargetUnusable(f"--gpu {number}: cuDeviceGet gave error 101; does nvidia-smi list it?")
+            raise TargetUnusable(
+                f"--gpu {number}: cuDeviceGet gave error 101; check that nvidia-smi lists this GPU"
+            )
         return {"compute_capability": "9.0"}, "H200"
 
     monkeypatch.setattr(build_command, "cuda_device", driver)
@@ -292,7 +294,7 @@ def test_another_engine_on_a_gpu_needs_no_cuda_in_dyno(
     )
     code, _, said = run(*words, "--gpu", "1", "--switch", "GGML_LTO")
     assert code == 1
-    assert "does nvidia-smi list it" in said
+    assert "check that nvidia-smi lists this GPU" in said
 
 
 def test_a_report_without_plotly_is_refused_before_any_work(
@@ -315,7 +317,8 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path
             str(tmp_path / "absent" / "page"),
         )  # fmt: skip
         assert code == 1
-        assert f"{option} {tmp_path / 'absent' / 'page'}: there is no folder" in said
+        absent = tmp_path / "absent"
+        assert f"{option} {absent / 'page'}: the folder {absent} does not exist" in said
     assert not (tmp_path / "cache").exists()
 
 

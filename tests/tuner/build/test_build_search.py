@@ -54,7 +54,7 @@ class FakeBuilds:
             raise TuneError(f"its link would take {link_mib} MiB")
         if deadline < 10.0:
             self.took(deadline)
-            raise BuildLate(f"pip install did not end within {deadline:.0f} s")
+            raise BuildLate(f"pip install did not finish within {deadline:.0f} s")
         self.took(10.0)
         self.made.append(name)
         live = self._live(defines, (*self.dead_code, *self.dead_commands))
@@ -241,7 +241,7 @@ def test_a_gain_that_fresh_rounds_do_not_confirm_is_none(tmp_path: Path) -> None
     result = run(FakeBuilds(), FakeBench(truth), [switch("LUCKY")], tmp_path)
     assert result.chosen == []
     assert result.outcomes[0].verdict == "default"
-    assert "fresh rounds do not confirm it" in result.outcomes[0].reason
+    assert "new rounds do not confirm it" in result.outcomes[0].reason
     assert command_of("dyno", {}, result) == "pip install ."
 
 
@@ -374,12 +374,12 @@ def test_a_build_that_takes_too_long_does_not_blame_the_budget(tmp_path: Path, b
             if not defines:
                 return super().build(defines, name, link_mib, deadline)
             self.took(deadline)
-            raise BuildLate(f"pip install did not end within {deadline:.0f} s")
+            raise BuildLate(f"pip install did not finish within {deadline:.0f} s")
 
     result = run(Slow(), FakeBench(factors()), [switch("FAST")], tmp_path, budget=budget, longest_build=50.0)
     (row,) = result.outcomes
     assert (row.verdict, row.tried) == ("default", False)
-    assert row.reason == "not tried: its build took too long: pip install did not end within 50 s"
+    assert row.reason == "not tried: its build took too long: pip install did not finish within 50 s"
 
 
 def test_a_variant_that_does_not_load_is_refused(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_a_busy_machine_ends_with_a_result(tmp_path: Path) -> None:
     reasons = {row.switch.name: row.reason for row in result.outcomes}
     assert "did not become quiet in 30 s" in reasons["B1"]
     assert "--force" in reasons["B1"]
-    assert "others use this machine" in reasons["LAST"]
+    assert "other programs use this machine" in reasons["LAST"]
     assert {row.switch.name for row in result.outcomes if row.tried} == {"FAST"}
     assert "LAST=ON" not in builds.made
     assert result.chosen, "the gain was confirmed when the machine had come to rest"
@@ -448,7 +448,7 @@ def test_a_gain_that_a_busy_machine_leaves_unconfirmed_is_none(tmp_path: Path) -
     result = run(FakeBuilds(), Later(factors(FAST=(1.2, 1.0))), [switch("FAST")], tmp_path)
     (row,) = result.outcomes
     assert (row.verdict, result.chosen) == ("default", [])
-    assert "no fresh rounds confirm it: the machine did not become quiet" in row.reason
+    assert "new rounds could not confirm it: the machine did not become quiet" in row.reason
 
 
 def test_a_variant_that_does_not_run_is_refused(tmp_path: Path) -> None:

@@ -122,8 +122,8 @@ def test_the_best_limit_follows_the_objective(tmp_path: Path) -> None:
     assert told["ratio"]["tg8"]["ratio"] == pytest.approx(0.97 / 0.75, rel=0.01)
     assert told["joules_per_token"]["tg8"]["gpu"][1] < told["joules_per_token"]["tg8"]["gpu"][0]
     said = "\n".join(lines(frugal, "energy", BUS))
-    assert "best by energy: 500 W" in said
-    assert said.endswith(f"set that limit with nvidia-smi -i {BUS} -pl 500"), "of this GPU, not of all"
+    assert "best limit by energy: 500 W" in said
+    assert said.endswith(f"to set this limit, run nvidia-smi -i {BUS} -pl 500"), "of this GPU, not of all"
     assert "(worse)" in "\n".join(lines(fast, "speed", BUS))
 
 
@@ -142,7 +142,9 @@ def test_energy_without_a_counter_is_an_error(tmp_path: Path) -> None:
         def side(self, watts: float, result: Result) -> Callable[[Workload], Run]:
             return lambda workload: Run({m: (100.0,) for m in workload.metrics})
 
-    with pytest.raises(TuneError, match=r"no counter of energy could be read.*; written: .*p\.300w\.yaml"):
+    with pytest.raises(
+        TuneError, match=r"no energy counter could be read.*; profiles written: .*p\.300w\.yaml"
+    ):
         searched(tmp_path, "energy", Blind())
 
 
@@ -154,7 +156,9 @@ def test_a_counter_that_does_not_move_is_an_error(tmp_path: Path) -> None:
                 {m: (100.0,) for m in workload.metrics}, energy=dict.fromkeys(workload.metrics, none)
             )
 
-    with pytest.raises(TuneError, match=r"the counter of energy did not move for .*; written: .*p\.300w"):
+    with pytest.raises(
+        TuneError, match=r"the energy counter did not change during .*; profiles written: .*p\.300w"
+    ):
         searched(tmp_path, "energy", Still())
 
 
@@ -185,7 +189,7 @@ def test_a_limit_at_which_nothing_was_judged_has_no_profile(tmp_path: Path) -> N
     assert found[0].to_dict("speed")["profile"] is None
     assert found[1].to_dict("speed")["profile"] == str(tmp_path / "p.500w.yaml")
     assert (
-        "best by speed: 700 W, profile none, because nothing was judged there;"
+        "best limit by speed: 700 W, profile none, because no setting was judged at this limit;"
         in lines(found, "speed", BUS)[-1]
     )
     assert not (tmp_path / "p.700w.yaml").exists()
@@ -193,7 +197,9 @@ def test_a_limit_at_which_nothing_was_judged_has_no_profile(tmp_path: Path) -> N
 
 def test_an_interrupted_tune_ends_all(tmp_path: Path) -> None:
     card = Stopped()
-    with pytest.raises(Interrupted, match=r"interrupted in the tune at 500 W; written: .*p\.700w\.yaml"):
+    with pytest.raises(
+        Interrupted, match=r"interrupted in the tune at 500 W; profiles written: .*p\.700w\.yaml"
+    ):
         searched(tmp_path, "speed", card)
     assert card.set_to == [700.0, 500.0], "no further limit is set"
 
@@ -332,7 +338,9 @@ def test_a_machine_that_stays_busy_ends_the_comparison(tmp_path: Path) -> None:
 
             return measured
 
-    with pytest.raises(DisturbedError, match=r"others used 2 cores; end these .*; written: .*p\.300w\.yaml"):
+    with pytest.raises(
+        DisturbedError, match=r"others used 2 cores; stop these .*; profiles written: .*p\.300w\.yaml"
+    ):
         searched(tmp_path, "speed", Busy())
 
 
@@ -340,7 +348,7 @@ def test_joules_behind_a_context_are_not_compared(limit: Limit, trained_model: P
     argv = ["--model", str(trained_model), "--power-limits", "300,500", "--gpu", "0", "--objective", "energy"]
     done = CliRunner().invoke(app, [*argv, "--workload", "pp=64,tg=8,depth=64"])
     assert done.exit_code == 2, done.output
-    assert "counts no joules behind a context" in plain(done.output)
+    assert "cannot measure a workload with depth" in plain(done.output)
     assert limit.card.set_to == []
 
 
@@ -380,7 +388,7 @@ def test_limits_are_read_from_the_highest() -> None:
         with pytest.raises(typer.BadParameter, match="--power-limits"):
             parse_limits(text)
     for text in ("400", "400,400"):
-        with pytest.raises(typer.BadParameter, match="give at least two limits"):
+        with pytest.raises(typer.BadParameter, match="give at least two to compare"):
             parse_limits(text)
 
 
@@ -392,7 +400,7 @@ def test_limits_are_read_from_the_highest() -> None:
 def test_what_the_comparison_of_limits_would_ignore_is_refused(words: list[str], trained_model: Path) -> None:
     done = CliRunner().invoke(app, ["--model", str(trained_model), "--power-limits", "400,500", *words])
     assert done.exit_code == 2
-    assert "does not go with --power-limits: the comparison of the limits" in plain(done.output)
+    assert "cannot be combined with --power-limits: the comparison of the limits" in plain(done.output)
     assert words[0] in plain(done.output)
 
 
@@ -400,9 +408,11 @@ def test_a_budget_has_to_be_long_enough_for_every_limit(trained_model: Path) -> 
     words = ["--model", str(trained_model), "--device", "cpu", "--power-limits", "300,400,500"]
     short = CliRunner().invoke(app, [*words, "--budget", "239"])
     assert short.exit_code == 2
-    assert "--budget is 239 s; tunes at 3 power limits and their comparison need 240 s" in plain(short.output)
+    assert "--budget is 239 s, but tunes at 3 power limits and their comparison need 240 s" in plain(
+        short.output
+    )
     long = CliRunner().invoke(app, [*words, "--budget", "240"])
-    assert "--power-limits is for a GPU, and the device is cpu" in plain(long.output), "the budget is enough"
+    assert "--power-limits needs a GPU, but the device is cpu" in plain(long.output), "the budget is enough"
 
 
 @pytest.mark.parametrize(
@@ -420,6 +430,6 @@ def test_a_cpu_has_no_power_limit_to_set(trained_model: Path) -> None:
     words = ["--model", str(trained_model), "--device", "cpu", "--power-limits", "400,500"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
-    assert "--power-limits is for a GPU, and the device is cpu" in " ".join(
+    assert "--power-limits needs a GPU, but the device is cpu" in " ".join(
         done.output.replace("│", " ").split()
     )

@@ -44,11 +44,11 @@ def _tune(*arguments: str) -> tuple[int, str]:
 def test_wrong_usage(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF")
-    assert _tune("--model", str(tmp_path / "absent.gguf"))[1].endswith("no such file")
+    assert _tune("--model", str(tmp_path / "absent.gguf"))[1].endswith("the file does not exist")
     assert _tune("--model", str(file), "--budget", "soon")[0] == 2
-    assert "no sampler" in _tune("--model", str(file), "--sampler", "psychic")[1]
+    assert "sampler 'psychic' does not exist" in _tune("--model", str(file), "--sampler", "psychic")[1]
     assert "workload" in _tune("--model", str(file), "--workload", "pp=many")[1]
-    assert "named twice" in _tune("--model", str(file), "--gpu", "1,1")[1]
+    assert "more than once" in _tune("--model", str(file), "--gpu", "1,1")[1]
     assert "numbers" in _tune("--model", str(file), "--gpu", "0,")[1]
     assert "'cuda:999'" in _tune("--model", str(file), "--gpu", "999")[1]
     assert "contradict" in _tune("--model", str(file), "--gpu", "0", "--device", "cpu")[1]
@@ -71,7 +71,7 @@ def test_a_folder_in_place_of_the_model_names_its_files(tmp_path: Path) -> None:
     for name in "dcba":
         (folder / f"{name}.gguf").touch()
     said = _tune("--model", str(folder))[1]
-    assert said == f"model {folder}: a folder; name a file in it: a.gguf, b.gguf, c.gguf, …"
+    assert said == f"model {folder}: a folder; give a file in it: a.gguf, b.gguf, c.gguf, …"
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_a_closed_pipe_is_no_error_message(tmp_path: Path) -> None:
 
 def test_a_bare_model(tmp_path: Path) -> None:
     code, said = _tune(str(tmp_path / "absent.gguf"), "--budget", "90s")
-    assert (code, said.endswith("absent.gguf: no such file")) == (1, True), said
+    assert (code, said.endswith("absent.gguf: the file does not exist")) == (1, True), said
     # Options may stand before it, as with dyno run.
     code, said = _tune("--budget", "90s", "--force", "--seed", "1", str(tmp_path / "absent.gguf"), "-q")
-    assert (code, said.endswith("absent.gguf: no such file")) == (1, True), said
+    assert (code, said.endswith("absent.gguf: the file does not exist")) == (1, True), said
 
 
 @pytest.mark.parametrize("words", [("a.gguf", "b.gguf"), ("-m", "a.gguf", "--seed", "1", "b.gguf")])
@@ -160,7 +160,7 @@ def test_a_command_line_without_an_engine_is_no_subcommand(tmp_path: Path) -> No
     file.write_bytes(b"GGUF")
     for before in (["--model", str(file)], [], ["--engine", "llama.cpp"]):
         code, said = _tune(*before, "--", "llama-server", "-ub", "512")
-        assert (code, "a command line need" in said) == (2, True), said
+        assert (code, "a command line after -- need" in said) == (2, True), said
     assert "No such command" not in _tune("--", "doctor", "--", "llama-server")[1]
 
 
@@ -207,7 +207,7 @@ def test_options_before_a_subcommand_are_not_ignored(before: tuple[str, ...], tm
     code, said = _tune(*before, "history", str(tmp_path))
     assert code == 2
     named = {"-q": "--quiet", "--no-kernels": "--kernels"}.get(before[0], before[0])
-    assert f"{named} does not go with" in " ".join(said.replace("│", " ").split())
+    assert f"{named} is an option of `tune` and" in " ".join(said.replace("│", " ").split())
     assert _tune("-v", "history", str(tmp_path))[0] == 0
 
 
@@ -262,10 +262,10 @@ def test_an_interrupt_that_was_switched_off_stays_so() -> None:
 @pytest.mark.parametrize(
     ("raised", "said"),
     [
-        (KeyboardInterrupt(), "interrupted; the same command with --resume"),
+        (KeyboardInterrupt(), "interrupted; run the same command with --resume"),
         (
-            Interrupted("interrupted before anything was proven; p.yaml is left as it was"),
-            "p.yaml is left as",
+            Interrupted("interrupted before anything was proven; p.yaml is unchanged"),
+            "p.yaml is unchanged",
         ),
     ],
 )
@@ -341,7 +341,7 @@ def test_an_interrupt_that_keeps_the_old_profile(tmp_path: Path) -> None:
     request = Request("simulated", options, out=tmp_path / "p.yaml", quiet=True)
     run(request, InlineExecutor(target), target.surface.space())
     before = (tmp_path / "p.yaml").read_bytes()
-    with pytest.raises(Interrupted, match="left as it was, continue with --resume"):
+    with pytest.raises(Interrupted, match="is unchanged, continue with --resume"):
         run(request, Stopped(target), target.surface.space())
     assert (tmp_path / "p.yaml").read_bytes() == before
 

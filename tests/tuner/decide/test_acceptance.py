@@ -155,7 +155,7 @@ def test_single_measurements_prove_nothing_if_an_interrupt_ends_a_tune(key: str)
     assert outcome.judged == [], "no default has won against anything"
     said = verdict(outcome)
     assert "interrupted" in said
-    assert "lost to the defaults" not in said
+    assert "slower than the defaults" not in said
     assert not any("needed" in p for p in outcome.promises), "no longer budget is asked for"
 
 
@@ -191,7 +191,7 @@ def test_an_interrupt_among_kernels_is_not_called_a_loss(knobs: bool) -> None:
     said = verdict(outcome)
     assert "interrupted" in said
     assert "--resume continues it" in said
-    assert "lost to the defaults" not in said
+    assert "slower than the defaults" not in said
 
 
 def test_profiles_of_less_memory_pass_the_same_rule() -> None:

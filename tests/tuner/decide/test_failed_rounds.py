@@ -59,7 +59,8 @@ def test_a_winner_that_failed_twice_is_not_called_slow(number: int) -> None:
     assert (outcome.entries, outcome.status, outcome.unproven) == ([], "unproven", True)
     assert not knobs & set(outcome.judged), "no default has won"
     assert verdict(outcome) == (
-        "Nothing is proven: settings looked faster, but they failed twice in rounds: SIGKILL. Tune again."
+        "Nothing is proven: some settings looked faster, but they failed twice in rounds: SIGKILL. Tune "
+        "again."
     )
     assert any(line.startswith("Not proven: ") for line in not_proven(outcome))
     assert not any("needed" in p for p in outcome.promises), "a longer budget would not help"
@@ -98,7 +99,7 @@ def test_more_time_is_no_remedy_for_kernels_that_failed_twice(
     outcome, died = _tuned(surface, lambda key, _: bool(at.fullmatch(key)), max_trials=14, kernels=True)
     assert len(died) == 2, died
     assert outcome.kernels == []
-    assert outcome.unanswered_kernels == "rounds with them failed twice: SIGKILL"
+    assert outcome.unanswered_kernels == "the rounds with them failed twice: SIGKILL"
     assert any("kernels" in p for p in outcome.promises)
     assert not any("needed" in p for p in outcome.promises if "kernels" in p)
     assert "SIGKILL" in [f.message for f in outcome.failures]

@@ -147,5 +147,5 @@ def test_a_point_is_written_with_the_rounds_in_which_it_was_measured(monkeypatch
     assert choice.evidence is not None
     assert choice.evidence.name == without("threads")
     assert {e.note for e in choice.entries} == {
-        "the ratio was measured beside threads, which is at its default now"
+        "the ratio was measured together with threads, which is now at its default"
     }

@@ -93,8 +93,8 @@ def test_an_interrupt_in_the_middle_writes_what_the_tune_has_proven(
     assert written.provenance is not None
     assert written.provenance.status == "interrupted"
     (said,) = [x for x in (tmp_path / "p.yaml").read_text().splitlines() if x.startswith("# Verdict: ")]
-    assert said.startswith("# Verdict: Prompts ")
-    assert said.endswith(" --pareto was interrupted; --resume goes on with it.")
+    assert said.startswith("# Verdict: Prompt processing ")
+    assert said.endswith(" --pareto was interrupted; --resume continues it.")
     assert any(isinstance(entry, profiles.SettingEntry) for entry in written.settings.values())
     request.resume = True
     resumed = run(request, InlineExecutor(target), target.surface.space())

@@ -313,7 +313,7 @@ def test_a_profile_whose_answers_nobody_could_compare_is_not_called_slow(
     outcome = Simulated("saturating", 1, max_trials=14).outcome
     assert (outcome.entries, outcome.status, outcome.unproven) == ([], "unproven", True)
     assert "the answers could not be compared: it died" in verdict(outcome)
-    assert "lost to the defaults" not in verdict(outcome)
+    assert "slower than the defaults" not in verdict(outcome)
     assert outcome.promises
     assert not any("needed" in p for p in outcome.promises), "a longer budget would not help"
     assert proven

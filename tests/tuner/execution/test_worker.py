@@ -176,7 +176,7 @@ for worker_main._handle in (saves, writes):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     saved, written = done.stdout.splitlines()
     assert saved.startswith(f"{tmp_path}/exact-")
-    assert saved.endswith(".answers.new: File too large; make room there or set TMPDIR")
+    assert saved.endswith(".answers.new: File too large; free space there or set TMPDIR")
     assert f"temporary files go to {tempfile.gettempdir()}" in written
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 

@@ -155,7 +155,7 @@ def test_a_run_that_was_cut_while_screening_ends_as_one_that_was_not(tmp_path: P
         assert len(crashed) == 1
     note = again.profile.kernels["matmul a"]["m1"].note
     assert note.startswith("screened in situ: 1.0")
-    assert "its launch alone: 0.9" in note
+    assert "measured alone: 0.9" in note
 
 
 def test_the_order_alternates_between_variants_fastest_first() -> None:

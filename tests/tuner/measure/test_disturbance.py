@@ -53,14 +53,14 @@ def quiet_machine() -> None:
     [
         (CALM, ""),
         (BUSY, "other programs use 1 of 2 cores (cc1plus (4711): 1.0)"),
-        (Load(2.0, seconds=1.0, others=0.4), "0.4 of 2 cores (not visible from here)"),
+        (Load(2.0, seconds=1.0, others=0.4), "0.4 of 2 cores (their names are not visible from here)"),
         (Load(2.0, seconds=1.0, others=0.05, steal=0.3), "the hypervisor takes 0.3 of 2 cores (steal time)"),
         (Load(2.0, seconds=0.1, others=0.3), ""),  # three ticks of the kernel's clock
         (Load(2.0, spare=14.0, seconds=1.0, others=13.9), ""),  # others' cores are not needed
         (Load(2.0, spare=14.0, seconds=1.0, others=15.0), "15 of 16 cores"),
         (
             Load(2.0, seconds=1.0, throttled=0.3),
-            "other programs of the control group used up the CPU quota for 30% of the time",
+            "other programs in the control group used up the CPU quota for 30% of the time",
         ),
         (Load(2.0, seconds=1.0, stopped={"python (7)"}), "python (7) stopped during the measurement"),
     ],
@@ -288,7 +288,7 @@ def test_a_disturbed_measurement_is_made_again() -> None:
     assert setup.slept == pytest.approx(2 * REST)
     assert setup.notes == ["waiting", "disturbed"]  # once, not per repetition
     assert [("cc1plus" in message) for message in setup.messages] == [False, True]
-    assert "2 measurements did not count" in setup.messages[1]
+    assert "2 measurements were discarded" in setup.messages[1]
     conditions = Conditions()
     conditions.add_load(seen["cpu"])
     assert conditions.to_dict() == {"repeated": 2}
@@ -302,7 +302,7 @@ def test_a_machine_that_does_not_come_to_rest_ends_the_run() -> None:
         setup.measure()
     assert setup.made == 1
     assert setup.slept == pytest.approx(10.0, abs=REST)
-    assert setup.messages == ["waiting for a quiet machine, 10 s at most"], (
+    assert setup.messages == ["waiting for the machine to become quiet, at most 10 s"], (
         "the error alone names who disturbs"
     )
 

@@ -167,7 +167,7 @@ def test_a_gpu_that_stays_throttled_is_measured_as_it_is(nvml: FakeNvml) -> None
     assert engine.measurements == 1 + len(COOLING)
     assert measurement.status is TrialStatus.OK
     assert recorder.conditions.throttled == len(COOLING)
-    assert "measures it so" in [data["message"] for kind, data in seen if kind == "throttled"][-1]
+    assert "measures it as it is" in [data["message"] for kind, data in seen if kind == "throttled"][-1]
 
 
 def test_a_gpu_that_stays_throttled_is_not_waited_for_at_every_visit(nvml: FakeNvml) -> None:
@@ -300,7 +300,7 @@ def test_the_live_view_shows_clocks_and_temperature(
     for kind, data in seen:
         if kind != "sleep":
             progress.note(kind, data)
-    assert progress._gpu == "60 °C, 1980 to 1980 MHz, 412 of 700 W, 1 throttled windows dropped"
+    assert progress._gpu == "60 °C, 1980 to 1980 MHz, 412 of 700 W, 1 throttled measurements dropped"
     assert "thermal limit" in capsys.readouterr().err
 
 
@@ -369,8 +369,7 @@ def test_ab_watches_the_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tin
     assert "thermal limit" in shown.output
     assert f"({os.getppid()}" in shown.output
     assert (
-        "The GPU: 50 to 60 °C, 1980 MHz, 1 throttled windows measured again, 1 other processes"
-        in shown.output
+        "The GPU: 50 to 60 °C, 1980 MHz, 1 throttled measurements repeated, 1 other processes" in shown.output
     )
     assert "no difference" in shown.output
     assert "memory is full" not in shown.output
@@ -411,7 +410,7 @@ def test_a_gpu_that_spills_into_host_memory_is_said_and_counted(
     said = [data["message"] for kind, data in seen if kind == "spill"]
     assert len(said) == 1
     assert "memory is full and 12.0 GB/s cross its link" in said[0]
-    assert "lies in host memory" in said[0]
+    assert "is in host memory" in said[0]
     told = recorder.conditions.to_dict()
     assert told["spilled"] == 1
     assert profiles.Environment(**told).spilled == 1

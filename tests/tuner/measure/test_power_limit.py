@@ -120,13 +120,13 @@ def test_a_limit_is_set_back_after_a_kill(card: Path, number: signal.Signals) ->
 
 def test_without_the_right_nothing_begins(card: Path) -> None:
     change(card, forbidden=True)
-    with pytest.raises(TuneError, match=r"cannot be set \(Insufficient Permissions\); that takes root"):
+    with pytest.raises(TuneError, match=r"cannot be set \(Insufficient Permissions\); this needs root"):
         opened().check([400])
     assert told(card)["set"] == []
 
 
 def test_limits_beyond_the_card_are_refused(card: Path) -> None:
-    with pytest.raises(TuneError, match=r"--power-limits 800: this GPU takes 200 to 700 W"):
+    with pytest.raises(TuneError, match=r"--power-limits 800: this GPU accepts 200 to 700 W"):
         opened().check([400, 800])
 
 
@@ -137,7 +137,7 @@ def test_a_limit_that_is_not_enforced_is_an_error(card: Path) -> None:
 
 
 def test_a_card_that_nobody_knows_is_an_error(card: Path) -> None:
-    with pytest.raises(TuneError, match="NVML does not tell the limits of 0000:99"):
+    with pytest.raises(TuneError, match="NVML does not report the limits of 0000:99"):
         PowerLimit("0000:99")
     change(card, deaf=True)
     with pytest.raises(TuneError, match="Driver Not Loaded"):
@@ -178,6 +178,6 @@ def test_without_its_guard_a_limit_is_set_back_all_the_same(card: Path) -> None:
 
 def test_an_enforced_limit_that_nobody_tells_is_an_error(card: Path) -> None:
     change(card, silent=True)
-    with pytest.raises(TuneError, match="the limit that is enforced: GPU is lost"), opened() as limit:
+    with pytest.raises(TuneError, match="report the enforced limit: GPU is lost"), opened() as limit:
         limit.set(500)
     assert told(card)["limit"] == 650_000

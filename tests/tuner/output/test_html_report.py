@@ -144,8 +144,8 @@ def test_page_of_a_whole_run(faulty: tuple[Path, Outcome]) -> None:
     path, outcome = faulty
     text = page.render(path)
     structure = _check(text)
-    for title in ("Default against tuned", "Rates by u-batch", "History", "Importance of the knobs",
-                  "Quality gate", "Machine and environment", "Repeat it", "Failed trials"):  # fmt: skip
+    for title in ("Default and tuned", "Rates by u-batch", "History", "Importance of the knobs",
+                  "Quality gate", "Machine and environment", "Repeat this run", "Failed trials"):  # fmt: skip
         assert title in structure.words, title
     assert outcome.entries
     assert outcome.failures
@@ -188,7 +188,7 @@ def test_what_was_taken_in_the_winners_place_is_said(tmp_path: Path) -> None:
     space = target.surface.space()
     options = Options(Workload(64, 8), seed=6, max_trials=15, weights=dict(target.surface.weights))
     assert _write(path, target, space, options).settings["streams"] == 4
-    assert "taken instead of prefetch=8: as good and taken first" in _check(page.render(path)).words
+    assert "chosen instead of prefetch=8: equally good, and found first" in _check(page.render(path)).words
 
 
 def test_rounds_that_a_comparison_forgot_are_not_counted(faulty: tuple[Path, Outcome]) -> None:
@@ -399,7 +399,7 @@ def test_what_is_no_journal(tmp_path: Path) -> None:
         write_report(file)
     for content in (b"", b"hello\n", b"\x00\xff" * 100):
         file.write_bytes(content)
-        with pytest.raises(JournalError, match=r"no whole record"):
+        with pytest.raises(JournalError, match=r"no complete record"):
             write_report(file)
     file.write_bytes(journal.encode({"hello": 1}))
     with pytest.raises(JournalError, match="none of a tune"):
@@ -496,8 +496,8 @@ def test_what_was_proven_in_part_is_no_near_tie(tmp_path: Path) -> None:
     [
         ({"missed": {"settings": {"ubatch": 4096, "mmq_id_size": 64}, "ratio": 1.2825}},
          "ubatch=4096, mmq_id_size=64 together looked 1.282 × as fast"),
-        ({"missed": {}, "unproven": True}, "no time was left to prove it"),
-        ({"unproven": True, "verdict": "Nothing is proven: the tune ended with a margin of 46 %."}, ""),
+        ({"missed": {}, "unproven": True}, "the time ran out before they could be proven"),
+        ({"unproven": True, "verdict": "Nothing is proven: the noise margin at the end was 46 %."}, ""),
         ({"not_proven": ["Not proven: 6 kernels.", 5]}, "Not proven: 6 kernels."),
         ({"missed": {"settings": 5, "ratio": "x"}, "unproven": False}, ""),
         ({}, ""),
@@ -516,13 +516,13 @@ def test_the_page_begins_with_the_verdict(tmp_path: Path) -> None:
     shown = page.render(path)
     assert html.escape(verdict(outcome)) in shown[shown.index("<h1>") : shown.index('class="tiles"')]
     # Half of the page, in which a list of the machine stands, is too narrow for the table of the noise.
-    assert "</div>\n<h3>Noise of the default against itself</h3>" in shown
+    assert "</div>\n<h3>Noise: the default compared with itself (A/A)</h3>" in shown
 
 
 def test_the_page_tells_beside_what_a_ratio_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note = "the ratio was measured beside threads, which is at its default now"
+    note = "the ratio was measured together with threads, which is now at its default"
     usual = record_of
 
     def settled(outcome: Outcome) -> dict[str, Any]:
@@ -543,7 +543,7 @@ def test_if_nothing_was_tried_the_page_claims_no_comparison(tmp_path: Path) -> N
     _write(path, target, target.surface.space(), Options(Workload(64, 8), seed=1, budget=4.0))
     shown = page.render(path)
     assert "nothing else was tried" in shown
-    assert "nothing beat it" not in shown
+    assert "nothing was faster beyond" not in shown
 
 
 def test_only_a_long_table_scrolls() -> None:

@@ -43,9 +43,9 @@ def _finalist(progress: Progress, ubatch: int, ratio: float, beats: bool) -> Non
 
 def test_nothing_slower_than_the_default_is_the_best_so_far() -> None:
     progress = Progress("m", None, quiet=True)
-    assert "1.000 × default   the default itself" in _shown(progress)
+    assert "1.000 × default   the default" in _shown(progress)
     _trial(progress, 1, 0.761)
-    assert "1.000 × default   the default itself" in _shown(progress)
+    assert "1.000 × default   the default" in _shown(progress)
     _trial(progress, 2, 1.05)
     _trial(progress, 3, 1.02)
     assert "1.050 × default   [1.040, 1.060]   ubatch=2, not confirmed" in _shown(progress)
@@ -106,12 +106,12 @@ def test_the_closing_table_begins_with_a_verdict() -> None:
     first = _told(tuned).splitlines()[0]
     assert first == verdict(tuned) == record_of(tuned)["verdict"]
     pp, tg = (tuned.gain[m].ratio for m in ("pp", "tg"))
-    assert first.startswith(f"Prompts {pp:.2f} × as fast, tokens {tg:.2f} ×; answers ")
+    assert first.startswith(f"Prompt processing {pp:.2f} × as fast, generation {tg:.2f} ×; the answers ")
 
 
 @pytest.mark.parametrize(("number", "voided", "unstable"), [
-    (1, "1 measurement or block repeated", "1 measurement never warmed up"),
-    (2, "2 measurements or blocks repeated", "2 measurements never warmed up"),
+    (1, "1 measurement or block repeated", "1 measurement did not become stable"),
+    (2, "2 measurements or blocks repeated", "2 measurements did not become stable"),
 ])  # fmt: skip
 def test_the_closing_line_counts_in_words_of_that_number(number: int, voided: str, unstable: str) -> None:
     tuned = Simulated("null", 1, max_trials=4).outcome
@@ -123,8 +123,8 @@ def test_the_verdict_says_why_nothing_was_gained() -> None:
     tuned = Simulated("null", 1, max_trials=8).outcome
     margin = 100 * max(tuned.margin.values())
     assert verdict(tuned) == (
-        f"Nothing gains more than the noise of {margin:.1f} % on this machine: "
-        "7 other configurations lost to the defaults or tied with them."
+        f"Nothing gains more than the noise of this machine ({margin:.1f} %): "
+        "7 other configurations were slower than the defaults or tied with them."
     )
 
 
@@ -143,8 +143,8 @@ def test_an_interrupt_behind_the_finals_keeps_the_verdict_of_the_tune() -> None:
     tuned = Simulated("null", 1, max_trials=8).outcome
     said = verdict(tuned)
     tuned.finished, tuned.status = tuned.status, "interrupted"
-    tuned.afterwards = "--pareto was interrupted; --resume goes on with it."
-    assert verdict(tuned) == f"{said} --pareto was interrupted; --resume goes on with it."
+    tuned.afterwards = "--pareto was interrupted; --resume continues it."
+    assert verdict(tuned) == f"{said} --pareto was interrupted; --resume continues it."
 
 
 @pytest.mark.parametrize("stage", ["answers", "screen"])
@@ -159,34 +159,34 @@ def test_an_interrupt_before_kernels_does_not_name_them(stage: str, monkeypatch:
     monkeypatch.setattr(Tune, "stage", stopped)
     tuned = Simulated("null", 1, max_trials=4).outcome
     assert verdict(tuned) == (
-        "Nothing is proven: the tune was interrupted before rounds told what gains; --resume continues it."
+        "Nothing is proven: the tune was interrupted before a gain was proven; --resume continues it."
     )
 
 
 def test_the_verdict_of_a_noisy_machine_claims_no_tie() -> None:
-    """If the noise is too large to prove anything, nothing has lost to the defaults either."""
+    """If the noise is too large to prove anything, nothing was slower than the defaults either."""
     tuned = Simulated("null", 1, max_trials=8).outcome
     tuned.margin = {"pp": 0.212, "tg": 0.388}
     assert verdict(tuned) == (
-        "Nothing is proven: the tune ended with a margin of 22 %, more than the 10 % up to which a gain "
-        "counts; a longer --budget narrows it, and so does a quieter machine."
+        "Nothing is proven: the noise margin at the end was 22 %, and a proof needs a margin of at most "
+        "10 %; a longer --budget or a quieter machine reduces it."
     )
     tuned.unproven, tuned.status = True, "budget"  # time was short too, and more of it is not what is missing
-    assert "no time" not in _told(tuned)
-    assert _told(tuned).startswith("Nothing is proven: the tune ended with a margin of 22 %")
+    assert "the time ran out" not in _told(tuned)
+    assert _told(tuned).startswith("Nothing is proven: the noise margin at the end was 22 %")
     tuned.unproven = False
     tuned.margin = {"pp": 0.02, "tg": 0.388}
-    assert "lost to the defaults" in verdict(tuned)
+    assert "were slower than the defaults" in verdict(tuned)
 
 
 @pytest.mark.parametrize(
     ("margin", "needed", "end"),
     [
-        (0.184, {"needed": 390}, "19 %, more than the 10 % up to which a gain counts; a longer --budget "
-         "narrows it, and so does a quieter machine."),
-        (0.1001, {"needed": 390}, "11 %, more than the 10 % up to which a gain counts; a longer --budget "
-         "narrows it, and so does a quieter machine."),
-        (0.9, {}, "90 %, more than the 10 % up to which a gain counts; only a quieter machine narrows it "
+        (0.184, {"needed": 390}, "19 %, and a proof needs a margin of at most 10 %; a longer --budget or a "
+         "quieter machine reduces it."),
+        (0.1001, {"needed": 390}, "11 %, and a proof needs a margin of at most 10 %; a longer --budget or a "
+         "quieter machine reduces it."),
+        (0.9, {}, "90 %, and a proof needs a margin of at most 10 %; only a quieter machine reduces it "
          "enough."),
     ],
 )  # fmt: skip
@@ -196,11 +196,11 @@ def test_the_verdict_names_the_margin_that_was_too_wide(
     tuned = Simulated("null", 1, max_trials=8).outcome
     tuned.unproven, tuned.status = True, "budget"
     tuned.promises = [{"settings": {"threads": 2}, "ratio": 1.9, "margin": margin, **needed}]
-    assert verdict(tuned) == f"Nothing is proven: the tune ended with a margin of {end}"
-    assert "no time" not in _told(tuned)
-    assert ("--budget 390s has room for the proof" in _told(tuned)) is bool(needed)
+    assert verdict(tuned) == f"Nothing is proven: the noise margin at the end was {end}"
+    assert "the time ran out" not in _told(tuned)
+    assert ("--budget 390s is enough for the proof" in _told(tuned)) is bool(needed)
     remedy = "continue with --resume --budget 390s" if needed else "tune again on a quieter machine"
-    assert judged_nothing(tuned) == f", because this tune has judged no setting; {remedy}"
+    assert judged_nothing(tuned) == f", because this tune judged no setting; {remedy}"
 
 
 @pytest.mark.parametrize("needed", [{}, {"needed": 390}])
@@ -210,7 +210,7 @@ def test_a_tune_without_time_for_the_proof_names_the_remedy(needed: dict[str, in
     tuned.unproven, tuned.status = True, "budget"
     tuned.promises = [{"settings": {"threads": 2}, "ratio": 1.07, **needed}]
     said = _told(tuned)
-    assert ("--budget 390s has room for the proof" in said) is bool(needed)
+    assert ("--budget 390s is enough for the proof" in said) is bool(needed)
     assert ("Give a longer --budget." in said) is (not needed)
 
 
@@ -219,7 +219,7 @@ def test_the_verdict_names_what_there_was_no_time_to_try() -> None:
     name = tuned.searched.pop()
     assert verdict(tuned).endswith("tied with them.")
     tuned.status = "budget"
-    assert verdict(tuned).endswith(f"No time was left for {name}: give a longer --budget.")
+    assert verdict(tuned).endswith(f"The time ran out before {name} could be tried: give a longer --budget.")
 
 
 def test_every_stage_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +230,7 @@ def test_every_stage_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> No
     for name in stages:
         progress.note("stage", {"name": name, "t": 0.0})
     said = capsys.readouterr().err
-    assert "measuring the noise: the default against itself" in said
+    assert "noise: comparing the default with itself" in said
     assert "computing exact answers" in said
     for name in stages:
         assert len(STAGES[name].split()) > 2 or name == "done", name
@@ -244,10 +244,10 @@ def test_what_looked_faster_and_was_not_proven_is_the_last_line() -> None:
         {"settings": {"ubatch": 1024, "threads": 4}, "ratio": 1.074},
     ]
     assert _told(tuned).splitlines()[-2:] == [
-        "Not proven: 6 kernels for generation looked 1.317 × as fast: --budget 240s has room for the proof.",
+        "Not proven: 6 kernels for generation looked 1.317 × as fast; --budget 240s is enough for the proof.",
         "Not proven: ubatch=1024, threads=4 looked 1.074 × as fast.",
     ]
-    assert "no time was left to prove settings" in verdict(tuned)
+    assert "the time ran out before settings that looked faster" in verdict(tuned)
 
 
 def test_the_lines_name_what_the_objective_counts() -> None:
@@ -255,12 +255,12 @@ def test_the_lines_name_what_the_objective_counts() -> None:
     tuned.objective, tuned.unproven = "energy", True
     tuned.promises = [{"settings": {"ubatch": 1024}, "ratio": 1.074}]
     said = _told(tuned)
-    assert "no time was left to prove settings that looked better" in said
+    assert "the time ran out before settings that looked better" in said
     assert "Not proven: ubatch=1024 looked 1.074 × the tokens per joule." in said
-    assert "Settings looked" not in said, "the verdict has said so"
+    assert "Some settings looked" not in said, "the verdict has said so"
     tuned.unproven, tuned.missed = False, {"settings": {"threads": 2}, "ratio": 1.2}
     said = _told(tuned)
-    assert "threads=2 together looked 1.200 × the defaults' tokens per joule; only a part" in said
+    assert "threads=2 together looked 1.200 × the defaults' tokens per joule; only part of this gain" in said
     assert "fast" not in said
     told = left_undone(record_of(tuned))
     assert "threads=2 together looked 1.200 × the defaults' tokens per joule" in told
@@ -272,11 +272,11 @@ def test_the_verdict_of_memory_tells_the_plan() -> None:
     tuned.objective, tuned.memory = "memory", (712 << 20, 356 << 20)
     pp, tg = (tuned.gain[m].ratio for m in ("pp", "tg"))
     assert verdict(tuned).startswith(
-        "The plan needs 356 MiB instead of 712 (0.50 ×), and no metric pays for it: "
-        f"prompts {pp:.2f} × as fast, tokens {tg:.2f} ×; answers "
+        "The plan needs 356 MiB instead of 712 (0.50 ×), and no metric is slower: "
+        f"prompt processing {pp:.2f} × as fast, generation {tg:.2f} ×; the answers "
     )
     tuned.gain = {}
-    assert "and no metric pays for it; answers " in verdict(tuned)
+    assert "and no metric is slower; the answers " in verdict(tuned)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_the_verdict_of_memory_says_nothing_of_settings_that_are_only_faster(sta
     tuned = Simulated("null", 1, max_trials=4).outcome
     tuned.objective, tuned.status, tuned.unproven = "memory", status, True  # type: ignore[assignment]
     tuned.promises = [{"settings": {"ubatch": 1024}, "ratio": 1.074, "needed": 240}]
-    assert verdict(tuned) == f"Nothing is proven to need less memory at the default's speed: {end}"
+    assert verdict(tuned) == f"Nothing is proven to need less memory at the speed of the default: {end}"
     assert "fast" not in _told(tuned)
     assert record_of(tuned)["not_proven"] == []
     assert left_undone(record_of(tuned)) == ""

@@ -159,10 +159,10 @@ def test_a_tune_that_judged_nothing_writes_no_profile(
         (user / "p.yaml").write_bytes(proven.path.read_bytes())
     short = _tune(user, **SHORTER)
     assert (short.outcome.status, short.path) == ("budget", None)
-    kept = f"{user / 'p.yaml'} is left as it was" if older else "no profile was written"
+    kept = f"{user / 'p.yaml'} is unchanged" if older else "no profile was written"
     needed = short.outcome.too_short["needed"]
     assert short.why_none == (
-        f"{kept}, because this tune has judged no setting; continue with --resume --budget {needed}s"
+        f"{kept}, because this tune judged no setting; continue with --resume --budget {needed}s"
     )
     assert verdict(short.outcome) == (
         "Nothing was measured: one measurement takes 0.8 s, so a tune of 4 s proves nothing; give at least "

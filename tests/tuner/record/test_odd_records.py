@@ -233,7 +233,7 @@ def test_control_characters_of_an_error_are_escaped(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == "tune: model a\\x1b[31m\\x07\\x9b2J\\u202ered .gguf: no such file\n"
+    assert done.stderr == "tune: model a\\x1b[31m\\x07\\x9b2J\\u202ered .gguf: the file does not exist\n"
 
 
 def test_control_characters_of_a_journal_are_escaped(

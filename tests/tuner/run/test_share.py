@@ -212,7 +212,7 @@ def test_all_passes_of_an_import_share_one_budget(tmp_path: Path, monkeypatch: p
     assert cut.profile is None, "the remaining entries were not measured together"
     assert {v.entry: v.verdict for v in cut.verdicts}["settings.ubatch"] == "keep"
     assert share_command._told(cut, tmp_path) == (
-        "no profile is written: the import could not measure the remaining entries together (too short for "
+        "no profile was written: the import could not measure the remaining entries together (too short for "
         "two rounds); give a longer --budget"
     )
     # A pass has a part of the budget, so the budget that it names is no remedy.
@@ -224,11 +224,11 @@ def test_a_busy_machine_is_not_answered_by_a_longer_budget(tmp_path: Path) -> No
     claimed = profile_of(row_of(profiles.load_profile(SHIPPED[0]))).model_copy(update={"kernels": {}})
     claimed = claimed.model_validate({**claimed.model_dump(by_alias=True), "settings": TWO})
     machine = Verifies({"settings.ubatch": ("keep", True), "settings.threads": ("harmful", False)})
-    machine.end = TuneError("CPUs were busy; end these programs and verify again")
+    machine.end = TuneError("CPUs were busy; stop these programs and verify again")
     cut = adopt(claimed, tmp_path / "r.yaml", claimed.match, "", machine)
     assert share_command._told(cut, tmp_path) == (
-        "no profile is written: the import could not measure the remaining entries together (CPUs were "
-        "busy; end these programs and verify again); import again"
+        "no profile was written: the import could not measure the remaining entries together (CPUs were "
+        "busy; stop these programs and verify again); import again"
     )
 
 
@@ -246,7 +246,7 @@ def test_a_row_without_a_proven_entry_names_no_profile(
     done = CliRunner().invoke(app, ["import", str(row), "--model", str(trained_model), "--out", str(out)])
     assert done.exit_code == 1
     assert str(out) not in done.output
-    assert "the rounds prove no entry here; give a longer --budget" in done.output
+    assert "the rounds proved no entry on this machine; give a longer --budget" in done.output
     assert not out.exists()
 
 
@@ -279,7 +279,7 @@ def test_gains_of_another_workload_are_refused() -> None:
     """A row from before mixes were told whole: its gains are of measures that its workload does not have."""
     row = row_of(profiles.load_profile(next(p for p in SHIPPED if p.stem.startswith("xeon"))))
     gain = dict.fromkeys(("pp512", "tg64", "tg64@d4096"), next(iter(row["gain"].values())))
-    with pytest.raises(TuneError, match="does not tell the workload of its gain of tg64@d4096"):
+    with pytest.raises(TuneError, match="does not give the workload of its gain of tg64@d4096"):
         profile_of(json.loads(changed(row, True, gain=gain)))
     work = {**row["workload"], "weights": [1.0, 3.0], "metrics": ["pp512"]}
     with pytest.raises(TuneError, match=r"workload\.metrics"):
@@ -352,5 +352,5 @@ def test_the_commands(tmp_path: Path, trained_model: Path) -> None:
     done = CliRunner().invoke(
         app, ["import", "-", "--model", str(trained_model), "--out", str(there)], input=printed.stdout
     )
-    assert "exists already" in str(done.exception)
+    assert "already exists" in str(done.exception)
     assert there.read_text() == "mine"

@@ -90,7 +90,7 @@ def test_where_the_defaults_win_on_the_slice_nothing_is_written(tmp_path: Path) 
 
     result = run_on_slice(request(tmp_path), 1, slower)
     assert (result.path, result.outcome.status) == (None, "complete")
-    assert result.why_none == ("no profile was written, because the defaults won on the slice of 1 layers")
+    assert result.why_none == ("no profile was written, because the defaults won on the first 1 layers")
     assert result.journal == tmp_path / "p.yaml.slice.journal.jsonl"
     assert [path.name for path in tmp_path.iterdir()] == [result.journal.name]
 
@@ -132,11 +132,11 @@ def test_a_budget_too_short_for_the_slice_names_one_for_the_whole(
     needed = result.outcome.too_short["needed"]
     assert (result.path, result.outcome.status) == (None, "budget")
     assert result.why_none == (
-        f"no profile was written, because this tune has judged no setting; give --budget {needed}s"
+        f"no profile was written, because this tune judged no setting; give --budget {needed}s"
     )
     assert verdict(result.outcome) == (
-        "Nothing was measured: the slice has 60 % of the budget, which proves nothing; give at least "
-        f"--budget {needed}s."
+        "Nothing was measured: the search on the first layers has 60 % of the budget, which is too short "
+        f"to prove anything; give at least --budget {needed}s."
     )
     # With two thirds of that budget the slice has enough, and the proof behind it has not.
     proof = _simulated(monkeypatch, tmp_path, InlineExecutor, budget=float(needed * 2 // 3))
@@ -162,7 +162,7 @@ def test_a_winner_that_failed_twice_on_the_slice_is_no_win_of_the_defaults(
 ) -> None:
     result = _simulated(monkeypatch, tmp_path, Dies, max_trials=8, rounds=3)
     assert (result.path, result.outcome.status) == (None, "unproven")
-    assert result.why_none == "no profile was written, because this tune has judged no setting"
+    assert result.why_none == "no profile was written, because this tune judged no setting"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_slice_that_proves_nothing_ends_with_an_error_code(
     result = _simulated(monkeypatch, tmp_path, Dies, surface, max_trials=8, rounds=3)
     assert "threads" in result.outcome.judged
     assert (result.path, result.outcome.judges_nothing) == (None, False)
-    assert result.why_none == f"no profile was written, because {why} on the slice of 1 layers"
+    assert result.why_none == f"no profile was written, because {why} on the first 1 layers"
     monkeypatch.setattr(slice_module, "run_on_slice", lambda *_: result)
     done = CliRunner().invoke(app, [str(MODEL), "--device", "cpu", "--layers", "1", "--json"])
     assert done.exit_code == code, done.output
@@ -221,7 +221,7 @@ def test_an_interrupt_on_the_slice_ends_the_tune(
 
     monkeypatch.setattr(Tune, "stage", stopped)
     with pytest.raises(
-        Interrupted, match=r"interrupted on the slice of 1 layers.*the same command begins anew"
+        Interrupted, match=r"interrupted on the first 1 layers.*the same command starts from the beginning"
     ):
         run_on_slice(
             request(tmp_path), 1, lambda asked: Scripted(DynoTarget(**target_of(asked, "cpu", None)[1]), 0.5)
@@ -259,5 +259,5 @@ def test_the_command_says_what_does_not_go_together() -> None:
     done = CliRunner().invoke(app, ["--model", str(MODEL), "--layers", "1", "--pareto"])
     assert done.exit_code == 2
     told = " ".join(done.output.replace("│", " ").split())
-    assert "tunes dyno twice on one device; it does not go with --pareto" in told
+    assert "tunes dyno twice on one device; it cannot be combined with --pareto" in told
     assert "--ray" not in told, "only what was given is named"

@@ -74,7 +74,10 @@ def test_noise_over_ten_percent_keeps_nothing(profile: Path) -> None:
     assert KEEP not in {v.verdict for v in verdicts}
     unclear = [v.reason for v in verdicts if v.verdict == UNCLEAR]
     assert unclear
-    assert all("over 10 % proves nothing; end other programs and verify again" in why for why in unclear)
+    assert all(
+        "and with noise above 10 % nothing can be proven; stop other programs and verify again" in why
+        for why in unclear
+    )
 
 
 @pytest.mark.parametrize(("serving", "verdict"), [(1.0, STALE), (0.8, HARMFUL)])

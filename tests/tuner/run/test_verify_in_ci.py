@@ -71,7 +71,10 @@ def test_a_profile_without_entries_passes() -> None:
 def test_a_newer_profile_is_skipped(tmp_path: Path) -> None:
     path, out = profile_of("dyno", "tune", tmp_path / "p.yaml"), tmp_path / "v.xml"
     code, output = run(str(path), "--since", "2026-11-20", "--junit", str(out))
-    assert (code, output) == (0, "skipped: measured on 2026-11-20, which is not before 2026-11-20\n")
+    assert (code, output) == (
+        0,
+        "skipped: the profile was measured on 2026-11-20, which is not before 2026-11-20\n",
+    )
     assert ElementTree.parse(out).getroot().get("skipped") == "1"
     code, output = run(str(path), "--since", "2026-11-19", "--json")
     assert (code, json.loads(output)["entries"]) == (0, [])
@@ -112,7 +115,7 @@ def test_flags_that_a_new_image_lost_are_named_before_anything_runs(tmp_path: Pa
     assert [e["entry"] for e in entries] == ["flag --no-mmap", "flag --ubatch-sise"]
     assert {e["verdict"] for e in entries} == {"unsupported"}
     assert "replaced by -lm none" in entries[0]["reason"]
-    assert "the nearest that it has is --ubatch-size" in entries[1]["reason"]
+    assert "the most similar flag is --ubatch-size" in entries[1]["reason"]
     calls = [json.loads(line)["args"] for line in (folder / "calls.jsonl").read_text().splitlines()]
     assert all("--help" in args or "--version" in args for args in calls), calls
     assert ElementTree.parse(out).getroot().get("failures") == "2"

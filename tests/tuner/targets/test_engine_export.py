@@ -115,7 +115,7 @@ def test_export_hides_gpus_that_no_run_had(tmp_path: Path) -> None:
             "stays: the tune ended with status 'budget', so its default is not proven",
         ),
         ("interrupted", "-ub 64 -fa off", "stays: the tune ended with status 'interrupted'"),
-        (None, "-ub 64 -fa off", "stays: the profile does not say how the tune ended"),
+        (None, "-ub 64 -fa off", "stays: the profile does not record how the tune ended"),
     ],
 )
 def test_export_keeps_what_no_tune_has_beaten(
@@ -229,13 +229,13 @@ def test_a_file_of_variables_keeps_the_users_command_line(tmp_path: Path) -> Non
         tell=told.append,
     )  # fmt: skip
     assert text.splitlines() == [
-        "# no variable stands for these words, so the server needs them: --samplers 'top_k;top_p'",
+        "# these words have no environment variable, so give them to the server: --samplers 'top_k;top_p'",
         "LLAMA_ARG_N_GPU_LAYERS=60", "LLAMA_ARG_PORT=9000", "LLAMA_ARG_ENDPOINT_SLOTS=0",
         "LLAMA_ARG_CONT_BATCHING=0", "LLAMA_ARG_NO_HOST=1", "LLAMA_ARG_TEMPERATURE=0.5",
         "LLAMA_ARG_UBATCH=1024", "LLAMA_ARG_FIT=off",
     ]  # fmt: skip
     assert [line for line in told if "--samplers" in line] == [
-        "no variable stands for --samplers 'top_k;top_p': give the server these words as well"
+        "--samplers 'top_k;top_p' have no environment variable: give these words to the server as well"
     ]
 
 

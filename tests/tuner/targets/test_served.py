@@ -138,7 +138,9 @@ def test_prompts_are_passages_of_the_text(trained_model: Path, text: Path) -> No
     assert len({tuple(prompt[:10]) for prompt in prompts}) == 1  # half of each is shared
     assert {tuple(p[i : i + 10]) for p in prompts for i in (0, 10)} <= held
     assert served_prompts(CUT.served, source, 1) != prompts
-    with pytest.raises(TargetUnusable, match=r"cut from the text mine\.txt; name that file: --text FILE"):
+    with pytest.raises(
+        TargetUnusable, match=r"come from the text mine\.txt; give that file with --text FILE"
+    ):
         served_prompts(CUT.served, Prompts(str(trained_model), 8192, None), 0)
 
 

@@ -87,7 +87,7 @@ class GgmlSide:
         target.close()
         if found.status is not TrialStatus.OK:
             raise TuneError(
-                f"side {self._name}: its answers cannot be computed ({found.status}): {found.message}"
+                f"side {self._name}: the answers cannot be computed ({found.status}): {found.message}"
             )
         return Answers(found.mean_kld, found.max_kld, found.top1, found.tokens)
 

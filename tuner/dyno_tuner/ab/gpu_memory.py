@@ -48,7 +48,7 @@ class GpuMemory:
     def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self._nvml, name)(*arguments)
         if status != 0:
-            raise TuneError(f"{name} gave error {status}; does nvidia-smi list this GPU?")
+            raise TuneError(f"{name} failed with error {status}; check that nvidia-smi lists this GPU")
 
     def _used(self) -> int:
         found = _Memory()

@@ -106,8 +106,8 @@ def _machine(facts: Mapping[str, Any]) -> str:
         if name in seen:
             low, high = seen[name]
             words.append(f"{low:g} {unit}" if low == high else f"{low:g} to {high:g} {unit}")
-    words.append(f"{seen['throttled']} throttled windows measured again")
-    words.append(f"{seen['other_processes']} other processes on it")
+    words.append(f"{seen['throttled']} throttled measurements repeated")
+    words.append(f"{seen['other_processes']} other processes used it")
     return f"{said} The GPU: {', '.join(words)}."
 
 

@@ -248,7 +248,9 @@ class Builder:
         kept = {n: v for n, v in os.environ.items() if not n.startswith(("SKBUILD", "PIP_"))}
         done = run_step(command, {**kept, "PATH": search_path(), **(extra or {})}, deadline)
         if done.late:
-            raise BuildLate(f"{what} did not end within {deadline:.0f} s; the next run goes on from there")
+            raise BuildLate(
+                f"{what} did not finish within {deadline:.0f} s; the next run continues from there"
+            )
         if done.code != 0:
             lines = [line for line in done.output.splitlines() if line.strip()]
             first = next(
@@ -344,7 +346,7 @@ def types_left(tree: Path) -> list[str]:
 def _cmake_program() -> str:
     found = tool("cmake")
     if found is None:
-        raise TuneError("building needs cmake, which is not here: pip install cmake ninja")
+        raise TuneError("building needs cmake, which is not installed: pip install cmake ninja")
     return found
 
 

@@ -43,10 +43,10 @@ def source_files(source: Path) -> list[str]:
         TuneError: It is not a source tree of CMake, or has more files than one.
     """
     if not source.is_dir():
-        raise TuneError(f"{source}: there is no such folder; --source names a source tree")
+        raise TuneError(f"{source}: the folder does not exist; give a source tree with --source")
     if not (source / "CMakeLists.txt").is_file():
         raise TuneError(
-            f"{source} is not a source tree: it has no CMakeLists.txt; --source names one that has"
+            f"{source} is not a source tree, because it has no CMakeLists.txt; give one with --source"
         )
     done = None
     if (source / ".git").exists() and shutil.which("git"):

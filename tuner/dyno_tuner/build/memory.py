@@ -36,6 +36,6 @@ def too_large(predicted_mib: int, free_mib: int) -> str:
     if predicted_mib <= 0 or needed <= free_mib:
         return ""
     return (
-        f"its link would take about {needed:,} MiB (the last one took {predicted_mib:,}), "
+        f"linking would take about {needed:,} MiB (the last one took {predicted_mib:,}), "
         f"and {free_mib:,} MiB are free"
     )

@@ -135,11 +135,11 @@ def notes(result: Search, facts: Mapping[str, Any]) -> list[str]:
     """Sentences about the result as a whole."""
     found = [f"{facts['model']} on {facts['device']}, {facts['workload']}."]
     if result.confirmed is None:
-        found.append("Nothing that was tried gained: the default build stays.")
+        found.append("No build was faster than the default build. Keep the default build.")
     else:
         named = " ".join(s.define for s in result.chosen)
         gains = ", ".join(f"{n} {e}" for n, e in result.confirmed.ratios.items())
-        head = f"{named} against the default build" if named else "Fresh rounds did not confirm a gain"
+        head = f"{named} against the default build" if named else "New rounds did not confirm a gain"
         found.append(f"{head}, in {result.confirmed.rounds} rounds: {gains}.")
     if result.built is not None and (only := result.built.runs_only):
         found.append(f"{only[0].upper()}{only[1:]}. That holds for a draft model, too.")
@@ -148,10 +148,10 @@ def notes(result: Search, facts: Mapping[str, Any]) -> list[str]:
         found.append(f"Not tried: {', '.join(late)} (the table has the reasons).")
     if result.knobs:
         told = settings_text(result.knobs)
-        found.append(f"With that build also set {told}.")
+        found.append(f"With that build, also set {told}.")
     builds = [result.base, *(row.built for row in result.outcomes)]
     if any(b is not None and b.compiler_cache for b in builds):
-        found.append("* A compiler cache was in use: a build without it takes longer.")
+        found.append("* A compiler cache was in use. Without it, the build takes longer.")
     return found
 
 

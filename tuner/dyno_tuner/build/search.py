@@ -198,7 +198,7 @@ class _Run:
         switch = row.switch
         defines = {switch.name: switch.value}
         if self._restless >= MOST_RESTLESS:
-            return self._not_tried(row, "others use this machine; end these programs, or give --force")
+            return self._not_tried(row, "other programs use this machine; stop them, or give --force")
         if self.clock.left <= 0:
             return self._not_tried(row, "the budget has ended")
         limit = min(self.longest, self.clock.left)
@@ -305,7 +305,7 @@ class _Run:
         if row.measured.kld is None:
             row.reason += "; answers could not be compared"
         if row.measured.disturbed:
-            row.reason += "; others used the machine meanwhile"
+            row.reason += "; other programs used the machine meanwhile"
         if row.measured.changed:
             return
         decisive = row.measured
@@ -323,14 +323,14 @@ class _Run:
             return
         share = self.clock.share(parts, builds)
         if share is not None and share < 2 * (1 + values) * self._process:
-            row.reason += "; no time was left to set knobs anew"
+            row.reason += "; no time was left to tune settings again"
             return
         try:
             row.tuned = self._retune(row, base, share)
         except Interrupted:
             raise
         except TuneError as error:
-            row.reason += f"; knobs could not be set anew: {error}"
+            row.reason += f"; settings could not be tuned again: {error}"
 
     def _retune(self, row: Outcome, base: Built, budget: float | None) -> Tuned | None:
         """Both builds with their own best value of the knobs that interact with this switch."""
@@ -419,12 +419,12 @@ class _Run:
         except Interrupted:
             raise
         except TuneError as error:
-            self._unconfirmed(winners, f"no fresh rounds confirm it: {error}")
+            self._unconfirmed(winners, f"new rounds could not confirm it: {error}")
             return
         if accept(result.confirmed.proof(*(s.define for s in chosen))):
             result.chosen, result.built, result.knobs = chosen, built, dict(knobs)
             return
-        self._unconfirmed(winners, f"fresh rounds do not confirm it: {summary(result.confirmed)}")
+        self._unconfirmed(winners, f"new rounds do not confirm it: {summary(result.confirmed)}")
 
     def _together(self, result: Search, winners: Sequence[Outcome], best: Outcome) -> Built | None:
         """The build with all switches that gain; None where the best one alone is as good, which is noted.

@@ -70,8 +70,8 @@ class Place:
         return 10 * int(major) + int(minor or 0) if major else 0
 
 
-_ONE_GPU = "it matters for several GPUs alone, and builds are measured on one"
-_AT_RUN_TIME = "it is the default of a setting at run time, which `tune` measures"
+_ONE_GPU = "it matters only for several GPUs, and builds are measured on one"
+_AT_RUN_TIME = "it sets the default of a run-time setting, which `tune` measures"
 _CACHE_TYPES = "it adds kernels for more pairs of cache types, and changes none that run by default"
 _DATA_CENTRE = frozenset({70, 80, 90, 100, 103})
 _DYNO: tuple[Switch, ...] = (
@@ -154,12 +154,12 @@ def named(words: Sequence[str], engine: str, place: Place) -> list[Switch]:
         name, equals, value = word.partition("=")
         if not _NAME.fullmatch(name) or "\n" in value or len(value) > 1000:
             raise TuneError(
-                f"--switch {word!r}: write NAME or NAME=VALUE, as GGML_CUDA_LTO or GGML_NATIVE=ON"
+                f"--switch {word!r}: write NAME or NAME=VALUE, such as GGML_CUDA_LTO or GGML_NATIVE=ON"
             )
         row = known.get(name)
         if row is None and not equals:
             raise TuneError(
-                f"--switch {name}: this table has no value to try for it; write {name}=VALUE. "
+                f"--switch {name}: there is no usual value to try for it; write {name}=VALUE. "
                 f"Known are {', '.join(known)}"
             )
         cuda = name.startswith(("GGML_CUDA_", "CMAKE_CUDA_"))
@@ -207,7 +207,7 @@ def judged(row: Switch, engine: str, place: Place) -> Switch:
         return row
     if row.cuda and place.kind != "cuda":
         return replace(
-            row, inert=f"it changes code for GPUs alone, and the device is {place.title or 'a CPU'}"
+            row, inert=f"it changes only code for GPUs, and the device is {place.title or 'a CPU'}"
         )
     if engine != "dyno":
         table = find_build(row.name, engine)
@@ -222,13 +222,11 @@ def judged(row: Switch, engine: str, place: Place) -> Switch:
             row, refused=f"bfloat16 needs compute capability 8.0, and this GPU has {place.capability}"
         )
     if bf16 and engine == "dyno":
-        return replace(row, pointless="it changes attention over q8_0 caches alone, where it is slower")
+        return replace(row, pointless="it changes only attention over q8_0 caches, where it is slower")
     if row.name == "GGML_CUDA_F16" and engine == "dyno" and number in _DATA_CENTRE:
         return replace(row, pointless=f"chips of {place.capability} add halves no faster than floats")
     if row.name in ("GGML_CUDA_USE_GRAPHS", "GGML_CUDA_GRAPHS") and row.turned == "off":
-        return replace(
-            row, pointless="leaving graphs out is a setting at run time as well, which `tune` measures"
-        )
+        return replace(row, pointless="CUDA graphs can also be turned off at run time, which `tune` measures")
     if row.name == "GGML_CUDA_COMPRESSION_MODE":
         return replace(
             row, pointless="it changes the size of the module and the time to load it, not the code"

@@ -71,15 +71,16 @@ def ab(
     allow: o.Allow = 0.0,
     deadline: o.Deadline = 600.0,
     log: o.Log = None,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap interval.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the confidence intervals.", min=0)] = 0,
     out: o.TableOut = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Compare two profiles, builds, commits or engines: A B B A, a fresh process each, answers too.
+    """Compare two profiles, builds, commits or engines, by speed and by answers.
 
-    Exit codes: 0 B is slower in nothing and answers as A does; 1 an error; 2 wrong usage; 3 B is slower;
-    4 B's answers are not as near (whatever its speed); 130 interrupted."""
+    Each round runs A, B, B, A, each in a new process. Exit codes: 0 B is not slower in any metric, and its
+    answers are as good as those that A gives; 1 an error; 2 wrong usage; 3 B is slower; 4 the answers of B
+    are worse, at any speed; 130 interrupted."""
 
     say = teller(quiet=quiet)
     seconds, held = parse_duration(budget) if budget else None, held_settings(hold or [], "dyno")
@@ -126,7 +127,7 @@ def ab(
         try:
             result = compare(lambda name: watched("ab", sides[name], parsed, careful), options, say)
         except DisturbedError as error:
-            raise TuneError(f"{error}; end these programs and compare again") from error
+            raise TuneError(f"{error}; stop these programs and compare again") from error
         except TooEarly as error:
             print(f"tune: {error}", file=sys.stderr)
             raise typer.Exit(130) from error
@@ -149,7 +150,7 @@ def _check_taken(option: str, takers: Collection[Kind], sides: Sequence[Kind]) -
     if not any(side in takers for side in sides):
         goes = " or ".join(sorted(kind.value for kind in takers))
         found = " and ".join(dict.fromkeys(side.value for side in sides))
-        raise typer.BadParameter(f"{option} needs {goes}; the sides are {found}")
+        raise typer.BadParameter(f"{option} works only with {goes}, but the sides are {found}")
 
 
 def exit_code(result: Compared, changed: str) -> int:

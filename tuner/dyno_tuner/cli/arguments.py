@@ -37,14 +37,16 @@ def usage(parse: Callable[..., T], *words: Any) -> T:
 def check_choice(what: str, word: str, choices: Collection[str]) -> None:
     """Raises typer.BadParameter for a word that is not among the choices."""
     if word not in choices:
-        raise typer.BadParameter(f"no {what} {word!r}; choose from {', '.join(choices)}")
+        raise typer.BadParameter(f"{what} {word!r} does not exist; choose from {', '.join(choices)}")
 
 
 def parse_duration(text: str) -> float:
     """Seconds of `90`, `90s`, `3m`, `1.5h`, the value of --budget."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(s|sec|m|min|h)?\s*", text)
     if not found:
-        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 3m or 1.5h", param_hint="--budget")
+        raise typer.BadParameter(
+            f"{text!r} is not a duration; write, for example, 90s, 3m or 1.5h", param_hint="--budget"
+        )
     seconds = float(found[1]) * {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}[found[2] or "s"]
     if not 5 <= seconds <= 7 * 86400:
         unit = "" if found[2] else " (no unit: seconds)"
@@ -58,11 +60,13 @@ def parse_duration(text: str) -> float:
 def gpu_numbers(text: str) -> list[int]:
     """The numbers of `0` or `0,1,3`, each once."""
     if not re.fullmatch(r"[0-9]{1,3}(,[0-9]{1,3})*", text):
-        raise typer.BadParameter(f"--gpu {text!r}: give the numbers of the GPUs, as in --gpu 0 or --gpu 0,1")
+        raise typer.BadParameter(
+            f"--gpu {text!r} is not a list of GPU numbers; write, for example, --gpu 0 or --gpu 0,1"
+        )
     numbers = [int(n) for n in text.split(",")]
     twice = [n for n in numbers if numbers.count(n) > 1]
     if twice:
-        raise typer.BadParameter(f"--gpu {text!r}: GPU {twice[0]} is named twice")
+        raise typer.BadParameter(f"--gpu {text!r} has GPU {twice[0]} more than once; give each GPU once")
     return numbers
 
 
@@ -71,10 +75,10 @@ def device_names(device: str, gpu: str | None) -> list[str]:
     if gpu is not None:
         names = [f"cuda:{n}" for n in gpu_numbers(gpu)]
         if device != "auto" and [device] != names:
-            raise typer.BadParameter(f"--gpu {gpu} and --device {device} contradict each other")
+            raise typer.BadParameter(f"--gpu {gpu} contradicts --device {device}; give only one of the two")
         return names
     if not re.fullmatch(r"auto|cpu(:[1-9][0-9]?)?|cuda:[0-9]{1,3}", device):
-        raise typer.BadParameter(f"--device {device!r}: give cpu, cuda:N or auto")
+        raise typer.BadParameter(f"--device {device!r} is not a device; give cpu, cpu:N, cuda:N or auto")
     return [device]
 
 
@@ -95,7 +99,9 @@ def placement_of(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--virtual-device") from error
     if ram is not None and device == "cpu":
-        raise typer.BadParameter("with --device cpu alone, --vram limits the main memory", param_hint="--ram")
+        raise typer.BadParameter(
+            "to limit main memory with --device cpu, give --vram instead", param_hint="--ram"
+        )
     if ram is not None:
         found["ram"] = ram
     if vram is not None and device != "cpu":
@@ -186,9 +192,9 @@ def text_of_load(workload: str | None, text: Path | None, *, foreign: bool) -> t
     named = text if load.text is None or text is None else Path(load.text)
     named = Path(load.text or "") if named is None else named
     if text is not None and text.absolute() != named.absolute():
-        raise typer.BadParameter(f"--text is {text} and the load's text is {named}; give one of them")
+        raise typer.BadParameter(f"--text is {text}, but --workload names {named}; give only one of them")
     if not named.is_file():
-        raise typer.BadParameter(f"--workload serve: there is no file {named}")
+        raise typer.BadParameter(f"--workload serve: the file {named} does not exist")
     return str(Workload.of_served(dataclasses.replace(load, text=named.name))), named
 
 
@@ -198,10 +204,10 @@ def engine_options(
     """Options of a foreign engine's target; empty for dyno."""
     if not declaration_of(engine).foreign:
         if binaries is not None or command:
-            raise typer.BadParameter("--bin and a command line need --engine llama.cpp|ik_llama.cpp")
+            raise typer.BadParameter("--bin and a command line after -- need --engine llama.cpp|ik_llama.cpp")
         return {}
     if binaries is None:
-        raise typer.BadParameter(f"--engine {engine} needs --bin DIR, the folder of its binaries")
+        raise typer.BadParameter(f"--engine {engine} needs the folder of its binaries; give --bin DIR")
     return {
         "binaries": str(binaries.absolute()),
         "gpu": gpu_list(device, gpu),
@@ -225,7 +231,7 @@ def held_settings(pairs: list[str], engine: str) -> dict[str, Any]:
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
-            raise typer.BadParameter(f"--set {pair!r}: write NAME=VALUE")
+            raise typer.BadParameter(f"--set {pair!r} is not of the form NAME=VALUE")
         if name not in SETTINGS:
             raise typer.BadParameter(f"--set: {unknown_setting(name, device, engine)}")
         try:
@@ -238,11 +244,11 @@ def held_settings(pairs: list[str], engine: str) -> dict[str, Any]:
 def check_writable(option: str, path: Path) -> None:
     """Checks a file that is written after all work is done. Raises TuneError."""
     if path.is_dir():
-        raise TuneError(f"{option} {path} is a folder; name a file")
+        raise TuneError(f"{option} {path} is a folder; give a file")
     if not path.parent.is_dir():
-        raise TuneError(f"{option} {path}: there is no folder {path.parent}")
+        raise TuneError(f"{option} {path}: the folder {path.parent} does not exist")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise TuneError(f"{option} {path} cannot be written to")
+        raise TuneError(f"{option} {path} is not writable; give another file")
 
 
 def command_line(paths: Sequence[str] = ()) -> str:

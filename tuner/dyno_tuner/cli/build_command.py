@@ -59,7 +59,7 @@ def build(
         typer.Option(
             "--switch",
             metavar="NAME[=VALUE]",
-            help="Switch to try; may be given several times. Default: all.",
+            help="Build switch to try. Can be repeated. Default: all switches.",
         ),
     ] = None,
     defines: Annotated[
@@ -68,54 +68,57 @@ def build(
             "--define",
             "-D",
             metavar="NAME=VALUE",
-            help="CMake definition of every build, the default one too.",
+            help="CMake definition for all builds, including the default build. Can be repeated.",
         ),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="Engine: dyno, or with --source llama.cpp or ik_llama.cpp.")
+        str, typer.Option(help="Engine to build: dyno, or llama.cpp or ik_llama.cpp with --source.")
     ] = "dyno",
     source: Annotated[
-        Path | None, typer.Option(help="Source tree to build. Default: the one that this dyno comes from.")
+        Path | None, typer.Option(help="Source tree to build. Default: the source tree of this dyno.")
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder that keeps builds. Default: dyno/builds in the user's cache.")
+        Path | None,
+        typer.Option(help="Folder to cache builds in. Default: dyno/builds in your cache folder."),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Time for builds and measurements, such as 30m or 2h. Default: no limit."),
+        typer.Option(help="Time limit for builds and measurements, such as 30m or 2h. Default: no limit."),
     ] = None,
     workload: o.WhatWorkload = None,
     rounds: o.Rounds = 6,
     least: o.Least = 0.01,
     memory: Annotated[
         str | None,
-        typer.Option(help="Memory that builds may take, such as 16GiB. Default: all that is free."),
+        typer.Option(help="Maximum memory for builds, such as 16GiB. Default: all free memory."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Measure while other programs use the CPUs, and mark the result.")
+        bool,
+        typer.Option("--force", help="Measure even while other programs use the CPUs, and mark the result."),
     ] = False,
     hold: o.Held = None,
     retune: Annotated[
         bool,
         typer.Option(
-            "--retune/--no-retune", help="Search settings that interact with a switch again in both builds."
+            "--retune/--no-retune",
+            help="In both builds, search again the settings that interact with a switch.",
         ),
     ] = True,
     deadline: o.Deadline = 600.0,
-    seed: Annotated[int, typer.Option(help="Seed of the intervals.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the confidence intervals.", min=0)] = 0,
     report: Annotated[
         Path | None,
-        typer.Option("--report", help="Write an HTML page to this file; needs gguf-dyno[report]."),
+        typer.Option("--report", help="Also write an HTML page to this file. Needs gguf-dyno[report]."),
     ] = None,
     out: o.TableOut = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Build variants of the engine, and measure which switches gain on this machine with this model.
+    """Build variants of the engine, and measure which build switches make this model faster on this machine.
 
-    Every variant is built into a cache, and no build touches this environment. Exit codes: 0 done, with any
-    verdict, also if the budget or a busy machine left switches untried; 1 an error, such as a default build
-    that fails; 2 wrong usage; 130 interrupted (the same command continues)."""
+    Each variant is built in a cache folder; the installed dyno does not change. Exit codes: 0 done, even if
+    the budget or a busy machine left switches untried; 1 an error, such as a default build that fails; 2
+    wrong usage; 130 interrupted (the same command continues)."""
 
     say = teller(quiet=quiet)
     seconds = parse_duration(budget) if budget else None
@@ -130,7 +133,7 @@ def build(
         if path is not None:
             check_writable(option, path)
     if foreign and source is None:
-        raise typer.BadParameter(f"--engine {engine} needs --source DIR, its source tree")
+        raise typer.BadParameter(f"--engine {engine} needs its source tree; give --source DIR")
     check_model(model)
     number = gpu_number(device, gpu, foreign=foreign)
     parsed = workload_of(workload, "cpu" if number is None else f"cuda:{number}")
@@ -141,7 +144,7 @@ def build(
     wanted = (source or _own_source()).absolute()
     if not foreign and (wanted / "CMakeLists.txt").is_file() and not _is_own(wanted):
         raise TuneError(
-            f"{wanted} is not a source tree of dyno; name its engine: --engine llama.cpp or ik_llama.cpp"
+            f"{wanted} is not a source tree of dyno; give its engine with --engine llama.cpp or ik_llama.cpp"
         )
     tree, sources = snapshot(wanted, where)
     fixed = {**_fixed(engine, place), **given}
@@ -155,7 +158,7 @@ def build(
              "force": force}  # fmt: skip
     record = Record(where / "runs" / f"{run_key(whole)}.jsonl")
     if record.size:
-        say(f"going on with a run that has {record.size} results")
+        say(f"continuing a run that has {record.size} results")
     with contextlib.ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-build-"))) / "stderr.log"
         bench = RealBench(
@@ -178,7 +181,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise TuneError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise TuneError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _defines(pairs: Sequence[str]) -> dict[str, str]:
@@ -186,7 +189,9 @@ def _defines(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
-            raise typer.BadParameter(f"--define {pair!r}: write NAME=VALUE, as GGML_NATIVE=ON")
+            raise typer.BadParameter(
+                f"--define {pair!r} is not of the form NAME=VALUE, such as GGML_NATIVE=ON"
+            )
         found[name] = value
     return found
 
@@ -195,7 +200,8 @@ def _check_distinct(switches: Sequence[Switch], given: Mapping[str, str]) -> Non
     both = [s.name for s in switches if s.name in given]
     if both:
         raise typer.BadParameter(
-            f"{both[0]} is both a --switch and a --define; a define is the same in every build"
+            f"{both[0]} is given by both --switch and --define; a define is the same in all builds, so it "
+            "cannot be tried as a switch"
         )
 
 
@@ -241,7 +247,7 @@ def _own_source() -> Path:
     for place in (root, Path.cwd()):
         if (place / "CMakeLists.txt").is_file() and _is_own(place):
             return place
-    raise TuneError("this dyno has no source tree beside it; give --source DIR, a checkout of dyno")
+    raise TuneError("the source tree of this dyno was not found; give a checkout of dyno with --source DIR")
 
 
 def _is_own(tree: Path) -> bool:

@@ -146,11 +146,11 @@ def _refuse_flags_of_run(args: list[str]) -> None:
     """
     for word in args:
         if word in ("-c", "--ctx-size"):
-            raise typer.BadParameter("the option of a tune is --ctx N", param_hint=word)
+            raise typer.BadParameter("write --ctx N for a tune", param_hint=word)
         if (name := _SETTING_OF.get(word)) is not None:
             raise typer.BadParameter(
-                f"a tune searches settings by itself; --set {name}=VALUE holds this one. "
-                "Flags of llama.cpp or ik_llama.cpp stand after -- (with --engine)",
+                f"a tune searches this setting itself; to fix it, give --set {name}=VALUE. "
+                "Flags of llama.cpp or ik_llama.cpp belong after -- (with --engine)",
                 param_hint=word,
             )
 
@@ -166,7 +166,7 @@ app = typer.Typer(
     "  tune verify profile.yaml --model model.gguf",
 )
 _state = {"verbose": False, "measuring": False}
-_LATER = "tune: interrupted; the same command with --resume continues after the last measurement"
+_LATER = "tune: interrupted; run the same command with --resume to continue after the last measurement"
 
 
 app.command(name="ab", cls=help.Command)(ab)
@@ -227,15 +227,15 @@ def tune(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Tune a model: measure, prove, write a profile that the runtime finds by itself."""
+    """Tune a model: search settings, prove their gains, and write a profile that dyno finds automatically."""
     _state["verbose"] = verbose
     if context.invoked_subcommand is not None:
         _nothing_before(context)
         return
     if model is None and "command_line" in context.meta:
         raise typer.BadParameter(
-            "a command line needs --engine llama.cpp|ik_llama.cpp, --bin and --model; "
-            "`tune doctor -- …` explains a command line"
+            "a command line after -- needs --engine llama.cpp|ik_llama.cpp, --bin and --model. To explain a "
+            "command line, run `tune doctor -- …`"
         )
     if model is None:
         print(context.get_help())
@@ -247,13 +247,13 @@ def tune(
     check_choice("sampler", sampler, SAMPLERS)
     check_choice("objective", objective, OBJECTIVES)
     if study is not None and storage is None:
-        raise typer.BadParameter("--study names a study in --storage; give both")
+        raise typer.BadParameter("--study names a study in --storage; give --storage, too")
     if workers is not None and ray is None:
-        raise typer.BadParameter("--workers needs --ray; for GPUs of this machine give --gpu 0,1")
+        raise typer.BadParameter("--workers needs --ray; for several GPUs of this machine, give --gpu 0,1")
     target = declaration_of(engine)
     if ray is not None and (target.foreign or gpu is not None or device.startswith("cuda:")):
         raise typer.BadParameter(
-            "--ray places workers of dyno and chooses their GPUs: leave out --engine, --gpu and cuda:N"
+            "--ray works only with dyno and chooses the GPUs itself; omit --engine, --gpu and cuda:N"
         )
     workload, text = text_of_load(workload, text, foreign=target.foreign)
     of_engine = engine_options(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
@@ -263,19 +263,23 @@ def tune(
     )  # fmt: skip
     for option, wanted in plan_only:
         if wanted and not target.memory_plan:
-            raise typer.BadParameter(f"{option} goes by dyno's memory plan; --engine {engine} has none")
+            raise typer.BadParameter(
+                f"{option} needs the memory plan of dyno, which --engine {engine} does not have"
+            )
     if objective == ENERGY and target.foreign:
         raise typer.BadParameter(
-            f"--objective energy counts the joules of dyno's own runs; --engine {engine} starts processes, "
-            "whose loading would count too"
+            f"--objective energy works only with dyno; --engine {engine} starts processes, and the energy of "
+            "loading them would count, too"
         )
     if objective != SPEED and (workload or "").startswith("serve"):
-        raise typer.BadParameter(f"--objective {objective} is for prompts and generation, not for serve:…")
+        raise typer.BadParameter(
+            f"--objective {objective} does not support --workload serve:…; give prompts and generation"
+        )
     watts = parse_limits(power_limits) if power_limits is not None else []
     others = (target.foreign, ray is not None, resume, layers is not None, "," in (gpu or ""))
     if watts and (any(others) or objective == MEMORY):
         raise typer.BadParameter(
-            "--power-limits tunes dyno several times on one GPU; it does not go with --engine, --ray, "
+            "--power-limits tunes dyno several times on one GPU; it cannot be combined with --engine, --ray, "
             "--resume, --layers, several GPUs or --objective memory"
         )
     apart = {
@@ -285,7 +289,7 @@ def tune(
     }  # fmt: skip
     if layers is not None and (named := [option for option, given in apart.items() if given]):
         raise typer.BadParameter(
-            f"--layers tunes dyno twice on one device; it does not go with {' and '.join(named)}"
+            f"--layers tunes dyno twice on one device; it cannot be combined with {' and '.join(named)}"
         )
     pareto = pareto or objective == MEMORY
     # All that is written is read before anything starts: a cluster takes half a minute.
@@ -351,10 +355,10 @@ def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
 
     objective, workload = request.options.objective, request.options.workload
     if not request.device.startswith("cuda:"):
-        raise typer.BadParameter(f"--power-limits is for a GPU, and the device is {request.device}")
+        raise typer.BadParameter(f"--power-limits needs a GPU, but the device is {request.device}")
     if objective == ENERGY and any(workload.part(m).depth for m in workload.metrics):
         raise typer.BadParameter(
-            "--power-limits with --objective energy counts no joules behind a context; give a "
+            "--power-limits with --objective energy cannot measure a workload with depth; give a "
             "--workload without depth"
         )
     number = int(request.device.removeprefix("cuda:"))
@@ -377,7 +381,7 @@ def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
             )
             return lambda workload: watched(f"{at:g} W", one, workload, careful)
 
-        say(f"the power limit of {request.device} is {limit.before:g} W and will be set back to that")
+        say(f"the power limit of {request.device} is {limit.before:g} W and will be restored at the end")
         found = tune_at_limits(request, watts, limit, run, side, say)
     if as_json:
         told = {
@@ -395,8 +399,8 @@ def _nothing_before(context: typer.Context) -> None:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name != "verbose" and source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(
-                f"{parameter.opts[0]} does not go with `tune {context.invoked_subcommand}`; put options "
-                "of the subcommand after its name"
+                f"{parameter.opts[0]} is an option of `tune` and has no effect on "
+                f"`tune {context.invoked_subcommand}`; put the options of a subcommand after its name"
             )
 
 
@@ -452,39 +456,47 @@ def _print_result(result: Result, request: Request, as_json: bool) -> None:
 @app.command(cls=help.Command)
 def replay(
     data: Annotated[
-        Path, typer.Argument(help="Recorded sweep: llama-bench's jsonl, json or csv; also as .gz, .xz, .bz2.")
+        Path,
+        typer.Argument(
+            help="Recorded sweep of llama-bench as jsonl, json or csv; can be compressed (.gz, .xz, .bz2)."
+        ),
     ],
-    sampler: Annotated[str, typer.Option(help=f"Sampler of the search: {', '.join(SAMPLERS)}.")] = "guided",
+    sampler: Annotated[str, typer.Option(help=f"Search algorithm: {', '.join(SAMPLERS)}.")] = "guided",
     seeds: Annotated[
-        int, typer.Option(help="Number of searches, with seeds from 0.", min=1, max=100_000)
+        int, typer.Option(help="Number of searches; their seeds count from 0.", min=1, max=100_000)
     ] = 100,
     metric: Annotated[
         str | None,
-        typer.Option(help="Metric: pp or tg, with tokens and depth if there are several, as in tg128@d4096."),
+        typer.Option(
+            help="Metric: pp or tg, with length and depth if there are several, such as tg128@d4096."
+        ),
     ] = None,
     evaluations: Annotated[
-        int, typer.Option(help="Largest number of distinct configurations that a search measures.", min=2)
+        int, typer.Option(help="Maximum number of distinct configurations per search.", min=2)
     ] = 12,
     experts: Annotated[
         int | None,
         typer.Option(
-            help="Number of experts of the model. Default: the file's, or an estimate from its rates."
+            help="Number of experts of the model. Default: the number in the file, or an estimate from its "
+            "rates."
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Model to replay, by its name or the beginning of it, if the file has several."),
+        typer.Option(help="Model to replay if the file has several: its name or the beginning of its name."),
     ] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Repeat a search on recorded measurements, seed after seed, without hardware."""
+    """Repeat the search on recorded measurements with many seeds, without hardware."""
     from ..run.replay import replay_many
     from ..targets.replay.target import load_sweep
 
     check_choice("sampler", sampler, SAMPLERS)
     wanted = re.fullmatch(r"(pp|tg)([0-9]*)(?:@d([0-9]+))?", metric) if metric is not None else None
     if metric is not None and wanted is None:
-        raise typer.BadParameter(f"--metric {metric!r}: give pp, tg, pp4096, tg128, …")
+        raise typer.BadParameter(
+            f"--metric {metric!r} is not a metric; give pp, tg, or one such as pp4096 or tg128@d4096"
+        )
     result = replay_many(
         load_sweep(data, experts, model),
         metric=wanted[1] if wanted else None,
@@ -497,26 +509,29 @@ def replay(
     if as_json:
         print(json.dumps(result))
         return
-    print(f"{result['workload']}: {result['points']} recorded points, {result['distinct']} of distinct code")
+    print(
+        f"{result['workload']}: {result['points']} recorded points, {result['distinct']} of them run "
+        "different code"
+    )
     print(f"default  {result['default']['rate']:>10,.1f} t/s  {settings_text(result['default']['settings'])}")
     print(f"best     {result['best']['rate']:>10,.1f} t/s  {settings_text(result['best']['settings'])}")
     for choice in result["choices"]:
         named = settings_text(choice["settings"])
         print(f"chosen   {choice['rate']:>10,.1f} t/s  {named}  in {choice['runs']} runs")
     print(
-        f"within 2 % of the best in {100 * result['within_2pct']:.1f} % of {result['runs']} runs, after "
-        f"{result['evaluations_median']:g} configurations (median; a point within 2 % was met after "
+        f"{100 * result['within_2pct']:.1f} % of {result['runs']} runs ended within 2 % of the best, after "
+        f"{result['evaluations_median']:g} configurations (median; the first point within 2 % came after "
         f"{result['evaluations_to_within_2pct_median']:g})"
     )
 
 
 @app.command(cls=help.Command)
 def diff(
-    first: Annotated[Path, typer.Argument(help="Profile.")],
-    second: Annotated[Path, typer.Argument(help="Profile.")],
+    first: Annotated[Path, typer.Argument(help="First profile.")],
+    second: Annotated[Path, typer.Argument(help="Second profile.")],
     as_json: o.Json = False,
 ) -> None:
-    """Compare two profiles entry by entry. Exit code 1 where they disagree."""
+    """Compare two profiles entry by entry. The exit code is 1 if they disagree."""
     from ..output.diff import apart, compare_profiles
 
     rows = compare_profiles(first, second)
@@ -541,13 +556,13 @@ def diff(
 @app.command(cls=help.Command)
 def report(
     journal: Annotated[
-        Path, typer.Argument(help="Journal of a tune: PROFILE.journal.jsonl, or packed: .gz.")
+        Path, typer.Argument(help="Journal of a tune: PROFILE.journal.jsonl, or compressed as .gz.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Page to write. Default: a file beside the journal.")
+        Path | None, typer.Option(help="HTML file to write. Default: a file beside the journal.")
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page about a run, complete or interrupted. Needs gguf-dyno[report]."""
+    """Write a self-contained HTML page about a complete or interrupted run. Needs gguf-dyno[report]."""
     from ..output.html_report import write_report
 
     print(f"report: {write_report(journal, out)}")
@@ -556,11 +571,11 @@ def report(
 @app.command(cls=help.Command)
 def history(
     folder: Annotated[
-        list[Path] | None, typer.Argument(help="Folders with journals. Default: the user's profiles.")
+        list[Path] | None, typer.Argument(help="Folders with journals. Default: your profile folder.")
     ] = None,
     as_json: o.Json = False,
 ) -> None:
-    """List the tunes of this machine, the newest first."""
+    """List the tunes of this machine, newest first."""
     from dyno import profiles
 
     from ..record.history import history as read
@@ -574,7 +589,7 @@ def history(
         print(json.dumps([row.to_dict() for row in rows]))
         return
     if not rows:
-        print(f"no journals in {', '.join(map(str, folders))}")
+        print(f"there are no journals in {', '.join(map(str, folders))}")
     for row in rows:
         gain = " ".join(f"{m} {r:.3f}×" for m, r in row.gain.items()) or "-"
         date = row.date[:16] or "no date"

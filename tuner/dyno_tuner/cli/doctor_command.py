@@ -18,46 +18,51 @@ def doctor(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="-- COMMAND LINE", help="Command line of llama-server, llama-bench, … or of cmake."
+            metavar="-- COMMAND LINE",
+            help="Command line of llama-server, llama-bench, cmake and similar programs.",
         ),
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="Engine: llama.cpp or ik_llama.cpp. Default: the one that the line fits."),
+        typer.Option(help="Engine: llama.cpp or ik_llama.cpp. Default: the one that the command line fits."),
     ] = None,
     version: Annotated[
         str | None,
-        typer.Option(help="Commit or day (YYYY-MM-DD) of the engine. Default: the commit of the tables."),
+        typer.Option(
+            help="Commit or date (YYYY-MM-DD) of the engine. Default: the commit that the tables describe."
+        ),
     ] = None,
     gpu_arch: Annotated[
-        str | None, typer.Option(help="Compute capability of the GPU: 7.5, 8.6, 9.0, …")
+        str | None, typer.Option(help="Compute capability of the GPU, such as 8.6 or 9.0.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", min=0, max=1024)] = None,
     moe: Annotated[
         bool | None, typer.Option("--moe/--dense", help="Whether the model is a mixture of experts.")
     ] = None,
-    experts: Annotated[int | None, typer.Option(help="Experts per layer.", min=1, max=100_000)] = None,
-    experts_used: Annotated[int | None, typer.Option(help="Experts per token.", min=1, max=100_000)] = None,
+    experts: Annotated[
+        int | None, typer.Option(help="Number of experts per layer.", min=1, max=100_000)
+    ] = None,
+    experts_used: Annotated[
+        int | None, typer.Option(help="Number of experts per token.", min=1, max=100_000)
+    ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(
-            help="GGUF file with the facts of the model; -ot, -ncmoe and -ngl are compared with it."
-        ),
+        typer.Option(help="GGUF file of the model; -ot, -ncmoe and -ngl are checked against it."),
     ] = None,
     vram: Annotated[str | None, typer.Option(help="Memory of each GPU, such as 16GiB.")] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Explain every word of a llama.cpp or ik_llama.cpp command line without running it.
+    """Explain each word of a llama.cpp or ik_llama.cpp command line without running it.
 
-    Exit code 1 if something is wrong or a flag is not in the tables, else 0."""
+    The exit code is 1 if something is wrong or a flag is unknown, and otherwise 0."""
     from ..doctor import diagnose
     from ..doctor.facts import gather
     from ..doctor.render import print_line, to_dict
 
     if words and len(words) > 1 and " -" in words[0]:  # else all of the line would be the name of a program
         raise typer.BadParameter(
-            f"{' '.join(words[1:])} follows a whole command line in quotes; put options of doctor "
-            "before the line, and flags of the engine into it",
+            f"{' '.join(words[1:])} follows a command line that is quoted as a whole; put options of `tune "
+            "doctor` before the command line, and flags of the engine inside the quotes",
             param_hint="-- COMMAND LINE",
         )
     try:

@@ -36,7 +36,7 @@ def export(
     tuned = model or tuned
     foreign = declared(profile.match.engine.name).foreign
     if foreign and not tuned:
-        raise ProfileError(f"{file} does not name its model; give --model FILE")
+        raise ProfileError(f"{file} does not name its model; give it with --model FILE")
     try:
         folder = ggml_export.binaries_folder(file, profile, binaries) if foreign else binaries or ""
         return ggml_export.export(

@@ -36,11 +36,13 @@ def parse_limits(text: str) -> list[float]:
         typer.BadParameter: No such list, one limit alone, or more than eight.
     """
     if not re.fullmatch(r"[0-9]{1,5}(,[0-9]{1,5})*", text):
-        raise typer.BadParameter(f"--power-limits {text!r}: give watts, as in --power-limits 400,500,600")
+        raise typer.BadParameter(
+            f"--power-limits {text!r} is not a list of watts; write, for example, --power-limits 400,500,600"
+        )
     found = sorted({float(word) for word in text.split(",")}, reverse=True)
     if len(found) < 2:
         raise typer.BadParameter(
-            f"--power-limits {text}: give at least two limits, which are compared; one alone is set with "
+            f"--power-limits {text} is a single limit; give at least two to compare, or set one limit with "
             "nvidia-smi -pl"
         )
     if len(found) > MOST:
@@ -61,13 +63,14 @@ def check_options(watts: Sequence[float], budget: float, given: Mapping[str, boo
     for option, is_there in given.items():
         if is_there:
             raise typer.BadParameter(
-                f"{option} does not go with --power-limits: the comparison of the limits would run without it"
+                f"{option} cannot be combined with --power-limits: the comparison of the limits would "
+                "ignore it"
             )
     needed = math.ceil(LEAST_SECONDS * len(watts) / (1 - COMPARE_SHARE))
     if budget < needed:
         raise typer.BadParameter(
-            f"--budget is {budget:g} s; tunes at {len(watts)} power limits and their comparison need "
-            f"{needed} s; give that or more, or fewer limits"
+            f"--budget is {budget:g} s, but tunes at {len(watts)} power limits and their comparison need "
+            f"{needed} s; give a longer budget or fewer limits"
         )
 
 
@@ -148,7 +151,7 @@ def tune_at_limits(
             try:
                 done: Run = run(request.options.workload)
             except DisturbedError as error:
-                raise DisturbedError(f"{error}; end these programs, or give --force") from error
+                raise DisturbedError(f"{error}; stop these programs, or give --force") from error
             return _by_energy(done) if energy else done
 
         with _ends_all(f"interrupted in the comparison of {one:g} W with {watts[0]:g} W", results):
@@ -171,7 +174,9 @@ def _ends_all(message: str, results: Sequence[tuple[float, Result]]) -> Iterator
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as error:
-        raise Interrupted(f"{message}; {_written(results)}. The same command begins anew") from error
+        raise Interrupted(
+            f"{message}; {_written(results)}. The same command starts from the beginning"
+        ) from error
     except DisturbedError as error:
         raise DisturbedError(f"{error}; {_written(results)}") from error
     except TuneError as error:
@@ -180,7 +185,7 @@ def _ends_all(message: str, results: Sequence[tuple[float, Result]]) -> Iterator
 
 def _written(results: Sequence[tuple[float, Result]]) -> str:
     paths = ", ".join(str(result.path) for _, result in results if result.path is not None)
-    return f"written: {paths}" if paths else "no profile was written"
+    return f"profiles written: {paths}" if paths else "no profile was written"
 
 
 def _out(out: Path | None, watts: float) -> Path | None:
@@ -197,10 +202,10 @@ def _by_energy(run: Run) -> Run:
     for metric in run.rates:
         by = run.energy.get(metric, {})
         if not by:
-            raise TuneError(f"--objective energy: no counter of energy could be read for {metric}")
+            raise TuneError(f"--objective energy: no energy counter could be read for {metric}")
         joules = sum(e.joules_per_token for e in by.values())
         if joules <= 0:
-            raise TuneError(f"--objective energy: the counter of energy did not move for {metric}")
+            raise TuneError(f"--objective energy: the energy counter did not change during {metric}")
         rates[metric] = (1 / joules,)
     return dataclasses.replace(run, rates=rates)
 
@@ -233,15 +238,15 @@ def lines(found: Sequence[AtLimit], objective: str, bus: str) -> list[str]:
         bus: PCI bus id of the GPU, without which `nvidia-smi` would change all of them.
     """
     unit = "tokens per joule" if objective == ENERGY else "tokens per second"
-    told = [f"{found[0].watts:g} W: the highest limit, which the others are compared with"]
+    told = [f"{found[0].watts:g} W: the highest limit; the other limits are compared with it"]
     for one in found[1:]:
         assert one.compared is not None
         ratios = ", ".join(f"{name} {_words(m)}" for name, m in one.compared.metrics.items())
         told.append(f"{one.watts:g} W: {unit}: {ratios}")
     chosen = best(found)
-    profile = chosen.result.path or "none, because nothing was judged there"
+    profile = chosen.result.path or "none, because no setting was judged at this limit"
     told.append(
-        f"best by {objective}: {chosen.watts:g} W, profile {profile}; set that limit with "
+        f"best limit by {objective}: {chosen.watts:g} W, profile {profile}; to set this limit, run "
         f"nvidia-smi -i {bus} -pl {chosen.watts:g}"
     )
     return told

@@ -40,12 +40,12 @@ def lost_flags(words: Sequence[str], help_: Help, engine: str, tool: str) -> dic
         flag = help_.get(name)
         if flag is not None:
             if flag.removed:
-                found[name] = f"this binary's --help says that it was removed: {flag.removed}"
+                found[name] = f"the --help of this binary says that the flag was removed: {flag.removed}"
             continue
         row = find_gone(name, engine, tool)
         near = nearest(name, help_.flags, 0.7)
-        hint = f": {row.text}" if row is not None else f"; the nearest that it has is {near}" if near else ""
-        found[name] = f"this binary's --help does not list it{hint}"
+        hint = f": {row.text}" if row is not None else f"; the most similar flag is {near}" if near else ""
+        found[name] = f"the --help of this binary does not list the flag{hint}"
     return found
 
 

@@ -18,15 +18,16 @@ def probe(
     device: o.Device = "auto",
     gpu: o.OneGpu = None,
     keep: Annotated[
-        bool, typer.Option("--keep/--no-keep", help="Keep the rates for placements and expected times.")
+        bool, typer.Option("--keep/--no-keep", help="Store the rates for placements and expected times.")
     ] = True,
     threads: Annotated[
-        int, typer.Option("--threads", "-t", min=0, help="Threads of the CPU. 0: all cores.")
+        int, typer.Option("--threads", "-t", min=0, help="Number of CPU threads. 0: one per core.")
     ] = 0,
     as_json: o.Json = False,
 ) -> None:
-    """Measure how fast the CPU's memory and products are, and a GPU's memory, products and link. Takes a few
-    seconds."""
+    """Measure memory bandwidth and compute speed of the CPU, and those and the link of a GPU.
+
+    This takes a few seconds. dyno uses the rates to place models and to compute expected times."""
     found = resolve_device(device if gpu is None else f"cuda:{gpu}")
     devices: dict[str, dict[str, Any]] = {"cpu": dict(_core.cpu_info())}
     if found.kind != "cpu":
@@ -44,4 +45,4 @@ def probe(
             for rate, value in own.items():
                 print(f"  {rate:<12} {value:>12,.2f}  {_rates.RATES[rate]}")
     if where is not None:
-        print(f"kept in {escaped(str(where))}", file=sys.stderr)
+        print(f"rates stored in {escaped(str(where))}", file=sys.stderr)

@@ -27,13 +27,15 @@ PASSES = 2  # that the default time limit has room for
 
 
 def share(
-    profile: Annotated[Path, typer.Argument(help="Profile that `tune` has written.")],
-    out: Annotated[Path | None, typer.Option(help="File for the row. Default: standard output.")] = None,
+    profile: Annotated[Path, typer.Argument(help="Profile that `tune` wrote.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write the row to. Default: standard output.")
+    ] = None,
 ) -> None:
-    """Print a profile as one row to give away: properties, shapes, gains with intervals, versions.
+    """Print a profile as one anonymous row of JSON that you can share.
 
-    The row holds no path, no name of a file, a machine or a person, and no free text. Its SHA-256 shows
-    whether the row was changed on the way. The command sends nothing anywhere."""
+    The row has properties, shapes, gains with intervals, and versions. It has no paths, no names of files,
+    machines or persons, and no free text. A SHA-256 detects changes. The command sends nothing anywhere."""
     row = json.dumps(row_of(profiles.load_profile(profile)), sort_keys=True)
     if out is None:
         print(row)
@@ -42,13 +44,13 @@ def share(
 
 
 def import_(
-    row: Annotated[Path, typer.Argument(help="File with a row of `tune share`; - reads standard input.")],
+    row: Annotated[Path, typer.Argument(help="File with a row of `tune share`. -: standard input.")],
     model: Annotated[str, typer.Option("--model", "-m", help="GGUF file to measure with.")],
     out: Annotated[
-        Path | None, typer.Option(help="Profile to write. Default: a new file in the user's profile folder.")
+        Path | None, typer.Option(help="Profile file to write. Default: a new file in your profile folder.")
     ] = None,
     gpu: Annotated[
-        int | None, typer.Option(help="Number of the GPU, for a row of a GPU.", min=0, max=999)
+        int | None, typer.Option(help="Number of the GPU, if the row is for a GPU.", min=0, max=999)
     ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Time limit of the whole import, such as 90s or 5m. Default: 4m.")
@@ -57,16 +59,16 @@ def import_(
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Measure a stranger's row on this machine, and write a profile of the entries that gain here.
+    """Measure a row of `tune share` on this machine, and write a profile of the entries that gain here.
 
-    The gains in the row do not count. Exit code 0 if an entry gains here, 1 if none does or on an error."""
+    The gains in the row are not trusted. The exit code is 0 if an entry gains here, and otherwise 1."""
     seconds = parse_duration(budget) if budget is not None else None
     check_model(model)
     claimed = profile_of(read_row(_text_of(row)))
     engine = declaration_of(claimed.match.engine.name)
     if engine.foreign:
         raise TuneError(
-            f"this row is for {claimed.match.engine.name}; so far `tune import` measures rows of dyno alone"
+            f"this row is for {claimed.match.engine.name}; `tune import` supports only rows of dyno"
         )
     name = devices_of("auto", str(gpu))[0] if gpu is not None else claimed.match.device.kind
     info = resolve_device(name).info
@@ -79,7 +81,7 @@ def import_(
     place = out if out is not None else profiles.default_path(here.device, here.model, here.engine)
     if place.exists():
         raise TuneError(
-            f"{place} exists already; give another file with --out, and compare both with `tune diff`"
+            f"{place} already exists; give another file with --out, and compare both with `tune diff`"
         )
     check_place(place)
     with tempfile.TemporaryDirectory(prefix="dyno-import-") as folder:
@@ -103,7 +105,7 @@ def import_(
         print(json.dumps(told))
     else:
         for v in result.verdicts:
-            now = f" {v.measured.ratio:.3f} × here" if v.measured else ""
+            now = f" {v.measured.ratio:.3f} × on this machine" if v.measured else ""
             then = f", {v.recorded:.3f} × in the row" if v.recorded is not None else ""
             print(f"{v.verdict:<11} {v.entry}:{now}{then} {v.reason}")
         print(_told(result, place))
@@ -138,7 +140,7 @@ def _told(result: Adopted, place: Path) -> str:
     if result.unmeasured:
         why = f"the import could not measure the remaining entries together ({result.unmeasured})"
         remedy = "give a longer --budget" if result.short else "import again"
-        return f"no profile is written: {why}; {remedy}"
+        return f"no profile was written: {why}; {remedy}"
     if any(v.verdict == KEEP for v in result.verdicts):
-        return "no profile is written: the rounds prove no entry here; give a longer --budget"
-    return "no profile is written: no entry gains here"
+        return "no profile was written: the rounds proved no entry on this machine; give a longer --budget"
+    return "no profile was written: no entry gains on this machine"

@@ -25,47 +25,49 @@ if TYPE_CHECKING:
 
 
 def verify(
-    profile: Annotated[Path, typer.Argument(help="Profile.")],
+    profile: Annotated[Path, typer.Argument(help="Profile to verify.")],
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="GGUF file. Default: the one that the profile names.")
+        str | None, typer.Option("--model", "-m", help="GGUF file. Default: the file that the profile names.")
     ] = None,
     gpu: Annotated[
-        int | None, typer.Option(help="Number of the GPU, for a profile of a GPU.", min=0, max=999)
+        int | None, typer.Option(help="Number of the GPU, if the profile is for a GPU.", min=0, max=999)
     ] = None,
     binaries: Annotated[
         Path | None,
-        typer.Option("--bin", help="Folder with the engine's binaries, for a profile of another engine."),
+        typer.Option(
+            "--bin", help="Folder with the binaries, if the profile is for llama.cpp or ik_llama.cpp."
+        ),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Time limit, such as 90s, 3m or 1h. Default: 2m, or 10m for another engine's profile."
+            help="Time limit, such as 90s, 3m or 1h. Default: 2m, or 10m for llama.cpp and ik_llama.cpp."
         ),
     ] = None,
     since: Annotated[
         str | None,
         typer.Option(
             metavar="DAY",
-            help="Day of the last change (YYYY-MM-DD): a profile measured on that day or later is skipped.",
+            help="Skip the profile if it was measured on or after this date (YYYY-MM-DD).",
         ),
     ] = None,
     junit: Annotated[
-        Path | None, typer.Option(help="Write the verdicts to this file too, as JUnit XML.")
+        Path | None, typer.Option(help="Also write the verdicts to this file as JUnit XML.")
     ] = None,
     seed: o.Seed = 0,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Measure whether a profile still holds, entry by entry.
+    """Measure whether each entry of a profile still gains.
 
-    Exit code 0 if every entry is kept, otherwise 1: also if the noise of this machine leaves one unclear, or
-    nothing could be measured."""
+    The exit code is 0 if all entries still hold. It is 1 otherwise, also if an entry is unclear because of
+    noise, or if nothing could be measured."""
     from ..run.verify import KEEP, USUAL
 
     seconds = parse_duration(budget) if budget is not None else USUAL
     day = _day(since) if since is not None else None
     if junit is not None and not junit.parent.is_dir():
-        raise typer.BadParameter(f"--junit {junit}: there is no folder {junit.parent}")
+        raise typer.BadParameter(f"--junit {junit}: the folder {junit.parent} does not exist")
     if junit is not None:
         check_writable("--junit", junit)
     begun = time.monotonic()
@@ -115,7 +117,7 @@ def _day(text: str) -> datetime.date:
     try:
         return datetime.date.fromisoformat(text)
     except ValueError as error:
-        raise typer.BadParameter(f"--since {text!r}: give a day as 2026-11-24") from error
+        raise typer.BadParameter(f"--since {text!r} is not a date; write, for example, 2026-11-24") from error
 
 
 def _newer(path: Path, day: datetime.date) -> str:
@@ -126,7 +128,7 @@ def _newer(path: Path, day: datetime.date) -> str:
         measured = datetime.date.fromisoformat((date or "")[:10])
     except ValueError:
         return ""
-    return f"measured on {measured}, which is not before {day}" if measured >= day else ""
+    return f"the profile was measured on {measured}, which is not before {day}" if measured >= day else ""
 
 
 def _print(verdicts: list[Verdict], gain: dict[str, Estimate]) -> None:
@@ -137,4 +139,4 @@ def _print(verdicts: list[Verdict], gain: dict[str, Estimate]) -> None:
     for metric, g in gain.items():
         print(f"whole profile, {metric}: {g.ratio:.3f} × the default [{g.low:.3f}, {g.high:.3f}]")
     if not verdicts:
-        print("every entry is default, so there is nothing to verify")
+        print("all entries of the profile are defaults, so there is nothing to verify")

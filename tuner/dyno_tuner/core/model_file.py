@@ -14,9 +14,9 @@ def check_model(model: str) -> None:
             inside = sorted(n for n in os.listdir(model) if n.endswith(".gguf"))
         except OSError as error:
             raise TuneError(f"model {model}: a folder that cannot be read: {error.strerror}") from error
-        named = f"; name a file in it: {', '.join(inside[:3])}" if inside else " without a GGUF file"
+        named = f"; give a file in it: {', '.join(inside[:3])}" if inside else " without a GGUF file"
         raise TuneError(f"model {model}: a folder{named}{', …' if len(inside) > 3 else ''}")
     if not os.path.isfile(model):
-        raise TuneError(f"model {model}: no such file")
+        raise TuneError(f"model {model}: the file does not exist")
     if not os.access(model, os.R_OK):
-        raise TuneError(f"model {model}: permission to read it is missing")
+        raise TuneError(f"model {model}: you have no permission to read it")

@@ -48,7 +48,7 @@ class Screened:
             others = f", {self.together} kernels as one" if self.together > 1 else ""
             said.append(f"screened in situ{others}: {self.in_situ}")
         if self.alone is not None:
-            said.append(f"its launch alone: {self.alone}")
+            said.append(f"measured alone: {self.alone}")
         return "; ".join(said)
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Outcome:
                 self.unanswered
                 or self.unanswered_kernels
                 or (
-                    "no time was left to prove settings that looked faster"
+                    "the time ran out before settings that looked faster could be proven"
                     if self.unproven
                     else "nothing beat it"
                 )

@@ -79,7 +79,7 @@ class ServedLoad:
             if name not in known:
                 raise TuneError(f"workload: serve has no {name!r}; there are {', '.join(known)}")
             if name in values:
-                raise TuneError(f"workload: {name} is given twice in {text.strip()!r}")
+                raise TuneError(f"workload: {name} is given more than once in {text.strip()!r}")
             try:
                 values[name] = known[name](given)
             except ValueError:

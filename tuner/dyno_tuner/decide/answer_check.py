@@ -55,7 +55,8 @@ def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit
         return Verdict(True)
     if fidelity is Fidelity.EXACT:
         return Verdict(
-            False, "answers differ from the default's, though only settings that change no bit differ"
+            False,
+            "the answers differ from the default, although the changed settings must not change any bit",
         )
     limit = rounding_limit(default.mean_kld)
     if fidelity is Fidelity.APPROX:

@@ -265,7 +265,7 @@ class Elimination:
             return False
         # A rest that did not run without one of them may run without it now.
         left = [replace(p, needed=False) for p in parts if p.part.label in kept]
-        note = f"the ratio was measured beside {gone[0]}, which is at its default now"
+        note = f"the ratio was measured together with {gone[0]}, which is now at its default"
         if len(numbers) == 1:
             note = ""
             bar = judge.bar(result.rounds)

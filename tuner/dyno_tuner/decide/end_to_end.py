@@ -67,7 +67,7 @@ class EndToEnd:
             parts = self._parts(whole, choice.entries)
             result = self._compare(f"whole/{attempt}", whole, parts, choice)
             ended = result.failed.get(FULL) or next(iter(result.halted.values()), None)
-            why = f"rounds with them failed twice: {ended.message or ended.status}" if ended else ""
+            why = f"the rounds with them failed twice: {ended.message or ended.status}" if ended else ""
             if result.rounds < LEAST_ROUNDS or FULL not in result.logs:
                 self.unmeasured, self.unanswered = True, why
                 self.note("whole", rounds=result.rounds, taken=False, reason="not measured")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..space.search_space import Point, Space
 
 MOST = 3  # profiles beside the fastest and the default
-TOO_SHORT = "no time was left to confirm anything; give a longer --budget"
+TOO_SHORT = "the time ran out before anything could be confirmed; give a longer --budget"
 
 LEAST_SAVING = 0.001  # of the default's memory; less is how a plan rounds
 ATTEMPTS = 3
@@ -144,7 +144,7 @@ def plot(variants: Sequence[Variant], title: str) -> str:
         f'<text x="20" y="24" font-weight="600">{escape(title)}</text>',
         f'<line class="a" x1="{left}" y1="{top + high}" x2="{left + wide}" y2="{top + high}"/>',
         f'<line class="a" x1="{left}" y1="{top}" x2="{left}" y2="{top + high}"/>',
-        f'<text x="{left + wide / 2:.0f}" y="{height - 12}" text-anchor="middle">memory by the plan</text>',
+        f'<text x="{left + wide / 2:.0f}" y="{height - 12}" text-anchor="middle">planned memory</text>',
         f'<text x="14" y="{top - 10}">speed / default</text>',
     ]
     for v in variants:

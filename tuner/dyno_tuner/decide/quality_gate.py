@@ -88,10 +88,10 @@ class QualityGate:
             return
         self._default = self._ask(self._space.default)
         if self._default.status is not TrialStatus.OK:
-            raise TuneError(f"the default's answers cannot be checked: {self._default.message}")
+            raise TuneError(f"the answers of the default cannot be checked: {self._default.message}")
         if not math.isfinite(self._default.mean_kld):
             raise TuneError(
-                f"the default's answers are not finite (mean KLD {self._default.mean_kld}): the model's "
+                f"the answers of the default are not finite (mean KLD {self._default.mean_kld}): the model's "
                 "weights are damaged, or its activations overflow"
             )
 

@@ -154,7 +154,7 @@ class RayExecutor:
             late = isinstance(error, ray.exceptions.GetTimeoutError)
             why = " ".join(str(error).split())[:300]  # a node without dyno, say, is told here alone
             raise _Gone(
-                f"no answer from its node within {seconds:.0f} s"
+                f"its node did not answer within {seconds:.0f} s"
                 if late
                 else f"its node or process was lost: {why}"
             ) from error
@@ -307,7 +307,7 @@ def _check_reachable(address: str) -> None:
         try:
             socket.create_connection((found[1], int(found[2])), timeout=_REACH_SECONDS).close()
         except (OSError, OverflowError) as error:
-            raise TuneError(f"--ray {address}: no cluster answers there: {error}") from error
+            raise TuneError(f"--ray {address}: no Ray cluster answers at this address: {error}") from error
 
 
 @contextlib.contextmanager

@@ -237,7 +237,7 @@ class Worker:
             return WorkerDied(TrialStatus.CRASH, "the worker closed its pipe but did not end")
         self.kill()
         self._reader.join(1)
-        last = f"; it said: {self._lines[-1]}" if self._lines else ""
+        last = f"; its last line: {self._lines[-1]}" if self._lines else ""
         if code == -signal.SIGKILL:
             # Nobody here sent it. On Linux that is what the kernel does when memory has run out.
             message = f"the worker was killed from outside (SIGKILL: out of memory?){last}"
@@ -311,7 +311,7 @@ class WorkerExecutor:
             except _StartFailed as error:
                 if not (error.killed and left):
                     raise
-                _log.warning("%s; it is started again", error)
+                _log.warning("%s; restarting the worker", error)
         raise AssertionError("unreachable: the last start returns or raises")
 
     def describe(self) -> Description:
@@ -323,7 +323,7 @@ class WorkerExecutor:
             except WorkerDied as died:
                 if not (died.killed and left):
                     raise _StartFailed(died) from died
-                _log.warning("%s; it is started again", died)
+                _log.warning("%s; restarting the worker", died)
         if reply.error:
             raise TargetUnusable(reply.message)
         return Description.from_dict(reply.value)

@@ -92,7 +92,7 @@ def _with_place(error: OSError) -> str:
     """Where it went wrong: the file, or, of a write that does not say, the folder of temporary files."""
     said = error.strerror or str(error)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    advice = "; make room there or set TMPDIR" if full else ""
+    advice = "; free space there or set TMPDIR" if full else ""
     if error.filename is not None:
         return f"{error.filename}: {said}{advice}"
     return f"{said} (temporary files go to {tempfile.gettempdir()}){advice}"

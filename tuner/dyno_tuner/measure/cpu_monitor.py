@@ -89,7 +89,7 @@ class Load:
             return self.changed
         if self.throttled > LIMIT:
             return (
-                f"other programs of the control group used up the CPU quota for "
+                f"other programs in the control group used up the CPU quota for "
                 f"{self.throttled:.0%} of the time"
             )
         if self.share <= LIMIT or (self.others + self.steal) * self.seconds <= LEAST:
@@ -97,7 +97,9 @@ class Load:
         cores = f"of {self.needed + self.spare:g} cores"
         if self.steal > self.others:
             return f"the hypervisor takes {self.steal:.2g} {cores} (steal time)"
-        named = f" ({', '.join(self.busiest)})" if self.busiest else " (not visible from here)"
+        named = (
+            f" ({', '.join(self.busiest)})" if self.busiest else " (their names are not visible from here)"
+        )
         return f"other programs use {self.others:.2g} {cores}{named}"
 
     def to_dict(self) -> dict[str, Any]:

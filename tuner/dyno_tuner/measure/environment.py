@@ -85,7 +85,7 @@ def company(others: Collection[int]) -> str:
     named = ", ".join(f"{pid} {_read(f'/proc/{pid}/comm') or ''}".strip() for pid in sorted(others)[:5])
     return (
         f"the GPU is also used by {len(others)} other process{'es' if len(others) > 1 else ''} "
-        f"({named}): tune when nothing else runs on it"
+        f"({named}); tune when nothing else runs on it"
     )
 
 
@@ -197,4 +197,4 @@ def busy(seconds: float = 0.4) -> str:
         time.sleep(seconds)
     if not (reason := load.disturbed):
         return ""
-    return f"this machine is busy ({reason}): only large gains can be proven; tune when nothing else runs"
+    return f"this machine is busy ({reason}): only large gains can be proven; tune when no other program runs"

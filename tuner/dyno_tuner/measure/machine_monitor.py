@@ -362,9 +362,9 @@ class Careful:
                 break
             pause = next(pauses, None)
             what = (
-                f"the measurement is repeated in {pause:.0f} s"
+                f"the measurement will be repeated in {pause:.0f} s"
                 if pause is not None
-                else "it stays throttled, and the tune measures it so"
+                else "it stays throttled, and the tune measures it as it is"
             )
             message = f"the GPU is throttled ({window.throttled}): {what}"
             self._note("throttled", key=key, attempt=throttled, message=message)
@@ -379,7 +379,7 @@ class Careful:
             seen["cpu"] = self._of_load(window, good(found), disturbed, lost)
             if disturbed and not window.disturbed:
                 counted = f"{disturbed} measurement{'s' if disturbed > 1 else ''}"
-                self._note("disturbed", message=f"{counted} did not count: {why}. The machine is quiet now.")
+                self._note("disturbed", message=f"{counted} were discarded: {why}. The machine is quiet now.")
         return found, seen
 
     def _look_at_company(self, window: Window) -> None:
@@ -394,7 +394,7 @@ class Careful:
             self._note(
                 "spill", link_mb_s=round(window.link_mb_s),
                 message=f"the GPU's memory is full and {window.link_mb_s / 1000:.1f} GB/s cross its link: "
-                "part of the model or its cache lies in host memory; a smaller context, u-batch or cache "
+                "part of the model or its cache is in host memory; a smaller context, u-batch or cache "
                 "type makes room, and so do experts on the CPU",
             )  # fmt: skip
 
@@ -406,7 +406,7 @@ class Careful:
             self._restless = False
         elif counts:
             seen["disturbed"] = window.disturbed
-            self._say_restless(f"{window.disturbed}: measured all the same")
+            self._say_restless(f"{window.disturbed}: measuring anyway")
         return seen
 
     def _say_restless(self, message: str) -> None:
@@ -429,7 +429,7 @@ class Careful:
         if first and patience - waited >= REST:
             self._note(
                 "waiting",
-                message=f"waiting for a quiet machine, {math.ceil(patience - waited)} s at most",
+                message=f"waiting for the machine to become quiet, at most {math.ceil(patience - waited)} s",
                 why=why,
             )
         while True:

@@ -48,7 +48,7 @@ class PowerLimit:
             self._before = int(pynvml.nvmlDeviceGetPowerManagementLimit(self._handle))
         except pynvml.NVMLError as error:
             raise TuneError(
-                f"--power-limits: NVML does not tell the limits of {pci_bus_id}: {error}"
+                f"--power-limits: NVML does not report the limits of {pci_bus_id}: {error}"
             ) from error
         self.range = (least / 1000, most / 1000)
         """Least and highest limit in watts."""
@@ -66,7 +66,7 @@ class PowerLimit:
         least, most = self.range
         for limit in watts:
             if not least <= limit <= most:
-                raise TuneError(f"--power-limits {limit:g}: this GPU takes {least:g} to {most:g} W")
+                raise TuneError(f"--power-limits {limit:g}: this GPU accepts {least:g} to {most:g} W")
         self._set(self._before)
 
     def __enter__(self) -> Self:
@@ -137,7 +137,7 @@ class PowerLimit:
             enforced = self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1000
         except self._nvml.NVMLError as error:
             raise TuneError(
-                f"--power-limits {watts:g}: NVML does not tell the limit that is enforced: {error}"
+                f"--power-limits {watts:g}: NVML does not report the enforced limit: {error}"
             ) from error
         if abs(enforced - watts) > 1:
             raise TuneError(f"--power-limits {watts:g}: the driver enforces {enforced:g} W")
@@ -147,6 +147,6 @@ class PowerLimit:
             self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, milliwatts)
         except self._nvml.NVMLError as error:
             raise TuneError(
-                f"--power-limits: the limit of {self._bus} cannot be set ({error}); that takes root, "
-                "or a container with the right to it"
+                f"--power-limits: the limit of {self._bus} cannot be set ({error}); this needs root, "
+                "or a container with that privilege"
             ) from error

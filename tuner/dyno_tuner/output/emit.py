@@ -115,7 +115,7 @@ def comments_of(profile: profiles.Profile, verdict: str, *, searched: bool = Tru
         lines.append(f"Made by: {profile.provenance.command}")
     lines.append(f"Verdict: {verdict}")
     if profile.disturbed:
-        lines.append("Other programs used the machine meanwhile (--force): tune again when it is quiet")
+        lines.append("Other programs used the machine during the tune (--force): tune again when it is quiet")
     if use := _use(profile, searched=searched):
         lines.append(use)
     lines.append("Check: tune verify THIS_FILE (measures whether each entry still gains)")

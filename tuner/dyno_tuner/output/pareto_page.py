@@ -41,14 +41,14 @@ def pareto_page(variants: Sequence[Variant], title: str, workload: Workload) -> 
     parts = [
         f"<h1>{escape(title)}</h1>",
         _table([*head, "settings"], rows),
-        "<h2>Ratio to the default, over memory</h2>", plot(variants, title),
+        "<h2>Speed ratio to the default, by memory</h2>", plot(variants, title),
     ]  # fmt: skip
     counted = [v for v in variants if all(m in v.joules for m in metrics)]
     if counted:
-        parts += [f"<h2>Energy of {escape(workload.label(m))} over memory</h2>" + _energy(counted, m)
+        parts += [f"<h2>Energy of {escape(workload.label(m))}by memory</h2>" + _energy(counted, m)
                   for m in metrics]  # fmt: skip
     else:
-        parts.append("<p>No counter of energy could be read, so J/token and W are missing.</p>")
+        parts.append("<p>No energy counter could be read, so J/token and W are missing.</p>")
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Speed, energy and memory</title>'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 STAGES = {
-    "noise": "measuring the noise: the default against itself",
-    "answers": "computing exact answers; every trial is compared with them",
-    "glimpse": "trying kernels of generation, to see how much time they deserve",
-    "thresholds": "thresholds: at which prompt size another kernel is faster",
-    "screen": "searching settings: answers first, then speed against the default",
-    "finalists": "proving the best settings in pairs with the default",
-    "kernels": "kernels: timed alone, tried in situ, proven in pairs with the default",
-    "pareto": "proving settings that need less memory",
+    "noise": "noise: comparing the default with itself",
+    "answers": "answers: computing exact answers, which every trial is compared with",
+    "glimpse": "kernels: a first look at generation, to decide how much time to spend on them",
+    "thresholds": "thresholds: measuring from which prompt size another kernel is faster",
+    "screen": "search: checking the answers of other settings, then comparing their speed with the default",
+    "finalists": "proof: comparing the best settings with the default in paired rounds",
+    "kernels": "kernels: measuring each alone, then inside the engine, then in paired rounds",
+    "pareto": "memory: proving settings that need less memory",
     "done": "done",
     "interrupted": "interrupted",
 }
@@ -62,7 +62,7 @@ class Progress:
         self._trials = 0
         self._failed = 0
         self._voided = 0
-        self._best = (1.0, "the default itself")
+        self._best = (1.0, "the default")
         self._margin: Mapping[str, float] = {}
         self._confirmed: tuple[float, str] | None = None
         self._gpu = ""
@@ -84,7 +84,7 @@ class Progress:
 
     def resumed(self, seconds: float, records: int) -> None:
         self._offset = seconds
-        self.say(f"continuing after {records} recorded operations, {seconds:.0f} s of tuning")
+        self.say(f"continuing a run with {records} recorded operations and {seconds:.0f} s of tuning")
 
     def say(self, line: str) -> None:
         """One line for people, in any mode but quiet."""
@@ -102,7 +102,7 @@ class Progress:
             self._margin = data["margin"]
             margins = ", ".join(f"{m} {100 * x:.1f} %" for m, x in self._margin.items())
             if plain:
-                self.say(f"  a gain has to exceed: {margins} (rounds may narrow this)")
+                self.say(f"  a gain must exceed the margin: {margins} (more rounds can reduce it)")
         elif kind == "trial":
             self._trial(data, plain)
         elif kind == "threshold" and plain:
@@ -112,13 +112,13 @@ class Progress:
             if plain:
                 moved = 100 * data["moved"]
                 self.say(
-                    f"  block {data['block']} is measured again: the default's speed changed by "
-                    f"{moved:.1f} % meanwhile"
+                    f"  repeating block {data['block']}: the speed of the default changed by "
+                    f"{moved:.1f} % during the block"
                 )
         elif kind == "finalist":
             self._finalist(data, plain)
         elif kind == "kernels" and plain:
-            verdict = "taken" if data["beats"] else "no gain in the engine, not taken"
+            verdict = "accepted" if data["beats"] else "no gain inside the engine, not accepted"
             screened = f" (screened {data['screened']})" if "screened" in data else ""
             self.say(
                 f"  {data['choices']} kernel choices for {data['group']}{screened}: "
@@ -126,8 +126,8 @@ class Progress:
             )
         elif kind == "whole" and plain and "gain" in data:
             gains = ", ".join(f"{m} {g['ratio']:.3f} ×" for m, g in data["gain"].items())
-            verdict = "taken" if data["taken"] else "rejected as a whole"
-            self.say(f"  the whole profile over the default: {gains}, {verdict}")
+            verdict = "accepted" if data["taken"] else "rejected as a whole"
+            self.say(f"  the whole profile compared with the default: {gains}, {verdict}")
         elif kind == "pareto" and plain:
             self.say(f"  {data['name']}: {data['ratio']:.3f} × in {gib(data['size'])}")
         elif kind == "gpu":
@@ -135,31 +135,35 @@ class Progress:
         elif kind in _MESSAGES:
             self.say(f"  {data['message']}")
         elif kind == "kernels_cut" and plain:
-            self.say(f"  time for {data['done']} of {data['of']} ops, each alone")
+            self.say(f"  the time was enough to measure {data['done']} of {data['of']} ops alone")
         elif kind == "kernels_alone" and plain:
-            self.say("  no time to try kernels of generation in situ: their times alone decide")
+            self.say("  no time to try generation kernels inside the engine: their times alone decide")
         elif kind == "kernels_small" and plain:
             kernels, promise = counted(data["choices"], "kernel"), f"{data['promise']:.4f} × at most"
             self.say(
-                f"  {kernels} for {data['group']} can gain {promise}, "
-                f"and {data['enough']:.4f} × is worth a confirmation"
+                f"  {kernels} for {data['group']} can gain {promise}; "
+                f"a confirmation needs {data['enough']:.4f} ×"
             )
         elif kind == "kernels_dropped" and plain:
             self.say(f"  no time to confirm the kernels for {data['group']} as well")
         elif kind == "kernels_together" and plain:
-            verdict = f"{data['ratio']:.3f} × in situ" if data["kept"] else "no gain in situ"
-            self.say(f"  {data['choices']} kernels of generation that won alone, tried together: {verdict}")
+            verdict = (
+                f"{data['ratio']:.3f} × inside the engine" if data["kept"] else "no gain inside the engine"
+            )
+            self.say(
+                f"  {data['choices']} generation kernels that were faster alone, tried together: {verdict}"
+            )
         elif kind == "kernel_trial" and plain:
             self._kernel_trial(data)
         elif kind == "kernels_in_place" and plain:
             failed = f", {data['failed']} failed" if data["failed"] else ""
             cut = "" if data["ended"] == "complete" else f" ({data['ended']})"
             self.say(
-                f"  generation in situ: {counted(data['trials'], 'trial')} of {data['ops']} of "
+                f"  generation inside the engine: {counted(data['trials'], 'trial')} for {data['ops']} of "
                 f"{counted(data['of'], 'op')}{failed}, {counted(data['kept'], 'kernel')} kept{cut}"
             )
         elif kind == "incorrect" and plain:
-            self.say(f"  answers refused: {data['reason']}")
+            self.say(f"  answers rejected: {data['reason']}")
 
     def _kernel_trial(self, data: Mapping[str, Any]) -> None:
         """Only what was kept or failed: there are many."""
@@ -167,7 +171,7 @@ class Progress:
         if "status" in data:
             self.say(f"  {data['status']:<11} {what}: {data['message']}")
         elif data.get("kept"):
-            self.say(f"  {data['ratio']:.3f} × in situ: {what}")
+            self.say(f"  {data['ratio']:.3f} × inside the engine: {what}")
 
     def _trial(self, data: Mapping[str, Any], plain: bool) -> None:
         self._trials = max(self._trials, int(data["number"]))
@@ -188,7 +192,7 @@ class Progress:
         if harmed := data.get("harmed"):
             verdict = ", ".join(f"slower at {m}: {ratio:.3f} ×" for m, ratio in harmed.items())
         if data["rounds"] < 2:
-            verdict = "no time left to confirm it"
+            verdict = "no time left for confirmation"
         found = f"{data['ratio']:.3f} × {_interval(data)}"
         named = settings_text(data["settings"])
         if data["beats"] and (self._confirmed is None or data["ratio"] > self._confirmed[0]):
@@ -198,13 +202,13 @@ class Progress:
 
     def _threshold(self, data: Mapping[str, Any]) -> None:
         if data["verdict"] == "budget":
-            self.say(f"  {data['knob']}: no time to solve it; the search takes it")
+            self.say(f"  {data['knob']}: no time to measure it directly; the search tries its values instead")
             return
-        words = {"tie": "both paths are alike", "always": "the first path at every u-batch",
-                 "never": "the second path at every u-batch"}  # fmt: skip
+        words = {"tie": "no difference", "always": "the path below is faster at every u-batch",
+                 "never": "the path above is faster at every u-batch"}  # fmt: skip
         found = words.get(str(data["verdict"]))
         if found is None:
-            found = f"the first path up to {data['tokens'][data['below'] - 1]} tokens"
+            found = f"the path below is faster up to {data['tokens'][data['below'] - 1]} tokens"
         self.say(
             f"  {data['knob']}={data['value']}: {found} ({counted(data['measurements'], 'measurement')})"
         )
@@ -218,15 +222,15 @@ class Progress:
         table.add_row("best so far", Text(f"{self._best[0]:.3f} × default   {self._best[1]}"))
         if self._confirmed is not None:
             table.add_row("confirmed", Text(self._confirmed[1]))
-        table.add_row("trials", f"{self._trials}, {self._failed} failed, {self._voided} blocks repeated")
+        table.add_row("trials", f"{self._trials}, {self._failed} failed; {self._voided} blocks repeated")
         if self._margin:
-            table.add_row("noise", ", ".join(f"{m}: {100 * x:.1f} % by A/A" for m, x in self._margin.items()))
+            table.add_row("margin", ", ".join(f"{m}: {100 * x:.1f} %" for m, x in self._margin.items()))
         if self._gpu:
-            table.add_row("gpu", self._gpu)
+            table.add_row("GPU", self._gpu)
         elapsed = self._elapsed()
         if self._budget:
             left = max(0.0, self._budget - elapsed)
-            table.add_row("time", f"{elapsed:.0f} s, {left:.0f} s left at most")
+            table.add_row("time", f"{elapsed:.0f} s, at most {left:.0f} s left")
             bar = ProgressBar(total=self._budget, completed=min(elapsed, self._budget), width=50)
             return Group(Text(f"tune · {self._label}", style="bold"), table, bar)
         table.add_row("time", f"{elapsed:.0f} s")
@@ -234,7 +238,7 @@ class Progress:
 
 
 def _gpu(data: Mapping[str, Any]) -> str:
-    """The last window: highest temperature, range of clocks, power, company, and how many were dropped."""
+    """The last window: temperature, clocks, power, other processes, and the number of dropped windows."""
     words = []
     if "temperature_c" in data:
         words.append(f"{data['temperature_c'][1]:.0f} °C")
@@ -245,7 +249,7 @@ def _gpu(data: Mapping[str, Any]) -> str:
         limit = f" of {data['power_limit_w']:.0f}" if data["power_limit_w"] else ""
         words.append(f"{data['power_w'][1]:.0f}{limit} W")
     if data["dropped"]:
-        words.append(f"{data['dropped']} throttled windows dropped")
+        words.append(f"{data['dropped']} throttled measurements dropped")
     if data["others"]:
         words.append(f"{len(data['others'])} other processes")
     return ", ".join(words)

@@ -130,7 +130,7 @@ def _beside(new: profiles.Profile, out: Path, comments: Sequence[str], why: str)
     path = out.with_name(out.name + NEW)
     profiles.save_profile(new, path, comments)
     return Written(
-        path, f"{why}; the new result is {path}: give a longer --budget, or move it to {out} by hand"
+        path, f"{why}; the new result is in {path}: give a longer --budget, or move it to {out} yourself"
     )
 
 

@@ -1,4 +1,4 @@
-"""The closing table: what was found, in numbers that stand in the profile."""
+"""The closing tables of a tune, with the same numbers as in the profile."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
     _print_crossings(outcome, console)
     speed = Table(title="Speed", title_justify="left")
     ratio = "ratio of tokens/J" if outcome.objective == ENERGY else "ratio"
-    for column in ("measure", "default t/s", "tuned t/s", ratio, "95 % interval", "margin"):
-        speed.add_column(column, justify="left" if column == "measure" else "right")
+    for column in ("metric", "default t/s", "tuned t/s", ratio, "95 % interval", "margin"):
+        speed.add_column(column, justify="left" if column == "metric" else "right")
     for metric, rate in outcome.baseline.items():
         gain = outcome.gain.get(metric)
         speed.add_row(
@@ -77,29 +77,29 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
     _print_energy(outcome, workload, console)
     if outcome.memory:
         default, tuned = outcome.memory
-        console.print(f"Memory by the plan: {gib(tuned)} instead of {gib(default)}.")
+        console.print(f"Planned memory: {gib(tuned)} instead of {gib(default)}.")
     if outcome.untouched:
         console.print(
-            "(no entry): nothing in the profile changes it; its ratio is the error of the comparison."
+            "(no entry): no entry of the profile affects this metric; its ratio shows the measurement error."
         )
     _print_unproven(outcome, console)
     if outcome.quality is not None and outcome.default_quality is not None and outcome.entries:
         console.print(
-            f"Answers: mean KLD {outcome.quality.mean_kld:.2g} against the exact path "
+            f"Answers: mean KLD {outcome.quality.mean_kld:.2g} from the exact path "
             f"(default {outcome.default_quality.mean_kld:.2g}) over {outcome.quality.tokens} tokens."
         )
     kinds: dict[str, int] = {}
     for failure in outcome.failures:
         kinds[str(failure.status)] = kinds.get(str(failure.status), 0) + 1
     failed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    tried = "the default alone" if outcome.trials <= 1 else f"{outcome.trials} configurations"
+    tried = "only the default" if outcome.trials <= 1 else f"{outcome.trials} configurations"
     console.print(
-        f"{tried} in {outcome.seconds:.0f} s"
+        f"Measured {tried} in {outcome.seconds:.0f} s"
         + (f"; failed: {failed}" if failed else "")
         + (f"; {counted(outcome.voided, *_REPEATED)} repeated" if outcome.voided else "")
-        + (f"; {counted(outcome.unstable, 'measurement')} never warmed up" if outcome.unstable else "")
+        + (f"; {counted(outcome.unstable, 'measurement')} did not become stable" if outcome.unstable else "")
         + (f" ({outcome.status})" if outcome.status != "complete" else "")
-        + ("; --resume continues" if outcome.status == "interrupted" else "")
+        + ("; --resume continues the run" if outcome.status == "interrupted" else "")
     )
     for line in not_proven(outcome):
         console.print(line, soft_wrap=True)
@@ -117,17 +117,17 @@ def _print_unproven(outcome: Outcome, console: Console) -> None:
         if verdict(outcome).startswith(UNPROVEN):
             return
         longer = " Give a longer --budget." if outcome.status == "budget" and not outcome.unanswered else ""
-        why = outcome.unanswered or "no time was left to prove it"
+        why = outcome.unanswered or "the time ran out before they could be proven"
         console.print(
-            f"Settings looked {better(outcome.objective)} than the defaults, but {why}: they are not in the "
-            f"profile.{longer}"
+            f"Some settings looked {better(outcome.objective)} than the defaults, but {why}: they are not "
+            f"in the profile.{longer}"
         )
     elif outcome.missed:
         named = settings_text(outcome.missed["settings"], ", ")
         ratio = f"{outcome.missed['ratio']:.3f} × {over_defaults(outcome.objective)}"
         console.print(
-            f"{named} together looked {ratio}; only a part of it could be proven in time. Continue with "
-            "--resume and a longer --budget."
+            f"{named} together looked {ratio}; only part of this gain could be proven in time. To continue, "
+            "give --resume and a longer --budget."
         )
 
 
@@ -136,8 +136,8 @@ def _print_energy(outcome: Outcome, workload: Workload, console: Console) -> Non
     if not outcome.joules:
         return
     table = Table(title="Energy (idle power included)", title_justify="left")
-    for column in ("measure", "default J/token", "tuned J/token", "default W", "tuned W"):
-        table.add_column(column, justify="left" if column == "measure" else "right")
+    for column in ("metric", "default J/token", "tuned J/token", "default W", "tuned W"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
     for metric, (default, tuned) in outcome.joules.items():
         base = outcome.baseline.get(metric, 0.0)
         watts = default * base, tuned * outcome.tuned.get(metric, base)
@@ -148,16 +148,18 @@ def _print_energy(outcome: Outcome, workload: Workload, console: Console) -> Non
 
 
 def _print_crossings(outcome: Outcome, console: Console) -> None:
-    """Of every solved threshold what both of its paths gave; with experts, for which routing that holds."""
+    """The speed ratio of both paths of each threshold and, with experts, the routing it was measured with."""
     if not outcome.crossings:
         return
     sizes = sorted({n for c in outcome.crossings for n in c.ratios})
-    table = Table(title="Paths: up to the threshold / above it, by u-batch", title_justify="left")
+    table = Table(
+        title="Thresholds: speed of the path below over the path above, by u-batch", title_justify="left"
+    )
     table.add_column("threshold")
-    table.add_column("faster below it up to", justify="right")
+    table.add_column("path below is faster up to", justify="right")
     for n in sizes:
         table.add_column(f"{n}" if n else "prompt", justify="right")
-    words = {"never": "nowhere", "tie": "alike"}
+    words = {"never": "never", "tie": "no difference"}
     for c in outcome.crossings:
         limit = words.get(str(c.verdict), "") or (f"{c.up_to}" + (" (all)" if c.verdict == "always" else ""))
         table.add_row(c.knob, limit, *(f"{c.ratios[n]:.3f}" if n in c.ratios else "" for n in sizes))
@@ -165,6 +167,6 @@ def _print_crossings(outcome: Outcome, console: Console) -> None:
     if outcome.routing:
         r = outcome.routing
         console.print(
-            f"Routing: {r['distinct']:g} experts used by {r['tokens']} tokens ({r['source']}), "
-            f"busiest over mean {r['busiest_over_mean']:g}."
+            f"Routing: {r['tokens']} tokens used {r['distinct']:g} experts ({r['source']}); "
+            f"the busiest expert had {r['busiest_over_mean']:g} × the mean number of tokens."
         )

@@ -1,4 +1,4 @@
-"""A tune in one sentence, and what it leaves unproven."""
+"""The result of a tune in one sentence, and the gains that remain unproven."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..measure.paired_rounds import WIDEST_MARGIN
 if TYPE_CHECKING:
     from ..core.outcome import Outcome
 
-WORDS = {"pp": "prompts", "tg": "tokens"}
+WORDS = {"pp": "prompt processing", "tg": "generation"}
 UNPROVEN = "Nothing is proven"
 """The beginning of a verdict that also names the reason: noise, or no time."""
 
@@ -36,7 +36,7 @@ def verdict(outcome: Outcome) -> str:
         speeds = f": {', '.join([f'{gains[0]} {what}', *gains[1:]])}" if gains else ""
         said = (
             f"the plan needs {size / 2**20:,.0f} MiB instead of {usual / 2**20:,.0f} ({size / usual:.2f} ×), "
-            f"and no metric pays for it{speeds}"
+            f"and no metric is slower{speeds}"
         )
     said += _answers(outcome)
     return f"{said[0].upper()}{said[1:]}."
@@ -47,10 +47,10 @@ def _answers(outcome: Outcome) -> str:
     if tuned is None or default is None:
         return ""
     if tuned.digest and tuned.digest == default.digest:
-        return "; answers identical"
+        return "; the answers are identical"
     same = tuned.mean_kld <= rounding_limit(default.mean_kld)
-    change = "unchanged" if same else "changed as allowed"
-    return f"; answers {change} (KLD {tuned.mean_kld:.1g} against {default.mean_kld:.1g})"
+    change = "are unchanged" if same else "change within the limit of --allow-approx"
+    return f"; the answers {change} (KLD {tuned.mean_kld:.1g}, default {default.mean_kld:.1g})"
 
 
 def _nothing(outcome: Outcome) -> str:
@@ -61,50 +61,52 @@ def _nothing(outcome: Outcome) -> str:
         if interrupted:
             why = "the tune was interrupted before the noise of this machine was known; --resume continues it"
         return f"Nothing was measured: {outcome.too_short.get('message', why)}."
-    noise = f"the noise of {100 * margin:.1f} % on this machine"
+    noise = f"the noise of this machine ({100 * margin:.1f} %)"
     tried = max(0, outcome.trials - 1)
     if not tried and not outcome.kernel_defaults and not outcome.promises and not interrupted:
-        return f"Nothing else could be tried{' in time' if outcome.status == 'budget' else ''}."
+        return (
+            f"Nothing but the default was tried{': the budget ended' if outcome.status == 'budget' else ''}."
+        )
     if too_noisy(outcome):
         wide = [p for p in outcome.promises if "margin" in p]
         ended = wide[0]["margin"] if wide else min(outcome.margin.values())
-        by = "a longer --budget narrows it, and so does a quieter machine"
+        by = "a longer --budget or a quieter machine reduces it"
         if only_quiet(outcome):
-            by = "only a quieter machine narrows it enough"
+            by = "only a quieter machine reduces it enough"
         return (
-            f"{UNPROVEN}: the tune ended with a margin of {_percent(ended)}, more than the "
-            f"{_percent(WIDEST_MARGIN)} up to which a gain counts; {by}."
+            f"{UNPROVEN}: the noise margin at the end was {_percent(ended)}, and a proof needs a margin of "
+            f"at most {_percent(WIDEST_MARGIN)}; {by}."
         )
     if outcome.objective == MEMORY:
         return _nothing_saved(outcome, tried)
     if interrupted and outcome.unproven:
-        return f"{UNPROVEN}: the tune was interrupted before rounds told what gains; --resume continues it."
+        return f"{UNPROVEN}: the tune was interrupted before a gain was proven; --resume continues it."
     if outcome.unanswered:
-        looked = f"settings looked {better(outcome.objective)}"
+        looked = f"some settings looked {better(outcome.objective)}"
         return f"{UNPROVEN}: {looked}, but {outcome.unanswered}. Tune again."
     if outcome.unanswered_kernels and not outcome.unproven:
-        return f"{UNPROVEN}: other kernels looked faster, but {outcome.unanswered_kernels}. Tune again."
+        return f"{UNPROVEN}: some kernels looked faster, but {outcome.unanswered_kernels}. Tune again."
     needed = any("needed" in p for p in outcome.promises)
     if outcome.unproven or needed:
         longer = "" if needed or outcome.status != "budget" else " Give a longer --budget."
         return (
-            f"{UNPROVEN} to gain more than {noise}: no time was left to prove settings that looked "
-            f"{better(outcome.objective)}.{longer}"
+            f"{UNPROVEN} to gain more than {noise}: the time ran out before settings that looked "
+            f"{better(outcome.objective)} could be proven.{longer}"
         )
     if interrupted:
-        return f"{UNPROVEN} yet: the tune was interrupted while it tried kernels; --resume continues it."
+        return f"{UNPROVEN} yet: the tune was interrupted during the kernel stage; --resume continues it."
     counted = f"{tried} other configuration{'s' if tried != 1 else ''}"
     counted += f" and other kernels for {len(outcome.kernel_defaults)} ops" if outcome.kernel_defaults else ""
-    said = f"Nothing gains more than {noise}: {counted} lost to the defaults or tied with them."
+    said = f"Nothing gains more than {noise}: {counted} were slower than the defaults or tied with them."
     untried = [name for name in outcome.defaults if name not in outcome.searched]
     if untried and outcome.status == "budget":
-        said += f" No time was left for {', '.join(untried)}: give a longer --budget."
+        said += f" The time ran out before {', '.join(untried)} could be tried: give a longer --budget."
     return said
 
 
 def _nothing_saved(outcome: Outcome, tried: int) -> str:
     """Under the objective memory, which takes nothing that is only faster."""
-    said = "Nothing is proven to need less memory at the default's speed: "
+    said = "Nothing is proven to need less memory at the speed of the default: "
     if outcome.status == "interrupted":
         return f"{said}the tune was interrupted before smaller settings were compared with the default."
     said += f"{tried} other configuration{'s were' if tried != 1 else ' was'} tried."
@@ -151,7 +153,7 @@ def not_proven(outcome: Outcome) -> list[str]:
             if "kernels" in promise
             else settings_text(promise["settings"], ", ")
         )
-        needed = f": --budget {promise['needed']}s has room for the proof" if "needed" in promise else ""
+        needed = f"; --budget {promise['needed']}s is enough for the proof" if "needed" in promise else ""
         ratio = f"{promise['ratio']:.3f} × {compared(outcome.objective)}"
         lines.append(f"Not proven: {named} looked {ratio}{needed}.")
     return lines

@@ -25,6 +25,6 @@ class Clocks(NamedTuple):
         if abs(shown - passed) <= _LEAST:
             return ""
         return (
-            f"the wall clock moved by {shown:+.0f} s while {passed:.0f} s passed: somebody set it, or the "
+            f"the wall clock moved by {shown:+.0f} s while {passed:.0f} s passed: it was set, or the "
             "machine slept; measurements do not depend on it"
         )

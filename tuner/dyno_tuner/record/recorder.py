@@ -530,7 +530,7 @@ class Recorder:
     def _in_time(self, status: TrialStatus) -> None:
         """A configuration that the limit has cut short is no slow one. Raises BudgetError."""
         if status is TrialStatus.TIMEOUT and self._limit is not None and self.now >= self._limit:
-            raise BudgetError(f"the budget of {self._limit:.0f} s ended in the middle of a measurement")
+            raise BudgetError(f"the budget of {self._limit:.0f} s ended during a measurement")
 
     def _do(
         self,

@@ -149,8 +149,8 @@ class Schedule:
         minutes = math.ceil((self._recorder.now + SEARCH_MEASUREMENTS * cost) / 60)
         return {
             "visits": fit, "needed": 60 * minutes,
-            "message": f"a measurement takes {cost:.1f} s, so {fit} fit into the budget: few for a search "
-            f"and its proof; --budget {minutes}m has room for {SEARCH_MEASUREMENTS}",
+            "message": f"a measurement takes {cost:.1f} s, so {fit} fit into the budget, which is few for a "
+                f"search and its proof; --budget {minutes}m has room for {SEARCH_MEASUREMENTS}",
         }  # fmt: skip
 
     def until(self, stage: str) -> None:

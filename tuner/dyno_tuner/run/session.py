@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ..core.outcome import Outcome
     from ..core.protocol import Description, Settings, Value
 
-_TO_REST = "End these programs and continue with --resume, or measure beside them with --force"
+_TO_REST = "Stop these programs and continue with --resume, or measure anyway with --force"
 
 
 @dataclass
@@ -221,7 +221,7 @@ def run(
             scratch = stack.enter_context(scratch_folder("dyno-tune-"))
         except OSError as error:
             raise TuneError(
-                f"no folder for scratch files can be made in {tempfile.gettempdir()}: {error.strerror}; "
+                f"no folder for temporary files can be created in {tempfile.gettempdir()}: {error.strerror}; "
                 "make room there or set TMPDIR"
             ) from error
         if executor is None:
@@ -321,8 +321,8 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     profile = profile_of(outcome, description, made, rates)
     proven = bool(outcome.entries or outcome.kernels)
     if tune.disturbance and not proven:
-        raise DisturbedError(f"{tune.disturbance}; nothing was proven before. {_TO_REST}")
-    left = f"{out} is left as it was" if out.exists() else "no profile was written"
+        raise DisturbedError(f"{tune.disturbance}; nothing had been proven yet. {_TO_REST}")
+    left = f"{out} is unchanged" if out.exists() else "no profile was written"
     if outcome.status == "interrupted" and not proven and (outcome.judges_nothing or out.exists()):
         raise Interrupted(
             f"interrupted before anything was proven; {left}, continue with --resume. Journal: {book.path}"
@@ -335,7 +335,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         written = replacement.write(profile, out, book.path.read_bytes(), comments)
     except (OSError, ProfileError) as error:
         raise TuneError(
-            f"{error}; every measurement is in {book.path}: make room and continue with --resume"
+            f"{error}; all measurements are in {book.path}; free disk space and continue with --resume"
         ) from error
     if written.line:
         progress.say(written.line)
@@ -364,7 +364,7 @@ def judged_nothing(outcome: Outcome, *, resumes: bool = True) -> str:
         remedy = f"; {'continue with --resume and' if resumes else 'give'} a longer --budget"
     else:
         remedy = ""
-    return f", because this tune has judged no setting{remedy}"
+    return f", because this tune judged no setting{remedy}"
 
 
 def _with_less_memory(
@@ -383,8 +383,8 @@ def _with_less_memory(
             variants, why = trade_memory(tune, needs)
         except (KeyboardInterrupt, DisturbedError) as error:  # what the tune itself has proven is written
             outcome.finished = outcome.status
-            outcome.status, why = "interrupted", "interrupted; --resume goes on with it"
-            outcome.afterwards = "--pareto was interrupted; --resume goes on with it."
+            outcome.status, why = "interrupted", "interrupted; --resume continues it"
+            outcome.afterwards = "--pareto was interrupted; --resume continues it."
             tune.disturbance = str(error)
         if why:
             progress.say(f"--pareto: {why}")
@@ -529,6 +529,4 @@ def check_place(out: Path) -> None:
     if out.is_dir():
         raise TuneError(f"{out} is a folder; name a file with --out")
     if not os.access(out.parent, os.W_OK):
-        raise TuneError(
-            f"the profile's folder {out.parent} cannot be written to; name another place with --out"
-        )
+        raise TuneError(f"the profile's folder {out.parent} is not writable; give another place with --out")

@@ -46,7 +46,7 @@ def row_of(profile: profiles.Profile) -> dict[str, Any]:
     if not settings and not kernels:
         raise TuneError("every entry of this profile is default: there is nothing to share")
     if not evidence.get("gain"):
-        raise TuneError("this profile has no measured gain; share one that `tune` has written to its end")
+        raise TuneError("this profile has no measured gain; share a profile of a tune that ran to its end")
     match = whole["match"]
     row = {
         "format": FORMAT,
@@ -182,6 +182,6 @@ def _check_work(profile: profiles.Profile) -> None:
     other = [m for m in profile.evidence.gain if m not in known]
     if other:
         raise TuneError(
-            f"this row does not tell the workload of its gain of {', '.join(other)}; share the profile again "
+            f"this row does not give the workload of its gain of {', '.join(other)}; share the profile again "
             "with this version"
         )

@@ -63,19 +63,19 @@ def run_on_slice(
         small = _scaled(request, layers, share, folder / "slice.yaml")
         out = output_path(request, description)
         kept = out.with_name(out.name + ".slice.journal.jsonl")
-        ended = f"interrupted on the slice of {layers} layers, before anything was proven on the whole model"
+        ended = f"interrupted on the first {layers} layers, before anything was proven on the whole model"
         try:
             found = run(small, opened(small))
         except Interrupted as error:
-            raise Interrupted(f"{ended}; the same command begins anew") from error
+            raise Interrupted(f"{ended}; the same command starts from the beginning") from error
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(found.journal, kept)
         if found.outcome.status == "interrupted":  # the tune has caught the signal
-            raise Interrupted(f"{ended}; the same command begins anew. Journal: {kept}")
+            raise Interrupted(f"{ended}; the same command starts from the beginning. Journal: {kept}")
         space, _ = limit_memory(description, request, whole, space_for(description, request))
         winner = on_whole(found.outcome.settings, space, layers, of)
         narrow = narrowed(space, winner)
-        left = f"{out} is left as it was" if out.exists() else "no profile was written"
+        left = f"{out} is unchanged" if out.exists() else "no profile was written"
         if not narrow.knobs:
             return _without_winner(replace(found, path=None, journal=kept), left, layers)
         seconds = round(found.outcome.seconds, 1)
@@ -97,11 +97,13 @@ def run_on_slice(
 def _without_winner(found: Result, left: str, layers: int) -> Result:
     """The result of a tune whose slice has nothing to confirm."""
     # The proof on the whole model needs no less than the slice, and gets less.
-    found = _by_whole_budget(found, left, "the slice", SLICE_SHARE, min(SLICE_SHARE, 1 - SLICE_SHARE))
+    found = _by_whole_budget(
+        found, left, "the search on the first layers", SLICE_SHARE, min(SLICE_SHARE, 1 - SLICE_SHARE)
+    )
     if found.outcome.judges_nothing:
         return found
     said = "nothing was proven" if found.outcome.unproven else "the defaults won"
-    return replace(found, why_none=f"{left}, because {said} on the slice of {layers} layers")
+    return replace(found, why_none=f"{left}, because {said} on the first {layers} layers")
 
 
 def _by_whole_budget(found: Result, left: str, who: str, share: float, least: float) -> Result:
@@ -117,7 +119,7 @@ def _by_whole_budget(found: Result, left: str, who: str, share: float, least: fl
         if "needed" not in short:
             return dict(short)
         needed = math.ceil(short["needed"] / least)
-        why = f"{who} has {100 * share:.0f} % of the budget, which proves nothing"
+        why = f"{who} has {100 * share:.0f} % of the budget, which is too short to prove anything"
         told = {"message": f"{why}; give at least --budget {needed}s"} if "message" in short else {}
         return {**short, "needed": needed, **told}
 
@@ -134,7 +136,7 @@ def _by_whole_budget(found: Result, left: str, who: str, share: float, least: fl
 def _bytes(executor: Executor, layers: int) -> int:
     size = executor.memory({**_ON_DEVICE, "layers": layers})
     if size is None:
-        raise TuneError(f"--layers {layers}: the engine cannot run a slice of this model")
+        raise TuneError(f"--layers {layers}: the engine cannot run only a part of this model")
     return size
 
 

@@ -148,7 +148,7 @@ class Verification(Tune):
         self._units = list(units)
         self.verdicts: list[Verdict] = []
         self._by_the_whole: set[str] = set()
-        """Proven by what the whole profile saves, since the rest does not run without them."""
+        """Proven by the gain of the whole profile, since the rest does not run without them."""
         self.gain: dict[str, Estimate] = {}
 
     def _configuration(self, units: Sequence[Unit]) -> Configuration:
@@ -170,7 +170,7 @@ class Verification(Tune):
     def _run(self) -> None:
         self.stage("noise")
         if not self._measure_noise():
-            raise BudgetError("the budget is too short to tell a gain from noise")
+            raise BudgetError("the budget is too short to distinguish a gain from noise")
         self.stage("verify")
         units = self._answering(self._running(self._units))
         if not units:
@@ -188,7 +188,7 @@ class Verification(Tune):
             for name, end in result.halted.items():
                 how = "failed twice" if result.untold(name) else "ran at first and then failed twice"
                 raise TuneError(
-                    f"{name} the profile {how} ({end.message}). Look for a program that fills the memory, "
+                    f"{name} the profile {how} ({end.message}). Check whether a program fills the memory, "
                     "and verify again"
                 )
             if failed is None:
@@ -277,7 +277,11 @@ class Verification(Tune):
         good = [unit for unit in taken if unit is not None]
         if good == list(units):
             for unit in units:
-                self._say(unit, HARMFUL, f"with the others it fails ({whole.status}): {whole.message}")
+                self._say(
+                    unit,
+                    HARMFUL,
+                    f"together with the other entries it fails ({whole.status}): {whole.message}",
+                )
             return []
         return good
 
@@ -324,7 +328,7 @@ class Verification(Tune):
                 good.append(unit)
         if len(good) == len(units):
             for unit in units:
-                self._say(unit, HARMFUL, "answers changed by the entries together")
+                self._say(unit, HARMFUL, "the entries together change the answers")
             return []
         return good
 
@@ -347,12 +351,12 @@ class Verification(Tune):
             return
         gain = found.gain
         if result.untold(without(unit.label)):
-            why = "the rest of the profile failed twice, and no third try tells whether it runs"
+            why = "the rest of the profile failed twice, and a third try did not decide whether it runs"
             self._say(unit, UNCLEAR, f"{why}; verify again", gain)
         elif not bar.proves(unit.moves):
             noise, most = 100 * bar.of(unit.moves), 100 * WIDEST_MARGIN
-            why = f"today's noise is {noise:.0f} %, and a noise over {most:.0f} % proves nothing"
-            self._say(unit, UNCLEAR, f"{why}; end other programs and verify again", gain)
+            why = f"today's noise is {noise:.0f} %, and with noise above {most:.0f} % nothing can be proven"
+            self._say(unit, UNCLEAR, f"{why}; stop other programs and verify again", gain)
         elif any(bar.harms(result.ratio(FULL, [m], weights, over), m) for m in weights):
             self._say(unit, HARMFUL, "the profile is faster without it", gain)
         elif saved := self._saved(unit, units):
@@ -362,14 +366,16 @@ class Verification(Tune):
             # Several entries may each be within the margin, and all of them together beyond it.
             together = any(self._may_be_slower(result, m, bar) for m in unit.moves)
             if self._disturbed:
-                self._say(unit, UNCLEAR, f"{_DISTURBED}; it {saves}: tune again and keep that profile", gain)
+                self._say(
+                    unit, UNCLEAR, f"{_DISTURBED}; it {saves}: tune again and use the new profile", gain
+                )
             elif slower or not kept:
-                why = f"the rounds do not show that {', '.join(slower or unit.moves)} pays nothing for it"
+                why = f"the rounds do not show that {', '.join(slower or unit.moves)} is not slower"
                 self._say(unit, UNCLEAR, f"{saves}, and {why}; give a longer --budget", gain)
             else:
                 self._say(unit, KEEP, f"{saves} and costs no speed", gain, not together)
         elif self._disturbed and (found.missed or gain.ratio > 1):
-            why = f"{_DISTURBED}; it gains today: tune again and keep that profile"
+            why = f"{_DISTURBED}; it gains now: tune again and use the new profile"
             self._say(unit, UNCLEAR, why, gain)
         elif found.missed:
             self._say(unit, KEEP, "still gains", gain, proven)
@@ -415,7 +421,7 @@ def sort_out(
         if not unit.entries():
             continue
         if not unit.kernels and all(defaults[n] == v for n, v in unit.settings.items()):
-            why = "it is the engine's default now"
+            why = "it is now the default of the engine"
             verdicts += [Verdict(e, STALE, why, unit.recorded) for e in unit.entries()]
         else:
             left.append(unit)
@@ -511,8 +517,8 @@ def text_beside(workload: Workload, profile: Path) -> str | None:
         if found.is_file():
             return os.path.abspath(found)
     raise TuneError(
-        f"the prompts of this profile's load are cut from {name}, which is neither beside the profile nor in "
-        "this folder; put it there"
+        f"the prompts of this profile's server load come from {name}, which is neither beside the profile "
+        "nor in this folder; put it there"
     )
 
 
@@ -581,7 +587,7 @@ def _verify(
             )  # fmt: skip
             run.run()
         if run.disturbance:
-            raise TuneError(f"{run.disturbance}; end these programs and verify again")
+            raise TuneError(f"{run.disturbance}; stop these programs and verify again")
         if run.status == "interrupted":
             raise KeyboardInterrupt
         verdicts += run.verdicts

@@ -109,7 +109,7 @@ class Study:
         found = self._recorder.recall(op, key, safely)
         self.alone = str(found.get("alone", ""))
         if self.alone:
-            self._recorder.note("storage", message=f"{self.alone}; this tune goes on alone")
+            self._recorder.note("storage", message=f"{self.alone}; this tune continues alone")
         return found
 
     def _why(self, error: Exception) -> str:
@@ -388,7 +388,7 @@ class Study:
                 if trial.number in numbers and not trial.state.is_finished():
                     self._end(trial, TrialState.FAIL, None, released=True)
         except Exception as error:  # the result of the run does not hang on it
-            return f"{self._why(error)}; what this tune has not measured stays claimed for a while"
+            return f"{self._why(error)}; points that this tune has not measured stay reserved for a while"
         return ""
 
 

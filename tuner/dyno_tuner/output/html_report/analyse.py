@@ -449,8 +449,8 @@ def left_undone(outcome: Mapping[str, Any]) -> str:
     if (ratio := number(missed.get("ratio"))) is not None:
         named = settings_text(mapping(missed.get("settings")), ", ")
         whole = f"{named} together looked {ratio:.3f} × {over_defaults(objective)}"
-        lines.insert(0, f"{whole}; only a part of it was proven.")
+        lines.insert(0, f"{whole}; only part of this gain was proven.")
     elif outcome.get("unproven") is True and not str(outcome.get("verdict", "")).startswith(UNPROVEN):
-        why = str(outcome.get("unanswered") or "no time was left to prove it")
-        lines.insert(0, f"Settings looked {better(objective)} than the defaults, but {why}.")
+        why = str(outcome.get("unanswered") or "the time ran out before they could be proven")
+        lines.insert(0, f"Some settings looked {better(objective)} than the defaults, but {why}.")
     return " ".join(lines)

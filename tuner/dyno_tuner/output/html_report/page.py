@@ -100,7 +100,7 @@ def write_report(journal: Path, out: Path | None = None) -> Path:
     """
     path = out if out is not None else journal.with_name(unpacked_name(journal)).with_suffix(".html")
     if path.resolve() == journal.resolve():
-        raise TuneError(f"--out {path}: this is the journal itself; name another file")
+        raise TuneError(f"--out {path}: this is the journal itself; give another file")
     text = render(journal)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:

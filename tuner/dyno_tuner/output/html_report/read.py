@@ -134,7 +134,7 @@ def read(path: Path) -> Run:
     if not loaded.records:
         beside = path.with_name(f"{path.name}.journal.jsonl")
         right = f"its journal, {beside}" if beside.is_file() else "a file *.journal.jsonl"
-        raise JournalError(f"journal {path}: holds no whole record of a tune; give {right}")
+        raise JournalError(f"journal {path}: the file has no complete record of a tune; give {right}")
     run = Run(str(path), journal.sha256(path), damaged=loaded.damaged)
     for place, record in enumerate(loaded.records, 1):
         if "run" in record:

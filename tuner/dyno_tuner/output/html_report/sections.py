@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ...core.intervals import Estimate
 
 _UNCLOSED = (
-    "The journal has no closing record: the run was interrupted, killed, or still runs. This page "
-    "shows its last state, and nothing below is a final choice. `--resume` continues it."
+    "The journal has no closing record: the run was interrupted or killed, or is still running. This page "
+    "shows its last state, and no choice below is final. `--resume` continues the run."
 )
 
 
@@ -46,7 +46,11 @@ def verdict(run: Run, tried: Sequence[analyse.Tried]) -> Verdict:
     if without:
         entries = {k: mapping(v) for k, v in mapping(without.get("entries")).items()}
         return Verdict(
-            {}, mapping(without.get("settings")), entries, False, "last that entries were left out of"
+            {},
+            mapping(without.get("settings")),
+            entries,
+            False,
+            "last ones in the test of leaving entries out",
         )
     beating = [n for n in run.noted("finalist") if n.get("beats") is True and number(n.get("ratio"))]
     if beating:
@@ -56,9 +60,9 @@ def verdict(run: Run, tried: Sequence[analyse.Tried]) -> Verdict:
     if scored:
         top = max(scored, key=lambda t: t.ratio or 0.0)
         return Verdict(
-            {}, dict(top.settings), {}, False, f"best trial of the screen, {top.ratio:.3f} ×, unconfirmed"
+            {}, dict(top.settings), {}, False, f"best trial of the search, {top.ratio:.3f} ×, unconfirmed"
         )
-    return Verdict({}, dict(run.defaults), {}, False, "nothing but the default was measured")
+    return Verdict({}, dict(run.defaults), {}, False, "only the default was measured")
 
 
 def fill(page: Page, run: Run) -> None:
@@ -101,9 +105,9 @@ def _top(page: Page, run: Run, found: Verdict) -> None:
         page.missing.append(_UNCLOSED)
     if run.damaged or run.odd:
         counts = f"{run.damaged} line(s) are incomplete and {len(run.odd)} record(s) are inconsistent"
-        page.missing += [f"{counts}; they were left out.", *run.odd[:5]]
+        page.missing += [f"{counts}; they are not shown.", *run.odd[:5]]
     for name in run.absent:
-        page.missing.append(f"{name}, the journal of another device of this search, is not there.")
+        page.missing.append(f"{name}, the journal of another device of this search, does not exist.")
     stage = run.last("stage").get("name")
     status = found.outcome.get("status", f"unfinished ({stage})" if stage else "unfinished")
     tiles = [("status", status), ("time", f"{run.seconds:,.0f} s"), ("operations", f"{run.operations:,}")]
@@ -164,23 +168,26 @@ def _comparison(page: Page, run: Run, found: Verdict, pair: analyse.Paired | Non
         rows.append(
             [run.named(metric), base or _default_rate(run, metric), tuned, *ratio_cells(estimate), margin]
         )
-    columns = ["measure", f"#default {run.unit}", f"#tuned {run.unit}", "#ratio", "#95 % interval", "#margin"]
+    columns = ["metric", f"#default {run.unit}", f"#tuned {run.unit}", "#ratio", "#95 % interval", "#margin"]
     body = [table(columns, rows)]
     if pair:
         body.append(
-            soft(f"Rates are medians of {pair.rounds} paired rounds ({pair.stage}), each in a process of its "
-                 "own; a ratio is the median of paired ratios. A gain below the margin is no gain.")
+            soft(f"Rates are medians of {pair.rounds} paired rounds ({pair.stage}); each round runs in its "
+                "own process. A ratio is the median of paired ratios. A ratio within the margin is not a "
+                "gain.")
         )  # fmt: skip
     elif found.settings == run.defaults and not found.final:
-        body.append(soft("So far there is nothing but the default."))
+        body.append(soft("So far only the default was measured."))
     elif found.settings == run.defaults and not kernels:
         tried = any(True for _ in run.noted("trial"))
-        why = "nothing beat it beyond the noise" if tried else "nothing else was tried"
+        why = "nothing was faster beyond the noise" if tried else "nothing else was tried"
         if tried and found.outcome.get("unproven") is True:
-            why = "nothing else is proven"
+            why = "no gain is proven"
         body.append(soft(f"Every setting stays at its default: {why}."))
     else:
-        page.missing.append("These settings were not yet compared with the default in two paired rounds.")
+        page.missing.append(
+            "These settings have not been compared with the default in two paired rounds yet."
+        )
     entries, remarks = [], []
     for name, data in found.entries.items():
         estimate = estimate_of(data)
@@ -197,17 +204,17 @@ def _comparison(page: Page, run: Run, found: Verdict, pair: analyse.Paired | Non
             marks.append((f"kernels for {note.get('group')}", estimate))
     if entries:
         columns = ["setting", "value", "default", "#ratio", "#95 % interval", "group"]
-        body += ["<h3>Entries, each left out alone</h3>\n", table(columns, entries), *remarks]
+        body += ["<h3>Entries, each measured by leaving it out</h3>\n", table(columns, entries), *remarks]
     if marks:
         body.append(page.plot("forest", figures.forest(marks, max(margins.values(), default=None))))
-        body.append(soft("Bars are 95 % intervals, and the band is the largest margin around 1."))
+        body.append(soft("Bars are 95 % intervals. The band is the largest margin around 1."))
     if pair:
         plots = "".join(
             f"<div>{page.plot(f'samples_{m}', figures.samples(run, pair, m))}</div>"
             for m in run.metrics if pair.rates.get(m)
         )  # fmt: skip
         body.append(f'<div class="pair">{plots}</div>\n')
-    page.section("Default against tuned", *body)
+    page.section("Default and tuned", *body)
 
 
 def _median(run: Run, values: Sequence[float] | None) -> str:
@@ -231,12 +238,14 @@ def _depths(page: Page, run: Run, pair: analyse.Paired | None) -> None:
     body = [
         f'<div class="pair">{plots}</div>\n',
         soft(
-            "Medians of the paired rounds, as in the table above." if pair else "The default against itself."
+            "Medians of the paired rounds, as in the table above."
+            if pair
+            else "The default compared with itself."
         ),
     ]
     if crossed:
         body.append(
-            soft(f"Tokens of context at which the faster one changes (dashed): {', '.join(crossed)}.")
+            soft(f"Context lengths at which the faster configuration changes (dashed): {', '.join(crossed)}.")
         )
     page.section("Rates by depth", *body)
 
@@ -252,7 +261,10 @@ def _rates(page: Page, run: Run, found: Verdict) -> None:
         knob = analyse.threshold_knob(run)
         if crossing is not None:
             body.append(
-                soft(f"The paths that {knob} switches between cross near u-batch {crossing:.0f} (dashed).")
+                soft(
+                    f"The two paths that {knob} selects from are equally fast near u-batch {crossing:.0f} "
+                    "(dashed)."
+                )
             )
         rows = [
             [c.name, f"{u:g}", run.value(rate), words_]
@@ -262,7 +274,7 @@ def _rates(page: Page, run: Run, found: Verdict) -> None:
         body.append(table(["curve", "#u-batch", f"#best {run.unit}", "~with"], rows))
     if body:
         body.append(
-            soft("Rates as measured, drift and noise included; the decision is made by paired ratios.")
+            soft("Rates as measured, including drift and noise. Paired ratios decide, not these rates.")
         )
         page.section("Rates by u-batch", *body)
     elif "ubatch" in run.knobs:
@@ -281,11 +293,11 @@ def _history(page: Page, run: Run, tried: Sequence[analyse.Tried]) -> None:
             [b.block, f"{b.begin:.1f} … {b.end:.1f}", f"{100 * b.moved:.1f} %", len(b.measurements)]
             for b in blocks
         ]
-        body += ["<h3>Voided blocks (shaded), measured again</h3>\n",
+        body += ["<h3>Voided blocks (shaded), which were measured again</h3>\n",
                  table(["#block", "#seconds", "#baseline moved", "#measurements dropped"], rows)]  # fmt: skip
     total = number(found_voided) if (found_voided := run.last("outcome").get("voided")) is not None else None
     if total is not None and total > len(blocks):
-        body.append(soft(f"{total:.0f} measurements or blocks were repeated in all."))
+        body.append(soft(f"In total, {total:.0f} measurements or blocks were repeated."))
     failed = [
         [t.number, t.status, words(t.settings, run.defaults), t.message] for t in tried if t.ratio is None
     ]
@@ -315,15 +327,16 @@ def _history(page: Page, run: Run, tried: Sequence[analyse.Tried]) -> None:
 def _importance(page: Page, run: Run, tried: Sequence[analyse.Tried]) -> None:
     found, explained = analyse.effects(run, tried)
     if not found:
-        page.missing.append("Importance of the knobs: too few trials with a result.")
+        page.missing.append("Importance of the knobs: there are too few trials with a result.")
         return
     line = (
-        "Main effects of an additive model fitted to the screen's ratios; the rest is noise and interaction."
+        "Main effects of an additive model that is fitted to the ratios of the search. The rest is noise and "
+        "interaction."
     )
     if explained is not None:
         line += f" It explains {100 * explained:.0f} % of the variation between trials."
     else:
-        line += " There are too few trials beside the effects to tell how well the model fits."
+        line += " There are too few trials to tell how well the model fits."
     rows = [
         [e.knob, value, f"{ratio:.4f}", e.counts[value]] for e in found for value, ratio in e.by_value.items()
     ]
@@ -339,14 +352,14 @@ def _near_ties(page: Page, run: Run, tried: Sequence[analyse.Tried], found: Verd
         ratio = number(tie.get("ratio"))
         if ratio is not None:
             rows.append(
-                ["taken, nearer the default", f"{ratio:.4f}", f"{tie.get('knob')}={tie.get('value')}"]
+                ["chosen, closer to the default", f"{ratio:.4f}", f"{tie.get('knob')}={tie.get('value')}"]
             )
     for challenger in run.noted("rival"):
         ratio = number(challenger.get("ratio"))
         if ratio is not None:
-            why = "better" if challenger.get("better") is True else "as good and taken first"
+            why = "better" if challenger.get("better") is True else "equally good, and found first"
             instead = words(mapping(challenger.get("instead_of")), run.defaults)
-            rows.append([f"taken instead of {instead}: {why}", f"{ratio:.4f}",
+            rows.append([f"chosen instead of {instead}: {why}", f"{ratio:.4f}",
                          words(mapping(challenger.get("settings")), run.defaults)])  # fmt: skip
     finalists = [(r, n) for n in run.noted("finalist") if (r := number(n.get("ratio"))) is not None]
     finalists = [(r, n) for r, n in finalists if not n.get("harmed")]
@@ -366,15 +379,16 @@ def _near_ties(page: Page, run: Run, tried: Sequence[analyse.Tried], found: Verd
     if rows:
         page.section(
             "Near-ties",
-            soft(f"Within half the margin ({50 * margin:.1f} %) of the best of their stage: as good as what "
-                 "was taken, as far as this machine could tell. Ties go to the values nearest the default."),
+            soft(f"Configurations within half the margin ({50 * margin:.1f} %) of the best one of their "
+                "stage. This machine cannot tell them apart. Of tied values, the one closest to the "
+                "default wins."),
             table(["from", "#ratio", "~settings"], rows),
         )  # fmt: skip
 
 
 def _quality(page: Page, run: Run, found: Verdict) -> None:
     if not run.qualities:
-        page.missing.append("Quality gate: no answers were compared with the exact path's.")
+        page.missing.append("Quality gate: no answers were compared with the exact path.")
         return
     limit, approx = analyse.kld_limit(run)
     refused = [(mapping(n.get("settings")), str(n.get("reason", ""))) for n in run.noted("incorrect")]
@@ -395,19 +409,19 @@ def _quality(page: Page, run: Run, found: Verdict) -> None:
             [f"{q.mean_kld:.3g}", f"{q.max_kld:.3g}", f"{100 * q.top1:.2f} %", q.tokens] if ok else [""] * 4
         )
         what = words(settings, run.defaults) + (f" and {kernels} kernel choices" if kernels else "")
-        rows.append([who, *numbers, "refused: " + reason if reason else str(q.status), what])
+        rows.append([who, *numbers, "rejected: " + reason if reason else str(q.status), what])
     rows.sort(key=lambda r: ("default", "chosen", "kernels", "").index(str(r[0])))
     if not chosen_checked:
-        page.missing.append("Quality gate: the settings shown have no check of their own in this journal.")
+        page.missing.append("Quality gate: this journal has no check of exactly the settings shown.")
     lines = [
-        "Answers against the exact path (numerics: exact), routing pinned to its experts; KLD in nats per "
-        "token."
+        "Answers are compared with the exact path (numerics: exact), with the routing pinned to its experts. "
+        "KLD is in nats per token."
     ]
     if limit is not None:
-        lines.append(f"Allowed mean KLD: {limit:.3g} (1.5 × the default's + 1e-5); settings that must not "
-                     "change a bit are compared bit by bit.")  # fmt: skip
+        lines.append(f"Allowed mean KLD: {limit:.3g} (1.5 × that of the default + 1e-5). Settings that must "
+                     "not change any bit are compared bit by bit.")  # fmt: skip
     if approx is not None:
-        lines.append(f"Settings that change answers were allowed up to {approx:g}.")
+        lines.append(f"Settings that change answers were allowed up to a mean KLD of {approx:g}.")
     columns = ["", "#mean KLD", "#max KLD", "#same top token", "#tokens", "verdict", "~settings"]
     page.section("Quality gate", soft(" ".join(lines)), table(columns, rows))
 
@@ -415,7 +429,7 @@ def _quality(page: Page, run: Run, found: Verdict) -> None:
 def _kernels(page: Page, run: Run, found: Verdict) -> None:
     groups: list[list[object]] = []
     for note in run.noted("kernels"):
-        beats = "taken" if note.get("beats") is True else "no gain in the engine, not taken"
+        beats = "accepted" if note.get("beats") is True else "no gain inside the engine, not accepted"
         groups.append(
             [note.get("group", ""), note.get("choices", ""), *ratio_cells(estimate_of(note)), beats]
         )
@@ -434,18 +448,18 @@ def _kernels(page: Page, run: Run, found: Verdict) -> None:
             body.append(table(["group", "#choices", "#ratio", "#95 % interval", "verdict"], groups))
         if choices:
             columns = [
-                "~op", "tokens", "~configuration", "screened", "#in situ", "#95 % interval",
-                "#its launch alone", "#95 % interval",
+                "~op", "tokens", "~configuration", "first measured", "#inside the engine", "#95 % interval",
+                "#alone", "#95 % interval",
             ]  # fmt: skip
             body.append(table(columns, choices))
         if trials:
             body += [
-                "<h3>Screened in situ</h3>\n",
-                soft("Short runs of the engine with this kernel on top of those kept before it, over the "
-                     "same without it. The best of a block is measured again; those lines have an interval."),
+                "<h3>Trials inside the engine</h3>\n",
+                soft("Ratio of short runs of the engine with this kernel to runs without it; both have the "
+                     "kernels kept earlier. The best of each block is measured again and has an interval."),
                 table(["~op", "tokens", "~configuration", "#ratio", "#95 % interval", "verdict"], trials),
             ]  # fmt: skip
-        page.section("Kernels, confirmed in the whole engine", *body)
+        page.section("Kernels, confirmed inside the engine", *body)
 
 
 def _kernel_trials(run: Run) -> list[list[object]]:
@@ -478,7 +492,7 @@ def _machine(page: Page, run: Run) -> None:
             body.append(f"<div><h3>{name.capitalize()}</h3>\n{table([name, '~value'], rows)}</div>\n")
     for count, note in enumerate(run.noted("machine"), 1):
         rows = [[k, v] for k, v in note.items() if k != "note"]
-        title = "State when the run began" if count == 1 else f"State when it was continued ({count - 1})"
+        title = "State at the start" if count == 1 else f"State at continuation {count - 1}"
         body.append(f"<div><h3>{title}</h3>\n{table(['state', '~value'], rows)}</div>\n")
     rows = [
         [kind, str(note["message"])]
@@ -487,7 +501,7 @@ def _machine(page: Page, run: Run) -> None:
         if isinstance(note.get("message"), str)
     ]
     if rows:
-        body.append(f"<div><h3>Disturbances of the run</h3>\n{table(['kind', '~what'], rows)}</div>\n")
+        body.append(f"<div><h3>Disturbances of the run</h3>\n{table(['kind', '~message'], rows)}</div>\n")
     noise, below = run.last("noise"), ""
     kinds = ["within", "between", "drift", "margin"]
     rows = [
@@ -495,10 +509,13 @@ def _machine(page: Page, run: Run) -> None:
         for m in run.metrics
     ]  # fmt: skip
     if noise:
-        names = ["measure", "#within a process", "#between processes", "#drift", "#margin by this alone"]
-        below = f"<h3>Noise of the default against itself</h3>\n{table(names, rows)}\n"  # half is too narrow
+        names = ["metric", "#within a process", "#between processes", "#drift", "#margin from A/A"]
+        heading = "<h3>Noise: the default compared with itself (A/A)</h3>"
+        below = f"{heading}\n{table(names, rows)}\n"  # half is too narrow
     else:
-        page.missing.append("Noise: the default was not yet compared with itself, so there is no margin.")
+        page.missing.append(
+            "Noise: the default has not been compared with itself yet, so there is no margin."
+        )
     if not any(run.noted("machine")):
         page.missing.append("State of the machine (load, huge pages, NUMA): not recorded for this target.")
     page.section("Machine and environment", f'<div class="pair">{"".join(body)}</div>\n{below}')
@@ -521,10 +538,10 @@ def repeat_command(run: Run) -> tuple[str, str]:
             parts += ["--sampler", str(run.head["sampler"])]
         return shlex.join(
             parts
-        ), "The journal holds no command. This repeats such searches on the sweep's file."
+        ), "The journal has no command. This command repeats such searches on the file of the sweep."
     if target not in ("dyno", "replay"):
         return "", (
-            f"The journal holds no command: a run of the target {target!r} is started from Python. Seed "
+            f"The journal has no command: a run of the target {target!r} is started from Python. Seed "
             f"{run.head.get('seed')}, sampler {run.head.get('sampler')}, workload {run.workload}."
         )
     parts = ["tune", "--model", "MODEL.gguf"]
@@ -536,8 +553,8 @@ def repeat_command(run: Run) -> tuple[str, str]:
     for name, value in mapping(run.head.get("held")).items():
         parts += ["--set", f"{name}={value}"]
     return shlex.join(parts), (
-        "The journal holds no command; this one is rebuilt from its first record. Put the model's file in; "
-        "the budget was not recorded."
+        "The journal has no command; this one is reconstructed from its first record. Replace MODEL.gguf by "
+        "the file of the model. The budget was not recorded."
     )
 
 
@@ -548,6 +565,6 @@ def _repeat(page: Page, run: Run) -> None:
         note += f"<pre>{text(command, 4000)}</pre>\n"
     report = shlex.join(["tune", "report", Path(run.path).name])
     page.section(
-        "Repeat it", note,
+        "Repeat this run", note,
         soft(f"This page: {report} · journal sha256 {run.sha256} · tuner {run.head.get('tuner', 'unknown')}"),
     )  # fmt: skip

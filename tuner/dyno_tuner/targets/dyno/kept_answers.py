@@ -172,7 +172,7 @@ def load(file: Path, key: Key) -> Exact | None:
         reason = str(error)
     except OSError as error:
         reason = "it is a symbolic link" if error.errno == errno.ELOOP else str(error.strerror or error)
-    _log.warning("%s: %s; the exact answers are computed again", ascii(str(file))[1:-1], reason)
+    _log.warning("%s: %s; computing the exact answers again", ascii(str(file))[1:-1], reason)
     return None
 
 
@@ -226,7 +226,7 @@ def _array(stream: IO[bytes], shape: tuple[int, ...], kind: np.dtype[Any], diges
     while at < len(data):
         count = stream.readinto(memoryview(data)[at:])  # type: ignore[attr-defined]
         if not count:
-            raise Unsound("it became shorter while it was read")
+            raise Unsound("the file became shorter while it was read")
         at += count
     digest.update(data)
     return np.frombuffer(data, dtype=kind).reshape(shape)

@@ -82,7 +82,7 @@ def served_prompts(load: ServedLoad, source: Prompts, number: int) -> list[list[
     """
     if load.text is not None and not source.digest:
         raise TargetUnusable(
-            f"the load's prompts are cut from the text {load.text}; name that file: --text FILE"
+            f"the prompts of the server load come from the text {load.text}; give that file with --text FILE"
         )
     same = round(load.pp * load.shared)
     beginning = source.take(same, "served", number).tolist() if same else []

@@ -190,9 +190,9 @@ _RULES: dict[str, Callable[[Here, str], str]] = {
     "split_mode": _split,
     "ctx": lambda h, _: "it stays as the command line has it",
     "sequences": lambda h, _: "it stays as the command line has it",
-    "spec": lambda h, _: "llama-bench drafts nothing; a served load with a text searches it",
-    "spec_max": lambda h, _: "llama-bench drafts nothing; a served load with a text searches it",
-    "batch": lambda h, _: "it follows ubatch: one sequence uses no more",
+    "spec": lambda h, _: "llama-bench does not draft; --workload serve with a text searches it",
+    "spec_max": lambda h, _: "llama-bench does not draft; --workload serve with a text searches it",
+    "batch": lambda h, _: "it follows ubatch, because one sequence does not use more",
 }
 
 

@@ -39,7 +39,9 @@ def cuda_device(number: int) -> tuple[dict[str, Any], str]:
     def call(name: str, *arguments: Any) -> None:
         status = getattr(driver, name)(*arguments)
         if status != 0:
-            raise TargetUnusable(f"--gpu {number}: {name} gave error {status}; does nvidia-smi list it?")
+            raise TargetUnusable(
+                f"--gpu {number}: {name} failed with error {status}; check that nvidia-smi lists this GPU"
+            )
 
     call("cuInit", 0)
     handle, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)

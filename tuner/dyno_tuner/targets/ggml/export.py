@@ -147,12 +147,12 @@ def _own_values(
         if isinstance(entry, profiles.SettingEntry) or name in held:
             continue
         if entry is not None and status == "complete":
-            tell(f"{name}: {value} of the command line is left out, because the default was as fast")
+            tell(f"{name}: {value} of the command line is omitted, because the default was as fast")
             continue
         ended = (
             f"the tune ended with status {status!r}"
             if status
-            else "the profile does not say how the tune ended"
+            else "the profile does not record how the tune ended"
         )
         why = "no tune has searched it" if entry is None else f"{ended}, so its default is not proven"
         tell(f"{name}: {value} of the command line stays: {why}")
@@ -211,14 +211,14 @@ def export(
             tell(f"{name}={own.env[name]} of the command line stays, but the tune measured {visible[name]!r}")
     hidden = [n for n, value in own.env.items() if value and names_secret(n)]
     if hidden:
-        tell(f"{', '.join(sorted(hidden))}: written as {HIDDEN}; put the value in where the server runs")
+        tell(f"{', '.join(sorted(hidden))}: written as {HIDDEN}; insert the value where the server runs")
     spelled.env = {**visible, **own.env, **dict.fromkeys(hidden, HIDDEN), **spelled.env}
     if own.model is not None and not same_model(own.model, model):
         tell(f"-m {own.model} of the command line is replaced by {model}, the tuned or given model")
     plain = _without_model(own.kept)
     kept = redact_words(plain)
     if kept != plain:
-        tell(f"secrets of the command line are written as {HIDDEN}; put them in where the server runs")
+        tell(f"secrets of the command line are written as {HIDDEN}; insert them where the server runs")
     if form == "env":
         return _environment_file(kept, spelled, help_.flags, tell)
     words = [os.path.abspath(server), "-m", os.path.abspath(model), *kept, *spelled.all_args()]
@@ -296,8 +296,10 @@ def _environment_file(
     if rest:
         words = shlex.join(rest)
         # A line break in a word would end the comment.
-        text.append(f"# no variable stands for these words, so the server needs them: {escaped(words)}")
-        tell(f"no variable stands for {words}: give the server these words as well")
+        text.append(
+            f"# these words have no environment variable, so give them to the server: {escaped(words)}"
+        )
+        tell(f"{words} have no environment variable: give these words to the server as well")
     return "\n".join([*text, *(f"{n}={shlex.quote(v)}" for n, v in lines.items()), ""])
 
 

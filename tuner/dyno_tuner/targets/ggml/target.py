@@ -116,7 +116,9 @@ class GgmlTarget(Target):
         self._defaults = applicability.defaults(here, self._cores)
         if served:
             if self._install.tool("llama-server") is None:
-                raise TargetUnusable(f"{self._install.folder} has no llama-server, which a served load needs")
+                raise TargetUnusable(
+                    f"{self._install.folder} has no llama-server, which --workload serve needs"
+                )
             self._defaults |= {"sequences": server.SEQUENCES, "batch": self._command.batch}
             flags = self._install.help_of("llama-server")
             if flags is not None and flags.has("--spec-type"):
@@ -297,7 +299,7 @@ class GgmlTarget(Target):
         if wanted is None:
             return ""
         if wanted == DECIDES:
-            return "for other engines energy is counted beside the rates, and decides no tune"
+            return "for other engines, energy is only reported and does not decide a tune"
         if len(self._gpus) > 1:
             return "the energy of several GPUs is not counted"
         counters = _energy.Counters(_nvml.bus_id(self._gpus[0]) if self._gpus else None, _energy.POWERCAP)
@@ -421,7 +423,7 @@ class GgmlTarget(Target):
         """One process of llama-sweep-bench, which takes `-op`."""
         tool, help_ = self._install.tool("llama-sweep-bench"), self._install.help_of("llama-sweep-bench")
         if tool is None or help_ is None:
-            raise TargetUnusable(f"{self._install.folder} has no llama-sweep-bench any more")
+            raise TargetUnusable(f"{self._install.folder} no longer has llama-sweep-bench")
         part = workload.part(metric)
         alone = (part.tokens, 0) if part.kind == "pp" else (0, part.tokens)
         single = Workload(*alone, part.depth) if workload.parts else workload
@@ -439,14 +441,14 @@ class GgmlTarget(Target):
         """The samples of one llama-server, each with prompts of its own."""
         tool, help_ = self._install.tool("llama-server"), self._install.help_of("llama-server")
         if tool is None or help_ is None:
-            raise TargetUnusable(f"{self._install.folder} has no llama-server any more")
+            raise TargetUnusable(f"{self._install.folder} no longer has llama-server")
         words, variables = server.server_words(
             self._settings, load, self._engine, help_, self._op_ids, self._command.cuda
         )
         command = [tool, "-m", self._path, *self._placed(help_), *words]
         names = _core.Gguf(self._path).get("tokenizer.ggml.tokens")
         if not isinstance(names, list):
-            raise TargetUnusable(f"{self._path} has no vocabulary, so no prompt can be sent to a server")
+            raise TargetUnusable(f"{self._path} has no vocabulary, so prompts cannot be sent to a server")
         if load.text is None:
             prompts = [load.prompts(len(names), seed) for seed in range(_REPETITIONS)]
         else:
