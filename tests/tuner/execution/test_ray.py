@@ -221,7 +221,7 @@ def test_a_polite_kill_is_still_ours() -> None:
 def test_an_address_where_nobody_listens_is_said(scheme: str) -> None:
     with socket.socket() as bound:  # and never listens
         bound.bind(("127.0.0.1", 0))
-        with pytest.raises(TuneError, match="no cluster answers there"):
+        with pytest.raises(TuneError, match="no Ray cluster answers"):
             Cluster(f"{scheme}127.0.0.1:{bound.getsockname()[1]}")
 
 

@@ -530,15 +530,15 @@ def test_the_proof_is_that_of_every_tune(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--objective", "watts"], "no objective 'watts'; choose from speed, energy, memory"),
+        (["--objective", "watts"], "objective 'watts' does not exist; choose from speed, energy, memory"),
         (
             ["--objective", "energy", "--engine", "llama.cpp", "--bin", "/tmp"],
-            "counts the joules of dyno's own",
+            "works only with dyno",
         ),
-        (["--objective", "memory", "--engine", "llama.cpp", "--bin", "/tmp"], "goes by dyno's memory plan"),
-        (["--objective", "energy", "--workload", "serve:pp=64"], "not for serve"),
-        (["--objective", "energy", "--workload", "serve"], "not for serve"),
-        (["--objective", "memory", "--layers", "2"], "does not go with --objective memory"),
+        (["--objective", "memory", "--engine", "llama.cpp", "--bin", "/tmp"], "needs the memory plan"),
+        (["--objective", "energy", "--workload", "serve:pp=64"], "does not support --workload serve"),
+        (["--objective", "energy", "--workload", "serve"], "does not support --workload serve"),
+        (["--objective", "memory", "--layers", "2"], "cannot be combined with --objective memory"),
     ],
 )
 def test_words_that_contradict_an_objective(words: list[str], said: str, trained_model: Path) -> None:

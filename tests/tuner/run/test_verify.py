@@ -245,7 +245,7 @@ def test_a_budget_that_ends_before_a_second_comparison_keeps_the_first(profile: 
     assert not any(key.startswith("verify/again/") for key in keys), "the test's budget is too long"
     found = {v.entry: v for v in verdicts}
     assert found["settings.ubatch"].verdict == UNCLEAR
-    assert "no third try tells whether it runs" in found["settings.ubatch"].reason
+    assert "a third try did not decide whether it runs" in found["settings.ubatch"].reason
     assert {v.verdict for e, v in found.items() if e != "settings.ubatch"} == {KEEP}
     assert gain["tg"].ratio > 1.1
 
@@ -262,7 +262,7 @@ def test_the_budget_bounds_what_an_engine_may_take(profile: Path) -> None:
     executor.describe = describe  # type: ignore[method-assign]
     begun = time.monotonic()
     try:
-        with pytest.raises(TuneError, match=r"budget of 3 s ended in the middle.*--budget"):
+        with pytest.raises(TuneError, match=r"budget of 3 s ended during a measurement.*--budget"):
             verify(profile, budget=3.0, quiet=True, executor=executor)
     finally:
         executor.close()

@@ -99,7 +99,7 @@ def test_wrong_words_are_usage_errors(tmp_path: Path, words: list[str]) -> None:
 def test_a_folder_in_place_of_the_xml_is_refused_before_anything_runs(tmp_path: Path) -> None:
     code, output = run(str(profile_of("dyno", "tune", tmp_path / "p.yaml")), "--junit", str(tmp_path))
     assert code == 1
-    assert f"--junit {tmp_path} is a folder; name a file" in output
+    assert f"--junit {tmp_path} is a folder; give a file" in output
     assert "give --model" not in output
 
 

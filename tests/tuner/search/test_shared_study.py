@@ -187,7 +187,7 @@ def test_a_storage_that_is_lost_does_not_end_the_run(tmp_path: Path, url: str) -
     assert len(_tried(result)) == 11
     notes = [r["message"] for r in journal.load(result.journal).records if r.get("note") == "storage"]
     assert len(notes) == 1
-    assert "goes on alone" in notes[0]
+    assert "continues alone" in notes[0]
 
 
 def test_several_devices_and_several_machines(tmp_path: Path, url: str) -> None:

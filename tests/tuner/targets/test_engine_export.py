@@ -108,7 +108,7 @@ def test_export_hides_gpus_that_no_run_had(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "flags", "why"),
     [
-        ("complete", "-fa off", "is left out, because the default was as fast"),
+        ("complete", "-fa off", "is omitted, because the default was as fast"),
         (
             "budget",
             "-ub 64 -fa off",

@@ -251,7 +251,7 @@ def test_what_does_not_hold_is_named_and_not_taken(
     (line,) = [r.getMessage() for r in caplog.records if r.name == "dyno.tuner"]
     assert line.startswith(f"{kept}: ")
     assert reason in line
-    assert line.endswith("; the exact answers are computed again")
+    assert line.endswith("; computing the exact answers again")
     assert "\n" not in line
 
 
@@ -362,7 +362,7 @@ def test_the_line_reaches_the_tuner(
         executor.close()
     (line,) = [r.getMessage() for r in caplog.records]
     assert line.startswith(f"{kept}: it holds ")
-    assert line.endswith("; the exact answers are computed again")
+    assert line.endswith("; computing the exact answers again")
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_else(

@@ -64,7 +64,7 @@ def test_a_load_is_read_and_written() -> None:
         ("serve:clients=3", "no 'clients'; there are concurrency"),
         ("serve:pp=0", "pp=0; give 1 to"),
         ("serve:pp=many", "pp='many'"),
-        ("serve:pp=4,pp=5", "given twice"),
+        ("serve:pp=4,pp=5", "given more than once"),
         ("serve:shared=2", "a share from 0 to 1"),
         ("serve:ttft=0", "seconds above 0"),
         ("serve:text=", "give a file without a comma"),
@@ -193,7 +193,7 @@ def test_llama_server_gets_passages_and_drafts(
     target.close()
     without = GgmlTarget(engine, str(trained_model), str(folder), served=True)
     without.apply(Configuration({}), NOW)
-    with pytest.raises(TargetUnusable, match="name that file"):
+    with pytest.raises(TargetUnusable, match="give that file"):
         without.measure(CUT, "tg6_served3", 0)
     without.close()
 
@@ -209,9 +209,9 @@ def test_a_load_names_its_text_by_name(tmp_path: Path, text: Path) -> None:
     assert text_of_load("serve:pp=20", text, foreign=True) == ("serve:pp=20", text)  # of the answers
     assert text_of_load("pp=20", text, foreign=False) == ("pp=20", text)
     assert text_of_load(None, None, foreign=False) == (None, None)
-    with pytest.raises(typer.BadParameter, match="give one of them"):
+    with pytest.raises(typer.BadParameter, match="give only one of them"):
         text_of_load(load, tmp_path / "other.txt", foreign=False)
-    with pytest.raises(typer.BadParameter, match="there is no file"):
+    with pytest.raises(typer.BadParameter, match="does not exist"):
         text_of_load(f"serve:text={tmp_path / 'none.txt'}", None, foreign=False)
 
 
@@ -223,7 +223,7 @@ def test_a_profile_of_a_text_is_verified_with_it(
     assert text_beside(CUT, profile) == str(text)
     assert text_beside(WORK, profile) is None
     text.unlink()
-    with pytest.raises(TuneError, match=r"cut from mine\.txt, which is neither beside the profile"):
+    with pytest.raises(TuneError, match=r"come from mine\.txt, which is neither beside the profile"):
         text_beside(CUT, profile)
 
 
