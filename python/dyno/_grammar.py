@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dyno._sampling import Sampling
     from dyno.tokenizer import Tokenizer
 
-__all__ = ["Grammar"]
+__all__ = ["Grammar", "check_rules"]
 
 _compiled: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
 _compiling = threading.RLock()
@@ -51,28 +51,9 @@ class Grammar:
     """
 
     def __init__(self, sampling: Sampling, tokenizer: Tokenizer) -> None:
-        try:
-            import llguidance
-        except ModuleNotFoundError as error:
-            if error.name != "llguidance":
-                raise  # it is installed, and broken
-            raise NotInstalledError(
-                "schemas and grammars need llguidance, which is missing: pip install 'gguf-dyno[grammar]'"
-            ) from error
+        llguidance = _library()
         kind = next(k for k in ("json_schema", "grammar", "regex") if getattr(sampling, k) is not None)
-        rules = getattr(sampling, kind)
-        try:
-            if kind == "json_schema":
-                text = rules if isinstance(rules, str) else json.dumps(rules)
-                if not isinstance(json.loads(text), (dict, bool)):
-                    raise ValueError(f"{text[:80]} is not a JSON schema")
-                source = llguidance.LLMatcher.grammar_from_json_schema(text)
-            elif kind == "grammar":
-                source = llguidance.grammar_from("gbnf", rules)
-            else:
-                source = llguidance.LLMatcher.grammar_from_regex(rules)
-        except (ValueError, TypeError) as error:
-            raise PlanError(f"[grammar] {kind} cannot be read: {error}") from error
+        source = _source(llguidance, kind, getattr(sampling, kind))
         self._kind = kind
         self._tokenizer = tokenizer  # the library's own one holds it weakly
         self._matcher = llguidance.LLMatcher(_tokens(tokenizer), source, log_level=0)
@@ -96,8 +77,60 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            problem = " ".join(str(self._matcher.get_error()).split())
-            raise PlanError(f"[grammar] {self._kind} cannot be used: {problem[:400]}")
+            raise _unusable(self._kind, self._matcher.get_error())
+
+
+def check_rules(kind: str, rules: str) -> None:
+    """Check as much of some rules as is possible without a model.
+
+    Args:
+        kind: "json_schema" or "grammar".
+        rules: The text of the schema or grammar.
+
+    Raises:
+        NotInstalledError: llguidance is not installed.
+        PlanError: The rules are wrong.
+    """
+    llguidance = _library()
+    source = _source(llguidance, kind, rules)
+    # Without a vocabulary, the library accepts each name of a control token.
+    if problem := llguidance.LLMatcher.validate_grammar(source):
+        raise _unusable(kind, problem)
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ModuleNotFoundError as error:
+        if error.name != "llguidance":
+            raise  # it is installed, and broken
+        raise NotInstalledError(
+            "schemas and grammars need llguidance, which is missing: pip install 'gguf-dyno[grammar]'"
+        ) from error
+    return llguidance
+
+
+def _source(llguidance: Any, kind: str, rules: Any) -> str:
+    """The rules in the form of the library.
+
+    Raises:
+        PlanError: They cannot be read.
+    """
+    try:
+        if kind == "json_schema":
+            text = rules if isinstance(rules, str) else json.dumps(rules)
+            if not isinstance(json.loads(text), (dict, bool)):
+                raise ValueError(f"{text[:80]} is not a JSON schema")
+            return str(llguidance.LLMatcher.grammar_from_json_schema(text))
+        if kind == "grammar":
+            return str(llguidance.grammar_from("gbnf", rules))
+        return str(llguidance.LLMatcher.grammar_from_regex(rules))
+    except (ValueError, TypeError) as error:
+        raise PlanError(f"[grammar] {kind} cannot be read: {error}") from error
+
+
+def _unusable(kind: str, problem: object) -> PlanError:
+    return PlanError(f"[grammar] {kind} cannot be used: {' '.join(str(problem).split())[:400]}")
 
 
 class _Vocabulary:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from dyno.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def test_run_with_a_profile(dyno: Any, tiny: Path, trained_model: Path, tmp_path
         (("run", "-m", "missing.gguf", "-p", "x"), 1, "error: [gguf]"),
         (("run", "-m", "TINY", "-p", "x", "--device", "cuda:999"), 1, "'cuda:999'"),
         (("run", "-m", "TINY", "-p", "x", "-c", "99999999"), 1, "99999999"),
-        (("run", "-m", "TINY", "-p", "x", "--temp", "-1"), 1, "temperature"),
+        (("run", "-m", "TINY", "-p", "x", "--temp", "-1"), 2, "--temperature: -1.0 is not valid"),
         (("run", "-m", "TINY", "-f", "missing.txt"), 1, "error: missing.txt: No such file"),
         (("run", "-m", "TINY"), 2, "--prompt"),
         (("run", "-m", "TINY", "-p", "x", "--set", "threds=2"), 2, "did you mean 'threads'"),
@@ -203,6 +203,34 @@ def test_errors(dyno: Any, tiny: Path, arguments: tuple[str, ...], code: int, me
     assert "Traceback" not in done.stderr
     if code == 1 and arguments[0] != "profiles":
         assert sum(line.startswith("error: ") for line in done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-p", "x", "--temp", "nan"), "--temperature: nan is not valid; the value must be at least 0"),
+        (("-p", "x", "--top-p", "2"), "--top-p: 2.0 is not valid; the value must be in [0, 1]"),
+        (("-p", "x", "--repeat-last-n", "-2"), "--repeat-last-n: -2 is not valid"),
+        (("-p", ""), "--prompt: the prompt is empty"),
+        (("-f", "EMPTY"), "--file: the prompt is empty"),
+        (("-p", "x", "-j", "{"), "--json-schema: json_schema cannot be read"),
+        (("-p", "x", "-j", "5"), "--json-schema: json_schema cannot be read: 5 is not a JSON schema"),
+        (
+            ("-p", "x", "-j", '{"type": "objekt"}'),
+            "--json-schema: json_schema cannot be used: Invalid type: objekt",
+        ),
+        (("-p", "x", "--grammar", 'start: "a" b'), "--grammar: grammar cannot be used"),
+    ],
+)
+def test_a_bad_value_costs_no_load(
+    dyno: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    model = Path(__file__).parents[2] / "models/pycode-moe-20m-Q4_K_M.gguf"
+    (tmp_path / "empty.txt").touch()
+    monkeypatch.setattr("dyno.engine.Engine", None)  # a call of it would be an error of another kind
+    given = [str(tmp_path / "empty.txt") if word == "EMPTY" else word for word in words]
+    done = dyno("run", model, *given)
+    assert (done.returncode, message in " ".join(done.stderr.split())) == (2, True), done.stderr
 
 
 def test_verbose_shows_the_trace(dyno: Any) -> None:

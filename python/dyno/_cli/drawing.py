@@ -12,6 +12,7 @@ import typer
 
 from dyno._cli import options
 from dyno._cli.groups import Group
+from dyno.errors import PlanError
 
 # Titles of sections of --help.
 DRAWS = "Sampling"
@@ -167,13 +168,22 @@ class DrawingOptions(Group):
         """The settings of a draw, as `Engine.generate` takes them; an option that was not given is left out.
 
         Raises:
-            typer.BadParameter: A bias cannot be read.
+            typer.BadParameter: A bias cannot be read, or a value is out of its bounds.
         """
+        from dyno._sampling import BOUNDS
+
         given = {name: value for name, value in asdict(self).items() if value is not None}
         given.pop("stop", None)
         if biases := given.pop("logit_bias", None):
             given["logit_bias"] = dict(map(_bias, biases))
-        return {"temperature": temperature, **given}
+        settings = {"temperature": temperature, **given}
+        for name, bound in BOUNDS.items():
+            if name in settings and not bound.holds(settings[name]):
+                raise typer.BadParameter(
+                    f"{settings[name]} is not valid; the value must be {bound.words}",
+                    param_hint=f"--{name.replace('_', '-')}",
+                )
+        return settings
 
 
 def rules(
@@ -182,7 +192,8 @@ def rules(
     """The rules that the text follows, as settings of a draw.
 
     Raises:
-        typer.BadParameter: More than one is given.
+        typer.BadParameter: More than one is given, or the one is wrong.
+        NotInstalledError: llguidance, which reads them, is not installed.
     """
     given = {
         "--json-schema": json_schema,
@@ -193,12 +204,18 @@ def rules(
     found = [(name, value) for name, value in given.items() if value is not None]
     if len(found) > 1:
         raise typer.BadParameter(f"contradicts {found[1][0]}; give one of them", param_hint=found[0][0])
-    return {
-        "json_schema" if "json" in name else "grammar": value
-        if isinstance(value, str)
-        else options.text_of(value)
-        for name, value in found
-    }
+    if not found:
+        return {}
+    from dyno._grammar import check_rules
+
+    [(name, value)] = found
+    kind = "json_schema" if "json" in name else "grammar"
+    text = value if isinstance(value, str) else options.text_of(value)
+    try:
+        check_rules(kind, text)
+    except PlanError as error:
+        raise typer.BadParameter(str(error).removeprefix("[grammar] "), param_hint=name) from error
+    return {kind: text}
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -106,6 +106,8 @@ def run(
     variables = drawing.template_variables(chat_template_kwargs)
     offered = drawing.tool_definitions(tools)
     text = _prompt(prompt, file)
+    if not text and not chat:
+        _check_empty(model, "--prompt" if file is None else "--file")
 
     from dyno.engine import Engine
 
@@ -135,10 +137,6 @@ def run(
                     file=sys.stderr,
                 )
             tokens = engine.tokenizer.encode(text, parse_special=special)
-            if len(tokens) == 0:
-                raise typer.BadParameter(
-                    "the prompt is empty", param_hint="--prompt" if file is None else "--file"
-                )
             # Slot 0: its position is read below.
             pieces = engine.generate(tokens, limit, stop=draws.stop or (), slot=0, **sampling)
             if echo:
@@ -206,6 +204,18 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
         return options.text_of(file)
     assert prompt is not None  # checked by the caller
     return sys.stdin.read() if prompt == "-" else prompt
+
+
+def _check_empty(model: Path, option: str) -> None:
+    """Refuse an empty prompt, unless the vocabulary begins each text with a token. This reads no weights.
+
+    Raises:
+        typer.BadParameter: The model has nothing to continue.
+    """
+    from dyno.tokenizer import Tokenizer
+
+    if not Tokenizer.from_gguf(model).encode(""):
+        raise typer.BadParameter("the prompt is empty; give a text to continue", param_hint=option)
 
 
 def _print_timing(engine: Engine, n_prompt: int, prompt_s: float, rest_s: float) -> None:
