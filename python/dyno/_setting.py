@@ -204,12 +204,18 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return candidates[found[0]] if found else None
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest one, and all of them where none is near."""
+def suggestion(name: str, known: Iterable[str], where: str = "") -> str:
+    """The end of a message about an unknown name: the one that is near, else all of them.
+
+    Args:
+        name: The unknown name.
+        known: The valid names.
+        where: Words to print instead of all names, which tell where they stand.
+    """
     known = list(known)
     near = closest(name, known)
     if near is not None:
         return f"did you mean {near!r}?"
-    return (
-        f"nearest is {closest(name, known, 0.0)!r} of {', '.join(known)}" if known else "none is valid here"
-    )
+    if not known:
+        return "none is valid here"
+    return where or f"valid names: {', '.join(known)}"

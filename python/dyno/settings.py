@@ -72,7 +72,7 @@ def is_dense_quantised(model: Mapping[str, Any]) -> bool:
 
 
 def unknown_setting(name: str, device_kind: str | None = None, engine: str = "dyno") -> str:
-    """The message for a name that `settings_for` does not hold: what is wrong and the nearest valid name."""
+    """The message for a name that `settings_for` does not hold: the reason, and a valid name that is near."""
     known = [setting.name for setting in settings_for(device_kind, engine)]
     if name in SETTINGS:
         setting = SETTINGS[name]
@@ -83,7 +83,11 @@ def unknown_setting(name: str, device_kind: str | None = None, engine: str = "dy
         return (
             f"{name!r} has no effect on a {device_kind} device (only on {', '.join(sorted(setting.devices))})"
         )
-    return f"unknown setting {name!r}; {suggestion(name, known)}"
+    page = "docs/user/profile-reference.md describes"
+    where = f"{page} the valid names"
+    if engine == "dyno":
+        where = f"`dyno explain plan MODEL` prints the valid names, and {page} them"
+    return f"unknown setting {name!r}; {suggestion(name, known, where)}"
 
 
 __all__ = [

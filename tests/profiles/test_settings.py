@@ -115,3 +115,12 @@ def test_unknown_names_are_told_the_nearest() -> None:
     assert "has no effect on a cpu device" in unknown_setting("fusion", "cpu")
     assert "is a setting of ik_llama.cpp, not of dyno" in unknown_setting("fused_moe")
     assert closest("xyzzy", ["ubatch"]) is None
+
+
+def test_a_name_that_resembles_none_gets_a_place_to_look() -> None:
+    assert unknown_setting("foo", "cpu") == (
+        "unknown setting 'foo'; `dyno explain plan MODEL` prints the valid names, "
+        "and docs/user/profile-reference.md describes them"
+    )
+    of_another = unknown_setting("foo", None, "llama.cpp")
+    assert of_another == "unknown setting 'foo'; docs/user/profile-reference.md describes the valid names"
