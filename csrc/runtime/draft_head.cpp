@@ -8,22 +8,17 @@
 
 namespace dyno::runtime {
 DraftHead::DraftHead(std::unique_ptr<Session> head, int64_t n_embd, size_t slots)
-    : head_(std::move(head)), n_embd_(n_embd), sequences_(slots) {}
+    : head_(std::move(head)),
+      n_embd_(n_embd),
+      blocks_([session = head_.get()](size_t floats) { return session->rows_memory(floats); },
+              kBlockRows * static_cast<size_t>(n_embd)),
+      sequences_(slots) {}
 
 DraftHead::~DraftHead() = default;
 
-DraftHead::Block DraftHead::take_block() {
-  if (spare_.empty()) return head_->rows_memory(kBlockRows * static_cast<size_t>(n_embd_));
-  Block block = std::move(spare_.back());
-  spare_.pop_back();
-  return block;
-}
-
-void DraftHead::give_back(Sequence& s, size_t first) {
-  for (size_t i = first; i < s.blocks.size(); ++i) {
-    if (s.blocks[i].use_count() == 1 && spare_.size() < kSpareBlocks) spare_.push_back(std::move(s.blocks[i]));
-  }
-  s.blocks.resize(std::min(first, s.blocks.size()));
+void DraftHead::give_back_unused(int32_t slot) {
+  Sequence& s = sequences_[static_cast<size_t>(slot)];
+  s.blocks.resize(std::min((s.tokens.size() + kBlockRows - 1) / kBlockRows, s.blocks.size()));
 }
 
 bool DraftHead::make_room(const ops::SequenceRun& run, std::span<float*> rows) {
@@ -33,9 +28,9 @@ bool DraftHead::make_room(const ops::SequenceRun& run, std::span<float*> rows) {
   if (static_cast<size_t>(run.position) != begin) return false;
   for (size_t i = begin / kBlockRows; i * kBlockRows < end; ++i) {
     if (i >= s.blocks.size()) {
-      s.blocks.push_back(take_block());
+      s.blocks.push_back(blocks_.take());
     } else if (s.blocks[i].use_count() > 1) {
-      Block own = take_block();
+      Block own = blocks_.take();
       const size_t kept = begin > i * kBlockRows ? begin - i * kBlockRows : 0;
       std::copy_n(s.blocks[i].get(), kept * static_cast<size_t>(n_embd_), own.get());
       s.blocks[i] = std::move(own);
@@ -56,7 +51,7 @@ void DraftHead::forget(int32_t slot, int64_t positions) {
   Sequence& s = sequences_[static_cast<size_t>(slot)];
   const auto kept = std::min(s.tokens.size(), static_cast<size_t>(positions));
   s.tokens.resize(kept);
-  give_back(s, (kept + kBlockRows - 1) / kBlockRows);
+  give_back_unused(slot);
   s.given.resize(std::min(s.given.size(), kept));
   s.agreeing = std::min(s.agreeing, kept - std::min<size_t>(kept, 1));
   s.has_last = false;
@@ -70,7 +65,6 @@ void DraftHead::forget(int32_t slot, int64_t positions) {
 
 void DraftHead::copy(int32_t from, int32_t to, int64_t positions) {
   Sequence& target = sequences_[static_cast<size_t>(to)];
-  give_back(target, 0);
   Block last = std::move(target.last);
   target = sequences_[static_cast<size_t>(from)];
   target.last = std::move(last);

@@ -9,6 +9,7 @@
 
 #include "ops/args.h"
 #include "runtime/executor.h"
+#include "runtime/row_blocks.h"
 
 namespace dyno::runtime {
 
@@ -46,6 +47,10 @@ class DraftHead {
   bool make_room(const ops::SequenceRun& run, std::span<float*> rows);
   // They are there.
   void note(const ops::SequenceRun& run, std::span<const int32_t> tokens);
+  // They do not come: the room that was made for them is free again.
+  void give_back_unused(int32_t slot);
+  // Bytes of the rows that sequences hold, in whole blocks.
+  size_t row_bytes() const { return blocks_.used_bytes(); }
   // A sequence holds only so many positions now.
   void forget(int32_t slot, int64_t positions);
   void copy(int32_t from, int32_t to, int64_t positions);
@@ -64,7 +69,7 @@ class DraftHead {
   void draft_further(std::span<const Following> texts, const Drafts& out);
 
  private:
-  using Block = std::shared_ptr<float[]>;  // [kBlockRows, n_embd]; sequences may share it, and none writes to it then
+  using Block = RowBlocks::Block;  // [kBlockRows, n_embd]; sequences may share it, and none writes to it then
   struct Sequence {
     std::vector<int32_t> tokens;
     std::vector<Block> blocks;   // of the rows of these tokens
@@ -75,7 +80,6 @@ class DraftHead {
   };
 
   static constexpr size_t kBlockRows = 256;
-  static constexpr size_t kSpareBlocks = 8;
 
   // Counts further pairs of a sequence as agreeing, after tokens or pairs have come.
   static void compare(Sequence& s);
@@ -84,17 +88,14 @@ class DraftHead {
   float* row(const Sequence& s, size_t token) const {
     return s.blocks[token / kBlockRows].get() + token % kBlockRows * static_cast<size_t>(n_embd_);
   }
-  Block take_block();
-  // Of a sequence from one on.
-  void give_back(Sequence& s, size_t first);
   // Feeds pairs of tokens, and the rows beside them, to the head and keeps the last row of each sequence.
   void feed(std::span<const Following> texts, std::span<const std::span<const int32_t>> tokens,
             std::span<const float* const> rows, const Drafts& out);
 
   std::unique_ptr<Session> head_;
   int64_t n_embd_ = 0;
+  RowBlocks blocks_;
   std::vector<Sequence> sequences_;
-  std::vector<Block> spare_;
 };
 
 }  // namespace dyno::runtime
