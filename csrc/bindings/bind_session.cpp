@@ -425,6 +425,14 @@ void bind_session(nb::module_& m) {
             return bytes;
           },
           "Bytes that the cache takes now: gpu_cache_bytes, and the rows that it keeps in host memory.")
+      .def_prop_ro(
+          "draft_row_bytes",
+          [](PySession& s) {
+            size_t bytes = 0;
+            s.change([&](runtime::Session& real) { bytes = real.draft_row_bytes(); });
+            return bytes;
+          },
+          "Bytes of the machine's memory in which hidden rows lie for the head that drafts tokens.")
       .def(
           "checkpoint",
           [](PySession& s, int32_t slot, bool spare) {

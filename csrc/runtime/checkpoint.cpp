@@ -13,12 +13,19 @@ void Session::move_back(int32_t slot, int64_t position) {
   positions_[static_cast<size_t>(slot)] = position;
   begun_[static_cast<size_t>(slot)] = std::min(begun_[static_cast<size_t>(slot)], position);
   windows_.forget(slot, position);
-  if (draft_head_ != nullptr) draft_head_->forget(slot, position);
   std::erase_if(checkpoints_, [&](const std::weak_ptr<Checkpoint>& kept) {
     const std::shared_ptr<Checkpoint> c = kept.lock();
     if (c != nullptr && c->slot == slot && c->position > position) c->good = false;
     return c == nullptr || !c->good;
   });
+  if (draft_head_ != nullptr) draft_head_->forget(slot, position);
+}
+
+// In this order, so that a sequence never counts positions as held whose memory is on its way out.
+void Session::go_back(int32_t slot, int64_t position) {
+  const int64_t before = positions_[static_cast<size_t>(slot)];
+  move_back(slot, position);
+  give_back_forgotten(slot, before);
 }
 
 void Session::roll_back(const std::vector<int64_t>& before) {
@@ -28,13 +35,32 @@ void Session::roll_back(const std::vector<int64_t>& before) {
 void Session::roll_back(int32_t slot, int64_t before) {
   if (positions_[static_cast<size_t>(slot)] == before) return;
   const bool there = plan_.states.empty() && windows_.last_held(slot, before) == before;
-  const int64_t position = there ? before : 0;
+  fall_back(slot, there ? before : 0);
+}
+
+void Session::fall_back(int32_t slot, int64_t position) {
   try {
-    give_back_forgotten(slot, position);
+    go_back(slot, position);
   } catch (const Error&) {
     // A lost device has nothing to give back. The error that led here is on its way to the caller.
   }
-  move_back(slot, position);
+}
+
+void Session::end_failed(std::span<const ops::SequenceRun> runs, bool started) {
+  for (const ops::SequenceRun& run : runs) {
+    if (started && !plan_.states.empty()) fall_back(run.slot, 0);  // nobody knows how far a state has gone on
+  }
+  try {
+    for (const ops::SequenceRun& run : runs) {
+      if (draft_head_ != nullptr) draft_head_->give_back_unused(run.slot);
+      if (!windows_.active()) continue;
+      executor_->give_back(run.slot, positions_[static_cast<size_t>(run.slot)], plan_.context.ctx,
+                           CacheLayers::windowed);
+    }
+    if (windows_.active()) executor_->settle();
+  } catch (const Error&) {
+    // As in fall_back().
+  }
 }
 
 void Session::reset() {
@@ -42,8 +68,7 @@ void Session::reset() {
   check_device();
   end_steps();
   for (int32_t slot = 0; slot < static_cast<int32_t>(positions_.size()); ++slot) {
-    give_back_forgotten(slot, 0);
-    move_back(slot, 0);
+    go_back(slot, 0);
   }
 }
 
@@ -68,8 +93,7 @@ void Session::rewind(int32_t slot, int64_t position) {
                             ". Take a checkpoint() where you will return to"));
   }
   check_window(slot, position, "rewind");
-  give_back_forgotten(slot, position);
-  move_back(slot, position);
+  go_back(slot, position);
 }
 
 int64_t Session::rewindable(int32_t slot, int64_t position) const {
@@ -115,9 +139,13 @@ void Session::restore(const Checkpoint& checkpoint) {
   check_slot(checkpoint.slot);
   end_steps();
   finish();
-  if (!checkpoint.state.empty()) executor_->load_state(checkpoint.slot, checkpoint.state.data());
-  give_back_forgotten(checkpoint.slot, checkpoint.position);
-  move_back(checkpoint.slot, checkpoint.position);
+  try {
+    if (!checkpoint.state.empty()) executor_->load_state(checkpoint.slot, checkpoint.state.data());
+  } catch (...) {
+    fall_back(checkpoint.slot, 0);  // a part of the state may be the checkpoint's
+    throw;
+  }
+  go_back(checkpoint.slot, checkpoint.position);
 }
 
 }  // namespace dyno::runtime

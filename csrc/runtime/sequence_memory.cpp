@@ -138,10 +138,9 @@ void Session::give_back_windows(int32_t slot) {
 }
 
 // No later token passes them by, so they would stay beside the windows of the next text.
-void Session::give_back_forgotten(int32_t slot, int64_t position) {
-  const auto at = static_cast<size_t>(slot);
-  // Drafts are taken back after every step, and their rows are written anew at once.
-  if (!windows_.active() || executor_ == nullptr || positions_[at] - position <= plan::kWindowSlack) return;
+void Session::give_back_forgotten(int32_t slot, int64_t before) {
+  const int64_t position = positions_[static_cast<size_t>(slot)];
+  if (!windows_.active() || executor_ == nullptr || before - position <= plan::kWindowSlack) return;
   // Nothing behind is held, so a piece that the last row shares with no other sequence leaves too.
   executor_->give_back(slot, position, plan_.context.ctx, CacheLayers::windowed);
   executor_->settle();

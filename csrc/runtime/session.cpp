@@ -377,6 +377,8 @@ std::shared_ptr<float[]> Session::rows_memory(size_t count) const {
   return executor_ != nullptr ? executor_->rows_memory(count) : std::make_shared_for_overwrite<float[]>(count);
 }
 
+size_t Session::draft_row_bytes() const { return draft_head_ != nullptr ? draft_head_->row_bytes() : 0; }
+
 std::shared_ptr<float[]> Session::device_logits_memory(size_t count) const {
   return executor_ != nullptr ? executor_->device_logits_memory(count) : logits_memory(count);
 }
@@ -479,19 +481,19 @@ MicroBatch Session::micro_batch(const UBatch& ubatch, const DecodeRequest& reque
 }
 
 void Session::run_ubatch(const UBatch& ubatch, const DecodeRequest& request, int threads) {
-  const MicroBatch batch = micro_batch(ubatch, request);
+  MicroBatch batch;
+  bool started = false;
   try {
+    batch = micro_batch(ubatch, request);
     take_windows(ubatch.runs);
+    started = true;
     if (batch.row_draws.empty() && batch.likely == nullptr) {
       executor_->run(batch, *selection_, threads);
     } else {
       run_and_draw(batch, threads);
     }
   } catch (...) {
-    // Nobody knows how far a state has gone on.
-    for (const ops::SequenceRun& run : ubatch.runs) {
-      if (!plan_.states.empty()) move_back(run.slot, 0);
-    }
+    end_failed(ubatch.runs, started);
     throw;
   }
   for (const ops::SequenceRun& run : ubatch.runs) {

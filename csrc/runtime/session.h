@@ -160,6 +160,8 @@ class Session {
   bool has_draft_head() const { return draft_head_ != nullptr; }
   // Its session; null without one.
   const Session* draft_session() const { return draft_head_ != nullptr ? &draft_head_->session() : nullptr; }
+  // Bytes of the machine's memory in which hidden rows of sequences lie for it.
+  size_t draft_row_bytes() const;
   // Forgets it, and the rows that it needs.
   void drop_draft_head() {
     check_idle();
@@ -226,9 +228,10 @@ class Session {
   // Of layers that keep their window alone: the rows that a u-batch writes, and rows that no later one reads.
   void take_windows(std::span<const ops::SequenceRun> runs);
   void give_back_windows(int32_t slot);
-  // Their rows from `position` on, which the sequence is about to forget. The memory is free when this returns; if
-  // there is any, it waits for everything that was started.
-  void give_back_forgotten(int32_t slot, int64_t position);
+  // Their rows between where the sequence is now and `before`, which it has forgotten, but those that a kernel may read
+  // behind a sequence (plan::kRowsBehind). That memory is free when this returns; if there is any, it waits for
+  // everything that was started. A few forgotten rows stay: drafts are written anew at once.
+  void give_back_forgotten(int32_t slot, int64_t before);
   void drop_excess_checkpoints();
   void take_memory_for(const Generation& generation);
   void check_token(int32_t token, int64_t index, int32_t slot) const;
@@ -238,6 +241,10 @@ class Session {
   void begin_steps(Generation& generation, const std::function<void()>& between);
   // Sets a sequence's position; checkpoints behind it are no good any more.
   void move_back(int32_t slot, int64_t position);
+  // The same, and gives back what it has forgotten.
+  void go_back(int32_t slot, int64_t position);
+  // The same after a failure, whose error the caller shall see and no other.
+  void fall_back(int32_t slot, int64_t position);
   // After a failure: no sequence is longer than before. Where state has gone on meanwhile, it is empty.
   void roll_back(const std::vector<int64_t>& before);
   void roll_back(int32_t slot, int64_t before);
@@ -252,6 +259,8 @@ class Session {
     // Becomes the empty one behind it.
     void next();
   };
+  // Gives back what a u-batch took that failed. `started`: states may have gone on, and are forgotten.
+  void end_failed(std::span<const ops::SequenceRun> runs, bool started);
   // The part of decode() after its checks.
   void feed(const DecodeRequest& request);
   void run_ubatch(const UBatch& ubatch, const DecodeRequest& request, int threads);

@@ -399,6 +399,12 @@ class Session:
         Bytes that the cache takes now: gpu_cache_bytes, and the rows that it keeps in host memory.
         """
 
+    @property
+    def draft_row_bytes(self) -> int:
+        """
+        Bytes of the machine's memory in which hidden rows lie for the head that drafts tokens.
+        """
+
     def checkpoint(self, slot: int = 0, spare: bool = False) -> Checkpoint:
         """
         Where a sequence is now, to come back to it. spare: if layers keep their window alone, this checkpoint's window gives way to the ones of all others.

@@ -10,7 +10,8 @@ import dyno
 import numpy as np
 import pytest
 from dyno import _core
-from dyno.errors import ClosedError, GgufError, OutOfMemoryError, PlanError, UnsupportedError
+from dyno.errors import ClosedError, DeviceLostError, GgufError, OutOfMemoryError, PlanError, UnsupportedError
+from test_shared_experts import with_head
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -387,6 +388,31 @@ def test_rows_come_from_the_device_that_has_them(
         s.reset()
         s.decode([(1, tokens[:31].copy()), (0, tokens[:5].copy())], rows)
         assert nmse(s.draft([(0, int(tokens[5])), (1, int(tokens[31]))]), want[[4, 30]]) < 1e-8
+
+
+def test_rows_of_a_decode_that_failed_take_no_memory(tmp_path: Path) -> None:
+    """The first u-batch fills sequence 1, and the device is lost in the second one."""
+    s = _core.Session(
+        with_head(tmp_path / "m.gguf"),
+        load={"device": "cpu"},
+        context={**F32, "sequences": 3},
+        session={"threads": 2, "ubatch": 64},
+        placement={"virtual_devices": [{}], "rules": [r"^blk\.0\.ffn=cpu:1"]},
+    )
+    s.load_draft_head()
+    text = np.random.default_rng(2).integers(1, 300, 64).astype(np.int32)
+    assert s.draft_row_bytes == 0
+    s.decode([(0, text[:5])], "none")
+    held = s.draft_row_bytes
+    assert held > 0
+    s.decode([(0, text[:40])], "none")
+    assert s.draft_row_bytes == held
+    s.lose_device("cpu:1", 1)
+    with pytest.raises(DeviceLostError):
+        s.decode([(1, text), (2, text[:40])], "none")
+    assert s.draft_row_bytes == held
+    s.drop_draft_head()
+    assert s.draft_row_bytes == 0
 
 
 def planned(path: Path, **placement: Any) -> _core.Session:
