@@ -432,7 +432,7 @@ void bind_session(nb::module_& m) {
             s.change([&](runtime::Session& real) { bytes = real.draft_row_bytes(); });
             return bytes;
           },
-          "Bytes of the machine's memory in which hidden rows lie for the head that drafts tokens.")
+          "Bytes of the machine's memory that hold hidden rows for the head that drafts tokens.")
       .def(
           "checkpoint",
           [](PySession& s, int32_t slot, bool spare) {

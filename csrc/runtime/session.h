@@ -160,7 +160,7 @@ class Session {
   bool has_draft_head() const { return draft_head_ != nullptr; }
   // Its session; null without one.
   const Session* draft_session() const { return draft_head_ != nullptr ? &draft_head_->session() : nullptr; }
-  // Bytes of the machine's memory in which hidden rows of sequences lie for it.
+  // Bytes of host memory that hold hidden rows of sequences for it.
   size_t draft_row_bytes() const;
   // Forgets it, and the rows that it needs.
   void drop_draft_head() {

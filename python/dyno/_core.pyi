@@ -402,7 +402,7 @@ class Session:
     @property
     def draft_row_bytes(self) -> int:
         """
-        Bytes of the machine's memory in which hidden rows lie for the head that drafts tokens.
+        Bytes of the machine's memory that hold hidden rows for the head that drafts tokens.
         """
 
     def checkpoint(self, slot: int = 0, spare: bool = False) -> Checkpoint:
