@@ -120,6 +120,6 @@ def test_the_first_of_two_errors_is_told(preloaded: Path, tmp_path: Path) -> Non
     assert found["outside"] == 0
     for refused in (*found["refused"], found["checkpoint"]):
         assert found["error"].split(": ", 1)[1] in refused
-        assert "set() the settings again" in refused
+        assert "call set() again when memory is free" in refused
     assert found["ctx"] == 4096
     assert found["same"]
