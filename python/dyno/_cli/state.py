@@ -80,8 +80,8 @@ def print_expert_choices(choices: Mapping[str, int], where: str = "") -> None:
     if not choices.get("chosen"):
         return
     line = f"expert cache{f' ({where})' if where else ''}: "
-    line += f"{100 * choices['cached'] / choices['chosen']:.1f} % hits in {choices['chosen']} choices of "
-    "experts"
+    hits = 100 * choices["cached"] / choices["chosen"]
+    line += f"{hits:.1f} % hits in {choices['chosen']} choices of experts"
     if choices.get("swapped"):
         line += f"; {choices['swapped']} experts swapped"
     print(line, file=sys.stderr)
