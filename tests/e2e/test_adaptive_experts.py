@@ -361,7 +361,7 @@ def test_a_plan_of_a_gpu(models: dict[str, Path], name: str) -> None:
 def test_types_that_a_gpu_reads_as_others_stay(tmp_path: Path) -> None:
     sizes = {"n_embd": 512, "n_ff_expert": 256, "n_experts": 16, "n_experts_used": 4}
     path = tiny_model(tmp_path / "m.gguf", "qwen3moe", dtype="iq3_s", **sizes)
-    with pytest.raises(PlanError, match=r"adaptive .* are iq3_s, which cuda:0 .*; take expert_cache=static"):
+    with pytest.raises(PlanError, match=r"adaptive .* are iq3_s, which cuda:0 .*; use expert_cache=static"):
         planned(path, "adaptive")
     planned(path, "adaptive", 0)
     assert "expert cache" in planned(path, "static").describe_plan()

@@ -262,9 +262,9 @@ def test_threads_stay_on_their_nodes_and_the_caller_gets_its_cores_back(
 @pytest.mark.parametrize(
     ("value", "answer"),
     [
-        ("distribute", "interleave spreads"),
+        ("distribute", "interleave distributes"),
         ("isolate", "numactl --cpunodebind"),
-        ("numactl", "respected by every value"),
+        ("numactl", "every value respects"),
         ("both", "must be one of"),
     ],
 )

@@ -155,7 +155,7 @@ def test_errors_reach_the_caller(caplog: pytest.LogCaptureFixture) -> None:
         opened(device="cpu:2", virtual_devices=1)
     with caplog.at_level(logging.WARNING, "dyno"):
         opened(n_gpu_layers=99)
-    assert "n_gpu_layers=99 does nothing with device cpu" in caplog.text
+    assert "n_gpu_layers=99 has no effect with device cpu" in caplog.text
 
 
 def test_options_of_the_command_line() -> None:

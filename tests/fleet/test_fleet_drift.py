@@ -114,7 +114,7 @@ def test_pages_of_others_are_errors(text: str) -> None:
 def test_a_server_that_is_not_there_is_an_error(page: dict[str, str]) -> None:
     with pytest.raises(ProfileError, match="Connection refused"):
         fetch("http://127.0.0.1:9")
-    with pytest.raises(ProfileError, match="give the address"):
+    with pytest.raises(ProfileError, match="not the address of a server"):
         fetch("file:///etc/passwd")
     with pytest.raises(ProfileError, match="404"):
         fetch(page["url"] + "/other")

@@ -271,7 +271,7 @@ def test_models_have_to_fit(engine: Engine, twin: Engine, path: Path, tmp_path: 
         pytest.raises(PlanError, match="has 2 sequences; open it with sequences=3"),
     ):
         Scheduler(engine, speculation=Speculation(draft=draft))
-    with Scheduler(twin), pytest.raises(PlanError, match="has a scheduler of its own"):
+    with Scheduler(twin), pytest.raises(PlanError, match="has its own scheduler"):
         Scheduler(engine, speculation=Speculation(draft=twin))
     assert engine._scheduler is None
     with drafting(engine, twin) as scheduler:  # nothing is left of the refused ones

@@ -513,5 +513,5 @@ def test_a_profile_of_another_model_changes_nothing_unless_forced(
         dyno.Engine(trained_model, profile=path)
     with dyno.Engine(trained_model, profile=path, force_profile=True) as forced:
         assert forced.settings["threads"] == 1
-    with pytest.raises(ProfileError, match="force_profile needs the profile"):
+    with pytest.raises(ProfileError, match="force_profile needs a profile"):
         dyno.Engine(trained_model, force_profile=True)

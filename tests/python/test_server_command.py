@@ -56,7 +56,7 @@ def test_the_command(model: Path, device: str, tmp_path: Path) -> None:
     assert server.returncode in (0, -signal.SIGTERM)
     assert told.splitlines()[0] == f"listening on {address}"
     assert "Traceback" not in said
-    assert "no key is set" not in said
+    assert "no API key is set" not in said
     assert "profile: " in said
     assert "serving m: 2 requests in parallel, context of 128 tokens each" in said
 

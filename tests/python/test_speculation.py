@@ -194,4 +194,4 @@ def test_the_engine_s_settings_say_how_tokens_are_drafted(
         Scheduler(engine) as scheduler,
     ):
         assert scheduler._drafting is None
-        assert "no smaller model was given" in caplog.text
+        assert "no draft model was given" in caplog.text

@@ -148,7 +148,7 @@ def test_a_tune_that_ends_with_a_wide_margin_says_so() -> None:
     assert not tune.outcome.entries
     (promise,) = tune.outcome.promises
     assert promise["margin"] > WIDEST_MARGIN
-    assert "ended with a margin of" in verdict(tune.outcome)
+    assert "the noise margin at the end was" in verdict(tune.outcome)
 
 
 def test_a_trial_is_beyond_doubt_only_without_its_noise() -> None:

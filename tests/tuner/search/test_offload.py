@@ -185,7 +185,7 @@ def test_the_memory_of_the_machine_bounds_its_part() -> None:
     part = target.memory(default, "host")
     assert part
     # The engine itself keeps a limit when it places.
-    with pytest.raises(TargetUnusable, match=r"puts more on the CPU than its limit .*\(ram\)"):
+    with pytest.raises(TargetUnusable, match=r"needs more memory on the CPU than its limit .*\(ram\)"):
         placed(ram=part // 8)
     executor = InlineExecutor(target)
     described = executor.describe()
@@ -266,7 +266,7 @@ def test_words_of_the_command_line() -> None:
         "virtual_devices": {"cpu:1": {"link_gbps": 8, "streams": 1}}, "vram": 1 << 30, "ram": 2 << 30,
     }  # fmt: skip
     assert placement_of([], 1 << 30, None, "cpu") == {}
-    with pytest.raises(BadParameter, match="--vram limits the main memory"):
+    with pytest.raises(BadParameter, match="give --vram instead"):
         placement_of([], None, 1, "cpu")
     with pytest.raises(BadParameter, match="is not NAME=NUMBER"):
         placement_of(["cpu:1,link"], None, None, "cpu:1")

@@ -136,6 +136,6 @@ def test_without_a_counter_nothing_is_told(
     side.close()
     target = GgmlTarget("llama.cpp", str(trained_model), binaries)
     assert "the energy of the CPU cannot be read" in target.count_energy(BESIDE)
-    assert "decides no tune" in target.count_energy(DECIDES)
+    assert "does not decide a tune" in target.count_energy(DECIDES)
     assert target.count_energy(None) == ""
     target.close()
