@@ -119,6 +119,13 @@ def test_the_closing_line_counts_in_words_of_that_number(number: int, voided: st
     assert f"; {voided}; {unstable}" in _told(tuned)
 
 
+@pytest.mark.parametrize(("number", "said"), [(1, "1 block repeated"), (2, "2 blocks repeated")])
+def test_the_table_counts_blocks_in_words_of_that_number(number: int, said: str) -> None:
+    progress = Progress("m", None, quiet=True)
+    progress._voided = number
+    assert f"0 failed; {said}" in _shown(progress)
+
+
 def test_the_verdict_says_why_nothing_was_gained() -> None:
     tuned = Simulated("null", 1, max_trials=8).outcome
     margin = 100 * max(tuned.margin.values())

@@ -222,7 +222,9 @@ class Progress:
         table.add_row("best so far", Text(f"{self._best[0]:.3f} × default   {self._best[1]}"))
         if self._confirmed is not None:
             table.add_row("confirmed", Text(self._confirmed[1]))
-        table.add_row("trials", f"{self._trials}, {self._failed} failed; {self._voided} blocks repeated")
+        table.add_row(
+            "trials", f"{self._trials}, {self._failed} failed; {counted(self._voided, 'block')} repeated"
+        )
         if self._margin:
             table.add_row("margin", ", ".join(f"{m}: {100 * x:.1f} %" for m, x in self._margin.items()))
         if self._gpu:

@@ -297,7 +297,7 @@ def _history(page: Page, run: Run, tried: Sequence[analyse.Tried]) -> None:
                  table(["#block", "#seconds", "#baseline moved", "#measurements dropped"], rows)]  # fmt: skip
     total = number(found_voided) if (found_voided := run.last("outcome").get("voided")) is not None else None
     if total is not None and total > len(blocks):
-        body.append(soft(f"In total, {total:.0f} measurements or blocks were repeated."))
+        body.append(soft(f"Measurements and blocks repeated in total: {total:.0f}."))
     failed = [
         [t.number, t.status, words(t.settings, run.defaults), t.message] for t in tried if t.ratio is None
     ]
