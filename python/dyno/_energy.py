@@ -75,6 +75,12 @@ class Counters:
         """The sources that can be read."""
         return [*(["cpu"] if self._domains else []), *(["gpu"] if self._nvml is not None else [])]
 
+    def unreadable(self, source: str) -> str:
+        """The reason why the energy of `cpu` or `gpu` cannot be read; "" if it can."""
+        if source in self.sources:
+            return ""
+        return f"the energy of the {source.upper()} cannot be read: {self.missing.get(source, '')}"
+
     def read(self) -> dict[str, float]:
         """Joules by counter; only differences mean something (`spent`).
 

@@ -111,6 +111,21 @@ def test_energy_that_nothing_counts_is_an_error(tmp_path: Path) -> None:
         tuned(tmp_path, "energy", SimulatedTarget("saturating", 1))
 
 
+def test_energy_that_nothing_counts_is_told_before_anything_starts(
+    trained_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*arguments: object, **named: object) -> None:
+        raise AssertionError("the tune began")
+
+    monkeypatch.setattr("dyno._energy.Counters._find_domains", _no_domains)
+    monkeypatch.setattr("dyno_tuner.cli.commands._request", started)
+    done = CliRunner().invoke(
+        app, ["--model", str(trained_model), "--device", "cpu", "--objective", "energy"]
+    )
+    assert isinstance(done.exception, TargetUnusable), done.exception
+    assert str(done.exception) == "--objective energy: the energy of the CPU cannot be read: no RAPL here"
+
+
 def test_the_counters_of_this_device_are_asked_for(
     tmp_path: Path, trained_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

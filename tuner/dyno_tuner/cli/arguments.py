@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from ..core.errors import TuneError
+from ..core.errors import TargetUnusable, TuneError
 from ..core.protocol import Workload
 from ..core.redaction import redact_words
 from ..targets import declared
@@ -126,6 +126,22 @@ def devices_of(device: str, gpu: str | None, virtual_devices: Any = 0) -> list[s
             print(chosen.headline, file=sys.stderr)
         found.append(chosen.name)
     return found
+
+
+def check_energy(devices: Sequence[str]) -> None:
+    """Check, before a model is opened, that the energy of these devices can be read.
+
+    Raises:
+        TargetUnusable: A counter is missing.
+    """
+    from dyno import _energy
+    from dyno.devices import resolve_device
+
+    for name in devices:
+        on_gpu = name.startswith("cuda:")
+        bus = str(resolve_device(name).info["pci_bus_id"]) if on_gpu else None
+        if why := _energy.Counters(bus).unreadable("gpu" if on_gpu else "cpu"):
+            raise TargetUnusable(f"--objective energy: {why}")
 
 
 def gpu_number(device: str, gpu: int | None, *, foreign: bool) -> int | None:

@@ -33,6 +33,7 @@ from . import options as o
 from .ab_command import ab
 from .arguments import (
     check_choice,
+    check_energy,
     command_line,
     declaration_of,
     device_names,
@@ -313,6 +314,10 @@ def tune(
         else:
             virtual = placement_of(virtual_device or [], None, None, "").get("virtual_devices", 0)
             devices = ["cpu"] if target.foreign else devices_of(device, gpu, virtual)
+        if (
+            objective == ENERGY and cluster is None and not virtual_device
+        ):  # others are checked where they run
+            check_energy(devices)
         request = _request(
             model, devices, engine, of_engine, workload, ctx,
             budget=seconds, seed=seed, sampler=sampler, approx_limit=allow_approx,

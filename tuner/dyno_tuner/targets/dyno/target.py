@@ -374,9 +374,8 @@ class DynoTarget(Target):
         if self._counters is None:
             bus = str(self._device["pci_bus_id"]) if self._kind == "cuda" else None
             counters = _energy.Counters(bus)
-            own = "gpu" if self._kind == "cuda" else "cpu"
-            if own not in counters.sources:
-                return f"the energy of the {own.upper()} cannot be read: {counters.missing.get(own, '')}"
+            if why := counters.unreadable("gpu" if self._kind == "cuda" else "cpu"):
+                return why
             self._counters = counters
         self._meter = PowerMeter(self._counters, decides=wanted == DECIDES)
         return ""
