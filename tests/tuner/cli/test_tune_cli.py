@@ -164,6 +164,20 @@ def test_a_command_line_without_an_engine_is_no_subcommand(tmp_path: Path) -> No
     assert "No such command" not in _tune("--", "doctor", "--", "llama-server")[1]
 
 
+@pytest.mark.parametrize("memory", ["5", "800MiB"])
+def test_a_build_in_too_little_memory_is_wrong_usage(memory: str, tmp_path: Path) -> None:
+    code, said = _tune("build", "--model", str(tmp_path / "none.gguf"), "--memory", memory)
+    said = " ".join(said.replace("│", " ").split())
+    assert (code, f"'{memory}' is" in said, "8GiB" in said) == (2, True, True), said
+
+
+def test_commands_for_profiles_are_commands_of_dyno() -> None:
+    for name in ("show", "list", "check"):
+        code, said = _tune(name, "x.yaml")
+        assert (code, f"use `dyno profiles {name}`" in " ".join(said.split())) == (2, True), said
+    assert "dyno profiles" not in _tune("shaw")[1]
+
+
 WRONG = (
     ("--budget", "soon"), ("--workload", "pp=many"), ("--workload", "pp=0,tg=0"), ("--set", "threads=many"),
     ("--gpu", "0,"), ("--vram", "lots"),

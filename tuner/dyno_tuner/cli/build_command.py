@@ -18,6 +18,7 @@ from ..ab.revision import cache_folder
 from ..build.builder import Builder
 from ..build.content import snapshot
 from ..build.measure import RealBench
+from ..build.memory import COMPILER_MIB
 from ..build.record import Record, run_key
 from ..build.render import command_of, markdown, page, to_dict
 from ..build.search import Clock, search
@@ -123,6 +124,12 @@ def build(
     say = teller(quiet=quiet)
     seconds = parse_duration(budget) if budget else None
     limit = usage(parse_bytes, memory) if memory is not None else None
+    if limit is not None and limit < COMPILER_MIB << 20:
+        raise typer.BadParameter(
+            f"{memory!r} is {limit:,} bytes, but one compiler alone needs {COMPILER_MIB} MiB; write, for "
+            "example, 8GiB",
+            param_hint="--memory",
+        )
     foreign = declaration_of(engine).foreign
     held = held_settings(hold or [], engine)
     given = _defines(defines or [])

@@ -93,6 +93,15 @@ class _Commands(help.Group):
             _refuse_flags_of_run(args)
         return super().parse_args(ctx, self._with_model(args))
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The subcommand. The error for `tune show` names the command of dyno that shows profiles."""
+        if args[0] not in self.commands:
+            from dyno._cli import profiles
+
+            if args[0] in getattr(typer.main.get_command(profiles.app), "commands", ()):
+                raise help.USAGE_ERROR(f"tune has no command {args[0]!r}; use `dyno profiles {args[0]}`", ctx)
+        return super().resolve_command(ctx, args)
+
     def _with_model(self, args: list[str]) -> list[str]:
         """`args` with a bare model behind --model, also if it follows options; no subcommand has such a name.
 
