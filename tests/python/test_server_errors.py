@@ -47,14 +47,20 @@ def client(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[ht
 @pytest.mark.parametrize(
     ("path", "body", "param", "words"),
     [
-        ("/v1/chat/completions", {"messages": []}, "messages", "at least 1 item"),
-        ("/v1/chat/completions", {"messages": HELLO, "temperature": -1}, "temperature", "not -1"),
-        ("/v1/chat/completions", {"messages": HELLO, "timeout": 0}, "timeout", "greater than 0"),
+        ("/v1/chat/completions", {"messages": []}, "messages", "messages must have at least 1 item"),
+        ("/v1/chat/completions", {"messages": HELLO, "temperature": -1}, "temperature", "at least 0, not -1"),
+        ("/v1/chat/completions", {"messages": HELLO, "timeout": 0}, "timeout", "greater than 0, not 0"),
         ("/v1/chat/completions", {"messages": HELLO, "tool_choice": "must"}, None, "supported: auto"),
         ("/v1/completions", {}, "prompt", "required"),
+        ("/v1/completions", [], None, "the body must be an object"),
         ("/v1/completions", {"prompt": ""}, None, "prompt is empty"),
-        ("/v1/completions", {"prompt": 5}, "prompt", "valid string or Input should be a valid array, not 5"),
-        ("/v1/completions", {"prompt": ["a", {}]}, "prompt.1", "valid string, not an object"),
+        ("/v1/completions", {"prompt": 5}, "prompt", "prompt must be a string or a list, not 5"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": "abc"}, "max_tokens",
+         "max_tokens must be a whole number, not 'abc'"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1.5}, "max_tokens", "a whole number, not 1.5"),
+        ("/v1/completions", {"prompt": "a", "top_p": "high"}, "top_p", "top_p must be a number, not 'high'"),
+        ("/v1/completions", {"prompt": "a", "stream": "often"}, "stream", "stream must be true or false"),
+        ("/v1/completions", {"prompt": ["a", {}]}, "prompt.1", "prompt.1 must be a string, not an object"),
         ("/v1/completions", {"prompt": [99999]}, None, "token 99999 is not one of 0 to 287"),
         ("/v1/completions", {"prompt": [99999], "echo": True}, None, "token 99999 is not one of 0 to 287"),
         ("/v1/completions", {"prompt": [5, -5], "echo": True}, None, "token -5 is not one of 0 to 287"),
@@ -64,7 +70,7 @@ def client(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[ht
         ("/v1/completions", {"prompt": "a", "regex": "("}, None, "regex"),
         ("/v1/completions", {"prompt": "a", "stop": ["b"] * 33}, "stop", "33 strings; expected at most 32"),
         ("/v1/completions", {"prompt": "a", "stop": "b" * 257}, "stop", "257 characters; expected at most"),
-        ("/v1/completions", {"prompt": "a", "stop": ["b", 1]}, "stop", "valid string"),
+        ("/v1/completions", {"prompt": "a", "stop": ["b", 1]}, "stop", "must be a string"),
         ("/v1/completions", {"prompt": "a", "stop": ""}, "stop", "must not be empty"),
         ("/v1/messages", {"messages": HELLO, "max_tokens": 1, "stop_sequences": ["b"] * 33}, None, "most 32"),
     ],
@@ -95,12 +101,10 @@ def test_an_error_names_a_field_that_the_body_has() -> None:
     result = {"type": "tool_result", "tool_use_id": "1"}
     param, message = told({**result, "content": [{"type": "image", "source": {}}]})
     assert param == "messages.0.content.0.content.0.type"
-    assert message == f"{param}: Input should be 'text', not 'image'"
+    assert message == f"{param} must be 'text', not 'image'"
     assert told({"type": "text", "text": "a"}, {"type": "text"})[0] == "messages.0.content.1.text"
     assert told({"type": "image"})[0] == "messages.0.content.0"
-    assert told({**result, "content": 5})[1].endswith(
-        "a valid string or Input should be a valid array, not 5"
-    )
+    assert told({**result, "content": 5})[1].endswith("content must be a string or a list, not 5")
     for choice, place in (
         ({"type": "custom"}, "tool_choice.type"),
         ({"type": "function", "function": {"name": ""}}, "tool_choice.function.name"),
@@ -110,7 +114,7 @@ def test_an_error_names_a_field_that_the_body_has() -> None:
             ChatBody.model_validate_json(json.dumps({"messages": HELLO, "tool_choice": choice}))
         error = from_validation(wrong.value).body["error"]
         assert error["param"] == place
-        assert error["message"].startswith(f"{place}: ")
+        assert error["message"].startswith(f"{place} must ")
 
 
 MANY = 5000

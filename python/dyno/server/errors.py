@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 __all__ = ["ApiError", "api_error", "from_validation"]
 
@@ -48,7 +49,7 @@ def from_validation(error: ValidationError) -> ApiError:
 
     A value of several types has errors of each. The type that accepts the most of it counts.
     """
-    found = error.errors(include_url=False, include_context=False)
+    found = error.errors(include_url=False)
     classes = {each.__name__: each for each in _kinds(Known)}
     tags = frozenset(tag for each in classes.values() for tag in _tags(each))
     paths = [_path(each["loc"], classes.keys(), tags) for each in found]
@@ -57,10 +58,47 @@ def from_validation(error: ValidationError) -> ApiError:
     first = chosen[0]
     param = ".".join(map(str, path)) or None
     given = _not(first["input"], str(first["type"])) if param else ""
-    # Words of our own have a beginning that pydantic puts before them.
-    words = dict.fromkeys(str(each["msg"]).removeprefix("Value error, ") for each in chosen)
-    text = " or ".join(words)
-    return ApiError(400, f"{param}: {text}{given}" if param else text, param=param, code="invalid_value")
+    begin, *others = dict.fromkeys(_words(each) for each in chosen)
+    text = " or ".join([begin, *(each.removeprefix("must be ") for each in others)])
+    if param:
+        joint = " " if begin.startswith(("must ", "is ")) else ": "
+        text = f"{param}{joint}{text}{given}"
+    elif begin.startswith("must "):
+        text = f"the body {text}"
+    return ApiError(400, text, param=param, code="invalid_value")
+
+
+_WORDS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    "int_parsing_size": "must be a smaller whole number",
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    "finite_number": "must be a finite number",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    "string_type": "must be a string",
+    "list_type": "must be a list",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be an object"),
+    "literal_error": "must be {expected}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} item{s}",
+    "too_long": "must have at most {max_length} item{s}",
+    "string_too_short": "must have at least {min_length} character{s}",
+    "string_too_long": "must have at most {max_length} character{s}",
+    "missing": "is required",
+}
+"""By the kind of a validation error: the words behind the name of the field."""
+
+
+def _words(error: ErrorDetails) -> str:
+    """Plain words for one error; words of our own have a beginning that pydantic puts before them."""
+    if (words := _WORDS.get(error["type"])) is not None:
+        limits = error.get("ctx", {}).items()
+        context = {name: f"{value:g}" if isinstance(value, float) else value for name, value in limits}
+        one = 1 in (context.get("min_length"), context.get("max_length"))
+        return words.format(**context, s="" if one else "s")
+    return error["msg"].removeprefix("Value error, ")
 
 
 def _path(
