@@ -165,6 +165,9 @@ class _Meter:
         self.now = 0.0
         self.joules: Callable[[], float] = lambda: 100 * self.now
 
+    def unreadable(self, source: str) -> str:
+        return "" if source in self.sources else f"no counter of {source}"
+
     def read(self) -> dict[str, float]:
         return {"cpu": self.joules()}
 
