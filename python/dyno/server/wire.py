@@ -85,6 +85,7 @@ class MessagesWire(Wire):
 _KINDS = {
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
