@@ -92,8 +92,13 @@ async def soak(
     async with httpx.AsyncClient(base_url=address, headers=headers, timeout=300, limits=limits) as client:
         alone = {prompt: await _texts(client, _body(prompt, tokens), 0, None) for prompt in PROMPTS}
 
+        def lacks_streams() -> bool:
+            # A wrong or refused stream is the end: a server that answers no other ones would be asked for ever.
+            sound = not result.wrong and not result.counts["refused"]
+            return sound and any(result.counts[kind] < n for kind, n in wanted.items())
+
         async def one() -> None:
-            while time.monotonic() < until or any(result.counts[kind] < n for kind, n in wanted.items()):
+            while time.monotonic() < until or lacks_streams():
                 prompt, kind = random.choice(PROMPTS), random.random()
                 stop = random.randint(1, 8) if kind < 0.3 else None
                 pause = 0.02 if kind > 0.8 else 0.0
