@@ -138,6 +138,13 @@ def test_a_model_without_a_command(words: list[str]) -> None:
     assert (code, "a command must come first" in said, "dyno chat MODEL" in said) == (2, True, True), said
 
 
+@pytest.mark.parametrize("flag", ["--color", "--log-colors"])
+@pytest.mark.parametrize("word", [None, "on", "off", "auto"])
+def test_the_word_of_a_colour_is_no_model(flag: str, word: str | None) -> None:
+    code, said = dyno("run", "-m", MISSING, "-p", "x", flag, *([] if word is None else [word]))
+    assert (code, "[gguf]" in said) == (1, True), said
+
+
 def test_a_prompt_without_its_option() -> None:
     code, said = dyno("run", MISSING, "def main")
     assert (code, "after -p" in said) == (2, True), said

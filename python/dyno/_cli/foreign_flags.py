@@ -89,6 +89,7 @@ _SAMPLER = "dyno has the samplers of --help, in a fixed order"
 # By the first name of a switch: the verdict on it where the word behind it says off.
 _TURNED_OFF: dict[str, tuple[Verdict, str]] = {
     "-co": (_NOT_NEEDED, "the output has no colours"),
+    "--log-colors": (_NOT_NEEDED, "messages are plain lines"),
     "-nkvo": (_NOT_NEEDED, "the KV cache of a layer is on the device of its attention"),
     "--fit": (_HERE, "-ngl all, which fails if the model does not fit"),
     "-fa": (_HERE, "--set flash_attention=off, on a GPU"),
@@ -314,7 +315,8 @@ FLAGS: tuple[Foreign, ...] = tuple(
             "warnings are always shown, and -v shows more",
         ),
         ("--log-file", _VALUE, _HERE, "2> FILE of the shell"),
-        ("--log-prefix --log-timestamps --log-colors", _NO, _NOT_NEEDED, "messages are plain lines"),
+        ("--log-prefix --log-timestamps", _NO, _NOT_NEEDED, "messages are plain lines"),
+        ("--log-colors", _SWITCH, _NOT_NEEDED, "messages are plain lines"),
         ("-mli --multiline-input", _NO, _HERE, "dyno chat, where Alt-Enter begins a new line"),
         ("--offline", _NO, _NOT_NEEDED, "dyno never downloads"),
         ("--kl-divergence-base", _VALUE, _HERE, "--reference FILE, or --save-reference FILE"),
