@@ -93,7 +93,7 @@ async def soak(
         alone = {prompt: await _texts(client, _body(prompt, tokens), 0, None) for prompt in PROMPTS}
 
         def lacks_streams() -> bool:
-            # A wrong or refused stream is the end: a server that answers no other ones would be asked for ever.
+            # A wrong or refused stream is the end: a server that gives no others would be asked for ever.
             sound = not result.wrong and not result.counts["refused"]
             return sound and any(result.counts[kind] < n for kind, n in wanted.items())
 
