@@ -143,10 +143,21 @@ def test_a_bare_model(tmp_path: Path) -> None:
     assert (code, said.endswith("absent.gguf: the file does not exist")) == (1, True), said
 
 
-@pytest.mark.parametrize("words", [("a.gguf", "b.gguf"), ("-m", "a.gguf", "--seed", "1", "b.gguf")])
+@pytest.mark.parametrize("before", [(), ("--budget", "90s", "-D", "A=B.gguf", "--no-retune")])
+def test_a_build_takes_a_bare_model(before: tuple[str, ...], tmp_path: Path) -> None:
+    code, said = _tune("build", *before, str(tmp_path / "absent.gguf"), "--seed", "1")
+    assert (code, said.endswith("absent.gguf: the file does not exist")) == (1, True), said
+    code, said = _tune("build", *before, "--seed", "1")
+    assert (code, "--model" in said) == (2, True), said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("a.gguf", "b.gguf"), ("-m", "a.gguf", "--seed", "1", "b.gguf"), ("build", "a.gguf", "b.gguf")],
+)
 def test_two_models_are_one_too_many(words: tuple[str, ...]) -> None:
     code, said = _tune(*words)
-    assert (code, "two models were given, a.gguf and b.gguf; a tune takes one" in said) == (2, True), said
+    assert (code, "two models were given, a.gguf and b.gguf; give only one" in said) == (2, True), said
 
 
 @pytest.mark.parametrize("budget", ["soon", "1s"])

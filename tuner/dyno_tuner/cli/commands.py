@@ -47,6 +47,7 @@ from .arguments import (
     usage,
     workload_of,
 )
+from .bare_model import Build, with_model
 from .build_command import build
 from .doctor_command import doctor
 from .messages import EARLY
@@ -91,7 +92,7 @@ class _Commands(help.Group):
             args = before
         if not any(a in self.commands for a in args):
             _refuse_flags_of_run(args)
-        return super().parse_args(ctx, self._with_model(args))
+        return super().parse_args(ctx, with_model(self.params, args))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The subcommand. The error for `tune show` names the command of dyno that shows profiles."""
@@ -101,35 +102,6 @@ class _Commands(help.Group):
             if args[0] in getattr(typer.main.get_command(profiles.app), "commands", ()):
                 raise help.USAGE_ERROR(f"tune has no command {args[0]!r}; use `dyno profiles {args[0]}`", ctx)
         return super().resolve_command(ctx, args)
-
-    def _with_model(self, args: list[str]) -> list[str]:
-        """`args` with a bare model behind --model, also if it follows options; no subcommand has such a name.
-
-        Raises:
-            typer.BadParameter: There are two models.
-        """
-        own = {name: p for p in self.params for name in p.opts}
-        bare: list[int] = []
-        given: list[str] = []
-        at = 0
-        while at < len(args) and args[at] != "--":
-            option = own.get(args[at])
-            if option is not None and not getattr(option, "is_flag", False):
-                given += args[at + 1 : at + 2] if option.name == "model" else []
-                at += 1
-            elif args[at].endswith(".gguf") and not args[at].startswith("-"):
-                bare.append(at)
-                given.append(args[at])
-            elif not args[at].startswith("-"):
-                break  # a subcommand, whose words are its own
-            at += 1
-        if bare and len(given) > 1:
-            raise typer.BadParameter(
-                f"two models were given, {given[0]} and {given[1]}; a tune takes one", param_hint="--model"
-            )
-        for index in bare:
-            args = [*args[:index], "--model", *args[index:]]
-        return args
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Here, because typer ends a command that was interrupted without a word."""
@@ -180,7 +152,7 @@ _LATER = "tune: interrupted; run the same command with --resume to continue afte
 
 
 app.command(name="ab", cls=help.Command)(ab)
-app.command(name="build", cls=help.Command)(build)
+app.command(name="build", cls=Build)(build)
 app.command(name="doctor", cls=help.Command, context_settings={"allow_interspersed_args": False})(doctor)
 app.command(name="verify", cls=help.Command)(verify)
 app.command(name="probe", cls=help.Command)(probe)

@@ -1,0 +1,52 @@
+"""A model without an option, as in `tune model.gguf`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+from dyno._cli import help
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Build(help.Command):
+    """A command that takes a bare model."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_model(self.params, args))
+
+
+def with_model(parameters: Iterable[Any], args: list[str]) -> list[str]:
+    """`args` with a bare model behind --model, also if it follows options; no subcommand has such a name.
+
+    Args:
+        parameters: The options of the command.
+        args: The words behind its name.
+
+    Raises:
+        typer.BadParameter: There are two models.
+    """
+    own = {name: p for p in parameters for name in p.opts}
+    bare: list[int] = []
+    given: list[str] = []
+    at = 0
+    while at < len(args) and args[at] != "--":
+        option = own.get(args[at])
+        if option is not None and not getattr(option, "is_flag", False):
+            given += args[at + 1 : at + 2] if option.name == "model" else []
+            at += 1
+        elif args[at].endswith(".gguf") and not args[at].startswith("-"):
+            bare.append(at)
+            given.append(args[at])
+        elif not args[at].startswith("-"):
+            break  # a subcommand, whose words are its own
+        at += 1
+    if bare and len(given) > 1:
+        raise typer.BadParameter(
+            f"two models were given, {given[0]} and {given[1]}; give only one", param_hint="--model"
+        )
+    for index in bare:
+        args = [*args[:index], "--model", *args[index:]]
+    return args
