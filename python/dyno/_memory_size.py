@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["parse_bytes"]
+__all__ = ["parse_bytes", "parse_limit"]
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+LEAST_LIMIT = 64 << 20
+"""Bytes. A smaller limit holds no model, and comes from a plain number: `5` is 5 bytes."""
 
 
 def parse_bytes(text: str) -> int:
@@ -22,4 +25,18 @@ def parse_bytes(text: str) -> int:
     size = int(float(found[1]) * base ** _UNITS[found[2]])
     if size <= 0:
         raise ValueError(f"{text!r} is too little memory to run in; write 16GiB or 800MiB")
+    return size
+
+
+def parse_limit(text: str) -> int:
+    """Bytes of a limit of memory, as `parse_bytes`.
+
+    Raises:
+        ValueError: `text` is no amount of memory, or is less than any model needs.
+    """
+    size = parse_bytes(text)
+    if size < LEAST_LIMIT:
+        raise ValueError(
+            f"{text!r} is {size:,} bytes; the least limit is {LEAST_LIMIT >> 20} MiB; write 16GiB or 800MiB"
+        )
     return size

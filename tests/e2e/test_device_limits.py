@@ -210,6 +210,8 @@ def test_options_of_the_command_line() -> None:
     }
     for words, message in (
         ({"vram": "x"}, "'x' is not an amount"),
+        ({"vram": "5"}, "the least limit is 64 MiB"),
+        ({"ram": "63M"}, "the least limit is 64 MiB"),
         ({"split_mode": "row"}, "dyno has none and layer"),
         ({"tensor_split": "3;1"}, "is not N,N"),
     ):

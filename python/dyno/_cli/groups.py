@@ -134,7 +134,7 @@ class EngineOptions(Group):
             typer.BadParameter: `-ngl` is neither a number nor `all`, or a virtual device, an amount of memory
             or a share cannot be read.
         """
-        from dyno._memory_size import parse_bytes
+        from dyno._memory_size import parse_limit
         from dyno._virtual_devices import parse_virtual_devices
 
         layers, shares_text = self.n_gpu_layers, self.tensor_split
@@ -146,7 +146,7 @@ class EngineOptions(Group):
             raise typer.BadParameter(str(error), param_hint="--virtual-devices") from error
         for option, size in (("--vram", self.vram), ("--ram", self.ram)):
             try:
-                _ = size is None or parse_bytes(size)
+                _ = size is None or parse_limit(size)
             except ValueError as error:
                 raise typer.BadParameter(str(error), param_hint=option) from error
         if self.split_mode not in (None, "none", "layer"):

@@ -182,6 +182,15 @@ def test_a_build_in_too_little_memory_is_wrong_usage(memory: str, tmp_path: Path
     assert (code, f"'{memory}' is" in said, "8GiB" in said) == (2, True, True), said
 
 
+@pytest.mark.parametrize("option", ["--vram", "--ram"])
+@pytest.mark.parametrize("limit", ["5", "63MiB"])
+def test_a_limit_that_holds_no_model_is_wrong_usage(option: str, limit: str, tmp_path: Path) -> None:
+    code, said = _tune(str(tmp_path / "none.gguf"), option, limit)
+    said = " ".join(said.replace("│", " ").split())
+    assert (code, f"{option}: '{limit}' is" in said, "16GiB" in said) == (2, True, True), said
+    assert _tune(str(tmp_path / "none.gguf"), option, "64MiB")[0] == 1
+
+
 def test_commands_for_profiles_are_commands_of_dyno() -> None:
     for name in ("show", "list", "check"):
         code, said = _tune(name, "x.yaml")

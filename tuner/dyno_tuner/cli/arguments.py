@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
+from dyno._memory_size import parse_limit
 
 from ..core.errors import TargetUnusable, TuneError
 from ..core.protocol import Workload
@@ -55,6 +56,14 @@ def parse_duration(text: str) -> float:
             param_hint="--budget",
         )
     return seconds
+
+
+def memory_limit(option: str, text: str | None) -> int | None:
+    """Bytes of the value of `--vram` or `--ram`."""
+    try:
+        return None if text is None else parse_limit(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def gpu_numbers(text: str) -> list[int]:

@@ -28,7 +28,6 @@ from ..core.model_file import check_model
 from ..core.options import ENERGY, MEMORY, OBJECTIVES, SPEED
 from ..core.protocol import Workload, settings_text
 from ..search.proposers import SAMPLERS
-from ..space.memory_limits import parse_bytes
 from . import options as o
 from .ab_command import ab
 from .arguments import (
@@ -40,6 +39,7 @@ from .arguments import (
     devices_of,
     engine_options,
     held_settings,
+    memory_limit,
     parse_duration,
     placement_of,
     teller,
@@ -282,8 +282,8 @@ def tune(
             "--virtual-device": bool(virtual_device), "--storage": storage is not None,
             "--workload serve:…": (workload or "").startswith("serve"),
         })  # fmt: skip
-    limit = usage(parse_bytes, vram) if vram is not None else None
-    host_limit = usage(parse_bytes, ram) if ram is not None else None
+    limit = memory_limit("--vram", vram)
+    host_limit = memory_limit("--ram", ram)
     if workload is not None:
         usage(Workload.parse, workload)
     device_names(device, gpu)
