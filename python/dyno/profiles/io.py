@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
+from dyno._wrong_values import has_plain_words, not_given, plain_words
 from dyno.errors import ProfileError
 from dyno.profiles import _yaml
 from dyno.profiles._fields import clean_text
@@ -20,6 +21,8 @@ from dyno.profiles.schema import Profile, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from pydantic_core import ErrorDetails
 
 MAX_PROBLEMS = 100
 FLOW_WIDTH = 150
@@ -83,7 +86,7 @@ def load_readable(path: str | os.PathLike[str]) -> tuple[Profile, dict[str, str]
 def _take_out(data: Mapping[str, Any], error: ValidationError) -> dict[str, str]:
     """Removes the entries that `error` is about from the data; empty where it is about something else."""
     wrong: dict[str, str] = {}
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+    found = error.errors(include_url=False)
     for item in reversed(found):  # so that what leaves a list moves no item that leaves it later
         place = tuple(str(step) for step in item["loc"] if not _is_step(str(step)))
         depth = {"settings": 2, "kernels": 3}.get(place[0] if place else "", 0)
@@ -163,7 +166,7 @@ def _problems(text: str, name: str) -> tuple[Profile | None, list[Problem]]:
 
 def _translate(error: ValidationError, name: str, lines: Mapping[tuple[str, ...], int]) -> list[Problem]:
     found: list[Problem] = []
-    for item in error.errors(include_url=False, include_context=False, include_input=False):
+    for item in error.errors(include_url=False):
         # Tags of unions and pydantic's own steps stand in angle or square brackets.
         path = tuple(str(step) for step in item["loc"] if not _is_step(str(step)))
         path = _known_prefix(path, lines) if lines else path
@@ -197,12 +200,12 @@ def _known_prefix(path: tuple[str, ...], lines: Mapping[tuple[str, ...], int]) -
     return _known_prefix(path[:-1], lines) if union else path
 
 
-def _message(item: Any) -> str:
-    kind, text = item["type"], str(item["msg"])
-    if kind == "missing":
+def _message(item: ErrorDetails) -> str:
+    if item["type"] == "missing":
         return "missing"
-    text = text.removeprefix("Value error, ")
-    text = text.replace("Input should be", "must be").replace("String should", "text must")
+    text = plain_words(item, mapping="a map")
+    if has_plain_words(item):  # others name their value
+        text += not_given(item, mapping="a map")
     return " ".join(text.split())
 
 

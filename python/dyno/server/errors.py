@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, get_args
 
+from dyno._wrong_values import not_given, plain_words
 from dyno.errors import (
     ChatError,
     ClosedError,
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
 
 __all__ = ["ApiError", "api_error", "from_validation"]
 
@@ -55,10 +55,9 @@ def from_validation(error: ValidationError) -> ApiError:
     paths = [_path(each["loc"], classes.keys(), tags) for each in found]
     path = max(paths, key=lambda path: (len(path), [step for step in path if isinstance(step, int)]))
     chosen = [each for each, its in zip(found, paths, strict=True) if its == path]
-    first = chosen[0]
     param = ".".join(map(str, path)) or None
-    given = _not(first["input"], str(first["type"])) if param else ""
-    begin, *others = dict.fromkeys(_words(each) for each in chosen)
+    given = not_given(chosen[0]) if param else ""
+    begin, *others = dict.fromkeys(plain_words(each) for each in chosen)
     text = " or ".join([begin, *(each.removeprefix("must be ") for each in others)])
     if param:
         joint = " " if begin.startswith(("must ", "is ")) else ": "
@@ -66,39 +65,6 @@ def from_validation(error: ValidationError) -> ApiError:
     elif begin.startswith("must "):
         text = f"the body {text}"
     return ApiError(400, text, param=param, code="invalid_value")
-
-
-_WORDS = {
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
-    "int_parsing_size": "must be a smaller whole number",
-    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
-    "finite_number": "must be a finite number",
-    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
-    "string_type": "must be a string",
-    "list_type": "must be a list",
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be an object"),
-    "literal_error": "must be {expected}",
-    "greater_than": "must be greater than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
-    "too_short": "must have at least {min_length} item{s}",
-    "too_long": "must have at most {max_length} item{s}",
-    "string_too_short": "must have at least {min_length} character{s}",
-    "string_too_long": "must have at most {max_length} character{s}",
-    "missing": "is required",
-}
-"""By the kind of a validation error: the words behind the name of the field."""
-
-
-def _words(error: ErrorDetails) -> str:
-    """Plain words for one error; words of our own have a beginning that pydantic puts before them."""
-    if (words := _WORDS.get(error["type"])) is not None:
-        limits = error.get("ctx", {}).items()
-        context = {name: f"{value:g}" if isinstance(value, float) else value for name, value in limits}
-        one = 1 in (context.get("min_length"), context.get("max_length"))
-        return words.format(**context, s="" if one else "s")
-    return error["msg"].removeprefix("Value error, ")
 
 
 def _path(
@@ -128,16 +94,6 @@ def _kinds(kind: type[Known]) -> Iterator[type[Known]]:
 def _tags(kind: type[Known]) -> tuple[str, ...]:
     """The values of the field `type` by which pydantic knows an object of this kind among others."""
     return get_args(kind.model_fields["type"].annotation) if "type" in kind.model_fields else ()
-
-
-def _not(given: object, kind: str) -> str:
-    """The end of a message, which shows the wrong value, and the kind of one that may be large."""
-    if kind == "missing":
-        return ""
-    if isinstance(given, (dict, list)):
-        name = "an object" if isinstance(given, dict) else "a list"
-        return f", not {name}" if kind.endswith("_type") else ""
-    return f", not {given[:80] if isinstance(given, str) else given!r:.80}"
 
 
 def api_error(error: BaseException, prompt: str | None = None) -> ApiError:
