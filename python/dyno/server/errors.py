@@ -55,6 +55,11 @@ def from_validation(error: ValidationError) -> ApiError:
     paths = [_path(each["loc"], classes.keys(), tags) for each in found]
     path = max(paths, key=lambda path: (len(path), [step for step in path if isinstance(step, int)]))
     chosen = [each for each, its in zip(found, paths, strict=True) if its == path]
+    if keys := [each for each in chosen if each["loc"][-1:] == ("[key]",)]:
+        key = keys[0]["input"]
+        place = ".".join(map(str, path[:-1] if path[-1] == key else path))
+        text = f"{place}: the key {key!r:.80} {plain_words(keys[0])}"
+        return ApiError(400, text, param=place, code="invalid_value")
     param = ".".join(map(str, path)) or None
     given = not_given(chosen[0]) if param else ""
     begin, *others = dict.fromkeys(plain_words(each) for each in chosen)
