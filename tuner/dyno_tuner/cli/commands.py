@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import re
 import signal
 import sys
 import time
@@ -26,7 +25,7 @@ from .. import __version__
 from ..core.errors import Interrupted, TuneError
 from ..core.model_file import check_model
 from ..core.options import ENERGY, MEMORY, OBJECTIVES, SPEED
-from ..core.protocol import Workload, settings_text
+from ..core.protocol import Workload
 from ..search.proposers import SAMPLERS
 from . import options as o
 from .ab_command import ab
@@ -47,12 +46,15 @@ from .arguments import (
     usage,
     workload_of,
 )
-from .bare_model import Build, with_model
+from .bare_model import Build
 from .build_command import build
+from .command_group import STATE, Commands
 from .doctor_command import doctor
 from .messages import EARLY
 from .power_limits import best, check_options, lines, parse_limits, tune_at_limits
 from .probe_command import probe
+from .record_commands import diff, history, report
+from .replay_command import replay
 from .share_command import import_, share
 from .verify_command import verify
 
@@ -64,82 +66,9 @@ if TYPE_CHECKING:
     from ..run.session import Request, Result
 
 
-class _Commands(help.Group):
-    """A group of commands that keeps what follows `--` from being read as a subcommand where an engine's
-    command line is given, or looks like one though `--engine` was forgotten, which is said then."""
-
-    first = (
-        "verify",
-        "history",
-        "diff",
-        "report",
-        "ab",
-        "doctor",
-        "build",
-        "share",
-        "import",
-        "probe",
-        "replay",
-    )
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        before = args[: args.index("--")] if "--" in args else []
-        behind = args[len(before) + 1 :] if "--" in args else []
-        named = any(a == "--engine" or a.startswith("--engine=") for a in before)
-        forgotten = bool(behind) and behind[0] not in self.commands
-        if (named or forgotten) and not any(a in self.commands for a in before):
-            ctx.meta["command_line"] = behind
-            args = before
-        if not any(a in self.commands for a in args):
-            _refuse_flags_of_run(args)
-        return super().parse_args(ctx, with_model(self.params, args))
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The subcommand. The error for `tune show` names the command of dyno that shows profiles."""
-        if args[0] not in self.commands:
-            from dyno._cli import profiles
-
-            if args[0] in getattr(typer.main.get_command(profiles.app), "commands", ()):
-                raise help.USAGE_ERROR(f"tune has no command {args[0]!r}; use `dyno profiles {args[0]}`", ctx)
-        return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        """Here, because typer ends a command that was interrupted without a word."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            print(_LATER if _state["measuring"] else EARLY, file=sys.stderr)
-            raise typer.Exit(130) from None
-
-
-_SETTING_OF = {
-    "-ngl": "n_gpu_layers", "--n-gpu-layers": "n_gpu_layers", "-ncmoe": "n_cpu_moe",
-    "--n-cpu-moe": "n_cpu_moe", "-ub": "ubatch", "--ubatch-size": "ubatch", "-t": "threads",
-    "--threads": "threads", "-tb": "threads_batch", "-ctk": "kv_type_k", "-ctv": "kv_type_v",
-    "-ot": "placement", "--override-tensor": "placement", "-fa": "flash_attention", "-np": "sequences",
-}  # fmt: skip
-
-
-def _refuse_flags_of_run(args: list[str]) -> None:
-    """Name the way to hold a setting that `dyno run` has an option for.
-
-    Raises:
-        typer.BadParameter: There is such an option.
-    """
-    for word in args:
-        if word in ("-c", "--ctx-size"):
-            raise typer.BadParameter("write --ctx N for a tune", param_hint=word)
-        if (name := _SETTING_OF.get(word)) is not None:
-            raise typer.BadParameter(
-                f"a tune searches this setting itself; to fix it, give --set {name}=VALUE. "
-                "Flags of llama.cpp or ik_llama.cpp belong after -- (with --engine)",
-                param_hint=word,
-            )
-
-
 app = typer.Typer(
     name="tune",
-    cls=_Commands,
+    cls=Commands,
     context_settings=help.CONTEXT,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -147,8 +76,6 @@ app = typer.Typer(
     epilog="\b\nExamples:\n  tune model.gguf\n  tune model.gguf --gpu 0 --budget 10m\n"
     "  tune verify profile.yaml --model model.gguf",
 )
-_state = {"verbose": False, "measuring": False}
-_LATER = "tune: interrupted; run the same command with --resume to continue after the last measurement"
 
 
 app.command(name="ab", cls=help.Command)(ab)
@@ -158,6 +85,10 @@ app.command(name="verify", cls=help.Command)(verify)
 app.command(name="probe", cls=help.Command)(probe)
 app.command(name="share", cls=help.Command)(share)
 app.command(name="import", cls=help.Command)(import_)
+app.command(name="replay", cls=help.Command)(replay)
+app.command(name="diff", cls=help.Command)(diff)
+app.command(name="report", cls=help.Command)(report)
+app.command(name="history", cls=help.Command)(history)
 
 
 def _version(wanted: bool) -> None:
@@ -210,7 +141,7 @@ def tune(
     ] = False,
 ) -> None:
     """Tune a model: search settings, prove their gains, and write a profile that dyno finds automatically."""
-    _state["verbose"] = verbose
+    STATE["verbose"] = verbose
     if context.invoked_subcommand is not None:
         _nothing_before(context)
         return
@@ -314,7 +245,7 @@ def tune(
         if not target.foreign:
             request.placement = placement_of(virtual_device or [], limit, host_limit, devices[0])
         request.text = None if text is None or target.foreign else str(text.absolute())
-        _state["measuring"] = not watts  # several tunes have no --resume
+        STATE["measuring"] = not watts  # several tunes have no --resume
         if watts:
             _at_limits(request, watts, as_json=as_json)
             return
@@ -439,151 +370,6 @@ def _print_result(result: Result, request: Request, as_json: bool) -> None:
         print(f"pareto:  {result.pareto}")
 
 
-@app.command(cls=help.Command)
-def replay(
-    data: Annotated[
-        Path,
-        typer.Argument(
-            help="Recorded sweep of llama-bench as jsonl, json or csv; can be compressed (.gz, .xz, .bz2)."
-        ),
-    ],
-    sampler: Annotated[str, typer.Option(help=f"Search algorithm: {', '.join(SAMPLERS)}.")] = "guided",
-    seeds: Annotated[
-        int, typer.Option(help="Number of searches; their seeds count from 0.", min=1, max=100_000)
-    ] = 100,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="Metric: pp or tg, with length and depth if there are several, such as tg128@d4096."
-        ),
-    ] = None,
-    evaluations: Annotated[
-        int, typer.Option(help="Maximum number of distinct configurations per search.", min=2)
-    ] = 12,
-    experts: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of experts of the model. Default: the number in the file, or an estimate from its "
-            "rates."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Model to replay if the file has several: its name or the beginning of its name."),
-    ] = None,
-    as_json: o.Json = False,
-) -> None:
-    """Repeat the search on recorded measurements with many seeds, without hardware."""
-    from ..run.replay import replay_many
-    from ..targets.replay.target import load_sweep
-
-    check_choice("sampler", sampler, SAMPLERS)
-    wanted = re.fullmatch(r"(pp|tg)([0-9]*)(?:@d([0-9]+))?", metric) if metric is not None else None
-    if metric is not None and wanted is None:
-        raise typer.BadParameter(
-            f"--metric {metric!r} is not a metric; give pp, tg, or one such as pp4096 or tg128@d4096"
-        )
-    result = replay_many(
-        load_sweep(data, experts, model),
-        metric=wanted[1] if wanted else None,
-        tokens=int(wanted[2]) if wanted and wanted[2] else None,
-        depth=int(wanted[3]) if wanted and wanted[3] else None,
-        sampler=sampler,
-        seeds=seeds,
-        limit=evaluations,
-    )
-    if as_json:
-        print(json.dumps(result))
-        return
-    print(
-        f"{result['workload']}: {result['points']} recorded points, {result['distinct']} of them run "
-        "different code"
-    )
-    print(f"default  {result['default']['rate']:>10,.1f} t/s  {settings_text(result['default']['settings'])}")
-    print(f"best     {result['best']['rate']:>10,.1f} t/s  {settings_text(result['best']['settings'])}")
-    for choice in result["choices"]:
-        named = settings_text(choice["settings"])
-        print(f"chosen   {choice['rate']:>10,.1f} t/s  {named}  in {choice['runs']} runs")
-    print(
-        f"{100 * result['within_2pct']:.1f} % of {result['runs']} runs ended within 2 % of the best, after "
-        f"{result['evaluations_median']:g} configurations (median; the first point within 2 % came after "
-        f"{result['evaluations_to_within_2pct_median']:g})"
-    )
-
-
-@app.command(cls=help.Command)
-def diff(
-    first: Annotated[Path, typer.Argument(help="First profile.")],
-    second: Annotated[Path, typer.Argument(help="Second profile.")],
-    as_json: o.Json = False,
-) -> None:
-    """Compare two profiles entry by entry. The exit code is 1 if they disagree."""
-    from ..output.diff import apart, compare_profiles
-
-    rows = compare_profiles(first, second)
-    differs = apart(first, second)
-    if differs:
-        more = f"; {len(differs) - 3} more differences" if len(differs) > 3 else ""
-        why = "; ".join(differs[:3])
-        print(
-            f"tune: {first} and {second} are not for the same model and device: {why}{more}", file=sys.stderr
-        )
-    if as_json:
-        print(json.dumps([row.to_dict() for row in rows]))
-    else:
-        for row in rows:
-            print(f"{row.verdict:<9} {row.entry}: {row.first} | {row.second}")
-        same = sum(row.verdict != "differs" for row in rows)
-        print(f"{same} of {len(rows)} entries agree")
-    if any(row.verdict == "differs" for row in rows):
-        raise typer.Exit(1)
-
-
-@app.command(cls=help.Command)
-def report(
-    journal: Annotated[
-        Path, typer.Argument(help="Journal of a tune: PROFILE.journal.jsonl, or compressed as .gz.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="HTML file to write. Default: a file beside the journal.")
-    ] = None,
-) -> None:
-    """Write a self-contained HTML page about a complete or interrupted run. Needs gguf-dyno[report]."""
-    from ..output.html_report import write_report
-
-    print(f"report: {write_report(journal, out)}")
-
-
-@app.command(cls=help.Command)
-def history(
-    folder: Annotated[
-        list[Path] | None, typer.Argument(help="Folders with journals. Default: your profile folder.")
-    ] = None,
-    as_json: o.Json = False,
-) -> None:
-    """List the tunes of this machine, newest first."""
-    from dyno import profiles
-
-    from ..record.history import history as read
-
-    folders = folder or [profiles.user_folder()]
-    absent = [str(f) for f in folder or [] if not f.is_dir()]
-    if absent:
-        raise TuneError(f"history: {absent[0]} is not a folder")
-    rows = read(folders)
-    if as_json:
-        print(json.dumps([row.to_dict() for row in rows]))
-        return
-    if not rows:
-        print(f"there are no journals in {', '.join(map(str, folders))}")
-    for row in rows:
-        gain = " ".join(f"{m} {r:.3f}×" for m, r in row.gain.items()) or "-"
-        date = row.date[:16] or "no date"
-        shown = f"{date:<16}  {row.status:<10}  {gain:<22}  {row.seconds:>6.0f} s  {row.model}"
-        print(escaped(shown))
-        print(escaped(f"{'':<16}  {row.path}"))
-
-
 def _stop(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -605,7 +391,7 @@ def main() -> None:
 
 
 def _fail(error: BaseException, code: int) -> None:
-    if _state["verbose"]:
+    if STATE["verbose"]:
         traceback.print_exception(error, file=sys.stderr)
     told = str(error)
     if isinstance(error, OSError) and error.filename is not None:

@@ -1,0 +1,90 @@
+"""The group of the commands of `tune`: how it reads its words, and how an interrupt ends it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from dyno._cli import help
+
+from .bare_model import with_model
+from .messages import EARLY
+
+STATE = {"verbose": False, "measuring": False}
+"""Facts about the command that runs, for its last message: errors and interrupts end it from anywhere."""
+
+LATER = "tune: interrupted; run the same command with --resume to continue after the last measurement"
+
+
+class Commands(help.Group):
+    """A group of commands that keeps what follows `--` from being read as a subcommand where an engine's
+    command line is given, or looks like one though `--engine` was forgotten, which is said then."""
+
+    first = (
+        "verify",
+        "history",
+        "diff",
+        "report",
+        "ab",
+        "doctor",
+        "build",
+        "share",
+        "import",
+        "probe",
+        "replay",
+    )
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        before = args[: args.index("--")] if "--" in args else []
+        behind = args[len(before) + 1 :] if "--" in args else []
+        named = any(a == "--engine" or a.startswith("--engine=") for a in before)
+        forgotten = bool(behind) and behind[0] not in self.commands
+        if (named or forgotten) and not any(a in self.commands for a in before):
+            ctx.meta["command_line"] = behind
+            args = before
+        if not any(a in self.commands for a in args):
+            _refuse_flags_of_run(args)
+        return super().parse_args(ctx, with_model(self.params, args))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The subcommand. The error for `tune show` names the command of dyno that shows profiles."""
+        if args[0] not in self.commands:
+            from dyno._cli import profiles
+
+            if args[0] in getattr(typer.main.get_command(profiles.app), "commands", ()):
+                raise help.USAGE_ERROR(f"tune has no command {args[0]!r}; use `dyno profiles {args[0]}`", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Here, because typer ends a command that was interrupted without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print(LATER if STATE["measuring"] else EARLY, file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
+_SETTING_OF = {
+    "-ngl": "n_gpu_layers", "--n-gpu-layers": "n_gpu_layers", "-ncmoe": "n_cpu_moe",
+    "--n-cpu-moe": "n_cpu_moe", "-ub": "ubatch", "--ubatch-size": "ubatch", "-t": "threads",
+    "--threads": "threads", "-tb": "threads_batch", "-ctk": "kv_type_k", "-ctv": "kv_type_v",
+    "-ot": "placement", "--override-tensor": "placement", "-fa": "flash_attention", "-np": "sequences",
+}  # fmt: skip
+
+
+def _refuse_flags_of_run(args: list[str]) -> None:
+    """Name the way to hold a setting that `dyno run` has an option for.
+
+    Raises:
+        typer.BadParameter: There is such an option.
+    """
+    for word in args:
+        if word in ("-c", "--ctx-size"):
+            raise typer.BadParameter("write --ctx N for a tune", param_hint=word)
+        if (name := _SETTING_OF.get(word)) is not None:
+            raise typer.BadParameter(
+                f"a tune searches this setting itself; to fix it, give --set {name}=VALUE. "
+                "Flags of llama.cpp or ik_llama.cpp belong after -- (with --engine)",
+                param_hint=word,
+            )
