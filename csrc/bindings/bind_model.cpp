@@ -105,7 +105,7 @@ nb::dict ffn_dict(const model::FfnSpec& f) {
 }  // namespace
 
 // Fractions of the elements of matrices, by type; vectors are left out.
-std::map<std::string, double> type_shares(const model::ModelDesc& m) {
+static std::map<std::string, double> type_shares(const model::ModelDesc& m) {
   std::map<std::string, double> types;
   double total = 0;
   for (size_t i = 0; i < m.weights.size(); ++i) {

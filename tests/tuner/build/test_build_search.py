@@ -506,6 +506,7 @@ def test_nothing_is_built_if_every_verdict_is_known_before(tmp_path: Path) -> No
     assert (told["default"]["seconds"], told["verdicts"]["A"]["reason"]) == (None, "it is dead")
     assert "| default build |  |  |  |  |  |  |  |  |  |" in markdown(result, "pip install .", FACTS)
     assert "it is dead" in page(result, "pip install .", FACTS)
+    assert "so nothing was built. Keep the default build." in markdown(result, "pip install .", FACTS)
 
 
 def test_the_line_for_a_gpu_has_the_defines_of_a_gpu(tmp_path: Path) -> None:

@@ -134,7 +134,9 @@ def markdown(result: Search, command: str, facts: Mapping[str, Any]) -> str:
 def notes(result: Search, facts: Mapping[str, Any]) -> list[str]:
     """Sentences about the result as a whole."""
     found = [f"{facts['model']} on {facts['device']}, {facts['workload']}."]
-    if result.confirmed is None:
+    if result.base is None:
+        found.append("Known facts decide every switch, so nothing was built. Keep the default build.")
+    elif result.confirmed is None:
         found.append("No build was faster than the default build. Keep the default build.")
     else:
         named = " ".join(s.define for s in result.chosen)

@@ -123,7 +123,8 @@ def search(
     Args:
         builds: makes them.
         bench: measures them.
-        clock: the budget. The default build is made in any case, and so are the rounds that confirm a gain.
+        clock: the budget. If a switch needs a build, the default build is made in any case, and so are the
+            rounds that confirm a gain.
         record: keeps results for a run that goes on after a kill.
         knob_values: by knob, the values that are tried in both builds beside the default.
         longest_build: seconds that one build may take if there is no budget.
