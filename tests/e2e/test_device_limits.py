@@ -83,7 +83,7 @@ def test_ram_bounds_the_part_of_the_cpu(tmp_path: Path) -> None:
         np.testing.assert_array_equal(engine.logits(TOKENS), want)
     with opened(path, **where, plan_only=True) as engine:
         limit = held(engine, "cpu:1") // 2
-    with pytest.raises(OutOfMemoryError, match=r"auto: each placement that cpu:1 has room for .*\(ram\)"):
+    with pytest.raises(OutOfMemoryError, match=r"auto: every placement that fits cpu:1 needs more .*\(ram\)"):
         opened(path, **where, vram=limit, ram=part // 4)
 
 

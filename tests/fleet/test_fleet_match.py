@@ -86,7 +86,7 @@ def test_what_labels_do_not_tell_is_named() -> None:
 def test_an_unknown_card_has_no_device_but_a_reason() -> None:
     (node,) = read_nodes(json.dumps(labels("NVIDIA-H900")), "n1")
     assert node.device is None
-    assert "SM count of NVIDIA-H900 cannot be told" in node.problem
+    assert "SM count of NVIDIA-H900 cannot be determined" in node.problem
 
 
 def test_a_slice_takes_its_multiprocessors_from_the_labels() -> None:
