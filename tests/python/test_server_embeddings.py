@@ -72,7 +72,7 @@ def test_the_public_client_reads_both_formats(served: Served) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "text"),
     [
-        ({}, "input", "Field required"),
+        ({}, "input", "input is required"),
         ({"input": []}, None, "input is empty"),
         ({"input": ""}, None, "input is empty"),
         ({"input": ["a", "x" * 200]}, "input", "input 1: .* the prompt has 200 tokens, ctx is 128"),

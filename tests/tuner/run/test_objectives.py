@@ -118,7 +118,7 @@ def test_energy_that_nothing_counts_is_told_before_anything_starts(
         raise AssertionError("the tune began")
 
     monkeypatch.setattr("dyno._energy.Counters._find_domains", _no_domains)
-    monkeypatch.setattr("dyno_tuner.cli.commands._request", started)
+    monkeypatch.setattr("dyno_tuner.run.session.run", started)
     done = CliRunner().invoke(
         app, ["--model", str(trained_model), "--device", "cpu", "--objective", "energy"]
     )

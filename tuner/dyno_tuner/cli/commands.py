@@ -226,10 +226,6 @@ def tune(
         else:
             virtual = placement_of(virtual_device or [], None, None, "").get("virtual_devices", 0)
             devices = ["cpu"] if target.foreign else devices_of(device, gpu, virtual)
-        if (
-            objective == ENERGY and cluster is None and not virtual_device
-        ):  # others are checked where they run
-            check_energy(devices)
         request = _request(
             model, devices, engine, of_engine, workload, ctx,
             budget=seconds, seed=seed, sampler=sampler, approx_limit=allow_approx,
@@ -245,6 +241,10 @@ def tune(
         if not target.foreign:
             request.placement = placement_of(virtual_device or [], limit, host_limit, devices[0])
         request.text = None if text is None or target.foreign else str(text.absolute())
+        if watts:
+            _check_limits(request)
+        if objective == ENERGY and cluster is None and not virtual_device:  # others check it where they run
+            check_energy(devices)
         STATE["measuring"] = not watts  # several tunes have no --resume
         if watts:
             _at_limits(request, watts, as_json=as_json)
@@ -260,6 +260,18 @@ def tune(
         raise typer.Exit(1)
 
 
+def _check_limits(request: Request) -> None:
+    """Raises typer.BadParameter for a request that cannot run at several power limits."""
+    workload = request.options.workload
+    if not request.device.startswith("cuda:"):
+        raise typer.BadParameter(f"--power-limits needs a GPU, but the device is {request.device}")
+    if request.options.objective == ENERGY and any(workload.part(m).depth for m in workload.metrics):
+        raise typer.BadParameter(
+            "--power-limits with --objective energy cannot measure a workload with depth; give a "
+            "--workload without depth"
+        )
+
+
 def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
     """Tunes at each power limit, and sets the first one back at the end."""
     from dyno.devices import resolve_device
@@ -270,14 +282,7 @@ def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
     from ..measure.power_limit import PowerLimit
     from ..run.session import run
 
-    objective, workload = request.options.objective, request.options.workload
-    if not request.device.startswith("cuda:"):
-        raise typer.BadParameter(f"--power-limits needs a GPU, but the device is {request.device}")
-    if objective == ENERGY and any(workload.part(m).depth for m in workload.metrics):
-        raise typer.BadParameter(
-            "--power-limits with --objective energy cannot measure a workload with depth; give a "
-            "--workload without depth"
-        )
+    objective = request.options.objective
     number = int(request.device.removeprefix("cuda:"))
     bus = str(resolve_device(request.device).info["pci_bus_id"])
     limit = PowerLimit(bus)
