@@ -1,4 +1,8 @@
-"""Continuous batching: the generations of many callers in one engine, with one decode a step."""
+"""Continuous batching: the generations of many callers in one engine, with one decode a step.
+
+This file has one class, whose methods share the queue, the running texts and their lock. The parts that do
+not need that state are modules of their own: requests, prefixes, drafts, answers of a step, and the teller.
+"""
 
 from __future__ import annotations
 
