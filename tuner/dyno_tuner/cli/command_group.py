@@ -18,8 +18,8 @@ LATER = "tune: interrupted; run the same command with --resume to continue after
 
 
 class Commands(help.Group):
-    """A group of commands that keeps what follows `--` from being read as a subcommand where an engine's
-    command line is given, or looks like one though `--engine` was forgotten, which is said then."""
+    """A group of commands that reads no word behind `--` as a subcommand if these words are the command line
+    of an engine. If they look like one and `--engine` is missing, the error says so."""
 
     first = (
         "verify",
