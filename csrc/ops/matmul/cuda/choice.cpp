@@ -1,5 +1,5 @@
-// Which kernel multiplies a shape: the shapes that each kernel supports, then the defaults, then the launch. They share a
-// file because a default is taken only where the rule of support beside it holds, and a new kernel changes all three.
+// Which kernel multiplies a shape: the shapes that each kernel supports, then the defaults, then the launch. They share
+// a file because a default is taken only where the rule of support beside it holds, and a new kernel changes all three.
 #include "ops/matmul/cuda/choice.h"
 
 #include <algorithm>
