@@ -10,6 +10,8 @@ the most probable one, or with --sampled a random one.
 
 Of steps that draw a token for every text, the report gives the median time, and the part of it in which the
 thread does not wait for the engine's call. On a GPU that part is the host's, and the device has no work then.
+If no two such steps follow each other, the texts never ran together: the report says so and gives no time.
+Longer answers (--tg) let them meet.
 """
 
 from __future__ import annotations
@@ -62,6 +64,15 @@ class Steps(SchedulerEvents):
             self.whole.append(now - self._last)
             self.outside.append(self.whole[-1] - step.seconds)
         self._last = now if counts else None
+
+    def figures(self) -> dict[str, float] | None:
+        """Medians in microseconds; None if no two such steps followed each other."""
+        if not self.whole:
+            return None
+        return {
+            "step_us": round(1e6 * statistics.median(self.whole), 1),
+            "outside_us": round(1e6 * statistics.median(self.outside), 1),
+        }
 
 
 def batch_seconds(
@@ -209,17 +220,13 @@ def compared(
         name: statistics.median(way / batch for way, batch in zip(rates[name], rates["batch"], strict=True))
         for name in rates
     }
-    times = {
-        name: {
-            "step_us": round(1e6 * statistics.median(each.whole), 1),
-            "outside_us": round(1e6 * statistics.median(each.outside), 1),
-        }
-        for name, each in steps.items()
-    }
+    times = {name: each.figures() for name, each in steps.items()}
     print(f"{count} texts")
     for name, values in rates.items():
         took = times.get(name)
         told = f"  a step {took['step_us']:,.0f} us, {took['outside_us']:,.0f} outside" if took else ""
+        if name in times and took is None:
+            told = f"  the {count} texts never ran together"
         print(f"  {name:<10} {statistics.median(values):>10.1f} tokens/s  {shares[name]:.1%}{told}")
     return {
         "load": {"sequences": count, "pp": given.pp, "tg": given.tg, "rounds": given.rounds},

@@ -173,7 +173,7 @@ def test_the_overhead_of_a_server_whose_tokens_have_no_text(tmp_path: Path) -> N
     model = tiny_model(tmp_path / "m.gguf", metadata=kinds)
     script = Path(__file__).resolve().parents[3] / "benchmarks" / "serve_overhead.py"
     out = tmp_path / "out.json"
-    size = ("--sequences", "1,2", "--pp", "4", "--tg", "80", "--rounds", "1", "--sampled")  # texts meet
+    size = ("--sequences", "1,2", "--pp", "4", "--tg", "80", "--rounds", "1", "--sampled")
     command = [sys.executable, str(script), str(model), "--device", "cpu", *size, "--json", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -182,4 +182,7 @@ def test_the_overhead_of_a_server_whose_tokens_have_no_text(tmp_path: Path) -> N
     for run in runs:
         assert set(run["rates"]) == {"batch", "scheduler", "server"}
         assert all(len(each) == 1 and each[0] > 0 for each in run["rates"].values())
-        assert all(0 < step["outside_us"] < step["step_us"] for step in run["steps"].values())
+        met = [way for way, step in run["steps"].items() if step is not None]
+        # A busy machine may begin the second thread behind the end of the first one's text: no step draws for both.
+        assert "batch" in met and (run["load"]["sequences"] == 2 or "scheduler" in met)
+        assert all(0 < run["steps"][way]["outside_us"] < run["steps"][way]["step_us"] for way in met)
