@@ -1,4 +1,4 @@
-"""A placement by itself weighs experts in a cache against whole layers, by the use that is recorded."""
+"""Automatic placement weighs a cache of experts against whole layers on the GPU, by the recorded use of experts."""
 
 from __future__ import annotations
 
