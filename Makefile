@@ -38,7 +38,7 @@ CUDA_RELEASE = $$(sed -n 's/.*{"CUDA", "\([0-9.]*\)".*/\1/p' build/cuda-check/cs
 cuda-check: $(VENV)/.installed-test
 	$(BIN)/cmake --preset cuda-check -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 	$(BIN)/cmake --build --preset cuda-check
-	$(BIN)/cmake --build --preset cuda-check --target check_errors
+	$(BIN)/cmake --build --preset cuda-check --target check_errors token_stages
 	$(BIN)/pip install --quiet "$$($(BIN)/python csrc/cmake/find_nvvm.py --requirement $(CUDA_RELEASE))"
 	$(BIN)/cmake --preset cuda-lto-check -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 	$(BIN)/cmake --build --preset cuda-lto-check --target check_lto
