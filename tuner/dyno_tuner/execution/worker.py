@@ -170,13 +170,15 @@ class Worker:
             raise TargetUnusable(reply.message)
 
     def _keep_output(self) -> None:
+        """In a thread, which closes the stream: another one would close it under its hands."""
         stream = self._process.stdout
         if stream is None:
             return
-        for line in stream:
-            text = line.decode(errors="replace").strip()
-            if text:
-                self._lines.append(text[:300])
+        with stream:
+            for line in stream:
+                text = line.decode(errors="replace").strip()
+                if text:
+                    self._lines.append(text[:300])
 
     @property
     def pid(self) -> int:
@@ -209,12 +211,12 @@ class Worker:
     def _read_line(self, end: float) -> bytes | None:
         """A line, or None at the end of the stream. Raises WorkerDied when `end` has passed."""
         while b"\n" not in self._buffer:
-            left = end - time.monotonic()
-            if left <= 0:
-                self.kill()
-                raise WorkerDied(TrialStatus.TIMEOUT, "no answer before the deadline; the worker was killed")
+            left = max(end - time.monotonic(), 0.0)
             asked, waited = min(left, 1.0), time.monotonic()
             ready, _, _ = select.select([self._from], [], [], asked)
+            if not ready and left == 0:  # an answer that is there is in time, even if this process looks late
+                self.kill()
+                raise WorkerDied(TrialStatus.TIMEOUT, "no answer before the deadline; the worker was killed")
             lost = time.monotonic() - waited - asked
             if lost > _PAUSE:
                 # Nobody waits that long for a second: this process was stopped, the machine slept or its
@@ -262,9 +264,7 @@ class Worker:
         self._process.wait()
         for fd in (self._to, self._from):
             os.close(fd)
-        if self._process.stdout is not None:
-            self._reader.join(1)
-            self._process.stdout.close()
+        self._reader.join(1)
 
     def abort(self) -> None:
         """From another thread: the call that runs there ends with WorkerDied."""
