@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from dyno.server import Options, create_app
 from dyno.server.options import KEEP_ALIVE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from dyno import Scheduler
@@ -80,10 +79,3 @@ def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 120  # of a machine that is busy
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)

@@ -20,7 +20,7 @@ from dyno._draft_model import DraftModel
 from dyno._drafts import Judge
 from dyno._requests import Handling, SchedulerEvents
 from dyno.scheduler import Speculation
-from served import until
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,79 +3,98 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import dyno
 import numpy as np
 import pytest
 from dyno.testing import tiny_model
+from waiting import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 COUNT = 16_384
-"""Tokens that take more than a second."""
+"""Tokens that take far longer than `SOON`, since the thread that gets the signal computes them."""
+SOON = 0.05
+"""Seconds after which the kernel sends a signal. No thread of the test has to run for it."""
 
 
 @contextlib.contextmanager
 def interrupted() -> Iterator[None]:
     """What runs within is interrupted soon after it began."""
-    begun = threading.Event()
-
-    def interrupt() -> None:
-        begun.wait()
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the event belongs to the call
-        begun.set()
-        yield
-    thread.join()
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the clock belongs to the call
+            signal.setitimer(signal.ITIMER_REAL, SOON)
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_an_interrupt_ends_a_decode_between_two_ubatches(tmp_path: Path) -> None:
     """Until the whole prompt was computed, it had no effect: the sequence was as long as the prompt then."""
-    count = 16_384  # more than a second of work
-    model = tiny_model(tmp_path / "m.gguf", n_ctx=count, vocabulary=False)
-    with dyno.Engine(model, device="cpu", profile=None, ctx=count, ubatch=4, threads=1) as engine:
+    model = tiny_model(tmp_path / "m.gguf", n_ctx=COUNT, vocabulary=False)
+    with dyno.Engine(model, device="cpu", profile=None, ctx=COUNT, ubatch=4, threads=1) as engine:
         want = engine.logits([1, 2, 3])
         with interrupted():
-            engine.logits(np.ones(count - 3, np.int32), reset=False, rows="none")
+            engine.logits(np.ones(COUNT - 3, np.int32), reset=False, rows="none")
         assert engine.position() == 3
         assert np.array_equal(engine.logits([1, 2, 3]), want)
 
 
 def test_an_interrupt_ends_a_decode_within_one_ubatch(tmp_path: Path) -> None:
     """Until the whole u-batch was computed, it had no effect: seconds, if it is long and the CPU slow."""
-    count = 16_384  # more than a second of attention
-    model = tiny_model(tmp_path / "m.gguf", n_ctx=count, vocabulary=False)
-    with dyno.Engine(model, device="cpu", profile=None, ctx=count, ubatch=count, threads=1) as engine:
+    model = tiny_model(tmp_path / "m.gguf", n_ctx=COUNT, vocabulary=False)
+    with dyno.Engine(model, device="cpu", profile=None, ctx=COUNT, ubatch=COUNT, threads=1) as engine:
         want = engine.logits([1, 2, 3])
         with interrupted():
-            engine.logits(np.ones(count - 3, np.int32), reset=False, rows="none")
+            engine.logits(np.ones(COUNT - 3, np.int32), reset=False, rows="none")
         assert engine.position() == 3
         assert np.array_equal(engine.logits([1, 2, 3]), want)
 
 
+@contextlib.contextmanager
+def handled(handler: Callable[[], None], begun: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Signals come, and the first one since `begun` holds has this handler. If it hangs, an error ends it."""
+    ran: list[None] = []
+
+    def hangs(*_: object) -> None:
+        raise TimeoutError
+
+    def comes(*_: object) -> None:
+        if begun():
+            signal.signal(signal.SIGALRM, hangs)
+            signal.setitimer(signal.ITIMER_REAL, 5 * LONG)
+            ran.append(None)
+            handler()
+
+    before = signal.signal(signal.SIGALRM, comes)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, SOON, SOON)
+        yield
+        assert ran, "no signal came in the middle of the call"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_the_handler_of_a_signal_cannot_use_the_session_that_computes(tmp_path: Path) -> None:
     """Its decode would take the memory of the u-batch in whose middle it runs."""
-    count = 16_384  # more than a second of attention
-    model = tiny_model(tmp_path / "m.gguf", n_ctx=count, vocabulary=False)
+    model = tiny_model(tmp_path / "m.gguf", n_ctx=COUNT, vocabulary=False)
     refused: list[str] = []
     with (
-        dyno.Engine(model, device="cpu", profile=None, ctx=count, ubatch=count, threads=1) as engine,
+        dyno.Engine(model, device="cpu", profile=None, ctx=COUNT, ubatch=COUNT, threads=1) as engine,
         dyno.Engine(model, device="cpu", profile=None, ctx=16) as other,
     ):
-        prompt, session = np.ones(count, np.int32), engine._session
+        prompt, session = np.ones(COUNT, np.int32), engine._session
         want = engine.logits(prompt, rows="last")
 
-        def handler(*_: object) -> None:
+        def handler() -> None:
             token = np.ones(1, np.int32)
             for use in (lambda: session.decode([(0, token)], "last"), lambda: session.set_kernels([])):
                 try:
@@ -84,14 +103,8 @@ def test_the_handler_of_a_signal_cannot_use_the_session_that_computes(tmp_path: 
                     refused.append(str(error))
             other.logits([1, 2])
 
-        before = signal.signal(signal.SIGUSR1, handler)
-        try:
-            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
-            timer.start()
+        with handled(handler, lambda: engine._in_call):
             found = engine.logits(prompt, rows="last")
-            timer.join()
-        finally:
-            signal.signal(signal.SIGUSR1, before)
         assert len(refused) == 2
         assert all("a signal handler" in why for why in refused)
         assert np.array_equal(found, want), "the decode goes on as if nothing had been"
@@ -100,11 +113,10 @@ def test_the_handler_of_a_signal_cannot_use_the_session_that_computes(tmp_path: 
 
 def test_an_interrupt_ends_the_prompt_of_a_generation(tmp_path: Path) -> None:
     """Until the whole prompt was computed, it had no effect; the same generation goes on afterwards."""
-    count = 16_384
-    model = tiny_model(tmp_path / "m.gguf", n_ctx=count, vocabulary=False)
-    with dyno.Engine(model, device="cpu", profile=None, ctx=count, ubatch=4, threads=1) as engine:
+    model = tiny_model(tmp_path / "m.gguf", n_ctx=COUNT, vocabulary=False)
+    with dyno.Engine(model, device="cpu", profile=None, ctx=COUNT, ubatch=4, threads=1) as engine:
         session = engine._session
-        long = session.generation(np.ones(count - 3, np.int32))
+        long = session.generation(np.ones(COUNT - 3, np.int32))
         long.queue(np.full(1, 0.5, np.float32))
         with interrupted():
             long.next()
@@ -114,26 +126,6 @@ def test_an_interrupt_ends_the_prompt_of_a_generation(tmp_path: Path) -> None:
         first = short.next()
         assert first == int(np.argmax(engine.logits(list(range(1, 40)), rows="last")))
         assert long.queued == 1  # its draw is still to be made
-
-
-@contextlib.contextmanager
-def handled(handler: Callable[[], None], seconds: float = 0.3) -> Iterator[None]:
-    """After so many seconds a signal comes, whose handler this is. If it hangs, TimeoutError ends it."""
-
-    def hangs(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGUSR1, lambda *_: handler()), signal.signal(signal.SIGALRM, hangs)
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGUSR1))
-    try:
-        signal.alarm(60)
-        timer.start()
-        yield
-        timer.join()
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGUSR1, before[0])
-        signal.signal(signal.SIGALRM, before[1])
 
 
 def refusals(uses: Mapping[str, Callable[[], object]]) -> dict[str, str]:
@@ -163,7 +155,7 @@ def test_the_handler_of_a_signal_cannot_use_the_engine_of_its_thread(tmp_path: P
             "set_context": lambda: engine.set_context(ctx=8),
             "generate": lambda: next(engine.generate([1])),
         }
-        with handled(lambda: refused.update(refusals(uses))):
+        with handled(lambda: refused.update(refusals(uses)), lambda: engine._in_call):
             found = engine.logits(prompt, rows="last")
         assert set(refused) == set(uses)
         assert all("the handler of a signal" in why for why in refused.values())
@@ -184,7 +176,8 @@ def test_the_handler_of_a_signal_closes_the_engine(tmp_path: Path, ubatch: int) 
         engine.close()
         closed.append(repr(engine))
 
-    with handled(close), pytest.raises(dyno.ClosedError, match="the handler of a signal has closed"):
+    closes = handled(close, lambda: engine._in_call)
+    with closes, pytest.raises(dyno.ClosedError, match="the handler of a signal has closed"):
         engine.logits(np.ones(COUNT, np.int32), rows="none")
     assert closed == [repr(engine)]
     assert closed[0].endswith("closed)")
@@ -202,7 +195,7 @@ def test_the_handler_of_a_signal_closes_the_engine_and_ends_the_process(tmp_path
         engine.close()
         sys.exit(3)
 
-    with handled(end), pytest.raises(SystemExit):
+    with handled(end, lambda: engine._in_call), pytest.raises(SystemExit):
         engine.logits(np.ones(COUNT, np.int32), rows="none")
     with pytest.raises(dyno.ClosedError):
         engine.position()

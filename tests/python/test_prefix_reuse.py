@@ -13,7 +13,7 @@ from chat_model import chat_model
 from dyno import Engine, PlanError, Sampling, Scheduler, StepError
 from dyno._prefixes import common_prefix
 from dyno._requests import Handling
-from served import until
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,7 +12,7 @@ from chat_model import chat_model, numerics
 from dyno import ClosedError, Engine, PlanError, QueueFullError, Sampling, Scheduler, StepError
 from dyno._requests import Handling, Request
 from dyno._sampling import HostSampler
-from served import until
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

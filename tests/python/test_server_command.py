@@ -16,7 +16,8 @@ from dyno import Engine, ModelError
 from dyno.server import Options, create_app
 from dyno.server.opening import Recipe, opened
 from dyno.testing import tiny_model
-from served import GREEDY, until
+from served import GREEDY
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,8 @@ from dyno import Sampling
 from dyno._requests import Handling, Step
 from dyno.server import Options
 from dyno.server.metrics import Promise
-from served import GREEDY, KEY, Served, serving, until
+from served import GREEDY, KEY, Served, serving
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,12 +107,13 @@ def test_running_and_waiting_texts_are_gauges(served: Served, monkeypatch: pytes
     idle = served.metrics()
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert idle[f"vllm:{name}{LABEL}"] == 0
-    batch, go = scheduler._batch, threading.Event()
+    batch, under_way, go = scheduler._batch, threading.Event(), threading.Event()
 
     def held() -> list[object]:
         made = batch()
         if len(made) == 2 and all(request.drawn for request, _ in made):
-            go.wait(120)  # two texts are under way, and stay so while the metrics are read
+            under_way.set()
+            assert go.wait(120)  # two texts are under way, and stay so while the metrics are read
         return made
 
     monkeypatch.setattr(scheduler, "_batch", held)
@@ -119,7 +121,8 @@ def test_running_and_waiting_texts_are_gauges(served: Served, monkeypatch: pytes
         requests = [
             scheduler._submit([1, 2, 3], Sampling(), 9, threading.Event(), Handling()) for _ in range(3)
         ]
-    until(lambda: scheduler.load()["held_tokens"] >= 6)
+    assert under_way.wait(120)
+    assert scheduler.load()["held_tokens"] >= 6
     busy = served.metrics()
     assert busy[f"vllm:num_requests_running{LABEL}"] == 2
     assert busy[f"vllm:num_requests_waiting{LABEL}"] == 1

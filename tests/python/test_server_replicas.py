@@ -12,7 +12,7 @@ import httpx
 import pytest
 from chat_model import chat_model
 from dyno import Engine
-from served import until
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

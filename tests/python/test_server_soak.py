@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from chat_model import chat_model
 from dyno.server import Options
-from served import KEY, serving, until
+from served import KEY, serving
 from soak import soak
+from waiting import until
 
 LEAST = {"whole": 11, "cancelled": 4}
 """Streams that a machine of any speed has to end before the soak does."""
@@ -37,7 +38,7 @@ def test_many_streams(tmp_path: Path, device: str) -> None:
             until(lambda: server.scheduler.load()["running"] == server.scheduler.load()["waiting"] == 0)
             gc.collect()
             assert server.scheduler.load()["held_tokens"] == 0
-            assert len(server.engine._slots._owners) == 0
+            until(lambda: not server.engine._slots._owners)  # the scheduler may just be freeing the last one
         readers = [t for t in threading.enumerate() if t.name.startswith("dyno-request")]
         assert len(readers) <= 16
 

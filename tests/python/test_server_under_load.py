@@ -25,7 +25,8 @@ from dyno.server.errors import ApiError, from_validation
 from dyno.server.fields import IGNORED_FIELDS, Fields
 from dyno.server.running import Deadline, Pieces
 from dyno.server.wire import OPENAI, written
-from served import GREEDY, HELLO, KEY, Served, chat, serving, stream, until
+from served import GREEDY, HELLO, KEY, Served, chat, serving, stream
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
