@@ -88,7 +88,7 @@ def _configure(folder: Path, switches: dict[str, str]) -> Configured:
         env={k: v for k, v in os.environ.items() if k not in hidden},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     listed = folder / "compile_commands.json"

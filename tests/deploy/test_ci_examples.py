@@ -52,7 +52,7 @@ def test_the_scripts_do_what_they_say(name: str, day: str, tmp_path: Path) -> No
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     root = ElementTree.parse(tmp_path / "junit" / "p.xml").getroot()

@@ -28,7 +28,7 @@ def spoilt_by_sanitizer() -> str:
     return "AddressSanitizer takes all memory at once" if "asan" in os.environ.get("LD_PRELOAD", "") else ""
 
 
-def probed(script: str, *arguments: object, timeout: float = 120) -> Any:
+def probed(script: str, *arguments: object, timeout: float = 600) -> Any:
     """The JSON that a Python script prints, with the modules of this process and these arguments."""
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],

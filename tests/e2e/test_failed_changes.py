@@ -96,7 +96,7 @@ def changed(library: Path, folder: Path, *failing: int) -> dict[str, Any]:
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -64,11 +64,12 @@ before = resident()
 text = np.arange(int(sys.argv.pop(3)), dtype=np.int32) % 90
 began = time.perf_counter()
 s.decode([(0, text)], "none")
-took = time.perf_counter() - began
+wait = time.perf_counter() - began
 while s.position(0) > 0:
     s.reset(0)
+    wait *= 0.7  # sooner each time, since a busy machine may have become quiet
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.7 * took)
+        signal.setitimer(signal.ITIMER_REAL, wait)
         s.decode([(0, text)], "none")
         signal.setitimer(signal.ITIMER_REAL, 0)
     except BrokenOff:
@@ -362,12 +363,15 @@ def test_a_decode_that_is_broken_off_leaves_the_sequence(gpt_oss: Path) -> None:
     began = time.perf_counter()
     s.decode([(0, text[500:])], "none")
     took = time.perf_counter() - began
-    s.reset(0)
-    s.decode([(0, text[:500])], "none")
-    with pytest.raises(BrokenOff):  # noqa: PT012 - the second call only waits for a signal that came too late
-        signal.setitimer(signal.ITIMER_REAL, took / 2)
-        s.decode([(0, text[500:])], "none")
-        time.sleep(60)
+    for attempt in range(1, 9):  # the first decode may have been slow because the machine was busy
+        s.reset(0)
+        s.decode([(0, text[:500])], "none")
+        with pytest.raises(BrokenOff):  # noqa: PT012 - the second call only waits for a signal that came too late
+            signal.setitimer(signal.ITIMER_REAL, took / 2**attempt)
+            s.decode([(0, text[500:])], "none")
+            time.sleep(600)
+        if s.position(0) == 500:
+            break
     assert s.position(0) == 500
     assert np.array_equal(decode(s, 0, text[500:]), after(gpt_oss, "cpu", text, 500))
 
@@ -378,7 +382,7 @@ def resident(folder: Path, mode: str, *lengths: int, probe: str = PROBE) -> int:
         pytest.skip(reason)
     shape = replace(GPT_OSS, n_layers=4, metadata={**GPT_OSS.metadata, "context_length": 16384})
     path = random_model(folder / "m.gguf", shape)
-    return int(probed(probe, path, mode, *lengths, timeout=300))
+    return int(probed(probe, path, mode, *lengths, timeout=600))
 
 
 def test_resident_memory_is_that_of_the_windows(tmp_path: Path) -> None:

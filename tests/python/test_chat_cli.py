@@ -304,7 +304,7 @@ class Terminal:
 
     def until(self, pattern: str) -> str:
         """Everything written until `pattern` was, which is then forgotten."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not (found := re.search(pattern, self.seen)):
             assert time.monotonic() < deadline, f"no {pattern} in {self.seen[-2000:]!r}"
             if select.select([self._main], [], [], 1)[0]:
@@ -318,7 +318,7 @@ class Terminal:
         os.write(self._main, text.encode())
 
     def end(self) -> int:
-        return self.process.wait(timeout=120)
+        return self.process.wait(timeout=600)
 
     def close(self) -> None:
         self.process.kill()

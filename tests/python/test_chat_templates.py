@@ -411,7 +411,7 @@ def test_a_forked_child_renders_in_a_process_of_its_own() -> None:
         "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n"
         "assert m('def') == 'def'\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 # ---- where they are found ----

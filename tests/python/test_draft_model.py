@@ -300,9 +300,9 @@ def test_the_command_takes_a_draft_model(path: Path, tmp_path: Path) -> None:
             until(lambda: port.is_file() or server.poll() is not None)
             address = f"http://127.0.0.1:{int(port.read_text())}"
             body = {"prompt": "def main", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
-            made = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+            made = httpx.post(f"{address}/v1/completions", json=body, timeout=300)
             assert made.json()["usage"]["completion_tokens"] == 60
-            metrics = httpx.get(f"{address}/metrics", timeout=60).text
+            metrics = httpx.get(f"{address}/metrics", timeout=300).text
         finally:
             server.terminate()
     drafts = re.search(r"^vllm:spec_decode_num_drafts_total\{.*\} (.*)$", metrics, re.MULTILINE)

@@ -471,7 +471,7 @@ def test_closing_under_other_threads_is_an_error_for_them() -> None:
         thread.start()
     session.close()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     assert not any(thread.is_alive() for thread in threads)
     assert [text for text in said if "the session is closed" in text] == said
     assert len(said) == len(looks)

@@ -48,10 +48,10 @@ def test_the_command(model: Path, device: str, tmp_path: Path) -> None:
         try:
             until(lambda: port_file.exists() or server.poll() is not None)
             address = f"http://127.0.0.1:{port_file.read_text().strip()}"
-            got = httpx.post(f"{address}/v1/completions", json={"prompt": "a", **GREEDY}, timeout=120)
+            got = httpx.post(f"{address}/v1/completions", json={"prompt": "a", **GREEDY}, timeout=600)
             assert got.json()["model"] == "m"
             server.send_signal(signal.SIGTERM)
-            told, said = server.communicate(timeout=120)
+            told, said = server.communicate(timeout=600)
         finally:
             server.kill()
     assert server.returncode in (0, -signal.SIGTERM)
@@ -75,7 +75,7 @@ def test_a_file_without_a_vocabulary_is_refused_at_the_start(tmp_path: Path) -> 
     ):
         create_app(engine, Options())
     command = [sys.executable, "-m", "dyno", "serve", str(bare), "--port", "0", "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 1
     assert "bare.gguf has no vocabulary" in " ".join(done.stderr.split())
     assert "listening" not in done.stdout
@@ -87,7 +87,7 @@ def test_a_port_in_use_is_named_before_the_model_is_read(tmp_path: Path) -> None
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         command = [sys.executable, "-m", "dyno", "serve", str(broken), "--port", port, "--device", "cpu"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 1
     assert f"--port {port} is in use by another program" in done.stderr
     assert "Errno" not in done.stderr

@@ -52,7 +52,7 @@ def ran(*steps: dict[str, Any]) -> dict[str, Any]:
         pytest.skip("node is not installed")
     with resources.as_file(resources.files("dyno.server.page") / "page.js") as script:
         command = [node, str(HARNESS), str(script), json.dumps(steps)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -130,7 +130,7 @@ def test_rules_that_compile_keep_no_other_text_waiting(
         try:
             ruled = [pool.submit(client.post, "/v1/completions", json=body) for _ in range(requests)]
             until(lambda: len(begun) == requests and compiling)
-            chatted = chat(client, timeout=60)
+            chatted = chat(client, timeout=110)
             assert chatted.status_code == 200, chatted.text
             assert len(compiling) <= 4
             late = client.post("/v1/completions", json={**body, "regex": "late", "timeout": 0.1})
@@ -160,7 +160,7 @@ def test_conversations_that_are_rendered_keep_no_other_text_waiting(
         try:
             chats = [pool.submit(chat, client) for _ in range(requests)]
             until(lambda: len(rendering) == 4)
-            text = client.post("/v1/completions", json={"prompt": "a", **GREEDY, "timeout": 60})
+            text = client.post("/v1/completions", json={"prompt": "a", **GREEDY, "timeout": 110})
             assert text.status_code == 200, text.text
             assert client.post("/tokenize", json={"content": "a"}).status_code == 200
             assert len(rendering) == 4

@@ -15,6 +15,7 @@ from dyno_tuner.execution.worker import WorkerExecutor
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options
 from dyno_tuner.targets.simulated.target import SimulatedTarget
+from real_faults import patient
 
 
 def main() -> None:
@@ -22,13 +23,12 @@ def main() -> None:
     target = SimulatedTarget(surface, seed)
     workload = Workload(pp=64, tg=8)
     options = Options(workload, seed=seed, max_trials=12, rounds=2, max_rounds=2)
-    request = Request(
-        "simulated", options, out=folder / "profile.yaml", resume=True, quiet=True, deadline_floor=0.7
-    )
+    request = Request("simulated", options, out=folder / "profile.yaml", resume=True, quiet=True)
     if how == "inline":
         result = run(request, InlineExecutor(target), target.surface.space())
     else:
-        executor = WorkerExecutor("simulated", {"surface": surface, "seed": seed, "real_faults": True})
+        faults = {"surface": surface, "seed": seed, "real_faults": True}
+        executor = patient(WorkerExecutor("simulated", faults))
         try:
             result = run(request, executor, target.surface.space())
         finally:

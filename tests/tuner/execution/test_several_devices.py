@@ -26,7 +26,9 @@ from dyno_tuner.output.html_report.read import read
 from dyno_tuner.record import journal
 from dyno_tuner.run.session import Request, Result, run
 from dyno_tuner.targets.simulated.target import SimulatedTarget
+from real_faults import patient
 from typer.testing import CliRunner
+from waiting import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +48,7 @@ def _tune(
     folder: Path, executors: Sequence[Any], surface: str = "saturating", seed: int = 4, **options: Any
 ) -> Result:
     given = Options(WORKLOAD, seed=seed, **{**OPTIONS, **options})
-    request = Request("simulated", given, out=folder / "p.yaml", resume=True, quiet=True, deadline_floor=0.7)
+    request = Request("simulated", given, out=folder / "p.yaml", resume=True, quiet=True)
     space = SimulatedTarget(surface, seed).surface.space()
     return run(request, executors[0], space, executors[1:])
 
@@ -95,7 +97,7 @@ class _Meeting(InlineExecutor):
 
     def measurement(self, *args: Any) -> Measurement:
         if args[4].key == "screen/b0/before":
-            self.barrier.wait(60)
+            self.barrier.wait(LONG)
         return super().measurement(*args)
 
 
@@ -108,7 +110,7 @@ def test_devices_work_at_the_same_time(tmp_path: Path) -> None:
 def test_a_crash_costs_one_trial_on_one_device(tmp_path: Path) -> None:
     """Real processes that really crash, hang and run out of memory."""
     options = {"surface": "faulty", "seed": 4, "real_faults": True}
-    devices = [WorkerExecutor("simulated", options) for _ in range(3)]
+    devices = [patient(WorkerExecutor("simulated", options)) for _ in range(3)]
     try:
         result = _tune(tmp_path, devices, "faulty")
     finally:
@@ -122,7 +124,8 @@ def test_a_crash_costs_one_trial_on_one_device(tmp_path: Path) -> None:
 
 def test_workers_outlive_the_step_that_started_them(tmp_path: Path) -> None:
     """A child that asks to be killed with its parent is killed when the thread ends that has started it."""
-    devices = [WorkerExecutor("simulated", {"surface": "saturating", "seed": 4}) for _ in range(3)]
+    options = {"surface": "saturating", "seed": 4}
+    devices = [patient(WorkerExecutor("simulated", options)) for _ in range(3)]
     try:
         result = _tune(tmp_path, devices)
         assert [d.starts for d in devices[1:]] == [2, 2]  # to describe the device, and to search
@@ -189,7 +192,7 @@ def test_a_second_ctrl_c_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch)
             stopped.set()
 
     def work(member: PoolMember) -> None:
-        assert stopped.wait(30)
+        assert stopped.wait(LONG)
         ended.set()
 
     def interrupted(*args: object) -> None:
@@ -226,7 +229,7 @@ def test_ctrl_c_while_devices_are_being_started_ends_those_that_run(monkeypatch:
     monkeypatch.setattr(concurrent.futures.ThreadPoolExecutor, "submit", submit)
     ended: list[bool] = []
     with pytest.raises(KeyboardInterrupt):
-        pool.together(lambda member: ended.append(told.wait(30)))
+        pool.together(lambda member: ended.append(told.wait(LONG)))
     assert ended == [True]
 
 
@@ -248,7 +251,7 @@ class _Interrupted(InlineExecutor):
         self.trials += args[4].key.startswith("screen/t")
         if self.trials == 3:
             os.kill(os.getpid(), signal.SIGINT)
-            assert self.told.wait(60)
+            assert self.told.wait(LONG)
         return super().measurement(*args)
 
     def abort(self) -> None:
@@ -306,7 +309,10 @@ def test_two_workers_of_the_real_engine(tmp_path: Path, tiny_dir: Path) -> None:
     """Both on the CPU, in place of two GPUs."""
     options = Options(Workload(32, 4), max_trials=9, rounds=2, max_rounds=2, aa_processes=2)
     model = str(tiny_dir / "qwen3moe-tiny.gguf")
-    result = run(Request(model, options, "cpu", ("cpu",), tmp_path / "p.yaml", quiet=True, ctx=64))
+    request = Request(
+        model, options, "cpu", ("cpu",), tmp_path / "p.yaml", quiet=True, ctx=64, deadline_floor=300.0
+    )
+    result = run(request)
     assert result.outcome.status == "complete"
     both = [_operations(journal_path(result.path, n)) for n in range(2)]
     assert [sum(r["key"].startswith("screen/t") for r in ops) >= 3 for ops in both] == [True, True]

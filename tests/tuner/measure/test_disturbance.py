@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options
 from dyno_tuner.run.verify import UNCLEAR, verify
 from dyno_tuner.targets.simulated.target import SimulatedTarget
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -171,7 +171,7 @@ def test_a_quota_that_changes_during_a_run_disturbs(kernel: _Kernel) -> None:
     assert "quota has changed from 0 to 1.5 CPUs" in load.disturbed
 
 
-BURN = "import time\nend = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
+BURN = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
 
 
 def _seconds(pid: int) -> float:
@@ -194,27 +194,27 @@ def test_a_real_busy_process_of_somebody_else_counts_and_an_own_one_does_not() -
     )  # fmt: skip
     pid = int(started.stdout)
     own = subprocess.Popen([sys.executable, "-c", BURN])
+    # Each bound holds however late this process looks: the first two figures are of a time within the window,
+    # and the third one is of a time around it.
     try:
-        time.sleep(0.3)
-        before, before_own, before_all = _seconds(pid), _seconds(own.pid), _busy_seconds()
+        before_all = _busy_seconds()
         with CpuWatch().window() as load:
-            time.sleep(1.5)
-        used, used_own, busy = (
-            _seconds(pid) - before, _seconds(own.pid) - before_own, _busy_seconds() - before_all,
-        )  # fmt: skip
+            before, before_own = _seconds(pid), _seconds(own.pid)
+            until(lambda: _seconds(pid) - before > 1 and _seconds(own.pid) - before_own > 1)
+            used, used_own = _seconds(pid) - before, _seconds(own.pid) - before_own
+        busy = _busy_seconds() - before_all
     finally:
         os.kill(pid, signal.SIGKILL)
         own.kill()
         own.wait()
-    assert used > 0
-    assert load.others * load.seconds >= 0.8 * used - 0.05
-    assert used_own > 0
-    assert load.others * load.seconds <= busy - used_own + 0.1
+    # The watch itself reads the CPUs and the processes one after the other.
+    assert load.others * load.seconds >= 0.5 * used
+    assert load.others * load.seconds <= busy - 0.5 * used_own
     assert not any(f"({own.pid})" in name for name in load.busiest)
 
 
 def test_a_child_that_was_stopped_for_a_moment_is_told() -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
         try:
             watch = CpuWatch(period=60.0)
             with watch.window() as load:

@@ -127,7 +127,7 @@ def test_a_rest_crosses_to_a_worker() -> None:
         ["pp"],
         MeasurementPolicy(rest=0.5),
         OpContext("k"),
-        20.0,
+        300.0,
     )
     executor = WorkerExecutor("simulated", options)
     try:

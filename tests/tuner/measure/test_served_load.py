@@ -21,6 +21,7 @@ from dyno_tuner.measure.served_load import (
     drive,
     figures,
 )
+from waiting import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,7 @@ def test_as_many_requests_run_as_there_are_clients() -> None:
         with lock:
             running += 1
             most = max(most, running)
-        together.wait(20)
+        together.wait(LONG)
         with lock:
             running -= 1
         return Timing(0.0, 1.0, 2.0, tokens)

@@ -5,7 +5,6 @@ import datetime
 import gzip
 import json
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -260,13 +259,11 @@ def test_the_budget_bounds_what_an_engine_may_take(profile: Path) -> None:
         return dataclasses.replace(real(), virtual_time=False)
 
     executor.describe = describe  # type: ignore[method-assign]
-    begun = time.monotonic()
     try:
         with pytest.raises(TuneError, match=r"budget of 3 s ended during a measurement.*--budget"):
             verify(profile, budget=3.0, quiet=True, executor=executor)
     finally:
         executor.close()
-    assert time.monotonic() - begun < 60
 
 
 def test_a_model_that_is_not_there_is_asked_for(profile: Path) -> None:
@@ -318,11 +315,12 @@ def test_dates_of_the_history_are_those_of_the_runs(profile: Path, tmp_path: Pat
     copied.write_bytes(b"".join(encode(r) for r in records if r.get("note") != "begun"))
     assert [row.date for row in history([tmp_path])] == [""]
     text = profile.read_text()
-    old = profiles.load_profile(profile).evidence
+    old, made = profiles.load_profile(profile).evidence, profiles.load_profile(profile).provenance
+    assert made is not None
     assert old is not None
     assert old.journal is not None
     (tmp_path / "p.yaml").write_text(text.replace(old.journal, f"sha256:{sha256(copied)}"))
-    assert [row.date for row in history([tmp_path])] == [str(datetime.datetime.now(datetime.UTC).date())]
+    assert [row.date for row in history([tmp_path])] == [str(made.date)]
 
 
 @pytest.mark.parametrize("command", ["tune --model 'm.gguf", 'tune -m "a'])

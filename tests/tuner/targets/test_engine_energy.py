@@ -100,12 +100,14 @@ def test_a_counter_that_fails_costs_no_run() -> None:
 
 
 class Steady:
-    """A counter that draws WATTS by the clock."""
+    """A counter that draws WATTS by the clock. `time` is when it was read."""
 
     sources = ("cpu",)
+    time = 0.0
 
     def read(self) -> dict[str, float]:
-        return {"cpu": WATTS * time.monotonic()}
+        self.time = time.monotonic()
+        return {"cpu": WATTS * self.time}
 
     def spent(self, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
         return {"cpu": after["cpu"] - before["cpu"]}
@@ -114,16 +116,27 @@ class Steady:
 def test_a_side_tells_joules_per_token(
     tmp_path: Path, trained_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_energy, "Counters", lambda bus, powercap: Steady())
+    counter = Steady()
+    monkeypatch.setattr(_energy, "Counters", lambda bus, powercap: counter)
     binaries = fake(tmp_path / "bin", ENGINE, seconds=0.25)
+    look = Readings.look
+
+    def told(readings: Readings, printed: int) -> None:
+        """A late look would make two tests overlap, so the process waits for it."""
+        readings.now = lambda: counter.time
+        look(readings, printed)
+        (binaries / "told").write_text(str(printed))
+        (binaries / "told").replace(binaries / "seen")
+
+    monkeypatch.setattr(Readings, "look", told)
     side = GgmlSide("A", "llama.cpp", str(trained_model), str(binaries))
     run = side.run(Workload(pp=64, tg=16))
     side.close()
     assert set(run.energy) == {"pp", "tg"}
     for metric, tokens in (("pp", 64), ("tg", 16)):
-        told = run.energy[metric]["cpu"]
-        assert told.watts == pytest.approx(WATTS, rel=0.02)
-        assert told.watts / told.joules_per_token == pytest.approx(tokens / 0.25, rel=0.01)
+        found = run.energy[metric]["cpu"]
+        assert found.watts == pytest.approx(WATTS, rel=0.02)
+        assert found.watts / found.joules_per_token == pytest.approx(tokens / 0.25, rel=0.01)
 
 
 def test_without_a_counter_nothing_is_told(

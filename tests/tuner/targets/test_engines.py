@@ -262,19 +262,34 @@ def test_hangs_are_killed(tmp_path: Path, model: str) -> None:
 
 
 def test_an_interrupted_run_is_killed_and_waited_for(tmp_path: Path) -> None:
-    said = tmp_path / "pid"
-    script = f"echo $$ > {said}; sleep 0.2; kill -INT $PPID; exec sleep 60"
+    said, go = tmp_path / "pid", tmp_path / "go"
+    script = f"echo $$ > {said}; while [ ! -e {go} ]; do sleep 0.01; done; kill -INT $PPID; exec sleep 600"
     with pytest.raises(KeyboardInterrupt):
-        execute(["sh", "-c", script])
+        execute(["sh", "-c", script], look=lambda _: go.touch())  # this process waits for the other one now
     with pytest.raises(ProcessLookupError):
         os.kill(int(said.read_text()), 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_memory_is_that_of_the_process_and_not_of_the_tuner() -> None:
+def test_memory_is_that_of_the_process_and_not_of_the_tuner(tmp_path: Path) -> None:
     held = bytearray(os.urandom(1)) * (200 << 20)
-    small = execute([sys.executable, "-S", "-c", "import time; time.sleep(0.2)"])
-    large = execute([sys.executable, "-S", "-c", "import time; x = b'x' * (900 << 20); time.sleep(0.2)"])
+
+    def used(statement: str) -> Finished:
+        """A process with this statement, which ends when it was looked at twice behind that."""
+        seen: list[int] = []
+        there = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        wait = f"print(end='.', flush=True)\nwhile not os.path.exists({str(there)!r}): time.sleep(0.01)"
+
+        def look(printed: int) -> None:
+            seen.append(printed)
+            if printed and len(seen) - seen.index(printed) > 2:
+                there.touch()
+
+        script = f"import os, time\n{statement}\n{wait}"
+        return execute([sys.executable, "-S", "-c", script], look=look)
+
+    small = used("")
+    large = used("x = b'x' * (900 << 20)")
     assert len(held) == 200 << 20
     assert 1 < (small.peak_mib or 0) < 100
     assert 900 < (large.peak_mib or 0) < 1000
