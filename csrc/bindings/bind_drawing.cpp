@@ -41,7 +41,7 @@ class PyGeneration {
 
   void queue(const UniformArray& uniform, const std::optional<IdArray>& forced) {
     DYNO_CHECK(PlanError, !forced || forced->size() == uniform.size(), "[generation] ", forced ? forced->size() : 0,
-               " tokens to feed for ", uniform.size(), " draws; expected as many");
+               " tokens in forced for ", uniform.size(), " draws; expected as many");
     std::vector<runtime::Draw> draws(uniform.size());
     for (size_t i = 0; i < draws.size(); ++i) {
       draws[i] = {.uniform = uniform.data()[i], .forced = forced ? forced->data()[i] : -1};
@@ -77,7 +77,7 @@ nb::tuple decode_and_draw(PySession& self, const Sequences& sequences, const std
     for (const auto& [temperature, top_k, top_p, min_p, uniform] : draws) {
       rows.push_back({.settings = {temperature, top_k, top_p, min_p}, .uniform = uniform});
     }
-    DYNO_CHECK(PlanError, !rows.empty(), "[session] 0 draws; expected one for each row");
+    DYNO_CHECK(PlanError, !rows.empty(), "[session] draws is empty; expected one for each row");
     const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
     std::shared_ptr<float[]> logits;
     auto tokens = std::make_unique<int32_t[]>(std::max<size_t>(rows.size(), 1));

@@ -111,7 +111,7 @@ nb::tuple recode(const GgufFile& file, std::string_view name) {
   const DTypeInfo& info = dtype_info(tensor.type);
   const DType type = gpu_type(info.plain);
   DYNO_CHECK(UnsupportedError, type != info.plain, "[gguf] tensor ", quoted(name), " of ", file.path(), " has type ",
-             dtype_name(tensor.type), ", which a GPU does not read as another type");
+             dtype_name(tensor.type), ", which a GPU reads unchanged");
   const int64_t k = tensor.dims[0], each = info.rows;
   std::vector<std::byte> out(row_bytes(type, k) * static_cast<size_t>(tensor.n_rows()));
   std::vector<std::byte> unit(info.rows * row_bytes(info.plain, k));

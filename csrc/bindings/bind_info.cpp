@@ -96,7 +96,7 @@ nb::list numa_nodes(const std::string& root) {
 
 nb::dict measured_rates(std::string_view name) {
   const DeviceInfo device = device_from_name(name, "auto");
-  DYNO_CHECK(DeviceError, device.kind == DeviceKind::cuda, "[probe] device '", name, "': only GPUs are measured here");
+  DYNO_CHECK(DeviceError, device.kind == DeviceKind::cuda, "[probe] device is '", name, "'; expected a GPU (cuda:N)");
   nb::dict d;
 #ifdef DYNO_HAVE_CUDA
   runtime::DeviceRates rates;

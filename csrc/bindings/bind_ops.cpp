@@ -65,7 +65,8 @@ nb::list list_candidates(std::string_view family_text, const nb::dict& desc, con
 
 int32_t sample_one(const nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>& logits,
                    float temperature, int32_t top_k, float top_p, float min_p, float uniform) {
-  DYNO_CHECK(PlanError, logits.shape(0) > 0, "[sample] no logits");
+  DYNO_CHECK(PlanError, logits.shape(0) > 0,
+             "[sample] logits is empty; expected one value for each token of the vocabulary");
   const ops::SampleDesc desc{.m = 1, .n_vocab = static_cast<int64_t>(logits.shape(0))};
   const ops::Config config = ops::default_config(desc, DeviceInfo{});
   int32_t token = 0;

@@ -26,7 +26,8 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 
 DType type_of(std::string_view name) {
   const auto type = dtype_from_name(name);
-  DYNO_CHECK(UnsupportedError, type.has_value(), "[layout] unknown tensor type '", name, "'");
+  DYNO_CHECK(UnsupportedError, type.has_value(), "[layout] unknown tensor type '", name,
+             "'; expected one such as f16 or q4_0");
   return *type;
 }
 
@@ -53,10 +54,11 @@ nb::object repack(std::string_view type_name, const Bytes& plain, int64_t rows, 
                   std::string_view source_name) {
   const DType type = type_of(type_name);
   const ops::Layout layout = layout_of(layout_name), source = layout_of(source_name);
-  DYNO_CHECK(UnsupportedError, layout != ops::Layout::plain, "[layout] plain weights need no repacking");
+  DYNO_CHECK(UnsupportedError, layout != ops::Layout::plain,
+             "[layout] layout is plain, which needs no repacking; expected x16 or gpu");
   const bool from_x16 = source == ops::Layout::x16 && layout == ops::Layout::gpu;
   DYNO_CHECK(UnsupportedError, from_x16 || source == ops::Layout::plain, "[layout] layout ", layout_name,
-             " is not made of layout ", source_name, "; x16 is made of plain, and gpu of plain or x16");
+             " cannot be made from layout ", source_name, "; x16 is made from plain, and gpu from plain or x16");
   check_size(plain, type, source, rows, k);
   const size_t bytes = ops::layout_bytes(type, layout, rows, k);
   auto* out = new uint8_t[bytes];
@@ -77,11 +79,12 @@ nb::object repack_on_gpu(std::string_view type_name, const Bytes& x16, int64_t r
                          const std::vector<uint16_t>& place, std::string_view device_name) {
   const DType type = type_of(type_name);
   const DeviceInfo device = device_from_name(device_name, "auto");
-  DYNO_CHECK(DeviceError, device.kind == DeviceKind::cuda, "[layout] ", device_name, " is no GPU");
+  DYNO_CHECK(DeviceError, device.kind == DeviceKind::cuda, "[layout] device is '", device_name,
+             "'; expected a GPU (cuda:N)");
   const size_t each = ops::layout_bytes(type, ops::Layout::x16, rows, k);
   const size_t made = ops::layout_bytes(type, ops::Layout::gpu, rows, k);
-  DYNO_CHECK(GgufError, !place.empty() && x16.size() == each * place.size(), "[layout] ", x16.size(), " bytes for ",
-             place.size(), " matrices of ", each);
+  DYNO_CHECK(GgufError, !place.empty() && x16.size() == each * place.size(), "[layout] ", x16.size(),
+             " bytes given for ", place.size(), " matrices of ", each);
   const size_t bytes = made * (size_t{*std::max_element(place.begin(), place.end())} + 1);
   auto* out = new uint8_t[bytes];
   nb::object result = owned(out, {bytes});

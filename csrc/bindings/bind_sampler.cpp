@@ -30,7 +30,8 @@ class Reader {
     ++read_;
   }
   void finish() const {
-    DYNO_CHECK(PlanError, read_ == dict_.size(), "[sample] ", dict_.size() - read_, " settings are not known");
+    DYNO_CHECK(PlanError, read_ == dict_.size(), "[sample] ", dict_.size() - read_,
+               " unknown settings; help(Sampler) lists the known ones");
   }
 
  private:
@@ -71,7 +72,8 @@ int32_t draw(runtime::Sampler& sampler, const Logits& logits, float uniform, flo
 }
 
 std::vector<std::pair<int32_t, float>> logprobs(const Logits& logits, int32_t token, int64_t top) {
-  DYNO_CHECK(PlanError, logits.size() > 0, "[sample] no logits");
+  DYNO_CHECK(PlanError, logits.size() > 0,
+             "[sample] logits is empty; expected one value for each token of the vocabulary");
   std::vector<std::pair<int32_t, float>> out;
   for (const runtime::TokenLogprob& each : runtime::logprobs({logits.data(), logits.size()}, token, top)) {
     out.emplace_back(each.token, each.logprob);

@@ -46,7 +46,8 @@ runtime::LogitRows parse_rows(std::string_view rows) {
 PySession::PySession(const nb::object& file, const nb::dict& load, const nb::dict& context, const nb::dict& session,
                      const Kernels& kernels, bool plan_only, const std::optional<nb::dict>& described,
                      const nb::dict& placement) {
-  DYNO_CHECK(PlanError, plan_only || !described, "[session] a described device can only be planned for: plan_only");
+  DYNO_CHECK(PlanError, plan_only || !described,
+             "[session] device is a description of a device, which needs plan_only=True");
   DeviceInfo device;
   plan::LoadOptions load_options = read_load(load, described, device);
   load_options.placement = read_placement(placement, load_options.placement);
@@ -77,7 +78,8 @@ nb::tuple PySession::decode_into(const Sequences& sequences, std::string_view ro
 
     const auto moe_layers = static_cast<size_t>(model.moe_layers());
     const auto used = static_cast<size_t>(model.experts_used());
-    DYNO_CHECK(PlanError, !(pinned || capture) || moe_layers > 0, "[session] routing of a model without experts");
+    DYNO_CHECK(PlanError, !(pinned || capture) || moe_layers > 0,
+               "[session] this model has no experts, so there is no routing to pin or capture");
     if (pinned) {
       DYNO_CHECK(PlanError, pinned->shape(0) == moe_layers && pinned->shape(1) == n_tokens && pinned->shape(2) == used,
                  "[session] pinned routing has shape [", pinned->shape(0), ", ", pinned->shape(1), ", ",

@@ -70,7 +70,7 @@ std::string SettingsReader::text(const char* name, const std::string& fallback) 
   remember(name, fallback);
   const nb::object value = take(name);
   if (value.is_none()) return fallback;
-  if (!nb::isinstance<nb::str>(value)) fail(name, "a name", value);
+  if (!nb::isinstance<nb::str>(value)) fail(name, "a string", value);
   return nb::cast<std::string>(value);
 }
 

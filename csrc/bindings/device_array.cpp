@@ -25,7 +25,7 @@ nb::object dlpack(const DeviceArray& array, const std::optional<std::pair<int, i
                   std::optional<bool> copy) {
   const auto [type, number] = dlpack_device(array);
   if ((device && *device != std::pair(type, number)) || copy.value_or(false)) {
-    throw nb::buffer_error(str_cat("a DeviceArray gives a view on its own device (", type, ", ", number,
+    throw nb::buffer_error(str_cat("a DeviceArray can be viewed only on its own device (", type, ", ", number,
                                    ") only; take it there and copy it with the library that takes it")
                                .c_str());
   }

@@ -13,7 +13,7 @@ constexpr size_t kGuardBytes = 4096;
 constexpr uint8_t kGuard = 0xA5;
 
 int checked(int threads) {
-  DYNO_CHECK(PlanError, threads >= 1 && threads <= 1024, "[threads] ", threads, " threads; 1 to 1024");
+  DYNO_CHECK(PlanError, threads >= 1 && threads <= 1024, "[threads] threads is ", threads, "; expected 1 to 1024");
   return threads;
 }
 
@@ -36,7 +36,7 @@ DeviceInfo device_with_isa(std::string_view name) {
 #ifdef DYNO_HAVE_ISA_avx512_vnni
   compiled |= isa == CpuIsa::avx512_vnni;
 #endif
-  DYNO_CHECK(UnsupportedError, compiled, "[cpu] this build holds no ", name, " kernels");
+  DYNO_CHECK(UnsupportedError, compiled, "[cpu] this build has no ", name, " kernels");
   device.isa = isa;
   return device;
 }
@@ -47,7 +47,8 @@ LaunchContext::LaunchContext(size_t scratch_bytes, int threads, CpuIsa isa) : po
   const size_t per_thread = (scratch_bytes + 63) / 64 * 64;
   scratch_bytes_ = per_thread * static_cast<size_t>(threads);
   scratch_.reset(static_cast<std::byte*>(std::aligned_alloc(64, scratch_bytes_ + kGuardBytes)));
-  DYNO_CHECK(OutOfMemoryError, scratch_ != nullptr, "[ops] no memory for ", scratch_bytes_, " bytes of scratch");
+  DYNO_CHECK(OutOfMemoryError, scratch_ != nullptr, "[ops] cannot allocate ", scratch_bytes_,
+             " bytes of scratch memory");
   std::memset(scratch_.get() + scratch_bytes_, kGuard, kGuardBytes);
   context_ = {&pool_, threads, isa, scratch_.get(), per_thread};
 }

@@ -82,11 +82,11 @@ class OpArgs {
     if (!value.is_valid() || value.is_none()) return nullptr;
     Array array;
     DYNO_CHECK(PlanError, nanobind::try_cast(value, array, false), "[", family_, "] argument ", name,
-               " is not a contiguous array that can be used as asked");
+               " is not a contiguous NumPy array, or is read-only although the op writes it");
     DYNO_CHECK(PlanError, array.dtype() == nanobind::dtype<std::remove_const_t<T>>(), "[", family_, "] argument ", name,
                " has the wrong element type");
     DYNO_CHECK(PlanError, static_cast<int64_t>(array.size()) >= count, "[", family_, "] argument ", name, " has ",
-               array.size(), " elements, ", count, " are needed");
+               array.size(), " elements; expected ", count, " or more");
     void* data = const_cast<void*>(static_cast<const void*>(array.data()));
     if (mirror_ != nullptr) data = mirror_->mirror(data, array.nbytes(), !std::is_const_v<T>);
     return static_cast<T*>(data);

@@ -19,7 +19,7 @@ std::string python_type(nb::handle value) { return nb::cast<std::string>(value.t
 
 std::string text_of(nb::handle value, std::string_view what) {
   DYNO_CHECK(ProfileError, nb::isinstance<nb::str>(value), "[ops] ", what, " is a ", python_type(value),
-             ", a name is needed");
+             "; expected a string");
   return nb::cast<std::string>(value);
 }
 
@@ -27,14 +27,14 @@ int64_t integer_of(nb::handle value, std::string_view what) {
   // bool is an int in Python, but never a size.
   int64_t out = 0;
   DYNO_CHECK(ProfileError, !nb::isinstance<nb::bool_>(value) && nb::try_cast(value, out), "[ops] ", what, " is a ",
-             python_type(value), ", a whole number of 64 bits is needed");
+             python_type(value), "; expected a whole number of 64 bits");
   return out;
 }
 
 void assign(nb::handle value, std::string_view name, int64_t& out) { out = integer_of(value, name); }
 void assign(nb::handle value, std::string_view name, bool& out) {
   DYNO_CHECK(ProfileError, nb::isinstance<nb::bool_>(value), "[ops] ", name, " is a ", python_type(value),
-             ", True or False is needed");
+             "; expected True or False");
   out = nb::cast<bool>(value);
 }
 void assign(nb::handle value, std::string_view name, DType& out) {
@@ -150,12 +150,13 @@ DeviceInfo device_from_dict(const std::optional<nb::dict>& dict) {
     const std::string text = text_of(key, "a device property's name");
     if (text == "kind") {
       const std::string kind = text_of(value, text);
-      DYNO_CHECK(ProfileError, kind == "cpu" || kind == "cuda", "[device] unknown kind '", kind, "'; cpu or cuda");
+      DYNO_CHECK(ProfileError, kind == "cpu" || kind == "cuda", "[device] unknown kind '", kind,
+                 "'; expected cpu or cuda");
       info.kind = kind == "cpu" ? DeviceKind::cpu : DeviceKind::cuda;
     } else if (text == "name") {
       info.name = text_of(value, text);
     } else if (text == "maps_memory") {
-      DYNO_CHECK(ProfileError, nb::isinstance<nb::bool_>(value), "[device] maps_memory is neither true nor false");
+      DYNO_CHECK(ProfileError, nb::isinstance<nb::bool_>(value), "[device] maps_memory is not True or False");
       info.maps_memory = nb::cast<bool>(value);
     } else if (text == "pci_bus_id") {
       info.pci_bus_id = text_of(value, text);

@@ -23,7 +23,8 @@ std::vector<SequenceRun> read_runs(OpArgs& in, int64_t m) {
   std::vector<SequenceRun> runs;
   for (const nb::handle item : value) {
     const auto run = nb::cast<nb::tuple>(item);
-    DYNO_CHECK(PlanError, run.size() == 4, "[ops] a run is (first_token, n_tokens, position, slot)");
+    DYNO_CHECK(PlanError, run.size() == 4, "[ops] a run has ", run.size(),
+               " values; expected 4: first_token, n_tokens, position, slot");
     runs.push_back(
         {nb::cast<int32_t>(run[0]), nb::cast<int32_t>(run[1]), nb::cast<int32_t>(run[2]), nb::cast<int32_t>(run[3])});
   }

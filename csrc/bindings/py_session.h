@@ -120,7 +120,7 @@ class SignalCheck {
     const nb::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     DYNO_CHECK(ClosedError, !session_->closed(),
-               "[session] the handler of a signal has closed the session, and with it the call that computed");
+               "[session] a signal handler closed the session during a call that computes");
     last_ = std::chrono::steady_clock::now();
   }
 

@@ -105,7 +105,7 @@ plan::PlacementOptions read_placement(const nb::dict& dict, plan::PlacementOptio
   const bool placed = placement.split_layers || !placement.rules.empty() || placement.cpu_moe ||
                       placement.n_cpu_moe != 0 || placement.n_gpu_layers;
   DYNO_CHECK(PlanError, !placement.automatic || !placed,
-             "[placement] automatic=True leaves the placement to the plan; give no rules beside it");
+             "[placement] automatic=True lets the engine choose the placement; leave out the other placement settings");
   return placement;
 }
 
@@ -116,7 +116,7 @@ std::vector<std::vector<int64_t>> read_expert_uses(const nb::dict& dict) {
              "[settings] placement setting expert_uses is not a list of lists of whole numbers");
   for (const std::vector<int64_t>& layer : uses) {
     for (const int64_t use : layer) {
-      DYNO_CHECK(PlanError, use >= 0, "[experts] a recorded use is ", use, "; expected 0 or more");
+      DYNO_CHECK(PlanError, use >= 0, "[experts] a recorded count is ", use, "; expected 0 or more");
     }
   }
   return uses;

@@ -42,7 +42,7 @@ std::vector<int> nodes_of_pages(std::span<const std::byte> memory) {
   std::vector<int> nodes(pages.size());
   // Without targets nothing is moved.
   DYNO_CHECK(Error, syscall(SYS_move_pages, 0, pages.size(), pages.data(), nullptr, nodes.data(), 0) == 0,
-             "[numa] the system does not tell where pages lie: ", std::strerror(errno));
+             "[numa] the system does not report the nodes of pages: ", std::strerror(errno));
   for (int& node : nodes) node = std::max(node, -1);
   return nodes;
 }
@@ -50,7 +50,7 @@ std::vector<int> nodes_of_pages(std::span<const std::byte> memory) {
 ThreadOnCpus::ThreadOnCpus(std::span<const int> cpus) {
   std::vector<int> before = allowed_cpus();
   if (before.empty()) {
-    problem_ = "the system does not tell the cores of this thread";
+    problem_ = "the system does not report the cores of this thread";
     return;
   }
   problem_ = pin_this_thread(cpus);

@@ -126,7 +126,7 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int max_threads) : max_threads_(max_threads) {
-  DYNO_CHECK(PlanError, max_threads >= 1, "[threads] a pool of ", max_threads, " threads; expected 1 or more");
+  DYNO_CHECK(PlanError, max_threads >= 1, "[threads] a pool has ", max_threads, " threads; expected 1 or more");
   state_ = std::make_unique<State>(max_threads);
 }
 

@@ -31,7 +31,7 @@ std::string_view type_support(DType type) {
     case TypeClass::coded:
       return coded_support(gpu_type(type));
     case TypeClass::interleaved:
-      return "kernels for CPU and GPU, taken apart at load";
+      return "kernels for CPU and GPU, de-interleaved at load";
     case TypeClass::gpu:
       return "kernels for a GPU";
     case TypeClass::values:

@@ -192,7 +192,7 @@ std::string layer_text(const LayerSpec& layer) {
   if (layer.is_recurrent()) out = recurrent_text(layer.recurrent);
   if (layer.has_attention()) out = attention_text(layer.attention);
   if (layer.ffn.kind != FfnKind::none) out += str_cat(out.empty() ? "" : "; ", ffn_text(layer.ffn));
-  if (layer.beside) out += "; beside it " + ffn_text(*layer.beside);
+  if (layer.beside) out += "; in parallel " + ffn_text(*layer.beside);
   if (layer.input_gate != kNone) out += "; per-layer embedding";
   return out;
 }
@@ -210,11 +210,11 @@ std::string ModelDesc::describe() const {
   if (tied_output) out += ", output tied to the embedding";
   out += "\n";
   if (chosen_positions > 0) {
-    out += str_cat("  sparse attention reads the best ", chosen_positions,
-                   " positions; the engine does not choose them, so no context is longer\n");
+    out += str_cat("  sparse attention selects the best ", chosen_positions,
+                   " positions; this selection is not supported, so no context is longer\n");
   }
   if (draft_blocks > 0) {
-    out += str_cat("  behind the trunk ", draft_blocks, draft_blocks > 1 ? " blocks predict" : " block predicts",
+    out += str_cat("  after the trunk, ", draft_blocks, draft_blocks > 1 ? " blocks predict" : " block predicts",
                    " further tokens\n");
   }
   // Runs of equal layers are one line.

@@ -38,13 +38,13 @@ struct Candidate {
     const auto add = [&](const std::string& part) { text += str_cat(text.empty() ? "" : "; ", part); };
     if (n_cpu_moe > 0) {
       add(str_cat("n_cpu_moe=", n_cpu_moe, ": the experts of the first ", std::min(n_cpu_moe, n_layers), " of ",
-                  n_layers, " layers lie on the CPU"));
+                  n_layers, " layers are on the CPU"));
     }
-    if (cache_mib > 0) add(str_cat("expert_cache_mib=", cache_mib, ": the most used of them lie on both"));
+    if (cache_mib > 0) add(str_cat("expert_cache_mib=", cache_mib, ": the most used experts are on both"));
     if (n_gpu_layers) {
-      add(*n_gpu_layers == 0 ? std::string("n_gpu_layers=0: all layers lie on the CPU")
+      add(*n_gpu_layers == 0 ? std::string("n_gpu_layers=0: all layers are on the CPU")
                              : str_cat("n_gpu_layers=", *n_gpu_layers, ": ", n_layers + 1 - *n_gpu_layers, " of ",
-                                       n_layers, " layers lie on the CPU"));
+                                       n_layers, " layers are on the CPU"));
     }
     return text;
   }
@@ -199,7 +199,7 @@ class Search {
     const std::vector<DeviceRates> rates = rates_for(*missed_, rates_);
     if (workload_seconds(*missed_, model_, rates, workload) >= seconds_) return text;
     const size_t shortage = main_device_bytes(*missed_, scratch_) - free_;
-    text += str_cat("; ", mib(shortage), " short of one more layer there");
+    text += str_cat("; ", mib(shortage), " are missing for one more layer there");
     const PlannedDevice& main = missed_->devices.front();
     const Holder holder{.device = kMainDevice,
                         .kv_bytes = main.kv_bytes,

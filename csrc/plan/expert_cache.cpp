@@ -157,10 +157,10 @@ std::string why_none_cached(const Plan& plan, const model::ModelDesc& model) {
     if (f != nullptr) smallest = std::min(smallest, expert_bytes(plan, model, *f));
   }
   const std::string main = device_name(plan.main_device());
-  std::string why = "the recorded text chose none that has room";
+  std::string why = "the recorded text used no expert that fits";
   if (smallest > static_cast<size_t>(wanted) << 20)
     why = str_cat("the smallest one takes ", mib(smallest), " on ", main);
-  if (smallest == SIZE_MAX) why = str_cat("no experts that ", main, " can take lie on the CPU beside it");
+  if (smallest == SIZE_MAX) why = str_cat("no experts that ", main, " can cache are on the CPU");
   return str_cat("[experts] expert_cache_mib=", wanted, " caches no expert: ", why);
 }
 

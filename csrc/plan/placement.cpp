@@ -195,7 +195,7 @@ class Placing {
                  "; expected 0 or more");
       sum += share;
     }
-    DYNO_CHECK(PlanError, sum > 0, "[placement] all shares of tensor_split are 0; one at least has to be more");
+    DYNO_CHECK(PlanError, sum > 0, "[placement] all shares of tensor_split are 0; at least one must be more");
     for (double& share : shares) share /= sum;
     return shares;
   }
@@ -262,7 +262,7 @@ std::vector<PlannedDevice> plan_devices(const DeviceInfo& main, const PlacementO
              kMostVirtualDevices);
   if (main.kind == DeviceKind::cuda) {
     DYNO_CHECK(PlanError, count == 0, "[placement] virtual_devices is ", count, " with device ", device_name(main),
-               "; virtual devices stand beside the CPU only");
+               "; virtual devices need the CPU as the main device");
     std::vector<PlannedDevice> devices(1);
     devices.front().info = main;
     devices.front().streams = true;

@@ -257,8 +257,8 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   DYNO_CHECK(PlanError, c.ctx >= 0, "[plan] ctx is ", c.ctx, "; expected 0 (the default) or more");
   if (c.ctx == 0) c.ctx = std::min(model.n_ctx_train, kDefaultContext);
   DYNO_CHECK(UnsupportedError, c.ctx <= model.n_ctx_train || model.chosen_positions == 0, "[plan] ctx is ", c.ctx,
-             ", but attention of this model reads the best ", model.chosen_positions,
-             " positions, which the engine does not choose yet; use ctx=", model.n_ctx_train, " or less");
+             ", but attention of this model selects the best ", model.chosen_positions,
+             " positions, which is not supported yet; use ctx=", model.n_ctx_train, " or less");
   DYNO_CHECK(PlanError, c.ctx <= model.n_ctx_train, "[plan] ctx is ", c.ctx, ", but the model was made for ",
              model.n_ctx_train, " positions; use ctx=", model.n_ctx_train, " or less");
   DYNO_CHECK(PlanError, c.sequences >= 1 && c.sequences <= 1024, "[plan] sequences is ", c.sequences,
@@ -427,7 +427,7 @@ std::string describe_numa(const Plan& plan) {
   if (nodes == 1) {
     const bool host = std::any_of(plan.devices.begin(), plan.devices.end(),
                                   [](const PlannedDevice& d) { return d.info.kind == DeviceKind::cpu; });
-    return str_cat(out, host ? "nothing to place, there is one node\n" : "nothing to place, the CPU has no weights\n");
+    return str_cat(out, host ? "not used, because there is one node\n" : "not used, because the CPU has no weights\n");
   }
   switch (plan.load.numa) {
     case NumaMode::mirror:
@@ -435,9 +435,9 @@ std::string describe_numa(const Plan& plan) {
                      " more than one copy\n");
     case NumaMode::pin:
       return str_cat(out, "the rows of each matrix on the node of their threads, over ", nodes,
-                     " nodes; experts by turns over the nodes\n");
+                     " nodes; experts alternate between the nodes\n");
     default:
-      return str_cat(out, "pages of the CPU's weights by turns over ", nodes, " nodes\n");
+      return str_cat(out, "pages of the CPU's weights alternate between ", nodes, " nodes\n");
   }
 }
 
@@ -453,7 +453,7 @@ std::string describe_copies(const Plan& plan, const model::ModelDesc& model) {
     if (weight.layout == ops::Layout::plain && has_codes(type)) {
       text += !plan.load.cpu_repack                   ? ", the file's order: cpu_repack is off"
               : plan.load.numerics == Numerics::exact ? ", the file's order: numerics exact reads it"
-                                                      : ", the file's order: there is no way from x16";
+                                                      : ", the file's order: x16 cannot be converted";
     }
     ++groups[text];
   }
@@ -468,7 +468,8 @@ std::string describe_windows(const Plan& plan) {
   const auto windowed = count([](const KvLayer& layer) { return layer.window > 0; });
   if (windowed == 0) return "";
   const auto all = count([](const KvLayer& layer) { return layer.k_row_bytes > 0; });
-  return str_cat(": ", windowed, " of ", all, " layers keep their window, of up to ", plan.cache_window(), " positions",
+  return str_cat(": ", windowed, " of ", all, " layers keep only their window, of up to ", plan.cache_window(),
+                 " positions",
                  plan.cache_stride() > 0 ? str_cat(", also of every ", plan.cache_stride(), "th position") : "");
 }
 
@@ -528,16 +529,16 @@ std::string Plan::describe(const model::ModelDesc& model) const {
       ++layers;
     }
     out += str_cat("expert cache ", mib(cached_bytes), " on ", device_name(device), ": ", experts, " of ", all,
-                   " experts of ", layers, layers == 1 ? " layer" : " layers", " that lie on the CPU",
-                   load.expert_cache.uses.empty() ? ", by their numbers: no use is recorded" : "",
-                   load.expert_cache.adaptive ? "; they change with the choices of the text\n" : "\n");
+                   " experts of ", layers, layers == 1 ? " layer" : " layers", " that are on the CPU",
+                   load.expert_cache.uses.empty() ? ", chosen by number, because no counts are recorded" : "",
+                   load.expert_cache.adaptive ? "; they follow the routing of the text\n" : "\n");
   } else if (const std::string why = why_none_cached(*this, model); !why.empty()) {
     out += why + "\n";
   }
   const auto distinct = [&](ListId list) {
     return std::count_if(keys.begin(), keys.end(), [&](const OpUse& use) { return use.count_in(list) > 0; });
   };
-  out += str_cat(general.nodes.size(), " ops a u-batch, ", distinct(ListId::general), " distinct\n");
+  out += str_cat(general.nodes.size(), " ops per u-batch, ", distinct(ListId::general), " distinct\n");
   if (devices.size() > 1) {
     const auto transfers = std::count_if(general.nodes.begin(), general.nodes.end(), [](const Node& node) {
       return std::holds_alternative<TransferOperands>(node.operands);
@@ -546,32 +547,32 @@ std::string Plan::describe(const model::ModelDesc& model) const {
                    transfers == 1 ? " transfer" : " transfers", " between them\n");
   }
   if (!streamed.nodes.empty()) {
-    out += str_cat(streamed.nodes.size(), " ops a u-batch of at least ", streams_from, " tokens, for which ",
-                   device_name(main_device()), " takes copies of the CPU's weights through ",
+    out += str_cat(streamed.nodes.size(), " ops per u-batch of at least ", streams_from, " tokens, for which ",
+                   device_name(main_device()), " copies the CPU's weights through a buffer of ",
                    mib(devices.front().stream_bytes), "\n");
     out += describe_copies(*this, model);
   }
   if (!fused.nodes.empty()) {
-    out += str_cat(fused.nodes.size(), " ops a u-batch of at most ", fused_tokens, " tokens, ", distinct(ListId::fused),
-                   " distinct", fusion ? "\n" : ", off (fusion)\n");
+    out += str_cat(fused.nodes.size(), " ops per u-batch of at most ", fused_tokens, " tokens, ",
+                   distinct(ListId::fused), " distinct", fusion ? "\n" : ", off (fusion)\n");
   }
   if (!single.nodes.empty()) {
-    out += str_cat(single.nodes.size(), " ops a u-batch of one token, ", distinct(ListId::single), " distinct",
+    out += str_cat(single.nodes.size(), " ops per u-batch of one token, ", distinct(ListId::single), " distinct",
                    fusion ? "\n" : ", off (fusion)\n");
   }
   if (!batched.nodes.empty()) {
-    out += str_cat(batched.nodes.size(), " ops a u-batch of at most ", kBatchedTokens, " tokens, ",
+    out += str_cat(batched.nodes.size(), " ops per u-batch of at most ", kBatchedTokens, " tokens, ",
                    distinct(ListId::batched), " distinct", fusion ? "\n" : ", off (fusion)\n");
   }
   if (!expanded.nodes.empty()) {
-    out += str_cat(expanded.nodes.size(), " ops a u-batch with expanded latent attention, ", distinct(ListId::expanded),
-                   " distinct; mla_mode ", mla_mode_name(mla_mode), ", ");
-    out += expands() ? str_cat("keys and values of ", context.ctx, " positions take ", mib(expanded_bytes()),
+    out += str_cat(expanded.nodes.size(), " ops per u-batch with expanded latent attention, ",
+                   distinct(ListId::expanded), " distinct; mla_mode ", mla_mode_name(mla_mode), ", ");
+    out += expands() ? str_cat("keys and values of ", context.ctx, " positions need ", mib(expanded_bytes()),
                                " of the arena\n")
                      : str_cat("not used", mla_mode == MlaMode::automatic ? " with an f32 cache on this GPU\n" : "\n");
   }
   if (!draw.nodes.empty()) {
-    out += str_cat(draw.nodes.size(), " op a drawn token, ", distinct(ListId::draw), " distinct\n");
+    out += str_cat(draw.nodes.size(), " op per drawn token, ", distinct(ListId::draw), " distinct\n");
   }
   return out;
 }

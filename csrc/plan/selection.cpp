@@ -136,7 +136,7 @@ Choice Selection::choice(int32_t key, int64_t tokens) const {
     const int branches = branches_of(list.id)[static_cast<size_t>(key)];
     if (branches > 0) {
       choice.reason += str_cat("; graph_concurrency: ", branches, " of ", use(key).count_in(list.id),
-                               " captured beside other products of their input");
+                               " captured to run concurrently with other products of their input");
     }
   }
   return choice;

@@ -73,7 +73,7 @@ EntryReport Selection::apply(int32_t key, const profile::KernelEntry& entry) {
   // One token may run another op in its place.
   const int32_t replaced = for_one_token(key);
   const int first = std::max(entry.first_bucket, replaced < 0 ? 0 : ops::bucket_of(2 * rows));
-  const std::string one_token = replaced < 0 ? "" : str_cat("one token takes ", use(replaced).key);
+  const std::string one_token = replaced < 0 ? "" : str_cat("one token runs ", use(replaced).key, " instead");
   if (first > last) {
     report.reason = str_cat(entry.origin, ": ", one_token);
     return report;

@@ -44,7 +44,7 @@ Selection::Handover Selection::handover(const Passing& passing, Ends ends, int64
   const auto rows = [&](bool reads, auto... why) { return Handover{.reads = reads, .why = str_cat(why...)}; };
   const int64_t height = ops::tile_height(ends.reader, ends.reads);
   if (height == 0 || !ops::set_tiles(ends.giver, ends.reader, height)) {
-    return rows(false, end(passing.to, ends.reads), " reads no tiles");
+    return rows(false, end(passing.to, ends.reads), " reads no f16 tiles");
   }
   const ops::Support reads = ops::supports(ends.reader, ends.reads, plan_->device(use(passing.to).device));
   if (!reads) return rows(false, end(passing.to, ends.reads), ": ", reads.reason);
@@ -100,15 +100,16 @@ std::string Selection::passes_text(int32_t key, int64_t tokens) const {
     const int nodes = passing.from == key || passing.to == key ? nodes_of(list, index) : 0;
     if (nodes == 0) continue;
     const std::string share = str_cat("; ", nodes, " of ", use(key).count_in(list.id));
-    const std::string beside = str_cat(passing.from == key ? " to" : " from", " the op beside it");
+    const std::string beside =
+        str_cat(passing.from == key ? " to the op that reads them" : " from the op that writes them");
     if (tiles_between(index, tokens, tokens) > 0) {
-      text += str_cat(share, " as tiles of halves", beside, ", without a launch between them", condition(passing));
+      text += str_cat(share, " as f16 tiles", beside, ", without a launch between them", condition(passing));
       continue;
     }
     // Few products read tiles at all, and of the others there is nothing to tell.
     const Handover chosen = handover(passing, ends(passing, tokens), tokens);
     if (chosen.reads || handover(passing, default_ends(passing, tokens), tokens).reads) {
-      text += str_cat(share, " as float32 rows", beside, ", not as tiles of halves: ", chosen.why);
+      text += str_cat(share, " as float32 rows", beside, ", not as f16 tiles: ", chosen.why);
     }
   }
   return text;
@@ -132,7 +133,7 @@ std::string Selection::ended_passes(const profile::KernelEntry& entry) const {
       if (chosen.height > 0 || handover(passing, default_ends(passing, tokens), tokens).height == 0) continue;
       told.push_back(keys);
       text += str_cat("; with ", ops::bucket_name(bucket), " rows from ", use(passing.from).key, " to ",
-                      use(passing.to).key, " stay float32: ", chosen.why, "; the defaults pass on tiles of halves",
+                      use(passing.to).key, " stay float32: ", chosen.why, "; the defaults pass on f16 tiles",
                       condition(passing));
     }
   }

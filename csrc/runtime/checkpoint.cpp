@@ -87,10 +87,10 @@ void Session::rewind(int32_t slot, int64_t position) {
       const std::shared_ptr<Checkpoint> c = kept.lock();
       if (c != nullptr && c->good && c->slot == slot && c->position == position) return restore(*c);
     }
-    throw PlanError(str_cat("[session] cannot rewind sequence ", slot, " to position ", position, ": ",
-                            model_.architecture, " has recurrent state, which goes back only to 0 and to checkpoints; ",
-                            "the nearest before it is ", rewindable(slot, position),
-                            ". Take a checkpoint() where you will return to"));
+    throw PlanError(str_cat(
+        "[session] cannot rewind sequence ", slot, " to position ", position, ": ", model_.architecture,
+        " has recurrent state, which can return only to 0 and to checkpoints; ", "the nearest earlier position is ",
+        rewindable(slot, position), ". Take a checkpoint() where you will return to"));
   }
   check_window(slot, position, "rewind");
   go_back(slot, position);

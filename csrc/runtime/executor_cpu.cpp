@@ -101,8 +101,8 @@ std::vector<std::string> CpuExecutor::warnings() const {
   if (!weights_.lock_problem().empty()) out.push_back(weights_.lock_problem());
   if (!weights_.numa_problem().empty()) out.push_back(weights_.numa_problem());
   if (const std::string problem = pool_.spread_problem(); !problem.empty()) {
-    out.push_back(str_cat("[numa] the system does not let threads stay on their nodes (", problem,
-                          "); they run anywhere, which is slower"));
+    out.push_back(str_cat("[numa] the system refuses to bind threads to their nodes (", problem,
+                          "); threads run on any core, which is slower"));
   }
   for (const Memory& memory : memory_) {
     if (!memory.lock.problem().empty()) out.push_back(memory.lock.problem());

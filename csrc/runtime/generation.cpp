@@ -36,7 +36,8 @@ void Generation::queue(std::span<const Draw> draws, int64_t n_vocab) {
 Generation Session::generation(int32_t slot, std::span<const int32_t> tokens,
                                const ops::SampleSettings& settings) const {
   check_slot(slot);
-  DYNO_CHECK(PlanError, !tokens.empty(), "[generation] a generation needs one token to feed first");
+  DYNO_CHECK(PlanError, !tokens.empty(),
+             "[generation] tokens is empty; a generation needs at least one token to feed first");
   for (size_t i = 0; i < tokens.size(); ++i) check_token(tokens[i], static_cast<int64_t>(i), slot);
   ops::check_settings(settings);
   return {slot, tokens, settings};
@@ -84,7 +85,7 @@ void Session::take_memory_for(const Generation& generation) {
 
 int32_t Session::next_token(Generation& generation, const std::function<void()>& between) {
   check_ready();
-  DYNO_CHECK(PlanError, !generation.queued().empty(), "[generation] no draw is queued");
+  DYNO_CHECK(PlanError, !generation.queued().empty(), "[generation] no draw is queued; call queue() first");
   if (!draws_on_device()) return draw_on_host(generation, between);
   const int32_t slot = generation.slot();
   const int64_t before = position(slot);

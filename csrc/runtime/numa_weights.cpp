@@ -52,8 +52,8 @@ NumaWeights::NumaWeights(const model::ModelDesc& model, const plan::Plan& plan, 
 
 void NumaWeights::note(const std::string& refusal) {
   if (refusal.empty() || !problem_.empty()) return;
-  problem_ = str_cat("[numa] the system does not let pages be placed on nodes (", refusal,
-                     "): weights lie where it puts them, which is slower. In a container the right to do so may be "
+  problem_ = str_cat("[numa] the system refuses to place pages on nodes (", refusal,
+                     "): it chooses the nodes of the weights, which is slower. In a container, the permission may be "
                      "missing (CAP_SYS_NICE, or a seccomp profile that allows mbind)");
 }
 
@@ -65,8 +65,8 @@ void NumaWeights::check_nodes(size_t bytes) const {
   if (!on() || plan_.load.numa != plan::NumaMode::mirror) return;
   for (const NumaNode& node : pool_.nodes()) {
     DYNO_CHECK(OutOfMemoryError, node.memory_bytes == 0 || bytes <= static_cast<size_t>(node.memory_bytes),
-               "[numa] numa=mirror puts a copy of the weights, ", bytes >> 20, " MiB, on each node, and node ",
-               node.number, " has ", node.memory_bytes >> 20, " MiB; use numa=interleave, which takes one copy");
+               "[numa] numa=mirror puts a copy of the weights, ", bytes >> 20, " MiB, on each node, but node ",
+               node.number, " has ", node.memory_bytes >> 20, " MiB; use numa=interleave, which keeps one copy");
   }
 }
 

@@ -23,10 +23,10 @@ PageLock::PageLock([[maybe_unused]] std::span<std::byte> memory, [[maybe_unused]
     return;
   }
   (void)cudaGetLastError();
-  problem_ = str_cat("[memory] ", memory.size() >> 20, " MiB for ", purpose, " cannot be page-locked (",
-                     cudaGetErrorString(status),
-                     "): copies between the CPU and the GPU take a detour and are slower. `ulimit -l`, or the memory "
-                     "limit of the container, may forbid it; raise it and open the model again");
+  problem_ = str_cat(
+      "[memory] ", memory.size() >> 20, " MiB for ", purpose, " cannot be page-locked (", cudaGetErrorString(status),
+      "): copies between the CPU and the GPU go through another buffer and are slower. `ulimit -l`, or the memory "
+      "limit of the container, may forbid it; raise it and open the model again");
 #endif
 }
 

@@ -53,8 +53,9 @@ struct RowBlocks::Slabs {
     try {
       return add(1);
     } catch (const std::bad_alloc&) {
-      throw OutOfMemoryError(str_cat("[memory] no room for ", block_bytes(), " bytes of hidden rows beside ",
-                                     blocks * block_bytes(), "; reset sequences, or drop the head that drafts tokens"));
+      throw OutOfMemoryError(str_cat("[memory] cannot allocate ", block_bytes(),
+                                     " bytes of hidden rows in addition to ", blocks * block_bytes(),
+                                     "; reset sequences, or drop the head that drafts tokens"));
     }
   }
 

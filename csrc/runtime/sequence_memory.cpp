@@ -19,10 +19,11 @@ void Session::copy_prefix(int32_t from, int32_t to, int64_t positions) {
   DYNO_CHECK(PlanError, positions >= 0 && positions <= position(from), "[session] cannot copy ", positions,
              " positions of sequence ", from, "; it holds ", position(from));
   check_window(from, positions, "copy");
-  DYNO_CHECK(PlanError, rewindable(from, positions) == positions, "[session] cannot copy ", positions,
-             " positions of sequence ", from, ": ", model_.architecture,
-             " has recurrent state, which is known only at the end and at checkpoints; the nearest before it is ",
-             rewindable(from, positions));
+  DYNO_CHECK(
+      PlanError, rewindable(from, positions) == positions, "[session] cannot copy ", positions,
+      " positions of sequence ", from, ": ", model_.architecture,
+      " has recurrent state, which is known only at the end and at checkpoints; the nearest earlier position is ",
+      rewindable(from, positions));
   if (from == to) {
     rewind(from, positions);
     return;
@@ -163,7 +164,7 @@ void Session::check_window(int32_t slot, int64_t position, const char* doing) co
   const int64_t held = windows_.last_held(slot, position);
   DYNO_CHECK(PlanError, held == position, "[session] cannot ", doing, " sequence ", slot, " at position ", position,
              ": layers with a window of ", plan_.cache_window(),
-             " positions keep their window alone, and that one is gone; the nearest before it is ", held,
+             " positions keep only their window, and the window there is gone; the nearest earlier position is ", held,
              ". Take a checkpoint() where you will return to, or open the model with window_cache=full");
 }
 

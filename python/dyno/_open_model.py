@@ -249,7 +249,7 @@ class OpenModel:
 
         Returns:
             Dicts with `list`, `name`, `key`, `device`, `layer` (None outside of layers), `tiles` (`gives` or
-            `gets` rows that a GPU's kernels may pass on as tiles of halves, else None) and `operands`. An
+            `gets` rows that a GPU's kernels may pass on as f16 tiles, else None) and `operands`. An
             operand is None where the launch has none, a weight's name, a number, or a dict of a value:
             `name`, `device`, `access` (read, write, update), `first_use` and `last_use` (launches of its
             list), `arena_offset`, `bytes`.
@@ -264,7 +264,7 @@ class OpenModel:
 
         Returns:
             Dicts with `list`, `family`, `key`, `device`, `count`, `tokens`, `config`, `reason`, `tiles`,
-            `bytes` and `flops`. `tiles` has the height of tiles of halves that the op reads (`x_tiles`) or
+            `bytes` and `flops`. `tiles` has the height of f16 tiles that the op reads (`x_tiles`) or
             leaves (`y_tiles`, `out_tiles`), if each token is of another sequence. It is empty for float32.
         """
         return list(self._open().ops(tokens))

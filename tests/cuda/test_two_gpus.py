@@ -139,7 +139,7 @@ def test_a_lost_gpu_is_named_and_the_cpu_works_on(trained_model: Path, lost: str
         assert (found["other gpu"], found["same"]) == ([], True)
         return
     for moment in ("first", "again", "another engine", "other gpu"):
-        assert "ends all that this process uses: cuda:" in found[moment][1], (moment, found)
+        assert "this process can use none of its GPUs: cuda:" in found[moment][1], (moment, found)
         assert {"cuda:0", "cuda:1"} <= set(re.findall(r"cuda:\d", found[moment][1]))
     assert f"cuda:{1 - int(lost)} is lost" in found["other gpu"][1]
     assert "[cuda]" not in stderr  # closing is silent: both losses have been told

@@ -252,7 +252,7 @@ def test_memory_is_that_of_a_static_cache(models: dict[str, Path]) -> None:
     )
     assert sum(count_of(few)) == 4
     assert sum(count_of(more)) == sum(count_of(opened(path, "static", 2, plan_only=True)))
-    assert "change with the choices" in more.describe_plan()
+    assert "follow the routing of the text" in more.describe_plan()
 
 
 def test_a_link_brings_experts_later(models: dict[str, Path]) -> None:
@@ -346,8 +346,8 @@ def test_a_plan_of_a_gpu(models: dict[str, Path], name: str) -> None:
     static, adaptive = (planned(models[name], cache) for cache in ("static", "adaptive"))
     assert adaptive.plan["devices"] == static.plan["devices"]
     assert adaptive.nodes() == static.nodes()
-    assert "change with the choices" in adaptive.describe_plan()
-    assert "change with the choices" not in static.describe_plan()
+    assert "follow the routing of the text" in adaptive.describe_plan()
+    assert "follow the routing of the text" not in static.describe_plan()
     # Without prompts that cross, matrices still wait in two stages for their other layout, one in each.
     off = {f"op_offload.{op}": False for op in ("matmul", "matmul_id", "up_gate", "moe_up_gate")}
     static, adaptive = (planned(models[name], cache, **off) for cache in ("static", "adaptive"))

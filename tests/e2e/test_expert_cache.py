@@ -475,7 +475,7 @@ def test_an_engine_leaves_the_size_open(
 @pytest.mark.parametrize(
     ("device", "mib", "reason"),
     [
-        ("cpu", 64, "no experts that cpu can take lie on the CPU beside it"),
+        ("cpu", 64, "no experts that cpu can cache are on the CPU"),
         ("cpu:1", 1, "the smallest one takes 1.3 MiB on cpu:1"),
     ],
 )

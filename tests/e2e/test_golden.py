@@ -72,7 +72,7 @@ def check_short(path: Path, g: dict[str, np.ndarray]) -> None:
     """Of sparse attention: as long as it reads all positions."""
     s = _core.Session(path, context={**F32_CACHE, "ctx": 0}, session={"threads": 2})
     ctx = s.model["n_ctx_train"]
-    with pytest.raises(UnsupportedError, match=rf"reads the best {ctx} positions"):
+    with pytest.raises(UnsupportedError, match=rf"selects the best {ctx} positions"):
         _core.Session(path, context={**F32_CACHE, "ctx": ctx + 1})
     for ubatch in (512, 1, 5, 16):
         s.set({"ubatch": ubatch})

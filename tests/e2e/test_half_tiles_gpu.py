@@ -1,4 +1,4 @@
-"""Steps of many sequences on a GPU whose launches pass rows on as tiles of halves (csrc/ops/half_tiles.h)."""
+"""Steps of many sequences on a GPU whose launches pass rows on as f16 tiles (csrc/ops/half_tiles.h)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not GPUS, reason=f"no Hopper GPU: {_core.no_cuda_reason()}"),
 ]
 
-TILES = "as tiles of halves"
+TILES = "as f16 tiles"
 SETTINGS = {"matvec_max_tokens": 3}  # as the engine chooses on Hopper
 CACHE = {"kv_type_k": "f16", "kv_type_v": "f16"}
 

@@ -129,7 +129,7 @@ def test_the_plan_counts_a_copy_for_each_node(tmp_path: Path) -> None:
 
 def test_one_node_is_nothing_to_place(caplog: pytest.LogCaptureFixture) -> None:
     path = TINY / "llama-tiny.gguf"
-    assert "numa pin: nothing to place, there is one node" in plan_of(path, "pin", 1)["text"]
+    assert "numa pin: not used, because there is one node" in plan_of(path, "pin", 1)["text"]
     assert "numa" not in plan_of(path, "off", 1)["text"]
     if _core.cpu_info()["numa_nodes"] > 1:
         pytest.skip("this machine has several nodes")
@@ -156,7 +156,7 @@ def test_a_node_that_is_smaller_than_a_copy_is_an_error(
     monkeypatch.setenv("DYNO_NUMA_ROOT", str(write_nodes(tmp_path / "machine", nodes)))
     shape = Shape("llama", ("f32",), 512, 4, 2, 128, 512, 300)
     random_model(tmp_path / "large.gguf", shape, seed=3)
-    with pytest.raises(OutOfMemoryError, match=r"on each node, and node 1 has 1 MiB; use numa=interleave"):
+    with pytest.raises(OutOfMemoryError, match=r"on each node, but node 1 has 1 MiB; use numa=interleave"):
         opened(tmp_path / "large.gguf", "mirror")
     with opened(tmp_path / "large.gguf", "interleave") as engine:
         logits(engine)
@@ -173,13 +173,13 @@ def test_a_refusal_is_one_warning(two_nodes: Path, mode: str, caplog: pytest.Log
     assert len(copies) == (2 if mode == "mirror" else 1)
     if mode == "interleave":  # the system takes the nodes that there are
         return
-    told = [line for line in caplog.messages if "does not let pages be placed on nodes" in line]
+    told = [line for line in caplog.messages if "refuses to place pages on nodes" in line]
     assert len(told) == 1, caplog.messages
 
 
 # mbind and sched_setaffinity, by the number of the machine.
 CALLS = {"x86_64": {"mbind": 237, "setaffinity": 203}, "aarch64": {"mbind": 235, "setaffinity": 122}}
-TOLD = {"mbind": "does not let pages be placed", "setaffinity": "does not let threads stay on their nodes"}
+TOLD = {"mbind": "refuses to place pages on nodes", "setaffinity": "refuses to bind threads to their nodes"}
 
 
 @pytest.mark.skipif(

@@ -116,7 +116,7 @@ def test_elsewhere_a_rewind_says_why_not(opener: Opener) -> None:
     there = s.checkpoint(0)
     decode(s, TOKENS[40:50])
     with pytest.raises(
-        PlanError, match=r"recurrent state, which goes back only to 0 and to checkpoints.* is 40"
+        PlanError, match=r"recurrent state, which can return only to 0 and to checkpoints.* is 40"
     ):
         s.rewind(45)
     assert s.position(0) == 50
@@ -138,7 +138,7 @@ def test_a_checkpoint_of_what_is_forgotten_is_refused(opener: Opener) -> None:
     decode(s, TOKENS[50:95])
     with pytest.raises(PlanError, match="position 40 cannot be restored"):
         s.restore(there)
-    with pytest.raises(PlanError, match="nearest before it is 0"):
+    with pytest.raises(PlanError, match="nearest earlier position is 0"):
         s.rewind(40)
 
 

@@ -272,7 +272,7 @@ def test_prefixes_with_recurrent_state(tmp_path: Path, shape: Any, device: str) 
     decode(s, 0, TOKENS[:40])
     there = s.checkpoint(0)
     decode(s, 0, TOKENS[40:60])
-    with pytest.raises(PlanError, match=r"cannot copy 50 positions .* the nearest before it is 40"):
+    with pytest.raises(PlanError, match=r"cannot copy 50 positions .* the nearest earlier position is 40"):
         s.copy_prefix(0, 1, 50)
     with pytest.raises(PlanError, match="cannot copy 61 positions of sequence 0; it holds 60"):
         s.copy_prefix(0, 1, 61)

@@ -133,7 +133,7 @@ def test_gate_and_up_of_a_shared_expert_join_the_experts_of_one_token(tmp_path: 
     one, two = counts(session), counts(session, 2)
     assert {op["list"] for op in session.ops(1)} == {"single", "draw"}
     assert {op["list"] for op in session.ops(2)} == {"fused"}
-    assert "ops a u-batch of one token" in session.describe_plan()
+    assert "ops per u-batch of one token" in session.describe_plan()
     assert (one["moe_up_gate"], one["moe_up_gate shared"], one["up_gate"]) == (LAYERS, LAYERS, 0)
     assert (two["moe_up_gate"], two["moe_up_gate shared"], two["up_gate"]) == (LAYERS, 0, LAYERS)
     assert one["moe_down_sum shared"] == two["moe_down_sum shared"] == LAYERS
@@ -166,8 +166,8 @@ def test_entries_of_ops_that_one_token_does_not_run_name_the_op_that_it_runs(tmp
             (row,) = session.kernel_report()
             reports[tokens] = row["status"], row["reason"]
         assert reports == {
-            "m1": ("unused", f"test: one token takes {joined}"),
-            "m1-4": ("applied", f"test; one token takes {joined}"),
+            "m1": ("unused", f"test: one token runs {joined} instead"),
+            "m1-4": ("applied", f"test; one token runs {joined} instead"),
             "m2-4": ("applied", "test"),
         }
     # Without fused launches one token runs them.

@@ -229,7 +229,8 @@ def test_sequences_go_back_to_places_whose_window_is_there(gpt_oss: Path, device
         assert np.array_equal(decode(s, 0, token.reshape(1)), decode(full, 0, token.reshape(1)))
     assert [s.rewindable(p) for p in (1410, 1410 - SLACK, 700, 5, 0)] == [1410, 1410 - SLACK, 0, 0, 0]
     with pytest.raises(
-        PlanError, match=r"cannot rewind sequence 0 at position 700: .*window of 9 .*nearest before it is 0"
+        PlanError,
+        match=r"cannot rewind sequence 0 at position 700: .*window of 9 .*nearest earlier position is 0",
     ):
         s.rewind(700)
     assert s.position() == 1410

@@ -143,7 +143,7 @@ def test_memory_by_need_is_no_remedy_on_a_gpu_that_maps_none(tmp_path: Path) -> 
 
 
 def test_maps_memory_is_true_or_false() -> None:
-    with pytest.raises(ProfileError, match="maps_memory is neither true nor false"):
+    with pytest.raises(ProfileError, match="maps_memory is not True or False"):
         _core.device_problem({**GPU, "maps_memory": 1})
 
 

@@ -52,7 +52,7 @@ def attention_cases() -> Iterator[Case]:
         gap: int = 0,
         tiles: int = 0,
     ) -> Case:
-        """`tiles`: out leaves as tiles of halves of that height."""
+        """`tiles`: out leaves as f16 tiles of that height."""
         k_type, v_type = types.split()
         m = max(first + count for first, count, _, _ in runs)
         ctx = max(position + count for _, count, position, _ in runs) + 2

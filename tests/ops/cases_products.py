@@ -31,7 +31,7 @@ def matmul_cases() -> Iterator[Case]:
         norm: bool = False,
         tiles: int = 0,
     ) -> Case:
-        """`tiles`: x comes as tiles of halves of that height, blocks of a row in very different scales."""
+        """`tiles`: x comes as f16 tiles of that height, blocks of a row in very different scales."""
         dtype, layout, act = kind
 
         def build(rng: np.random.Generator) -> Any:
@@ -191,7 +191,7 @@ def up_gate_cases() -> Iterator[Case]:
         k: int = 256,
         tiles: int = 0,
     ) -> Case:
-        """`tiles`: y leaves as tiles of halves of that height."""
+        """`tiles`: y leaves as f16 tiles of that height."""
         dtype, layout, act = kind
 
         def build(rng: np.random.Generator) -> Any:

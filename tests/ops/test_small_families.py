@@ -179,7 +179,7 @@ def test_sampling_a_token_at_a_time() -> None:
     ]:
         with pytest.raises(PlanError, match=message):
             draw(**{"u": 0.5, **bad})  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match="no logits"):
+    with pytest.raises(PlanError, match="logits is empty"):
         _core.sample(np.zeros(0, F32), 1.0, 0, 1.0, 0.0, 0.5)
 
 

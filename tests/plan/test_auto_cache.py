@@ -69,7 +69,7 @@ def test_recorded_use_lets_the_cache_win(model: Path, memory: int) -> None:
     chosen = session.plan["placement"]
     mib = session.plan["settings"]["expert_cache_mib"]
     assert mib > 20
-    assert f"; expert_cache_mib={mib}: the most used of them lie on both; " in chosen["note"]
+    assert f"; expert_cache_mib={mib}: the most used experts are on both; " in chosen["note"]
     assert chosen["n_cpu_moe"] > LAYERS // 2
     assert any(tensor["name"].endswith("(cached)") for tensor in session.plan["tensors"])
     assert taken(session) <= memory

@@ -47,7 +47,7 @@ def test_a_step_of_generation_draws_once(name: str, numerics: str) -> None:
     legal = _core.ops.candidates(family, desc, HOPPER, "legal")
     assert op["config"] in legal
     assert len(legal) > 1
-    assert "1 op a drawn token" in session.describe_plan()
+    assert "1 op per drawn token" in session.describe_plan()
 
 
 @pytest.mark.parametrize("ubatch", [64, 1])

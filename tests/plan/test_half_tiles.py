@@ -1,4 +1,4 @@
-"""Rows that one launch leaves as tiles of halves for the next: where a plan does that, and where not."""
+"""Rows that one launch leaves as f16 tiles for the next: where a plan does that, and where not."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CPU = dict(_core.cpu_info())
 LAYERS = 3
 UP_GATE, DOWN = "up_gate q4_k n=2048 k=1024", "matmul q4_k n=1024 k=2048"
 ATTENTION, OUTPUT = "attention heads=16", "matmul q4_k n=1024 k=1024"
-FROM = "as tiles of halves from the op beside it"
-TO = "as tiles of halves to the op beside it"
+FROM = "as f16 tiles from the op that writes them"
+TO = "as f16 tiles to the op that reads them"
 IF = "without a launch between them, if each token is of another sequence"
 
 
@@ -98,7 +98,7 @@ WIDE = {"variant": "wgmma_codes", "tokens": 32, "rows": 512, "parts": 1, "blocks
         (
             UP_GATE,
             WIDE,
-            " with wgmma_codes tokens=32 rows=512 parts=1 blocks=1: tiles of half rows are",
+            " with wgmma_codes tokens=32 rows=512 parts=1 blocks=1: f16 tiles are",
         ),
     ],
 )
@@ -117,8 +117,11 @@ def test_a_profile_that_takes_another_kernel_gets_rows(
     assert text.startswith(f"test; with m17-32 rows from {UP_GATE}"), text
     for said in (text, reason(session, 32, UP_GATE), reason(session, 32, DOWN)):
         assert f"{whole}{why}" in said, said
-    for said, way in ((reason(session, 32, UP_GATE), "to"), (reason(session, 32, DOWN), "from")):
-        assert f"{LAYERS} of {LAYERS} as float32 rows {way} the op beside it" in said, said
+    for said, way in (
+        (reason(session, 32, UP_GATE), "to the op that reads"),
+        (reason(session, 32, DOWN), "from the op that writes"),
+    ):
+        assert f"{LAYERS} of {LAYERS} as float32 rows {way} them" in said, said
 
 
 def test_an_entry_that_keeps_tiles_says_nothing_of_rows(model: Path) -> None:
@@ -135,7 +138,7 @@ def test_an_entry_of_attention_names_the_steps_that_lose_tiles(model: Path) -> N
     (entry,) = session.kernel_report()
     assert entry["status"] == "applied", entry
     assert f"{op['key']} with rows " in entry["reason"]
-    assert entry["reason"].endswith("tiles of halves, if each token is of another sequence")
+    assert entry["reason"].endswith("f16 tiles, if each token is of another sequence")
     assert passes(session, 32) == {"down": True, "o": False}
 
 
@@ -171,7 +174,7 @@ def test_a_cache_that_steps_do_not_read_gives_rows(model: Path) -> None:
     session = plan_of(model, kv_type="q8_0")
     assert passes(session, 32) == {"down": True, "o": False}
     for key in (ATTENTION, OUTPUT):
-        assert "tiles of halves leave attention" in reason(session, 32, key)
+        assert "attention writes f16 tiles only over" in reason(session, 32, key)
 
 
 @pytest.mark.parametrize(("ubatch", "fits"), [(17, False), (18, True)])

@@ -50,7 +50,7 @@ def test_dozens_of_tokens_store_keys_and_values_in_one_launch(name: str) -> None
         return
     assert lists(session, 9) == lists(session, 64) == {"batched"}
     assert lists(session, 65) == {"general"}
-    assert "ops a u-batch of at most 64 tokens" in session.describe_plan()
+    assert "ops per u-batch of at most 64 tokens" in session.describe_plan()
     batched, general = Counter[str](), Counter[str]()
     for tokens, counts in ((64, batched), (65, general)):
         for op in session.ops(tokens):

@@ -191,13 +191,13 @@ def test_a_near_miss_says_what_it_takes() -> None:
     note = planned(automatic=True, rates=rates, virtual_devices=[{**LIMITS, "memory_mib": limit}]).plan[
         "placement"
     ]["note"]
-    found = re.search(r"; ([0-9.]+) MiB short of one more layer there: (.+) frees that", note)
+    found = re.search(r"; ([0-9.]+) MiB are missing for one more layer there: (.+) frees that", note)
     assert found, note
     assert "kv_type_k=kv_type_v=q8_0" in found[2]
 
 
 def test_a_placement_is_given_or_left_to_the_plan() -> None:
-    with pytest.raises(PlanError, match="leaves the placement to the plan"):
+    with pytest.raises(PlanError, match="lets the engine choose the placement"):
         planned(automatic=True, n_cpu_moe=1)
 
 

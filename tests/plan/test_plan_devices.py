@@ -188,7 +188,7 @@ def test_a_gpu_takes_rules_that_leave_all_with_it() -> None:
     session = _core.Session(file, plan_only=True, device=GPU, session={"cuda_graphs": False}, placement=whole)
     plain = _core.Session(file, plan_only=True, device=GPU, session={"cuda_graphs": False})
     assert session.nodes() == plain.nodes()
-    with pytest.raises(PlanError, match="virtual devices stand beside the CPU only"):
+    with pytest.raises(PlanError, match="virtual devices need the CPU as the main device"):
         _core.Session(file, plan_only=True, device=GPU, placement={"virtual_devices": [{}]})
 
 

@@ -371,7 +371,7 @@ def test_what_cannot_be(engine: dyno.Engine) -> None:
         ({"top_k": -2}, "top_k -2"),
         ({"top_p": 1.5}, "top_p 1.5"),
         ({"min_p": 2.0}, "min_p 2"),
-        ({"token": np.array([], np.int32)}, "needs one token to feed"),
+        ({"token": np.array([], np.int32)}, "needs at least one token to feed"),
         ({"token": np.array([0, 1, n_vocab], np.int32)}, f"token {n_vocab} at index 2"),
     ):
         with pytest.raises(PlanError, match=message):
@@ -384,7 +384,7 @@ def test_what_cannot_be(engine: dyno.Engine) -> None:
         (np.array([0.5, 1.0], np.float32), None, "uniform 1 "),
         (zeros, np.array([0, n_vocab], np.int32), f"to feed is {n_vocab}"),
         (zeros, np.array([-2, 0], np.int32), "to feed is -2"),
-        (zeros, np.array([0], np.int32), "1 tokens to feed for 2 draws"),
+        (zeros, np.array([0], np.int32), "1 tokens in forced for 2 draws"),
     ):
         with pytest.raises(PlanError, match=message):
             found.queue(uniform, forced)

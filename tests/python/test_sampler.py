@@ -261,7 +261,7 @@ def test_impossible_biases_and_breakers() -> None:
             Sampling(dry_sequence_breakers=breakers)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="dry_sequence_breakers has 33 strings; expected at most 32"):
         Sampling(dry_sequence_breakers=["a"] * 33)
-    with pytest.raises(PlanError, match="1 settings are not known"):
+    with pytest.raises(PlanError, match="1 unknown settings"):
         _core.Sampler({"temprature": 1.0}, N)
 
 

@@ -85,7 +85,7 @@ int lose_device(cudaError_t status, std::string text) {
   if (lost.size() > 1) {
     std::string names;
     for (const int ordinal : lost) names += str_cat(names.empty() ? "" : ", ", "cuda:", ordinal);
-    text += str_cat("; a fault on one GPU ends all that this process uses: ", names);
+    text += str_cat("; after a fault on one GPU, this process can use none of its GPUs: ", names);
   }
   for (const int ordinal : lost) mark_device_lost(ordinal, text);
   return lost.front();

@@ -77,17 +77,16 @@ Support prompt_splits(const AttentionDesc& desc, int64_t rows, int splits) {
 }
 
 Support flash_pairs_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
-  if (desc.exact) return Support::no("exact=1: the products of flash attention over pairs of halves have 22 bits");
+  if (desc.exact) return Support::no("exact=1: flash attention over f16 pairs multiplies with 22 bits only");
   const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;
   if (desc.k_type != DType::f32 || v_type != DType::f32) {
     return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(v_type),
-                               ": flash attention over pairs of halves takes f32 keys and values"));
+                               ": flash attention over f16 pairs reads f32 keys and values"));
   }
   const int head = flash_head(desc.dk, desc.dv);
   if (head > kFlashPairsMaxHead) {
     return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv, " are wider than the ", kFlashPairsMaxHead,
-                               " and ", flash_value_head(kFlashPairsMaxHead),
-                               " of flash attention over pairs of halves"));
+                               " and ", flash_value_head(kFlashPairsMaxHead), " of flash attention over f16 pairs"));
   }
   const auto pairs = flash_pairs_params::of(config);
   const size_t shared = flash_pairs_shared_bytes(head, pairs.rows) + 1024;  // and what is not dynamic
@@ -100,13 +99,13 @@ Support flash_pairs_supports(const AttentionDesc& desc, const Config& config, co
 
 // The demands of the tensor core variants beyond the common ones.
 Support flash_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
-  if (desc.exact) return Support::no("exact=1: the products of flash attention have 11 or 8 bits");
+  if (desc.exact) return Support::no("exact=1: flash attention multiplies with 11 or 8 bits only");
   const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;
   const auto narrow = [](DType type) { return type == DType::f16 || type == DType::q8_0; };
   const bool types = (narrow(desc.k_type) && narrow(v_type)) || (desc.k_type == DType::bf16 && v_type == DType::bf16);
   if (!types) {
     return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(v_type),
-                               ": flash attention takes f16 or q8_0 keys and values, or bf16 for both"));
+                               ": flash attention reads f16 or q8_0 keys and values, or bf16 for both"));
   }
   if (flash_in_bf16(desc) && device.compute_capability < 80) {
     return Support::no(str_cat("compute capability ", device.compute_capability,
@@ -147,11 +146,11 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
 }
 
 Support direct_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
-  if (desc.exact) return Support::no("exact=1: the products of direct attention have 11 or 8 bits");
+  if (desc.exact) return Support::no("exact=1: direct attention multiplies with 11 or 8 bits only");
   const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;
   if (desc.k_type != v_type || desc.k_type == DType::f32) {
     return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(v_type),
-                               ": direct attention takes keys and values of one type, f16, bf16 or q8_0"));
+                               ": direct attention reads keys and values of one type, f16, bf16 or q8_0"));
   }
   if (desc.k_type == DType::bf16 && device.compute_capability < 80) {
     return Support::no(str_cat("compute capability ", device.compute_capability,
@@ -177,15 +176,15 @@ Support direct_supports(const AttentionDesc& desc, const Config& config, const D
 Support tiles_supports(const AttentionDesc& desc, const Config& config) {
   const bool in_one_part = (config.variant == k_direct && direct_params::of(config).splits == 1) ||
                            config.variant == k_flash || config.variant == k_flash_wgmma;
-  if (!in_one_part) return Support::no("tiles of halves leave attention where the keys of a sequence are in one part");
+  if (!in_one_part) return Support::no("attention writes f16 tiles only if the keys of a sequence are in one part");
   if (desc.out_tiles != 16 && desc.out_tiles != 32 && desc.out_tiles != 64) {
-    return Support::no(str_cat("tiles of halves have 16, 32 or 64 rows, not ", desc.out_tiles));
+    return Support::no(str_cat("f16 tiles have 16, 32 or 64 rows, not ", desc.out_tiles));
   }
   const int64_t group = desc.heads / desc.kv_heads;
   const bool halves = desc.k_type == desc.v_type && (desc.k_type == DType::f16 || desc.k_type == DType::bf16);
   const bool heads = desc.dk == desc.dv && (desc.dk == 64 || desc.dk == 128) && group <= kStepsRows;
   if (!halves || !heads || desc.v_in_k || desc.softcap || desc.exact) {
-    return Support::no("tiles of halves leave attention over f16 or bf16 caches, with heads of 64 or 128");
+    return Support::no("attention writes f16 tiles only over f16 or bf16 caches, with heads of 64 or 128");
   }
   if (group * desc.dv % HalfTiles::kBlock != 0) {
     return Support::no(
@@ -195,9 +194,9 @@ Support tiles_supports(const AttentionDesc& desc, const Config& config) {
 }
 
 Support latent_shape(const AttentionDesc& desc, const DeviceInfo& device) {
-  if (desc.exact) return Support::no("exact=1: the products of latent attention have 22, 11 or 8 bits");
-  if (!desc.v_in_k) return Support::no("v_in_k=0: latent attention finds values within keys");
-  if (desc.k_type == DType::q8_0) return Support::no("k_type=q8_0: latent attention takes f32, f16 or bf16");
+  if (desc.exact) return Support::no("exact=1: latent attention multiplies with 22, 11 or 8 bits only");
+  if (!desc.v_in_k) return Support::no("v_in_k=0: latent attention reads values as part of the keys");
+  if (desc.k_type == DType::q8_0) return Support::no("k_type=q8_0: latent attention reads f32, f16 or bf16");
   if (desc.k_type == DType::bf16 && device.compute_capability < 80) {
     return Support::no(str_cat("compute capability ", device.compute_capability,
                                " has no bfloat16 matrix instructions; they come with 80"));
@@ -267,7 +266,7 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
     return Support::no(str_cat("variant decode is for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
   }
   if (checked && device.kind == DeviceKind::cpu && desc.out_tiles != 0) {
-    return Support::no(str_cat("out_tiles=", desc.out_tiles, ": only CUDA kernels write tiles of half rows"));
+    return Support::no(str_cat("out_tiles=", desc.out_tiles, ": only CUDA kernels write f16 tiles"));
   }
   if (!checked || device.kind == DeviceKind::cpu) return checked;
   const bool splits = config.variant == k_flash_split || config.variant == k_direct || config.variant == k_latent ||
@@ -441,9 +440,10 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
 }
 
 static void check_scalars(const AttentionDesc& desc, const AttentionArgs& args) {
-  DYNO_CHECK(PlanError, !desc.windowed || args.window >= 1, "[attention] window ", args.window,
-             " sees no key; at least 1 is needed");
-  DYNO_CHECK(PlanError, !desc.softcap || args.softcap > 0, "[attention] softcap ", args.softcap, " is not positive");
+  DYNO_CHECK(PlanError, !desc.windowed || args.window >= 1, "[attention] window is ", args.window,
+             "; expected 1 or more");
+  DYNO_CHECK(PlanError, !desc.softcap || args.softcap > 0, "[attention] softcap is ", args.softcap,
+             "; expected a number above 0");
 }
 
 void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {
@@ -465,7 +465,7 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
   const bool prompts = config.variant == k_flash || config.variant == k_flash_wgmma;
   if (desc.out_tiles != 0) {
     const bool launched = attention_steps_cuda(args, desc, stream);
-    DYNO_CHECK(PlanError, launched, "[attention] tiles of halves take one token of each sequence; these are ", desc.m,
+    DYNO_CHECK(PlanError, launched, "[attention] f16 tiles need one token of each sequence; these are ", desc.m,
                " tokens of ", args.n_runs, ", or rows of the cache are not aligned to 16 bytes");
     return;
   }

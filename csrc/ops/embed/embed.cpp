@@ -38,7 +38,7 @@ size_t scratch_bytes(const EmbedDesc&, const Config&) { return 0; }
 void launch(const Config& config, const EmbedDesc& desc, const EmbedArgs& args, CpuContext& context) {
   for (int64_t token = 0; token < desc.m; ++token) {
     DYNO_CHECK(PlanError, args.ids[token] >= 0 && args.ids[token] < args.rows, "[embed] token ", token, " has id ",
-               args.ids[token], ", the table has ", args.rows, " rows");
+               args.ids[token], "; the table has ", args.rows, " rows");
   }
   const size_t row = row_bytes(desc.type, desc.n);
   parallel_ranges(context, desc.m, desc.n, rows_params::of(config).grain * 1024,

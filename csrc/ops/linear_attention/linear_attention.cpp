@@ -35,11 +35,11 @@ Support supports(const LinearAttentionDesc& d, const Config& config, const Devic
     return Support::no(str_cat("heads have ", d.dk, " and ", d.dv, " dims; kernels take at most ", kMaxLinearHead));
   }
   if (d.channel_decay && d.rule != LinearRule::delta) {
-    return Support::no("channel_decay goes with the rule delta alone");
+    return Support::no("channel_decay=1 needs the rule delta");
   }
   if (const Support s = check_config(Family::linear_attention, kVariants, kInstances, config, device); !s) return s;
   if ((config.variant == k_chunked || config.variant == k_chunks) && d.channel_decay) {
-    return Support::no(str_cat("channel_decay=1: ", kVariants[config.variant].name, " takes one decay a head"));
+    return Support::no(str_cat("channel_decay=1: ", kVariants[config.variant].name, " reads one decay per head"));
   }
   if (config.variant == k_chunks) {
     if (d.dk > kMaxChunkHead) {

@@ -63,7 +63,7 @@ Support supports(const MatmulIdDesc& desc, const Config& config, const DeviceInf
   if (Support s = check_config(Family::matmul_id, kVariants, kInstances, config, device); !s) return s;
   if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
   if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
-  if (desc.path != ProductPath::any) return Support::no("paths are a choice of CUDA devices");
+  if (desc.path != ProductPath::any) return Support::no("only CUDA devices have paths");
   return supports_tiling(tiling_of(config), desc.type, desc.act, 1, device);
 }
 

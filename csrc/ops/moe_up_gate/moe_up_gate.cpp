@@ -24,12 +24,13 @@ int64_t stripes(int64_t n) { return (n + kGpuRows - 1) / kGpuRows; }
 Support supports_shared(const MoeUpGateDesc& desc, const Config& config, const DeviceInfo& device) {
   if (desc.shared < 0) return Support::no(str_cat("shared=", desc.shared, " is below 0"));
   if (desc.shared == 0) return Support::yes();
-  if (desc.m > 1) return Support::no(str_cat("m=", desc.m, ": a shared expert's pair joins one token's experts"));
+  if (desc.m > 1)
+    return Support::no(str_cat("m=", desc.m, ": a shared expert's matrices join the experts of one token only"));
   if (device.kind != DeviceKind::cuda || config.variant != k_ring) {
-    return Support::no("only ring on CUDA devices takes a shared expert's pair");
+    return Support::no("only the CUDA kernel ring multiplies by a shared expert's matrices");
   }
   if (!cuda::has_ring_pair(desc.type)) {
-    return Support::no(str_cat("ring takes no shared expert's pair of ", dtype_name(desc.type)));
+    return Support::no(str_cat("ring cannot multiply by a shared expert's matrices of type ", dtype_name(desc.type)));
   }
   return Support::yes();
 }
@@ -84,8 +85,8 @@ Support supports(const MoeUpGateDesc& desc, const Config& config, const DeviceIn
   if (Support s = supports_shared(desc, config, device); !s) return s;
   if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
   if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
-  if (desc.norm) return Support::no("only CUDA kernels norm the rows of a product");
-  if (desc.path != ProductPath::any) return Support::no("paths are a choice of CUDA devices");
+  if (desc.norm) return Support::no("only CUDA kernels normalise the rows of a product");
+  if (desc.path != ProductPath::any) return Support::no("only CUDA devices have paths");
   return supports_tiling(tiling_of(config), desc.type, desc.act, 1, device);
 }
 

@@ -25,13 +25,13 @@ int64_t padded(int64_t floats) { return (floats + 15) / 16 * 16; }
 Support cluster_supports(const NormRouteDesc& desc, int warps, const DeviceInfo& device) {
   if (const Support clusters = clusters_supported(device); !clusters) return clusters;
   if (desc.type != DType::f32) {
-    return Support::no(str_cat("the router has type ", dtype_name(desc.type), "; clusters take f32"));
+    return Support::no(str_cat("the router has type ", dtype_name(desc.type), "; variant cluster reads f32"));
   }
   const int64_t rows = route_cluster_rows(desc.experts);
   if (rows > kRouteWarpRows * warps || desc.experts > kRouteClusterMaxExperts) {
-    return Support::no(str_cat("experts=", desc.experts, " are ", rows, " for each block of ", warps, " warps; up to ",
-                               std::min<int64_t>(kRouteWarpRows * warps * kRouteClusterBlocks, kRouteClusterMaxExperts),
-                               " can be"));
+    return Support::no(
+        str_cat("experts=", desc.experts, " are ", rows, " for each block of ", warps, " warps; expected up to ",
+                std::min<int64_t>(kRouteWarpRows * warps * kRouteClusterBlocks, kRouteClusterMaxExperts)));
   }
   // The limit of registers: four times 128 elements a row.
   const int64_t most = std::min<int64_t>(kRouteClusterMaxK, 4 * 128 * route_cluster_parts(desc.experts, warps));

@@ -52,7 +52,7 @@ struct Apart {
 };
 
 Support latent_fused(const RopeAttentionDesc& desc, const DeviceInfo& device) {
-  if (!desc.latent) return Support::no("latent=0: clusters take the caches of latent attention");
+  if (!desc.latent) return Support::no("latent=0: variant latent_cluster reads caches of latent attention");
   // Four dimensions are rotated together.
   if (desc.n_rot % 8 != 0 || desc.n_rot > kLatentMaxRotary) {
     return Support::no(str_cat("n_rot=", desc.n_rot, " is not a multiple of 8 up to ", kLatentMaxRotary));
@@ -69,7 +69,7 @@ Support direct_fused(const RopeAttentionDesc& desc, const Config& config, const 
   if (desc.latent) return Support::no("latent=1: direct attention rotates whole heads");
   if (std::max(desc.dk, desc.dv) > kDirectMaxFusedHead) {
     return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv, " are wider than the ", kDirectMaxFusedHead,
-                               " that are rotated and stored on the way"));
+                               " that variant direct rotates and stores"));
   }
   const int head = direct_head(std::max(desc.dk, desc.dv));
   const int rows = direct_params::of(config).rows;
@@ -86,17 +86,17 @@ Support token_fused(const RopeAttentionDesc& desc, const Config& config, const D
     if (const Support clusters = clusters_supported(device); !clusters) return clusters;
   }
   if (desc.kv_heads * kTokenRows > kStreamCounters) {
-    return Support::no(str_cat("kv_heads=", desc.kv_heads, ": more rows than a launch can count"));
+    return Support::no(str_cat("kv_heads=", desc.kv_heads, " make more rows than a launch can count"));
   }
-  if (desc.m != 1) return Support::no(str_cat("m=", desc.m, ": variant token takes one token"));
+  if (desc.m != 1) return Support::no(str_cat("m=", desc.m, ": variant token computes one token"));
   if (desc.latent || desc.dk != desc.dv || (desc.dk != 64 && desc.dk != 128)) {
     return Support::no(str_cat("dk=", desc.dk, " dv=", desc.dv, " latent=", desc.latent,
-                               ": variant token takes keys and values of 64 or 128 dims"));
+                               ": variant token needs keys and values of 64 or 128 dims"));
   }
-  if (desc.k_type == DType::q8_0) return Support::no("k_type=q8_0: variant token takes f16 or bf16");
+  if (desc.k_type == DType::q8_0) return Support::no("k_type=q8_0: variant token reads f16 or bf16");
   if (desc.heads > desc.kv_heads * kTokenRows) {
-    return Support::no(str_cat("heads=", desc.heads, " with kv_heads=", desc.kv_heads, ": variant token takes at most ",
-                               kTokenRows, " heads per KV head"));
+    return Support::no(str_cat("heads=", desc.heads, " with kv_heads=", desc.kv_heads,
+                               ": variant token supports at most ", kTokenRows, " heads per KV head"));
   }
   if (desc.softcap) return Support::no("softcap=1: variant token has no soft cap");
   if (desc.n_rot % (desc.dk / 16) != 0) {  // a lane's dimensions are rotated with those of one other

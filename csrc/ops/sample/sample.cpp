@@ -170,7 +170,7 @@ size_t unsorted_scratch_bytes(const SampleDesc& desc, const Config& config) {
 
 void check_settings(const SampleSettings& settings) {
   DYNO_CHECK(PlanError, settings.temperature >= 0.0f && settings.temperature < std::numeric_limits<float>::infinity(),
-             "[sample] temperature ", settings.temperature, " is not a number from 0 on");
+             "[sample] temperature is ", settings.temperature, "; expected a number, 0 or more");
   DYNO_CHECK(PlanError, settings.top_k >= 0, "[sample] top_k ", settings.top_k, " is negative; 0 turns it off");
   DYNO_CHECK(PlanError, settings.top_p >= 0.0f && settings.top_p <= 1.0f, "[sample] top_p ", settings.top_p,
              " is not in [0, 1]");

@@ -37,9 +37,9 @@ Support supports(const UpGateDesc& desc, const Config& config, const DeviceInfo&
   if (Support s = check_config(Family::up_gate, kVariants, kInstances, config, device); !s) return s;
   if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
   if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
-  if (desc.norm) return Support::no("only CUDA kernels norm the rows of a product");
-  if (desc.path != ProductPath::any) return Support::no("paths are a choice of CUDA devices");
-  if (desc.y_tiles > 0) return Support::no("only CUDA kernels write tiles of half rows");
+  if (desc.norm) return Support::no("only CUDA kernels normalise the rows of a product");
+  if (desc.path != ProductPath::any) return Support::no("only CUDA devices have paths");
+  if (desc.y_tiles > 0) return Support::no("only CUDA kernels write f16 tiles");
   return supports_tiling(tiling_of(config), desc.type, desc.act, desc.m, device);
 }
 

@@ -122,7 +122,7 @@ class Placer {
     }
     DYNO_CHECK(PlanError, plan_.device_in(Plan::weights_list(node, list_), id) == node.device, "[placement] ",
                node.name, " runs on ", device_name(plan_.device(node.device)), ", but ", model_.weight(id).name,
-               " lies on ", device_name(plan_.device(weight.device)), "; put the weights of this op on one device");
+               " is on ", device_name(plan_.device(weight.device)), "; put the weights of this op on one device");
   }
 
   Plan& plan_;
@@ -154,7 +154,7 @@ void check_places(const Plan& plan, const model::ModelDesc& model) {
       for_each_weight(node, [&](WeightId id) {
         DYNO_CHECK(PlanError, plan.device_in(Plan::weights_list(node, list->id), id) == node.device, "[placement] ",
                    node.name, " runs on ", device_name(plan.device(node.device)), " in the ", list_name(list->id),
-                   " list, but ", model.weight(id).name, " lies on ", device_name(plan.device_of(id)),
+                   " list, but ", model.weight(id).name, " is on ", device_name(plan.device_of(id)),
                    "; put the weights of this op on one device");
       });
     }

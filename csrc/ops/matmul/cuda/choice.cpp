@@ -65,13 +65,13 @@ Support supports_ring(const Shape& s, const Choice& choice, const DeviceInfo& de
         str_cat("ring reads quantised weights, not ", dtype_name(has_block_codes(s.type) ? other : s.type)));
   }
   if (s.experts ? s.rows > kRingRows : s.rows > 1 || s.matrices > 1) {
-    return Support::no(str_cat("ring takes one row of a matrix, or of experts ", kRingRows, " rows; these are ", s.rows,
-                               s.experts ? "" : str_cat(" of ", s.matrices)));
+    return Support::no(str_cat("ring multiplies one row by one matrix, or by experts at most ", kRingRows,
+                               " rows, not ", s.rows, s.experts ? "" : str_cat(" by ", s.matrices)));
   }
-  if (s.norm && s.x_rows > 1) return Support::no("ring norms a single row");
+  if (s.norm && s.x_rows > 1) return Support::no("ring normalises a single row only");
   const int64_t needed = ring_memory(s.type, other, s.k, s.x_rows, choice.blocks).bytes;
   if (needed > shared_of(device)) {
-    return Support::no(str_cat("ring needs ", needed, " bytes of shared memory, a block has ", shared_of(device)));
+    return Support::no(str_cat("ring needs ", needed, " bytes of shared memory; a block has ", shared_of(device)));
   }
   return Support::yes();
 }
@@ -126,13 +126,13 @@ GemmRingShape ring_shape_of(const Shape& s, const Choice& choice) {
 
 // The reason that keeps a product from rows in HalfTiles.
 Support supports_tiles(const Shape& s, const Choice& choice) {
-  if (choice.kernel != Kernel::wgmma_codes) return Support::no("only wgmma_codes reads and writes tiles of half rows");
-  if (s.x_tiles > 0 && s.y_tiles > 0) return Support::no("tiles of half rows are read or written, not both");
-  if (s.experts || s.matrices > 1) return Support::no("tiles of half rows belong to one matrix");
-  if (s.x_tiles > 0 && s.norm) return Support::no("rows that come in tiles have been normed");
+  if (choice.kernel != Kernel::wgmma_codes) return Support::no("only wgmma_codes reads and writes f16 tiles");
+  if (s.x_tiles > 0 && s.y_tiles > 0) return Support::no("a kernel reads or writes f16 tiles, not both");
+  if (s.experts || s.matrices > 1) return Support::no("f16 tiles need a product with one matrix");
+  if (s.x_tiles > 0 && s.norm) return Support::no("norm=1: rows in f16 tiles are already normalised");
   if (!has_half_tiles(s.type, choice.rows)) {
-    return Support::no(str_cat("tiles of half rows are for q4_k and up to 256 rows of w, not ", dtype_name(s.type),
-                               " and ", choice.rows));
+    return Support::no(
+        str_cat("f16 tiles are for q4_k and up to 256 rows of w, not ", dtype_name(s.type), " and ", choice.rows));
   }
   if (const int64_t height = std::max(s.x_tiles, s.y_tiles); height != choice.tokens) {
     return Support::no(str_cat("tiles have ", height, " rows, tokens=", choice.tokens));
@@ -173,7 +173,7 @@ Support supports_gemm_ring(const Shape& s, const Choice& choice, const DeviceInf
   const GemmRingShape shape = ring_shape_of(s, choice);
   if (!shape.fits() || shape.bytes > shared_of(device)) {
     return Support::no(str_cat("two stages of ", shape.stage_bytes, " bytes do not fit into shared memory ",
-                               choice.blocks, " times, a block has ", shared_of(device)));
+                               choice.blocks, " times; a block has ", shared_of(device)));
   }
   return Support::yes();
 }
@@ -206,7 +206,7 @@ void for_each_param(const VariantInfo& variant, const Visit& visit) {
     const std::string_view name = variant.param_names[p];
     const auto* known = std::find_if(std::begin(kParams), std::end(kParams), [&](auto& n) { return n.first == name; });
     DYNO_CHECK(Error, known != std::end(kParams), "[matmul] variant ", variant.name, " has the parameter ", name,
-               ", which Choice lacks");
+               ", which Choice does not have");
     visit(p, known->second);
   }
 }
@@ -264,7 +264,8 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   if (s.act != ActType::f32) return Support::no("CUDA kernels take f32 activations, not q8");
   if (has_tiles(s) && !is_gemm_ring(choice.kernel)) return supports_tiles(s, choice);
   const bool norms = path_of(choice.kernel) == ProductPath::matvec || is_gemm_ring(choice.kernel);
-  if (s.norm && !norms) return Support::no("only stream, ring, wgmma_ring and wgmma_codes norm the rows of a product");
+  if (s.norm && !norms)
+    return Support::no("only stream, ring, wgmma_ring and wgmma_codes normalise the rows of a product");
   if (choice.kernel == Kernel::tf32_pairs) return supports_pairs(s, device);
   if (choice.kernel == Kernel::exact) {
     if (s.layout != Layout::plain) return Support::no(str_cat("exact reads layout plain, not ", layout_name(s.layout)));
@@ -278,8 +279,8 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   const ProductPath path = path_of(choice.kernel);
   // A product that norms its rows is of path matvec at any number of tokens.
   if (s.path != ProductPath::any && s.path != path && !(s.norm && is_gemm_ring(choice.kernel))) {
-    return Support::no(str_cat(s.rows, " rows are of path ", product_path_name(s.path),
-                               " by the session's settings, the variant of path ", product_path_name(path)));
+    return Support::no(str_cat("the session's settings send ", s.rows, " rows to path ", product_path_name(s.path),
+                               ", but the variant is of path ", product_path_name(path)));
   }
   const bool hopper = choice.kernel == Kernel::wgmma || choice.kernel == Kernel::wgmma_split ||
                       is_gemm_ring(choice.kernel) || choice.kernel == Kernel::wgmma_wide;
@@ -292,13 +293,13 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   if (choice.kernel == Kernel::stream) {
     const int64_t needed = least_shared(s, choice.warps, choice.stripes);
     if (needed > shared_of(device)) {
-      return Support::no(str_cat("warps=", choice.warps, " need ", needed, " bytes of shared memory, a block has ",
+      return Support::no(str_cat("warps=", choice.warps, " need ", needed, " bytes of shared memory; a block has ",
                                  shared_of(device)));
     }
     // One block row each; and who has not asked for it does not want it timed.
     if (s.experts && s.rows > 65535) return Support::no(str_cat(s.rows, " rows: stream takes at most 65535"));
     if (!s.experts && s.path == ProductPath::any && s.rows > 64) {
-      return Support::no(str_cat("m=", s.rows, ": beyond 64 tokens stream runs only where matvec_max_tokens says so"));
+      return Support::no(str_cat("m=", s.rows, ": above 64 tokens, stream runs only if matvec_max_tokens is as large"));
     }
   }
   if (path == ProductPath::mmq && kForceBlas && !s.experts) {
@@ -312,7 +313,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   if (path != ProductPath::dequantize) return Support::yes();
   if (!kDequantizeBuilt) return Support::no("this build has no path dequantize: GGML_CUDA_FORCE_MMQ");
   if (choice.kernel == Kernel::cublas) {
-    if (s.experts) return Support::no("cuBLAS wants the sizes of groups on the host; experts have them on the device");
+    if (s.experts) return Support::no("cuBLAS needs group sizes on the host, but experts have theirs on the device");
     return Support::yes();
   }
   if (kForceBlas && !s.experts) {
@@ -328,7 +329,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   }
   const ComputeType wanted = choice.kernel == Kernel::float32 ? ComputeType::f32 : ComputeType::f16;
   if (s.compute != wanted) {
-    return Support::no(str_cat("the variant computes in ", compute_type_name(wanted), ", compute_type is ",
+    return Support::no(str_cat("the variant computes in ", compute_type_name(wanted), ", but compute_type is ",
                                compute_type_name(s.compute)));
   }
   return Support::yes();

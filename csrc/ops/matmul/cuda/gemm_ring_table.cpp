@@ -34,8 +34,8 @@ void run_gemm_codes(const Problem& p, [[maybe_unused]] const TiledRows& format,
     default:
       break;
   }
-  throw UnsupportedError(str_cat("[matmul] wgmma_codes reads q4_k, q5_k and q6_k, and tiles of halves with q4_k, not ",
-                                 dtype_name(p.type)));
+  throw UnsupportedError(
+      str_cat("[matmul] wgmma_codes reads q4_k, q5_k and q6_k, and f16 tiles with q4_k, not ", dtype_name(p.type)));
 }
 
 void run_gemm_ring(const Problem& p, [[maybe_unused]] const TiledRows& format,

@@ -13,8 +13,7 @@ void run_ring(const Problem& p, DType other, [[maybe_unused]] int share, [[maybe
 #define DYNO_BUILT_QUANT(name) DYNO_BUILT_MIXED(name, name)
 #define DYNO_BUILT_GPU(name) DYNO_BUILT_MIXED(name, name)
 #include "ops/built_types.inc"
-  throw UnsupportedError(
-      str_cat("[ring] ", dtype_name(p.type), " and ", dtype_name(other), " have no kernel in common"));
+  throw UnsupportedError(str_cat("[ring] ", dtype_name(p.type), " and ", dtype_name(other), " have no common kernel"));
 }
 
 namespace {
@@ -36,7 +35,7 @@ void run_ring_pair(const Problem& p, [[maybe_unused]] const RingPair& pair, [[ma
   if (launched<DType::name>(p, pair, share, blocks, multiprocessors, stream)) return;
 #define DYNO_BUILT_GPU(name) DYNO_BUILT_QUANT(name)
 #include "ops/built_types.inc"
-  throw UnsupportedError(str_cat("[ring] ", dtype_name(p.type), " has no kernel for a pair beside experts"));
+  throw UnsupportedError(str_cat("[ring] ", dtype_name(p.type), " has no kernel for a shared expert's matrices"));
 }
 
 }  // namespace dyno::ops::cuda

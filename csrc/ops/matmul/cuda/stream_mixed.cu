@@ -11,8 +11,7 @@ void stream_mixed(const Problem& p, DType other, [[maybe_unused]] int warps, [[m
     return stream_mixed_pair<DType::a, DType::b>(p, warps, stripes, stream); \
   }
 #include "ops/built_types.inc"
-  throw UnsupportedError(
-      str_cat("[qkv] ", dtype_name(p.type), " and ", dtype_name(other), " have no kernel in common"));
+  throw UnsupportedError(str_cat("[qkv] ", dtype_name(p.type), " and ", dtype_name(other), " have no common kernel"));
 }
 
 }  // namespace dyno::ops::cuda

@@ -55,7 +55,7 @@ def ops_with_choice(
             known = plain_device(device)
             candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc, known))
             if op["tiles"]:
-                # By itself an op reads and leaves rows, so a kernel without tiles of halves would not pay for
+                # By itself an op reads and leaves rows, so a kernel without f16 tiles would not pay for
                 # the launch that they spare.
                 tiled = {**desc, **op["tiles"]}
                 candidates = tuple(c for c in candidates if _core.ops.supports(family, tiled, c, known)[0])
