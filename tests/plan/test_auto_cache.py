@@ -1,4 +1,4 @@
-"""Automatic placement weighs a cache of experts against whole layers on the GPU, by the recorded use of experts."""
+"""Automatic placement weighs cached experts against whole layers on the GPU, by the recorded use."""
 
 from __future__ import annotations
 
