@@ -13,6 +13,7 @@ import uvicorn
 from chat_model import numerics
 from dyno import Engine
 from dyno.server import Options, create_app
+from dyno.server.connections import Connection
 from dyno.server.options import KEEP_ALIVE_S
 
 if TYPE_CHECKING:
@@ -51,7 +52,12 @@ def serving(
     ) as engine:
         app = create_app(engine, options)
         config = uvicorn.Config(
-            app, port=0, log_level="warning", lifespan="off", timeout_keep_alive=KEEP_ALIVE_S
+            app,
+            port=0,
+            http=Connection,
+            log_level="warning",
+            lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         with app.state.scheduler, config.bind_socket() as socket:
             socket.listen()  # a client may connect before the server's thread runs

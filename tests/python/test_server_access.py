@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -50,6 +51,14 @@ def test_limits_keys_and_paths(client: httpx.Client) -> None:
     missing = client.get("/nothing")
     assert missing.status_code == 404
     assert missing.json()["error"]["message"] == "/nothing is not a path of this server"
+
+
+def test_a_large_body_is_refused_before_it_is_sent(served: Served) -> None:
+    host, port = served.address.removeprefix("http://").split(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEY}\r\n"
+    with socket.create_connection((host, int(port)), timeout=120) as sender:
+        sender.sendall(f"{head}Content-Length: 99999999999\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert sender.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_method_that_a_path_lacks_gets_those_that_it_has(client: httpx.Client) -> None:

@@ -188,6 +188,7 @@ def serve(
         import uvicorn
 
         from dyno.server import Options
+        from dyno.server.connections import Connection
         from dyno.server.opening import Recipe, opened
         from dyno.server.options import KEEP_ALIVE_S
     except ImportError as error:
@@ -225,6 +226,7 @@ def serve(
             app,
             host=host,
             port=port,
+            http=Connection,
             log_level="info" if verbose else "warning",
             access_log=bool(verbose),
             lifespan="off",

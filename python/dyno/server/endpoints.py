@@ -292,13 +292,15 @@ class Endpoints:
             ApiError: There are too many, or they come too slowly.
         """
         most, seconds = self._options.max_body_bytes, self._options.body_timeout_s
+        if int(request.headers.get("content-length", "0")) > most:  # before the client sends all of it
+            raise _too_large(most)
         data = bytearray()
         try:
             async with asyncio.timeout(seconds):
                 async for chunk in request.stream():
                     data += chunk
                     if len(data) > most:
-                        raise ApiError(413, f"the body has more than {most} bytes", code="body_too_large")
+                        raise _too_large(most)
         except TimeoutError as error:
             raise ApiError(
                 408,
@@ -309,3 +311,7 @@ class Endpoints:
                 headers={"Connection": "close"},
             ) from error
         return bytes(data)
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body has more than {most} bytes", code="body_too_large")

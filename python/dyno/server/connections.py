@@ -1,0 +1,107 @@
+"""The connections of a server, with the bounds that uvicorn leaves to a proxy in front of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from dyno.server.errors import ApiError
+from dyno.server.options import KEEP_ALIVE_S
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["Connection"]
+
+_MOST_HEAD = 1 << 16
+"""Bytes of the request line and the headers, as h11 bounds them. httptools keeps any number in memory."""
+_HAS_BOUND = not hasattr(AutoHTTPProtocol, "on_headers_complete")
+"""Whether uvicorn's protocol has such a bound of its own, as the one over h11."""
+
+_Protocol: Any = AutoHTTPProtocol
+
+
+class Connection(_Protocol):  # type: ignore[misc]
+    """A connection of uvicorn that no client can hold for ever, or fill with headers.
+
+    It closes if a client sends no whole head of a request, or reads nothing of an answer, for `patience_s`.
+    """
+
+    patience_s: float = KEEP_ALIVE_S
+
+    _unknown = 0
+    """Bytes since the parser last told of something: they may all be one header."""
+    _waiting: asyncio.TimerHandle | None = None
+    """Runs from the connection's beginning, or the first byte behind a request, to the next whole head."""
+    _stalled: asyncio.TimerHandle | None = None
+    """Runs while the client takes nothing of a full buffer."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._waiting = self.loop.call_later(self.patience_s, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiting is None and self._is_idle:
+            self._waiting = self.loop.call_later(self.patience_s, self.transport.close)
+        self._unknown += len(data)
+        super().data_received(data)
+        if not self._is_idle:
+            self._waiting = _stop(self._waiting)
+        if self._unknown > _MOST_HEAD and not _HAS_BOUND and not self.transport.is_closing():
+            self._refuse()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._waiting, self._stalled = _stop(self._waiting), _stop(self._stalled)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # To close it would wait for the client to read the rest.
+        self._stalled = self.loop.call_later(self.patience_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stalled = _stop(self._stalled)
+        super().resume_writing()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _refuse(self) -> None:
+        """End a connection with a head that is too large; the answer of an earlier request is cut off."""
+        if self._is_idle:
+            error = ApiError(
+                431,
+                f"the request line and the headers have more than {_MOST_HEAD} bytes",
+                code="headers_too_large",
+            )
+            body = json.dumps(error.body).encode()
+            self.transport.write(
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+                b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+            )
+        self.transport.close()
+
+    # ---- of the parser httptools ----
+
+    def on_headers_complete(self) -> None:
+        self._unknown = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unknown = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unknown = 0
+        super().on_message_complete()
+
+
+def _stop(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """The timer that runs afterwards: none."""
+    if timer is not None:
+        timer.cancel()
+    return None
