@@ -32,6 +32,12 @@ def served(model: Path, device: str) -> Iterator[Served]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def open_to_all(model: Path, device: str) -> Iterator[Served]:
+    with serving(model, Options(cors_origins=("https://chat.example",)), device=device) as server:
+        yield server
+
+
 @pytest.fixture
 def client(served: Served) -> httpx.Client:
     return served.client
@@ -116,6 +122,46 @@ def test_pages_of_other_origins(model: Path) -> None:
         assert "access-control-allow-origin" not in answer.headers
     with serving(model, Options(api_key=KEY)) as server:
         assert httpx.options(server.address + path, headers=asked).status_code == 405
+
+
+_OTHER = "https://other.example"
+_PLAIN = {"Content-Type": "text/plain"}
+"""A browser sends such a request of any page without a question before it."""
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://proxy.example"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": _OTHER}, 403),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "http://127.0.0.1:1"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Origin": _OTHER}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "OWN"}, 200),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "https://chat.example"}, 200),
+    ],
+)
+def test_a_page_of_another_origin_does_not_use_a_server_without_a_key(
+    open_to_all: Served, headers: dict[str, str], status: int
+) -> None:
+    given = {name: open_to_all.address if value == "OWN" else value for name, value in headers.items()}
+    body = '{"prompt": "a", "max_tokens": 1}'
+    address = f"{open_to_all.address}/v1/completions"
+    answer = httpx.post(address, content=body, headers={**_PLAIN, **given}, timeout=120)
+    assert answer.status_code == status
+    if status == 403:
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("permission_error", "origin_not_allowed")
+        assert "--cors-origin ORIGIN" in error["message"]
+
+
+def test_a_key_lets_any_page_use_the_server(served: Served) -> None:
+    headers = {**_PLAIN, "Origin": _OTHER, "Sec-Fetch-Site": "cross-site"}
+    body = '{"prompt": "a", "max_tokens": 1}'
+    assert served.client.post("/v1/completions", content=body, headers=headers).status_code == 200
 
 
 def test_origins_are_the_ones_that_browsers_send() -> None:

@@ -71,6 +71,7 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
         async def attempt(request: Request) -> Response:
             try:
                 _check_key(request, chosen.api_key)
+                _check_origin(request, chosen)
                 return await work(request)
             except (ClientGoneError, ClientDisconnect):
                 return Response(status_code=_CLIENT_GONE)
@@ -144,6 +145,31 @@ def _check_key(request: Request, key: str | None) -> None:
             kind="authentication_error",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+def _check_origin(request: Request, options: Options) -> None:
+    """Raises ApiError if a page of another origin asks, and nothing but the browser's question lets it.
+
+    A browser asks before it sends JSON with its content type, or a key. It sends any text without a question,
+    so a page could use a server without a key, though not read the answer.
+    """
+    if options.api_key is not None or request.method != "POST" or "*" in options.cors_origins:
+        return
+    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
+    if origin is None and site is None:
+        return  # not a browser
+    if site is None and origin is not None:  # an older browser, or an address without TLS
+        of_own = origin.partition("://")[2].lower() == request.headers.get("host", "").lower()
+    else:
+        of_own = site in ("same-origin", "none")
+    if not of_own and (origin or "").lower() not in options.cors_origins:
+        raise ApiError(
+            403,
+            f"a web page of {origin or 'another origin'} sent this request; to let it use the server, start "
+            "the server with --cors-origin ORIGIN",
+            kind="permission_error",
+            code="origin_not_allowed",
         )
 
 
