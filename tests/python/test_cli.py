@@ -110,7 +110,7 @@ def test_settings_from_options() -> None:
 
 def test_run(dyno: Any, trained_model: Path) -> None:
     prompt = "def read_file(path):"
-    done = dyno("run", "--model", trained_model, "--prompt", prompt, "-n", 24, "-t", 2)
+    done = dyno("run", "--model", trained_model, "--prompt", prompt, "-n", 24, "-t", 1)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(prompt)
     assert len(done.stdout) > len(prompt) + 20

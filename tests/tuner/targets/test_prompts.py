@@ -11,11 +11,12 @@ from dyno_tuner.core.errors import TargetUnusable
 from dyno_tuner.core.protocol import Configuration, Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.record.recorder import Recorder
-from dyno_tuner.run.session import Request, run
+from dyno_tuner.run.session import Request
 from dyno_tuner.run.tune import Options
 from dyno_tuner.targets.dyno.prompts import Prompts, use_of_experts
 from dyno_tuner.targets.dyno.target import DynoTarget
 from dyno_tuner.targets.simulated.target import SimulatedTarget
+from real_tunes import tuned
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny" / "qwen3moe-tiny.gguf"
 WORKLOAD = Workload(pp=64, tg=4)
@@ -76,10 +77,9 @@ def test_a_text_that_says_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_routing_is_journaled_and_written(tmp_path: Path) -> None:
-    executor = InlineExecutor(DynoTarget(str(MODEL), ctx=256))
     options = Options(WORKLOAD, budget=12.0, max_trials=3)
-    result = run(Request(str(MODEL), options, out=tmp_path / "p.yaml", quiet=True, ctx=256), executor)
-    executor.close()
+    request = Request(str(MODEL), options, out=tmp_path / "p.yaml", quiet=True, ctx=256)
+    result = tuned(request, lambda: InlineExecutor(DynoTarget(str(MODEL), ctx=256)))
     evidence = profiles.load_profile(tmp_path / "p.yaml").evidence
     assert evidence is not None
     assert evidence.routing is not None

@@ -14,7 +14,7 @@ from dyno_tuner.core.errors import TargetFailure, TargetUnusable, TuneError
 from dyno_tuner.core.protocol import Configuration, OpContext, Workload
 from dyno_tuner.core.serve_load import ServedLoad
 from dyno_tuner.output.emit import workload_of
-from dyno_tuner.run.session import Request, run
+from dyno_tuner.run.session import Request
 from dyno_tuner.run.tune import Options
 from dyno_tuner.run.verify import text_beside
 from dyno_tuner.targets import declared
@@ -23,6 +23,7 @@ from dyno_tuner.targets.dyno.prompts import Prompts, served_prompts
 from dyno_tuner.targets.dyno.target import DynoTarget
 from dyno_tuner.targets.ggml.target import GgmlTarget
 from fake_engines import calls, fake
+from real_tunes import tuned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -234,7 +235,7 @@ def test_a_tune_of_a_load_writes_a_profile_that_a_server_takes(file: Path, tmp_p
     held = {"threads": 1, "threads_batch": 1, "cpu_repack": False, "ubatch": 64}
     options = Options(workload=WORK, budget=20.0, seed=1)
     request = Request(str(file), options, out=tmp_path / "p.yaml", quiet=True, force=True, held=held)
-    result = run(request)
+    result = tuned(request)
     profile = load_profile(result.path)
     assert workload_of(profile) == WORK
     assert profile.evidence is not None
