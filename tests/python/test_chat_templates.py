@@ -7,8 +7,11 @@ import gc
 import json
 import os
 import re
+import select
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,7 @@ from dyno.chat._rendering import Limits, Renderer
 from dyno.chat.template import BUILT_IN
 from dyno.errors import ChatError
 from vocabularies import control_vocabulary
+from waiting import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -367,15 +371,17 @@ def test_no_template_leaves_the_sandbox(text: str) -> None:
     ],
 )
 def test_limits(text: str, message: str) -> None:
-    limits = Limits(seconds=1, memory_bytes=1 << 30, max_chars=2000)
+    # Where it is not about time, a busy machine has enough.
+    limits = Limits(seconds=1 if "within" in message else 120, memory_bytes=1 << 30, max_chars=2000)
     with pytest.raises(ChatError, match=f"given .*({message})"):
         ChatTemplate(text, limits=limits).render(USER)
+    limits = replace(limits, seconds=120)
     assert ChatTemplate("{{ messages[0].content }}", limits=limits).render(USER).text == "Hello"
 
 
 def test_the_process_has_no_secret_and_ends_with_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_KEY", "hunter2")
-    renderer = Renderer(Limits(seconds=5))
+    renderer = Renderer(Limits(seconds=120))
     request = {"template": "x", "messages": [], "variables": {}, "tokens": {}, "now": None, "fits": False}
     assert renderer.render(request, "t")["text"] == "x"
     process = renderer._process
@@ -386,8 +392,30 @@ def test_the_process_has_no_secret_and_ends_with_its_owner(monkeypatch: pytest.M
     assert process.returncode is not None
 
 
+def test_a_rendering_that_is_there_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Busy programs keep the thread that waits for it from looking until its time is over."""
+    renderer = Renderer(Limits(seconds=60))
+    request = {"template": "x", "messages": [], "variables": {}, "tokens": {}, "now": None, "fits": False}
+    assert renderer.render(request, "t")["text"] == "x"
+    process, write, clock, passed = renderer._process, os.write, time.monotonic, [0.0]
+    assert process is not None
+
+    def late(fd: int, data: Any) -> int:
+        written = write(fd, data)
+        assert select.select([process.stdout], [], [], LONG)[0]
+        passed[0] = 100.0
+        return written
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dyno.chat._rendering.os.write", late)
+        patched.setattr("dyno.chat._rendering.time.monotonic", lambda: clock() + passed[0])
+        assert renderer.render(request, "t")["text"] == "x"
+    assert passed[0]
+    renderer.close()
+
+
 def test_a_process_that_was_killed_is_started_again() -> None:
-    renderer = Renderer(Limits(seconds=5))
+    renderer = Renderer(Limits(seconds=120))
     request = {"template": "x", "messages": [], "variables": {}, "tokens": {}, "now": None, "fits": False}
     assert renderer.render(request, "t")["text"] == "x"
     assert renderer._process is not None
