@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dyno import _pretokenizers
 from dyno.errors import ModelError, PlanError, UnsupportedError
 from dyno.tokenizer import _LONG, Tokenizer
 from vocabularies import SAMPLES, byte_level, encode_sentencepiece, gemma4, sentencepiece
+from waiting import LONG
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,12 +184,13 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     released.acquire()
     other = threading.Thread(target=run)
     other.start()
-    interval = sys.getswitchinterval()
+    interval, end = sys.getswitchinterval(), time.monotonic() + LONG
     sys.setswitchinterval(1000)  # so the other thread runs only if this one lets it
     try:
         released.release()
         tokens = tokenizer.encode(text)
-        ran_meanwhile = ran.is_set()
+        while not (ran_meanwhile := ran.is_set()) and time.monotonic() < end:
+            tokenizer.encode(text)  # a busy machine may let the other thread wait for a core
     finally:
         sys.setswitchinterval(interval)
     other.join()
