@@ -22,6 +22,7 @@ from dyno_tuner.run.session import Request, Result, run
 from dyno_tuner.targets.simulated.target import SimulatedTarget
 from real_faults import patient
 from typer.testing import CliRunner
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,11 +108,19 @@ def test_a_node_that_is_lost_costs_one_trial(tmp_path: Path, placed: list[RayExe
     second = placed[1]
     real = second.measurement
 
+    def is_gone(actor: Any) -> bool:
+        try:
+            ray.get(actor.call.remote("describe"))
+        except ray.exceptions.RayActorError:
+            return True
+        return False
+
     def lost(*arguments: Any) -> Measurement:
         nonlocal measurements
-        measurements += arguments[4].key.startswith("screen/t")
-        if measurements == 2:
+        before, measurements = measurements, measurements + arguments[4].key.startswith("screen/t")
+        if (before, measurements) == (1, 2):
             ray.kill(second._actor)
+            until(lambda: is_gone(second._actor))  # a call that comes before the end would be answered
         return real(*arguments)
 
     second.measurement = lost  # type: ignore[method-assign]

@@ -227,7 +227,9 @@ def test_ctrl_c_while_a_child_starts_leaves_none(monkeypatch: pytest.MonkeyPatch
     def slow(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)  # the main thread has gone by now
-        started.append(real(*args, **kwargs))
+        # A worker ends by itself if the other end of its pipe is closed; this one does not.
+        kwargs["pass_fds"] = ()
+        started.append(real([sys.executable, "-c", "import time; time.sleep(600)"], **kwargs))
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", slow)
