@@ -59,7 +59,7 @@ def test_rope_refuses_negative_positions_and_odd_shapes() -> None:
 def test_embed_refuses_ids_outside_of_the_table() -> None:
     for bad in (-1, 3):
         args = {"table": np.zeros(3 * 8, np.uint8), "rows": 3, "out": np.zeros(4, F32)}
-        with pytest.raises(PlanError, match=f"id {bad}, the table has 3 rows"):
+        with pytest.raises(PlanError, match=f"id {bad}; the table has 3 rows"):
             run("embed", {"type": "f16", "m": 1, "n": 4}, None, {**args, "ids": np.array([bad], np.int32)})
 
 
@@ -170,8 +170,8 @@ def test_sampling_a_token_at_a_time() -> None:
     assert {draw(u / 1000, temperature=3.0) for u in range(1000)} == {0, 1, 2}
     assert draw(0.999999, temperature=1e-30) in (1, 2)
     for bad, message in [
-        ({"temperature": -1.0}, "temperature -1"),
-        ({"temperature": float("nan")}, "temperature nan"),
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_k": -1}, "top_k -1"),
         ({"top_p": 1.5}, "top_p 1.5"),
         ({"min_p": -0.5}, "min_p -0.5"),

@@ -367,7 +367,7 @@ def test_what_cannot_be(engine: dyno.Engine) -> None:
         ({"token": n_vocab}, f"token {n_vocab}"),
         ({"token": -1}, "token -1"),
         ({"slot": 3}, "sequence 3 does not exist"),
-        ({"temperature": -1.0}, "temperature -1"),
+        ({"temperature": -1.0}, "temperature is -1"),
         ({"top_k": -2}, "top_k -2"),
         ({"top_p": 1.5}, "top_p 1.5"),
         ({"min_p": 2.0}, "min_p 2"),

@@ -135,7 +135,7 @@ def test_a_generation_goes_on_after_a_step(device: str) -> None:
     [
         ([(0.0, 0, 1.0, 0.0, 0.0)], [], "1 draws for 2 rows"),
         ([(0.0, 0, 1.0, 0.0, 1.0)] * 2, [], "uniform 1 is not in"),
-        ([(-1.0, 0, 1.0, 0.0, 0.0)] * 2, [], "temperature -1"),
+        ([(-1.0, 0, 1.0, 0.0, 0.0)] * 2, [], "temperature is -1"),
         ([(0.0, 0, 1.0, 0.0, 0.0)] * 2, [2], "logits_of names row 2; the decode has 2 rows"),
         ([(0.0, 0, 1.0, 0.0, 0.0)] * 2, [-1], "logits_of names row -1"),
     ],
