@@ -95,6 +95,40 @@ def test_a_port_in_use_is_named_before_the_model_is_read(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [(".", "is a folder; give the path of a file"), ("missing/port", "does not exist; create it first")],
+)
+def test_a_port_file_that_cannot_be_written_is_named_before_the_model_is_read(
+    tmp_path: Path, name: str, words: str
+) -> None:
+    broken = tmp_path / "m.gguf"
+    broken.write_bytes(b"no model")
+    file = tmp_path / name
+    command = [sys.executable, "-m", "dyno", "serve", str(broken), "--port", "0", "--device", "cpu"]
+    done = subprocess.run(
+        [*command, "--port-file", str(file)], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 1
+    assert f"error: --port-file {file}" in done.stderr
+    assert words in done.stderr
+    assert done.stdout == ""
+    assert [each.name for each in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_a_port_file_is_whole_or_absent(tmp_path: Path) -> None:
+    from dyno._cli.serve import _write
+
+    taken = tmp_path / "port"
+    taken.mkdir()
+    with pytest.raises(OSError, match=r"--port-file .*port: Is a directory"):
+        _write(taken, "1\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["port"]
+    taken.rmdir()
+    _write(taken, "1\n")
+    assert taken.read_text() == "1\n"
+
+
+@pytest.mark.parametrize(
     ("host", "alone"),
     [
         ("127.0.0.1", True),

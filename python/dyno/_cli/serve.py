@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import ipaddress
@@ -217,6 +218,8 @@ def serve(
             "who can reach the port can use the model. To require a key, give --api-key KEY",
             file=sys.stderr,
         )
+    if port_file is not None:
+        _check_port_file(port_file)
     if ray is not None:
         _serve_replicas(recipe, ray, host, port, port_file)
         return
@@ -307,8 +310,23 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def _check_port_file(path: Path) -> None:
+    """Raises OSError if the file cannot be written, before a model is read."""
+    if path.is_dir():
+        raise OSError(f"--port-file {path} is a folder; give the path of a file")
+    if not path.parent.is_dir():
+        raise OSError(f"--port-file {path}: the folder {path.parent} does not exist; create it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OSError(f"--port-file {path}: no file can be written into the folder {path.parent}")
+
+
 def _write(path: Path, text: str) -> None:
     """Write a file so that nobody reads half of it."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text)
-    part.replace(path)
+    try:
+        part.write_text(text)
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the folder that cannot be written to
+            part.unlink()
+        raise OSError(f"--port-file {path}: {error.strerror or error}") from error
