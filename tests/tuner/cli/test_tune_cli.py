@@ -104,7 +104,7 @@ def test_a_storage_that_cannot_be_used_moves_nothing(url: str, said: str, tmp_pa
         ("--mo", "--model"),
         ("-m x.gguf --bud", "--budget"),
         ("hist", "history"),
-        ("ab --force", "--force-profile"),
+        ("ab --force-", "--force-profile"),
     ],
 )
 def test_the_shell_completes_options_and_subcommands(program: str, words: str, wanted: str) -> None:

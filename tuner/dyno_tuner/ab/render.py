@@ -24,6 +24,7 @@ def to_dict(
         "seconds": round(result.seconds, 1),
         "interrupted": result.interrupted,
         "verdict": result.verdict,
+        "disturbed": bool((facts.get("machine") or {}).get("disturbed")),
         "metrics": {name: m.to_dict() for name, m in result.metrics.items()},
         **({} if result.objective is None else {"objective": result.objective.to_dict()}),
         "memory": {n: {"a": a, "b": b} for n, (a, b) in result.memory.items()},
@@ -99,6 +100,8 @@ def _machine(facts: Mapping[str, Any]) -> str:
     said = ""
     if seen.get("repeated"):
         said = f" Others used the CPUs during {seen['repeated']} runs, and these runs were repeated."
+    if seen.get("disturbed"):
+        said += " **Others used the CPUs during runs that count (--force): the verdicts are not proven.**"
     if "throttled" not in seen:
         return said
     words = []

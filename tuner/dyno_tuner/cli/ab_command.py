@@ -24,7 +24,7 @@ from ..core.errors import DisturbedError, TuneError
 from ..core.model_file import check_model
 from ..core.protocol import Workload
 from ..decide.answer_check import rounding_limit
-from ..measure.machine_monitor import Careful, Machine
+from ..measure.machine_monitor import PATIENCE, Careful, Machine
 from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
 from .arguments import (
     check_writable,
@@ -61,7 +61,8 @@ def ab(
     flags_b: o.FlagsB = "",
     profile_a: o.ProfileA = None,
     profile_b: o.ProfileB = None,
-    force: o.ForceProfile = False,
+    force: o.ForceBeside = False,
+    force_profile: o.ForceProfile = False,
     hold: o.Held = None,
     binaries: o.Binaries = None,
     repository: o.Repository = None,
@@ -91,7 +92,7 @@ def ab(
     for option, value, takers, over in (
         ("-- FLAGS", flags, FOREIGN, kinds), ("--text", text, FOREIGN, kinds), ("--log", log, FOREIGN, kinds),
         ("--bin", binaries, {Kind.FOREIGN_PROFILE}, kinds), ("--set", hold, DYNO, kinds),
-        ("--force-profile", force, DYNO, kinds),
+        ("--force-profile", force_profile, DYNO, kinds),
         ("--define", defines, {Kind.COMMIT}, kinds), ("--repo", repository, {Kind.COMMIT}, kinds),
         ("--flags-a", flags_a, FOREIGN, kinds[:1]), ("--flags-b", flags_b, FOREIGN, kinds[1:]),
         ("--profile-a", profile_a, {Kind.BUILD, Kind.COMMIT}, kinds[:1]),
@@ -110,7 +111,7 @@ def ab(
         given = Given(
             os.path.abspath(model), number, str(text.absolute()) if text else None, deadline,
             str(said.absolute()), binaries, repository or Path.cwd(), defines or (), flags or (),
-            held, force,
+            held, force_profile,
         )  # fmt: skip
         sides: dict[str, Side] = {}
         for name, word, own, profile in (("A", a, flags_a, profile_a), ("B", b, flags_b, profile_b)):
@@ -122,12 +123,15 @@ def ab(
         # A side may keep weights on the host on purpose: by its flags, its profile or its engine's defaults.
         watch = stack.enter_context(Machine(gpu_bus(number), host_weights=True))
         careful = Careful(
-            watch, lambda kind, **data: say(str(data["message"])), lambda seen: None, time.sleep
-        )
+            watch, lambda kind, **data: say(str(data["message"])), lambda seen: None, time.sleep,
+            None if force else PATIENCE,
+        )  # fmt: skip
         try:
             result = compare(lambda name: watched("ab", sides[name], parsed, careful), options, say)
         except DisturbedError as error:
-            raise TuneError(f"{error}; stop these programs and compare again") from error
+            raise TuneError(
+                f"{error}. Stop these programs and compare again, or compare beside them with --force"
+            ) from error
         except TooEarly as error:
             print(f"tune: {error}", file=sys.stderr)
             raise typer.Exit(130) from error

@@ -203,6 +203,14 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print tracebacks
 
 # ---- of tune ab
 
+ForceBeside = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Measure even while other programs use the CPUs. The result is then marked as disturbed, and "
+        "its verdicts are not proven.",
+    ),
+]
 SideA = Annotated[
     str,
     typer.Argument(
