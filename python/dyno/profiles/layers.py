@@ -280,6 +280,7 @@ def _choose(
             chain=chain,
             kind=device.kind,
             warnings=warnings,
+            properties=list(best.properties),
         )
     if not switched_off and not any_model:
         other_models = sum(pair[0].level is Level.OTHER_MODEL for pair in usable)

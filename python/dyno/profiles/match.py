@@ -11,10 +11,11 @@ nearest device by score. A profile for another kind of device or engine never ma
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dyno.profiles.identity import CPU_ISAS, CpuDevice, CudaDevice, EngineIdentity, ModelIdentity
 from dyno.profiles.schema import KernelEntry, Match, Profile, SettingEntry, setting_path
@@ -60,6 +61,15 @@ class Level(IntEnum):
         }[self]
 
 
+class Difference(NamedTuple):
+    """One property that differs between a profile and what is here."""
+
+    name: str
+    """Of the property: `L2 cache`."""
+    text: str
+    """With both values: `L2 cache 2048 KiB, here 1024 KiB`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One profile beside one machine and model."""
@@ -72,6 +82,8 @@ class Comparison:
     """Differences, in words; empty for an exact match."""
     other_model: tuple[str, ...] = ()
     """Differences of the models alone; empty if the profile belongs to this model."""
+    properties: tuple[str, ...] = ()
+    """Names of the properties that differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +98,27 @@ class MatchResult:
     level: Level
     score: float
     reasons: list[str]
-    """What differs from an exact match."""
+    """Differences from an exact match, with values."""
     chain: list[str]
     """The fallback chain down to the level that was taken, one line each, for people."""
     kind: str = "cpu"
     """Kind of the device that was asked for."""
     warnings: list[str] = field(default_factory=list)
     """Files that could not be read, one line each."""
-
     switched_off: bool = False
     """The caller asked for the engine's defaults."""
+    properties: list[str] = field(default_factory=list)
+    """Names of the properties that differ from an exact match."""
 
     @property
     def headline(self) -> str:
-        """The line that the runtime prints: `profile: NAME.yaml (exact match)`."""
+        """The line that the runtime prints: `profile: NAME.yaml (exact match)`. If several properties differ,
+        it has only their names; `chain` has the values."""
         if self.profile is None:
             return f"profile: none{' (switched off)' if self.switched_off else ' for this model and device'}"
         how = self.level.describe(self.kind)
-        differs = f"; differs: {'; '.join(self.reasons)}" if self.reasons else ""
+        named = ", ".join(self.properties) if len(self.reasons) > 1 else "".join(self.reasons)
+        differs = f"; differs: {named}" if named else ""
         name = os.path.basename(self.path) if self.path else self.profile.label
         return f"profile: {name} ({how}{differs})"
 
@@ -125,27 +140,28 @@ def compare(
     if match.engine.name != engine.name:
         return Comparison(Level.DEFAULT, 0.0, (f"it is for {match.engine.name}, here {engine.name}",))
     chip = list(_chip_differences(there, device))
-    other_model = tuple(_model_differences(match.model, model))
-    reasons = [
-        *other_model,
+    model_differences = list(_model_differences(match.model, model))
+    differences = [
+        *model_differences,
         *chip,
         *_device_differences(there, device),
         *_engine_differences(match.engine, engine),
     ]
     if match.model.weights == "synthetic" and model.weights == "real":
-        reasons.append("measured on synthetic weights")
-    level = Level.NEAREST if chip else Level.SAME_DEVICE if reasons else Level.EXACT
-    if other_model:
+        differences.append(Difference("weights", "measured on synthetic weights"))
+    level = Level.NEAREST if chip else Level.SAME_DEVICE if differences else Level.EXACT
+    if model_differences:
         level = Level.OTHER_MODEL
     return Comparison(
         level,
         1.0 if level is Level.EXACT else _model_likeness(match.model, model),
-        tuple(reasons),
-        other_model,
+        tuple(one.text for one in differences),
+        tuple(one.text for one in model_differences),
+        tuple(dict.fromkeys(one.name for one in differences)),
     )
 
 
-def _chip_differences(there: CpuDevice | CudaDevice, here: CpuDevice | CudaDevice) -> Iterator[str]:
+def _chip_differences(there: CpuDevice | CudaDevice, here: CpuDevice | CudaDevice) -> Iterator[Difference]:
     if isinstance(there, CudaDevice) and isinstance(here, CudaDevice):
         yield from _unequal("compute capability", there.compute_capability, here.compute_capability)
         yield from _unequal("SMs", there.sm_count, here.sm_count)
@@ -154,9 +170,9 @@ def _chip_differences(there: CpuDevice | CudaDevice, here: CpuDevice | CudaDevic
         yield from _unequal("cores", there.cores, here.cores)
 
 
-def _device_differences(there: CpuDevice | CudaDevice, here: CpuDevice | CudaDevice) -> Iterator[str]:
+def _device_differences(there: CpuDevice | CudaDevice, here: CpuDevice | CudaDevice) -> Iterator[Difference]:
     if abs(there.memory_mib - here.memory_mib) > MEMORY_TOLERANCE * there.memory_mib:
-        yield f"memory {there.memory_mib} MiB, here {here.memory_mib} MiB"
+        yield from _unequal("memory", there.memory_mib, here.memory_mib, " MiB")
     if isinstance(there, CudaDevice) and isinstance(here, CudaDevice):
         yield from _unequal("power limit", there.power_limit_w, here.power_limit_w, " W")
     elif isinstance(there, CpuDevice) and isinstance(here, CpuDevice):
@@ -164,7 +180,7 @@ def _device_differences(there: CpuDevice | CudaDevice, here: CpuDevice | CudaDev
             yield from _unequal_if_known(name, getattr(there, key), getattr(here, key), " KiB")
 
 
-def _model_differences(there: ModelIdentity, here: ModelIdentity) -> Iterator[str]:
+def _model_differences(there: ModelIdentity, here: ModelIdentity) -> Iterator[Difference]:
     for name in ("architecture", "layers", "embedding", "experts", "experts_used"):
         yield from _unequal(name, getattr(there, name), getattr(here, name))
     for name in ("feed_forward", "expert_feed_forward", "heads", "kv_heads", "vocab", "shapes"):
@@ -172,21 +188,21 @@ def _model_differences(there: ModelIdentity, here: ModelIdentity) -> Iterator[st
     for name in dict.fromkeys([*there.types, *here.types]):
         a, b = there.types.get(name, 0.0), here.types.get(name, 0.0)
         if abs(a - b) > TYPE_SHARE_TOLERANCE:
-            yield f"share of {name} {a:.2f}, here {b:.2f}"
+            yield Difference("weight types", f"share of {name} {a:.2f}, here {b:.2f}")
 
 
-def _engine_differences(there: EngineIdentity, here: EngineIdentity) -> Iterator[str]:
+def _engine_differences(there: EngineIdentity, here: EngineIdentity) -> Iterator[Difference]:
     yield from _unequal("ops revision", there.ops_revision, here.ops_revision)
     if there.name != "dyno":  # their kernels have no revision of their own
         yield from _unequal("version", there.version, here.version)
 
 
-def _unequal(name: str, there: object, here: object, unit: str = "") -> Iterator[str]:
+def _unequal(name: str, there: object, here: object, unit: str = "") -> Iterator[Difference]:
     if there != here:
-        yield f"{name} {_show(there, unit)}, here {_show(here, unit)}"
+        yield Difference(name, f"{name} {_show(there, unit)}, here {_show(here, unit)}")
 
 
-def _unequal_if_known(name: str, there: object, here: object, unit: str = "") -> Iterator[str]:
+def _unequal_if_known(name: str, there: object, here: object, unit: str = "") -> Iterator[Difference]:
     """For what a hand-written profile may leave out."""
     if there is not None and here is not None:
         yield from _unequal(name, there, here, unit)
@@ -225,7 +241,7 @@ def score(
     ) * _tile_likeness(profile.match.device, device)
     if found.other_model:
         device_likeness = 0.5 * found.score + 0.5 * device_likeness
-    return Comparison(found.level, round(device_likeness, 4), found.reasons, found.other_model)
+    return dataclasses.replace(found, score=round(device_likeness, 4))
 
 
 def _quotient(a: float | None, b: float | None) -> float:
