@@ -137,6 +137,57 @@ def test_the_chain_says_what_was_tried(folders: Folders, cuda_profile: Profile) 
     assert result.chain[2].startswith(f"nearest device: {path} (user, score 0.")
 
 
+def test_if_several_properties_differ_the_line_has_their_names(
+    folders: Folders, cuda_profile: Profile
+) -> None:
+    path = folders.put("user", "p.yaml", variant(cuda_profile, "x", power_limit_w=350.0, memory_mib=80000))
+    result = folders.find()
+    how = "same compute capability and SM count"
+    assert result.headline == f"profile: p.yaml ({how}; differs: memory, power limit)"
+    assert result.reasons == ["memory 80000 MiB, here 143771 MiB", "power limit 350 W, here 700 W"]
+    assert result.chain[0] == f"exact match: none (best is {path}: {'; '.join(result.reasons)})"
+
+
+def forced_without_gain(profile: Profile) -> Profile:
+    """As `tune --force` writes it if nothing gains: every setting is `default`, and others disturbed."""
+    data = profile.model_dump(by_alias=True)
+    data["settings"], data["kernels"] = dict.fromkeys(data["settings"], "default"), {}
+    data["evidence"]["environment"] = {"disturbed": True}
+    return Profile.model_validate(data)
+
+
+@pytest.mark.parametrize("proven", [EXACT, SAME, NEAR])
+def test_a_disturbed_profile_without_a_gain_hides_no_proven_one(
+    folders: Folders, cuda_profile: Profile, proven: dict[str, Any]
+) -> None:
+    forced = forced_without_gain(cuda_profile)
+    path = folders.put("user", "mine.yaml", forced)
+    assert folders.find().path == path, "there is nothing else"
+    folders.put("shipped", "quiet.yaml", variant(cuda_profile, "quiet", **proven))
+    result = folders.find()
+    assert result.profile is not None
+    assert result.profile.label == "quiet"
+    assert any(line.startswith(f"passed over: {path} ") for line in result.chain)
+    assert folders.find(profile=path).path == path, "the caller has named it"
+    assert folders.find(require=True).path == (path if proven else result.path), "an exact one is required"
+
+
+def test_a_profile_of_a_quiet_machine_or_with_a_gain_goes_first(
+    folders: Folders, cuda_profile: Profile
+) -> None:
+    folders.put("shipped", "near.yaml", variant(cuda_profile, "near", **NEAR))
+    data = forced_without_gain(cuda_profile).model_dump(by_alias=True)
+    quiet = {**data, "evidence": {**data["evidence"], "environment": None}}
+    gain = {**data, "settings": cuda_profile.model_dump(by_alias=True)["settings"]}
+    for mine in (quiet, gain):
+        path = folders.put("user", "mine.yaml", Profile.model_validate(mine))
+        assert folders.find().path == path
+    # A farther profile without a proven gain is no better either.
+    path = folders.put("user", "mine.yaml", Profile.model_validate(data))
+    folders.put("shipped", "near.yaml", variant(forced_without_gain(cuda_profile), "near", **NEAR))
+    assert folders.find().path == path
+
+
 def test_nothing_found_is_the_engine_default(folders: Folders, cpu_profile: Profile) -> None:
     result = folders.find()
     assert (result.profile, result.level) == (None, Level.DEFAULT)

@@ -3,6 +3,9 @@
 A profile belongs to its model. By itself the search takes a profile of the same model only. If the caller
 names a file, that file is taken whatever lies in the folders; if it was made for another model, it is an
 error unless the caller forces it.
+
+A profile without an entry that was measured on a disturbed machine settles nothing, so it never hides a
+proven one of a farther device or a lower layer.
 """
 
 from __future__ import annotations
@@ -193,8 +196,9 @@ def find_profile(
         if not any_model:
             _check_model(candidates[0], device, model, engine)
     result = _choose(
-        candidates, device, model, engine, chain, warnings, named=profile != "auto", any_model=any_model
-    )
+        candidates, device, model, engine, chain, warnings,
+        named=profile != "auto", any_model=any_model, require=require,
+    )  # fmt: skip
     if result.profile is None and profile not in (None, "auto"):
         tell(f"[profile] {candidates[0].path} is not used: {'; '.join(result.reasons)}")
     if require and result.level is not Level.EXACT:
@@ -241,6 +245,7 @@ def _choose(
     *,
     named: bool,
     any_model: bool,
+    require: bool,
 ) -> MatchResult:
     compared = [(score(item.profile, device, model, engine), item) for item in candidates]
     usable = [pair for pair in compared if pair[0].level is not Level.DEFAULT]
@@ -248,6 +253,12 @@ def _choose(
     levels = [Level.EXACT, Level.SAME_DEVICE, Level.NEAREST]
     if any_model:
         levels.append(Level.OTHER_MODEL)
+    if _has_proven(usable, [Level.EXACT] if require else levels):
+        for _, item in [pair for pair in usable if pair[1].profile.settles_nothing]:
+            chain.append(
+                f"passed over: {item.path} (it has no entry and was measured on a disturbed machine)"
+            )
+        usable = [pair for pair in usable if not pair[1].profile.settles_nothing]
     for level in () if switched_off else levels:
         fitting = sorted((pair for pair in usable if pair[0].level is level), key=_precedence, reverse=True)
         if level in (Level.NEAREST, Level.OTHER_MODEL) and not named:
@@ -299,6 +310,16 @@ def _choose(
         kind=device.kind,
         warnings=warnings,
         switched_off=switched_off,
+    )
+
+
+def _has_proven(usable: Sequence[tuple[Comparison, Found]], levels: Sequence[Level]) -> bool:
+    """Whether a proven profile fits at one of `levels`."""
+    return any(
+        item.profile.proven
+        and found.level in levels
+        and (found.level not in (Level.NEAREST, Level.OTHER_MODEL) or found.score >= MIN_SCORE)
+        for found, item in usable
     )
 
 

@@ -261,6 +261,17 @@ class Profile(StrictModel):
         """Whether others used the machine during measurements that its values rest on."""
         return bool(self.evidence and self.evidence.environment and self.evidence.environment.disturbed)
 
+    @property
+    def proven(self) -> bool:
+        """Whether an entry has a gain that was measured on a machine at rest."""
+        return not self.disturbed and any(entry.ratio is not None for _, entry in self.entries())
+
+    @property
+    def settles_nothing(self) -> bool:
+        """Whether it has no entry, and not even the defaults are known to be best, because others used the
+        machine."""
+        return self.disturbed and not any(self.entries())
+
     def with_source(self, source: Source) -> Profile:
         """The same profile, read from `source`."""
         copy = self.model_copy()

@@ -219,6 +219,41 @@ def test_which_evidence_is_less(tmp_path: Path) -> None:
     assert not less(("complete", 0), ("complete", 0))
 
 
+def _disturbed(profile: profiles.Profile) -> profiles.Profile:
+    """`profile`, as if `tune --force` had written it beside other programs."""
+    assert profile.evidence is not None
+    environment = profiles.Environment(disturbed=True)
+    evidence = profile.evidence.model_copy(update={"environment": environment})
+    return profile.model_copy(update={"evidence": evidence})
+
+
+def test_a_disturbed_profile_replaces_no_proven_one(tmp_path: Path) -> None:
+    full = _tune(tmp_path, **LONG).profile
+    assert has_less_evidence(_disturbed(full), full)
+    assert not has_less_evidence(full, _disturbed(full))
+    assert not has_less_evidence(_disturbed(full), _disturbed(full))
+    assert not has_less_evidence(_disturbed(_with(full, "complete", 0)), _with(full, "complete", 0))
+    written = replacement.write(_disturbed(full), tmp_path / "p.yaml", b"")
+    assert written.path == tmp_path / "p.yaml.new"
+    assert "its gains are proven, and other programs disturbed this tune" in written.line
+    assert "tune again when no other program runs" in written.line
+
+
+def test_a_disturbed_profile_without_gains_replaces_no_proven_one_of_a_near_device(tmp_path: Path) -> None:
+    """The runtime would take the old one, as the nearest, and it lies under the same name."""
+    full = _tune(tmp_path, **LONG).profile
+    near = {"device": full.match.device.model_copy(update={"memory_mib": 2 * full.match.device.memory_mib})}
+    old = full.model_copy(update={"match": full.match.model_copy(update=near)})
+    nothing = full.model_copy(update={"settings": dict.fromkeys(full.settings, "default")})
+    assert has_less_evidence(_disturbed(nothing), old)
+    assert not has_less_evidence(nothing, old), "a quiet machine has shown that the defaults are best here"
+    assert not has_less_evidence(_disturbed(full), old), "the gains were seen here"
+    assert not has_less_evidence(_disturbed(nothing), _disturbed(old))
+    other = {"model": full.match.model.model_copy(update={"layers": full.match.model.layers + 1})}
+    stranger = full.model_copy(update={"match": full.match.model_copy(update=other)})
+    assert not has_less_evidence(_disturbed(nothing), stranger)
+
+
 def test_a_run_that_tried_less_does_not_replace_one_that_tried_more(tmp_path: Path) -> None:
     """Both proved nothing, and the second one only measured the default."""
     first = _tune(tmp_path, **SHORT)

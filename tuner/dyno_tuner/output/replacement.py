@@ -40,11 +40,16 @@ def proven(profile: profiles.Profile) -> int:
 def has_less_evidence(new: profiles.Profile, old: profiles.Profile) -> bool:
     """Whether `new` proves less than `old` for the same device, model and engine.
 
-    If `old` belongs to anything else, its evidence does not hold here, so the answer is no.
+    If `old` belongs to anything else, its evidence does not hold here, so the answer is no. The exception is
+    a `new` that settles nothing beside a proven `old` of a near device, which the runtime would take.
     """
     match = new.match
-    if profiles.compare(old.match, match.device, match.model, match.engine).level is not profiles.Level.EXACT:
-        return False
+    level = profiles.compare(old.match, match.device, match.model, match.engine).level
+    if level is not profiles.Level.EXACT:
+        near = level in (profiles.Level.SAME_DEVICE, profiles.Level.NEAREST)
+        return near and new.settles_nothing and old.proven
+    if new.disturbed and old.proven:
+        return True
     here, there = proven(new), proven(old)
     complete = _status(new) == "complete"
     if here == 0 and there == 0 and not complete:
@@ -128,14 +133,15 @@ def _edited(text: bytes, profile: profiles.Profile) -> bool:
 
 def _beside(new: profiles.Profile, out: Path, comments: Sequence[str], why: str) -> Written:
     path = out.with_name(out.name + NEW)
+    remedy = "tune again when no other program runs" if new.disturbed else "give a longer --budget"
     profiles.save_profile(new, path, comments)
-    return Written(
-        path, f"{why}; the new result is in {path}: give a longer --budget, or move it to {out} yourself"
-    )
+    return Written(path, f"{why}; the new result is in {path}: {remedy}, or move it to {out} yourself")
 
 
 def _why(new: profiles.Profile, old: profiles.Profile) -> str:
     """The evidence of `old` that `new` lacks."""
+    if new.disturbed and old.proven:
+        return "its gains are proven, and other programs disturbed this tune"
     if count := proven(old):
         entries = f"{count} proven entr{'y' if count == 1 else 'ies'}"
         return f"it has {entries}, and this tune has {proven(new) or 'none'}"
