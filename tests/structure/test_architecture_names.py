@@ -12,7 +12,8 @@ ENDINGS = {".cpp", ".h", ".cu", ".cuh", ".in", ".py"}
 ALLOWED = (
     "csrc/model/arch/",
     "csrc/model/model_desc.cpp",  # the list of them
-    "python/dyno/_pretokenizers.py",  # names of pre-tokenizers, some of which are called alike
+    "python/dyno/chat/_built_in.py",  # names of prompt formats, some of which are called alike
+    "python/dyno/_pretokenizers.py",  # likewise of pre-tokenizers
     "python/dyno/_vocabulary.py",  # likewise of tokenizers
     "python/dyno/testing/",  # writes models
     "tuner/dyno_tuner/doctor/",  # facts on other engines, by their names

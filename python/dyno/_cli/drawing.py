@@ -109,7 +109,8 @@ ChatTemplateName = Annotated[
         "--chat-template",
         metavar="FILE|NAME",
         rich_help_panel=CHAT,
-        help="Chat template to use instead of the one in the model file.",
+        help="Chat template to use instead of the one in the model file: a Jinja2 file, or a name such as "
+        "chatml, llama3, mistral-v7 or gemma. A wrong name prints all names.",
     ),
 ]
 TemplateVariables = Annotated[

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dyno.chat._built_in import BUILT_IN
 from dyno.chat._control_names import control_names
 from dyno.chat._forms import are_texts
 from dyno.chat._rendering import Limits, Renderer
@@ -23,16 +24,6 @@ if TYPE_CHECKING:
     from dyno.tokenizer import Tokenizer
 
 __all__ = ["BUILT_IN", "ChatTemplate", "Rendered", "encode", "find_template", "template_names"]
-
-BUILT_IN = {
-    "chatml": (
-        "{%- for message in messages -%}"
-        "{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>\\n' }}"
-        "{%- endfor -%}"
-        "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}"
-    )
-}
-"""Templates for files that have none, by the name that `--chat-template` takes."""
 
 _KEY = "tokenizer.chat_template"
 _NAMES_KEY = "tokenizer.chat_templates"
@@ -241,8 +232,8 @@ def find_template(
     Args:
         metadata: An open GGUF file, or a dict.
         vocabulary: Gives the special tokens that the template may name.
-        wanted: A file with a template, the name of one in `metadata`, or of one in `BUILT_IN`; None takes the
-        file's own.
+        wanted: A file with a template, the name of one in `metadata`, or of one in `BUILT_IN`, or the text of
+        a template; None takes the file's own.
         tools: Prefer the file's variant `tool_use`, if it has one.
 
     Raises:
@@ -263,6 +254,8 @@ def find_template(
         return ChatTemplate(str(metadata.get(_KEY if name == "default" else f"{_KEY}.{name}")), name, tokens)
     if name in BUILT_IN:
         return ChatTemplate(BUILT_IN[name], name, tokens)
+    if "{{" in name or "{%" in name:
+        return ChatTemplate(name, tokens=tokens)
     path = Path(wanted)
     if path.is_file():
         return ChatTemplate(path.read_text(encoding="utf-8"), name, tokens)
