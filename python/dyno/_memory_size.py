@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["parse_bytes", "parse_limit"]
+__all__ = ["check_unit", "parse_bytes", "parse_limit"]
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 LEAST_LIMIT = 64 << 20
 """Bytes. A smaller limit holds no model, and comes from a plain number: `5` is 5 bytes."""
+LEAST_NUMBER = 64 << 10
+"""Bytes that a program gives as a number. A smaller one was meant as GiB or MiB."""
+_MOST_GIB = 2048
+"""A larger number was meant in another unit."""
 
 
 def parse_bytes(text: str) -> int:
@@ -37,6 +41,30 @@ def parse_limit(text: str) -> int:
     size = parse_bytes(text)
     if size < LEAST_LIMIT:
         raise ValueError(
-            f"{text!r} is {size:,} bytes; the least limit is {LEAST_LIMIT >> 20} MiB; write 16GiB or 800MiB"
+            f"{text!r} is {size:,} bytes; the least limit is {LEAST_LIMIT >> 20} MiB; write {_meant(text)}"
         )
     return size
+
+
+def check_unit(value: int | str, size: int) -> None:
+    """Refuse a plain number of bytes that is surely meant in another unit, such as 24 for 24 GiB.
+
+    Args:
+        value: As it was given.
+        size: Its bytes.
+
+    Raises:
+        ValueError: It is such a number; the message has it with a unit.
+    """
+    least = LEAST_LIMIT if isinstance(value, str) else LEAST_NUMBER
+    if _is_plain(str(value)) and size < least:
+        raise ValueError(f"{value!r} is {size:,} bytes; write {_meant(str(value))}")
+
+
+def _is_plain(text: str) -> bool:
+    return re.fullmatch(r"\s*[0-9.]+\s*", text) is not None
+
+
+def _meant(text: str) -> str:
+    """A small number without a unit as GiB; of anything else, examples."""
+    return f"{text.strip()}GiB" if _is_plain(text) and float(text) <= _MOST_GIB else "16GiB or 800MiB"

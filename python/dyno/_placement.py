@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from dyno import _rates
-from dyno._memory_size import parse_bytes
+from dyno._memory_size import check_unit, parse_bytes
 from dyno._virtual_devices import VirtualDevice, read_virtual_devices
 from dyno.errors import PlanError
 
@@ -148,14 +148,14 @@ class Placement:
 
 
 def _bytes(name: str, value: int | str) -> int:
-    if isinstance(value, str):
-        try:
-            return parse_bytes(value)
-        except ValueError as error:
-            raise PlanError(f"[placement] {name}: {error}") from error
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+    if not isinstance(value, str) and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
         raise PlanError(f"[placement] {name} is {value!r}; expected bytes, or a text such as '16GiB'")
-    return value
+    try:
+        size = parse_bytes(value) if isinstance(value, str) else value
+        check_unit(value, size)
+    except ValueError as error:
+        raise PlanError(f"[placement] {name}: {error}") from error
+    return size
 
 
 def _shares(given: Sequence[float]) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from dyno import _core, profiles
 from dyno._cli.groups import EngineOptions
+from dyno._placement import Placement
 from dyno.cli import app
 from dyno.devices import Device, limited
 from dyno.errors import OutOfMemoryError, PlanError, UnsupportedError
@@ -203,6 +205,18 @@ def test_layers_over_described_gpus() -> None:
     assert [d["name"] for d in session.plan["devices"]] == ["cuda:0", "cuda:1"]
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("5", "5GiB"), (" 1.5 ", "1.5GiB"), (24, "24GiB"), (24576, "16GiB or 800MiB"), ("67108863", "16GiB")],
+)
+def test_a_plain_number_is_no_limit_unless_it_can_be_bytes(given: int | str, meant: str) -> None:
+    for name in ("vram", "ram"):
+        with pytest.raises(PlanError, match=rf"{name}: {re.escape(repr(given))} is .* bytes; write {meant}"):
+            Placement.of((), 0, None, None, None, {name: given})
+    for enough in ("67108864", 65536, "32MiB", "5B"):
+        assert Placement.of((), 0, None, None, None, {"vram": enough}).vram > 0
+
+
 def test_options_of_the_command_line() -> None:
     assert EngineOptions(tensor_split="3,1").placement() == {
         "split": "layer",
@@ -210,7 +224,7 @@ def test_options_of_the_command_line() -> None:
     }
     for words, message in (
         ({"vram": "x"}, "'x' is not an amount"),
-        ({"vram": "5"}, "the least limit is 64 MiB"),
+        ({"vram": "5"}, "'5' is 5 bytes; the least limit is 64 MiB; write 5GiB"),
         ({"ram": "63M"}, "the least limit is 64 MiB"),
         ({"split_mode": "row"}, "dyno has none and layer"),
         ({"tensor_split": "3;1"}, "is not N,N"),

@@ -153,7 +153,16 @@ def test_a_build_takes_a_bare_model(before: tuple[str, ...], tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "words",
-    [("a.gguf", "b.gguf"), ("-m", "a.gguf", "--seed", "1", "b.gguf"), ("build", "a.gguf", "b.gguf")],
+    [
+        ("a.gguf", "b.gguf"),
+        ("-m", "a.gguf", "--seed", "1", "b.gguf"),
+        ("--model=a.gguf", "b.gguf"),
+        ("-ma.gguf", "b.gguf"),
+        ("a.gguf", "--model=b.gguf"),
+        ("--model=a.gguf", "-m", "b.gguf"),
+        ("build", "a.gguf", "b.gguf"),
+        ("build", "--model=a.gguf", "b.gguf"),
+    ],
 )
 def test_two_models_are_one_too_many(words: tuple[str, ...]) -> None:
     code, said = _tune(*words)
@@ -183,11 +192,13 @@ def test_a_build_in_too_little_memory_is_wrong_usage(memory: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("option", ["--vram", "--ram"])
-@pytest.mark.parametrize("limit", ["5", "63MiB"])
-def test_a_limit_that_holds_no_model_is_wrong_usage(option: str, limit: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("limit", "meant"), [("5", "5GiB"), ("63MiB", "16GiB")])
+def test_a_limit_that_holds_no_model_is_wrong_usage(
+    option: str, limit: str, meant: str, tmp_path: Path
+) -> None:
     code, said = _tune(str(tmp_path / "none.gguf"), option, limit)
     said = " ".join(said.replace("│", " ").split())
-    assert (code, f"{option}: '{limit}' is" in said, "16GiB" in said) == (2, True, True), said
+    assert (code, f"{option}: '{limit}' is" in said, f"write {meant}" in said) == (2, True, True), said
     assert _tune(str(tmp_path / "none.gguf"), option, "64MiB")[0] == 1
 
 

@@ -98,6 +98,14 @@ def test_without_a_model_nothing_is_held_against_one() -> None:
     assert not any("matches no tensor" in text for _, text in said(line, "-ot"))
 
 
+def test_memory_without_a_unit_is_wrong_usage() -> None:
+    words = ["doctor", "--engine", "llama.cpp", "--vram"]
+    done = CliRunner().invoke(app, [*words, "24", "--", "llama-server", "-ngl", "99"])
+    said = " ".join(done.output.replace("│", " ").split())
+    assert (done.exit_code, "--vram: '24' is 24 bytes; write 24GiB" in said) == (2, True), said
+    assert CliRunner().invoke(app, [*words, "24GiB", "--", "llama-server", "-ngl", "99"]).exit_code == 0
+
+
 def test_tensors_come_from_the_file() -> None:
     facts = gather(None, None, None, None, None, MODEL, "1MiB")
     assert facts.vram_bytes == 1 << 20

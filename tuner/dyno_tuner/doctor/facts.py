@@ -6,8 +6,9 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from dyno._memory_size import check_unit, parse_bytes
+
 from ..core.errors import TuneError
-from ..space.memory_limits import parse_bytes
 from .line import Facts
 
 if TYPE_CHECKING:
@@ -53,7 +54,12 @@ def gather(
         raise TuneError(f"--experts-used {experts_used} is more than the {experts} experts")
     if experts:
         moe = True
-    limit = parse_bytes(vram) if vram is not None else None
+    try:
+        limit = None if vram is None else parse_bytes(vram)
+        if vram is not None and limit is not None:
+            check_unit(vram, limit)
+    except ValueError as error:
+        raise TuneError(f"--vram: {error}") from error
     cc = parse_cc(gpu_arch) if gpu_arch is not None else None
     return Facts(cc, gpus, moe, experts, experts_used, layers, architecture, tensors, limit)
 
