@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -37,13 +38,15 @@ def with_model(parameters: Iterable[Any], args: list[str]) -> list[str]:
         if option is not None and not getattr(option, "is_flag", False):
             given += args[at + 1 : at + 2] if option.name == "model" else []
             at += 1
+        elif joined := re.fullmatch(r"(?:--model=|-m(?!=))(.+)", args[at], re.DOTALL):
+            given.append(joined[1])
         elif args[at].endswith(".gguf") and not args[at].startswith("-"):
             bare.append(at)
             given.append(args[at])
         elif not args[at].startswith("-"):
             break  # a subcommand, whose words are its own
         at += 1
-    if bare and len(given) > 1:
+    if len(given) > 1:
         raise typer.BadParameter(
             f"two models were given, {given[0]} and {given[1]}; give only one", param_hint="--model"
         )
