@@ -224,15 +224,18 @@ void bind_session(nb::module_& m) {
           "assumed ones. measured: seconds of a launch by (device, op key, rows), which stand instead of the rates'.")
       .def(
           "ops",
-          [](PySession& s, std::optional<int64_t> tokens) {
-            return s.with([&](const runtime::Session& real) { return ops_list(real, tokens); });
+          [](PySession& s, std::optional<int64_t> tokens, std::optional<int64_t> sequences) {
+            return s.with([&](const runtime::Session& real) { return ops_list(real, tokens, sequences); });
           },
-          "tokens"_a = nb::none(), nb::sig("def ops(self, tokens: int | None = None) -> list[dict[str, typing.Any]]"),
+          "tokens"_a = nb::none(), "sequences"_a = nb::none(),
+          nb::sig("def ops(self, tokens: int | None = None, sequences: int | None = None) -> "
+                  "list[dict[str, typing.Any]]"),
           "Every distinct op with its configuration and why it was chosen, for that many tokens a u-batch (default: 1 "
           "and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU; draw: what draws a token "
           "behind that of a single one), `count` its nodes. `rows` is what the op itself sees: tokens times heads or "
           "experts where it works on those. `path`: which way a matrix product goes (matvec, mmq, dequantize), any for "
-          "other ops.")
+          "other ops. `tiles`: the tiles of halves that it passes on or gets, if the tokens are of so many `sequences` "
+          "(default: of one each, as in a step; a prompt is of one).")
       .def(
           "draft_head_nodes",
           [](PySession& s) {

@@ -152,7 +152,7 @@ nb::dict tiles_dict(const ops::OpDesc& desc, int64_t height) {
 
 }  // namespace
 
-nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens) {
+nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens, std::optional<int64_t> sequences) {
   const plan::Plan& p = session.plan();
   nb::list out;
   std::vector<int64_t> counts;
@@ -164,6 +164,8 @@ nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens
     counts = {1};
     if (p.ubatch > 1) counts.push_back(p.ubatch);
   }
+  DYNO_CHECK(PlanError, !sequences || (*sequences >= 1 && *sequences <= counts.front()), "[session] sequences is ",
+             sequences.value_or(0), "; expected 1 to the ", counts.front(), " tokens of a u-batch");
   for (size_t k = 0; k < p.keys.size(); ++k) {
     const plan::OpUse& use = p.keys[k];
     for (const int64_t count : counts) {
@@ -186,7 +188,8 @@ nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens
       d["tokens"] = ops::bucket_name(bucket);
       d["config"] = config_to_dict(ops::family_of(desc), choice.config);
       d["reason"] = choice.reason;
-      d["tiles"] = tiles_dict(desc, session.selection().tiles_of(static_cast<int32_t>(k), count));
+      d["tiles"] =
+          tiles_dict(desc, session.selection().tiles_of(static_cast<int32_t>(k), count, sequences.value_or(count)));
       d["path"] = std::string(ops::product_path_name(session.selection().path_of(static_cast<int32_t>(k), count)));
       d["bytes"] = cost.bytes;
       d["flops"] = cost.flops;

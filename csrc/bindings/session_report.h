@@ -21,7 +21,8 @@ plan::PlanCost session_cost(const runtime::Session& session, const plan::Load& l
                             const std::vector<std::tuple<std::string, std::string, int64_t, double>>& measured);
 nanobind::dict plan_dict(const runtime::Session& session);
 // Throws PlanError for a number of tokens that no u-batch has.
-nanobind::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens);
+nanobind::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens,
+                        std::optional<int64_t> sequences);
 // Every launch of every op list with its operands, see node_report.cpp.
 nanobind::list node_list(const runtime::Session& session);
 nanobind::list kernel_report(const runtime::Session& session);

@@ -54,8 +54,8 @@ class Selection {
   // The height of these tiles (ops/half_tiles.h) that a passing of the plan takes between ops with so many rows each;
   // 0, also without a passing: float32 rows.
   int64_t tiles_between(int32_t passing, int64_t tokens, int64_t runs) const;
-  // The largest of an op's nodes, if each token is of another sequence.
-  int64_t tiles_of(int32_t key, int64_t tokens) const;
+  // The largest of an op's nodes, if the tokens are of `runs` sequences.
+  int64_t tiles_of(int32_t key, int64_t tokens, int64_t runs) const;
   // For printing, of as many rows as the tokens make.
   Choice choice(int32_t key, int64_t tokens) const;
   ops::ProductPath path_of(int32_t key, int64_t tokens) const;

@@ -78,11 +78,11 @@ int64_t Selection::tiles_between(int32_t passing, int64_t tokens, int64_t runs) 
   return height;
 }
 
-int64_t Selection::tiles_of(int32_t key, int64_t tokens) const {
+int64_t Selection::tiles_of(int32_t key, int64_t tokens, int64_t runs) const {
   int64_t height = 0;
   for (const Node& node : plan_->list_for(tokens).nodes) {
     if (node.key != key) continue;
-    height = std::max({height, tiles_between(node.gives, tokens, tokens), tiles_between(node.gets, tokens, tokens)});
+    height = std::max({height, tiles_between(node.gives, tokens, runs), tiles_between(node.gets, tokens, runs)});
   }
   return height;
 }

@@ -285,9 +285,9 @@ class Session:
         Expected time of a u-batch of one sequence: `seconds` in all, where devices run beside each other, and `parts` by device and layer. rates: of devices by name (memory_gbps, weights_gbps, core_gbps, gflops_one, gflops_many, launch_us, spread_us, experts_us, link_gbps, latency_us); of others the plan's or assumed ones. measured: seconds of a launch by (device, op key, rows), which stand instead of the rates'.
         """
 
-    def ops(self, tokens: int | None = None) -> list[dict[str, Any]]:
+    def ops(self, tokens: int | None = None, sequences: int | None = None) -> list[dict[str, Any]]:
         """
-        Every distinct op with its configuration and why it was chosen, for that many tokens a u-batch (default: 1 and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU; draw: what draws a token behind that of a single one), `count` its nodes. `rows` is what the op itself sees: tokens times heads or experts where it works on those. `path`: which way a matrix product goes (matvec, mmq, dequantize), any for other ops.
+        Every distinct op with its configuration and why it was chosen, for that many tokens a u-batch (default: 1 and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU; draw: what draws a token behind that of a single one), `count` its nodes. `rows` is what the op itself sees: tokens times heads or experts where it works on those. `path`: which way a matrix product goes (matvec, mmq, dequantize), any for other ops. `tiles`: the tiles of halves that it passes on or gets, if the tokens are of so many `sequences` (default: of one each, as in a step; a prompt is of one).
         """
 
     def draft_head_nodes(self) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from dyno import _core
+from dyno.errors import PlanError
 from dyno.testing import tiny_model
 from dyno_tuner.core.protocol import Workload
 from dyno_tuner.targets.dyno import kernel_ops
@@ -72,3 +73,31 @@ def test_without_tiles_all_candidates_stay(session: _core.Session) -> None:
     assert len({c["variant"] for c in op.candidates}) > 1
     (path,) = {o["path"] for o in session.ops(512) if o["key"] == op.key}
     assert list(map(dict, op.candidates)) == legal(family, {**desc, "path": path}, HOPPER)
+
+
+def test_a_prompt_passes_no_tiles_out_of_attention(session: _core.Session) -> None:
+    """Attention leaves tiles only in a step of one token of each sequence. A prompt has one sequence, so its
+    ops keep every candidate."""
+    tokens = 32
+    keys = {"attention": "out_tiles", "matmul q4_k n=1024 k=1024": "x_tiles"}
+    steps = {o["key"]: o["tiles"] for o in session.ops(tokens)}
+    prompt = {o["key"]: o["tiles"] for o in session.ops(tokens, sequences=1)}
+    for beginning, field in keys.items():
+        (key,) = [key for key in steps if key.startswith(beginning)]
+        assert steps[key].get(field) == tokens, "the case that this test is about"
+        assert prompt[key] == {}
+    found = {op.key: op for op in kernel_ops.ops_with_choice(
+        session, HOPPER, "cuda", {"n_vocab": N_VOCAB}, Workload(pp=tokens, tg=0), 512
+    )}  # fmt: skip
+    for beginning in keys:
+        (key,) = [key for key in found if key.startswith(beginning)]
+        family, desc = _core.ops.parse_key(key, found[key].m)
+        path = next(o["path"] for o in session.ops(tokens) if o["key"] == key)
+        every = legal(family, desc if path == "any" else {**desc, "path": path}, HOPPER)
+        assert list(map(dict, found[key].candidates)) == every
+
+
+@pytest.mark.parametrize("sequences", [0, 33, -1])
+def test_a_count_of_sequences_that_the_tokens_cannot_have(session: _core.Session, sequences: int) -> None:
+    with pytest.raises(PlanError, match=f"sequences is {sequences}; expected 1 to the 32 tokens"):
+        session.ops(32, sequences=sequences)

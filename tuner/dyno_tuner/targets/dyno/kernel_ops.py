@@ -44,7 +44,7 @@ def ops_with_choice(
         wanted["pp"] = min(ubatch, workload.pp)
     found: dict[tuple[str, str], KernelOp] = {}
     for metric, tokens in wanted.items():
-        for op in session.ops(tokens):
+        for op in session.ops(tokens, sequences=1):
             rows = int(op["rows"])
             family, desc = _core.ops.parse_key(op["key"], rows)
             if (op["device"] == "cpu") != (kind == "cpu") and kind == "cuda":
