@@ -7,10 +7,10 @@
 
 namespace dyno {
 
-// Numbers of the CPUs that this thread may run on, ascending; nothing if the system does not tell.
+// CPUs that this thread may run on: ascending numbers, or empty if the system does not report them.
 std::vector<int> allowed_cpus();
 
-// Keeps the calling thread on these CPUs. Empty, or why the system refused.
+// Binds the calling thread to these CPUs. Returns the reason if the system refuses, else an empty string.
 std::string pin_this_thread(std::span<const int> cpus);
 
 }  // namespace dyno

@@ -1,4 +1,4 @@
-// The control groups (cgroup v1 and v2) of this process: the one place that reads where they stand.
+// The control groups (cgroup v1 and v2) of this process. No other file knows where they are mounted.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,20 @@ namespace dyno {
 
 struct ControlGroup {
   std::filesystem::path folder;
-  bool unified = true;  // version 2; else 1, whose files have other names
-  bool cpu = false;     // its limits of this kind count
+  bool unified = true;  // version 2, else version 1, which has other file names
+  bool cpu = false;     // the CPU limits of this group apply
   bool memory = false;
 };
 
-// The groups that this process is in and each one above, the mounts included: a limit of any of them holds. `root`
-// holds proc and sys ("" is "/"). In a container the path may be the host's and absent here; the
-// mount itself is then the container's own group.
+// The groups of this process and all their parents up to the mounts. A limit of any of them applies. `root` is the
+// folder that holds proc and sys ("" means "/"). In a container, the path may be the host's and missing here; the mount
+// is then the container's own group.
 std::vector<ControlGroup> control_groups(const std::string& root);
 
-// The word of that index in a file; empty if there is none.
+// Word number `index` of a file; empty if the file has fewer words.
 std::string word_of(const std::filesystem::path& file, int index = 0);
 
-// A whole number of 0 or more and nothing else: "max", "-1" and garbage are no number, and set no limit.
+// A whole number of 0 or more. "max", "-1" and other text give nothing, and thus set no limit.
 std::optional<int64_t> whole_number(std::string_view text);
 
 }  // namespace dyno

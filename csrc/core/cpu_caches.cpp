@@ -13,7 +13,7 @@
 namespace dyno {
 namespace {
 
-// "32K", "1M" or a number of bytes; 0 if it is none of these.
+// "32K", "1M" or a number of bytes; 0 for other text.
 int64_t size_of(const std::string& word) {
   const size_t digits = std::min(word.find_first_not_of("0123456789"), word.size());
   const std::optional<int64_t> value = whole_number(std::string_view(word).substr(0, digits));
@@ -23,8 +23,8 @@ int64_t size_of(const std::string& word) {
   return *value << shift;
 }
 
-// Of the level that `name` of sysconf stands for. The C library asks the processor itself; on an AMD EPYC in a virtual
-// machine it says 320 MiB of level 3 where the kernel shows the 32 MiB that the cores share.
+// The size of the cache level that the sysconf name `name` describes. The C library asks the processor itself. On an
+// AMD EPYC in a virtual machine it reports 320 MiB of level 3, but the kernel reports the 32 MiB that the cores share.
 int64_t cache_bytes(const std::string& root, int level, int name, int64_t fallback) {
   const std::filesystem::path folder = std::filesystem::path(root) / "sys/devices/system/cpu/cpu0/cache";
   for (int i = 0; i < 16; ++i) {

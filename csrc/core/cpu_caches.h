@@ -12,7 +12,7 @@ struct CpuCaches {
   int64_t l3_bytes = 0;          // shared
 };
 
-// From the kernel, or, if it does not tell, from the C library. `root` holds sys.
+// Sizes that the kernel reports, or else the C library. `root` is the folder that holds sys.
 CpuCaches detect_cpu_caches(const std::string& root = "/");
 
 }  // namespace dyno

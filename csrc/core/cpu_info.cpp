@@ -32,7 +32,8 @@ constexpr std::array kCompiled = {
 };
 
 #if defined(__x86_64__)
-// clang 14 knows no "f16c" in __builtin_cpu_supports. That the system saves the registers is part of "avx".
+// clang 14 does not know "f16c" in __builtin_cpu_supports. "avx" includes the check that the system saves the
+// registers.
 bool has_f16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0 && __builtin_cpu_supports("avx");

@@ -30,14 +30,14 @@ void take_quota(CpuLimits& limits, const fs::path& file, const std::string& quot
 }
 
 void take_memory(CpuLimits& limits, const fs::path& file) {
-  // Version 1 writes "no limit" as a number near 2^63, which is above all installed memory.
+  // Version 1 writes "no limit" as a number near 2^63, which is more than any installed memory.
   const auto bytes = positive(word_of(file));
   if (!bytes || *bytes >= limits.memory_bytes) return;
   limits.memory_bytes = *bytes;
   limits.memory_from = file.string();
 }
 
-// OMP_NUM_THREADS is a list, of which the first number is that of the outermost level: threads of this process.
+// OMP_NUM_THREADS is a list. Its first number is for the outermost level, which is the threads of this process.
 void take_omp(CpuLimits& limits, const char* text) {
   if (text == nullptr) return;
   limits.omp = text;
@@ -66,7 +66,8 @@ CpuLimits detect_cpu_limits(const std::string& root) {
     if (group.memory) take_memory(limits, group.folder / (group.unified ? "memory.max" : "memory.limit_in_bytes"));
   }
   limits.cores = limits.affinity;
-  // Rounded down: at 1.5 CPUs a second thread is stopped for half of each period, and the first waits for it.
+  // Rounded down, because with 1.5 CPUs a second thread is stopped for half of each period while the first one waits
+  // for it.
   if (limits.quota > 0 && limits.quota < limits.cores) limits.cores = std::max(1, static_cast<int>(limits.quota));
   if (limits.omp_threads > 0) limits.cores = std::min(limits.cores, limits.omp_threads);
   return limits;

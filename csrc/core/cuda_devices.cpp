@@ -23,7 +23,7 @@ namespace dyno {
 
 namespace {
 
-// Device count, or why there is none.
+// The device count; if it is 0, `reason` says why.
 int count_devices(std::string& reason) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -36,8 +36,8 @@ int count_devices(std::string& reason) {
   return count;
 }
 
-// The runtime does not tell it, and asking it for functions of the driver might start the device. The driver is loaded
-// by now. One that does not know the question has no virtual memory management.
+// Asks the loaded driver directly. The runtime has no such attribute, and requesting driver functions through it might
+// initialise the device. A driver that does not know the attribute has no virtual memory management.
 bool maps_memory(int ordinal) {
   const std::unique_ptr<void, int (*)(void*)> driver(dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD), dlclose);
   if (driver == nullptr) return false;
@@ -71,7 +71,8 @@ DeviceInfo describe(int ordinal) {
 
 }  // namespace
 
-// The runtime makes its list once a process. It is kept here too, because a GPU that is lost later answers no more.
+// The runtime makes its list once per process. The list is also cached here, because a GPU that is lost later does not
+// answer.
 std::vector<DeviceInfo> detect_cuda() {
   static std::mutex mutex;
   static std::vector<DeviceInfo> known;
@@ -87,7 +88,7 @@ std::vector<DeviceInfo> detect_cuda() {
 }
 
 std::string no_cuda_reason() {
-  if (any_device_lost()) return "";  // one was there
+  if (any_device_lost()) return "";  // the list had a GPU
   std::string reason;
   (void)count_devices(reason);
   return reason;

@@ -1,4 +1,5 @@
-// The GPUs of this machine. Works in every build: without CUDA, or without a driver, there are none, and why() says so.
+// The GPUs of this machine. The functions exist in every build; without CUDA or a driver the list is empty, and
+// no_cuda_reason() says why.
 #pragma once
 
 #include <string>
@@ -8,16 +9,17 @@
 
 namespace dyno {
 
-// In the order of the CUDA runtime's ordinals, which CUDA_VISIBLE_DEVICES filters.
+// All GPUs in the order of the CUDA runtime's ordinals, which CUDA_VISIBLE_DEVICES filters.
 std::vector<DeviceInfo> detect_cuda();
 
-// Why detect_cuda() is empty; empty when it is not.
+// The reason that detect_cuda() is empty; an empty string if it is not.
 std::string no_cuda_reason();
 
-// The GPU `ordinal`. Throws DeviceError that says how many there are, or why there are none.
+// The GPU with number `ordinal`. Throws DeviceError if it does not exist; the message has the number of GPUs, or the
+// reason that there are none.
 DeviceInfo cuda_device(int ordinal);
 
-// Free bytes of device memory right now.
+// Bytes of device memory that are free now.
 size_t cuda_free_bytes(int ordinal);
 
 }  // namespace dyno

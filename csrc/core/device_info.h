@@ -1,5 +1,5 @@
-// The facts of a device before anything runs on it: the input of candidates(), supports() and default_config().
-// A plain value, so that selection for any device can be computed (and tested) on any machine.
+// Properties of a device: the input of candidates(), supports() and default_config(). A plain value, so that the
+// kernels for any device can be chosen and tested on any machine.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,16 @@ CpuIsa cpu_isa_from_name(std::string_view name);
 struct DeviceInfo {
   DeviceKind kind = DeviceKind::cpu;
   std::string name;          // marketing name, a label only
-  int64_t memory_bytes = 0;  // all of it, not what is free
-  // cuda: of the CUDA runtime; cpu: 0, or the number of a virtual device, which has memory of its own within the same
-  // process and machine.
+  int64_t memory_bytes = 0;  // total, not free
+  // cuda: number in the CUDA runtime. cpu: 0, or the number of a virtual device, which has separate memory within the
+  // same process and machine.
   int ordinal = 0;
 
   // cpu
-  CpuIsa isa = CpuIsa::portable;          // the best that this machine, this build and the override allow
+  CpuIsa isa = CpuIsa::portable;          // the best set that the machine, the build and DYNO_CPU_ISA allow
   std::vector<std::string> cpu_features;  // "avx2", "avx512_vnni", … as detected
   int cores = 1;                          // usable: the lower of affinity and quota
-  int numa_nodes = 1;                     // whose memory and cores this process may use
+  int numa_nodes = 1;                     // nodes whose memory and cores this process may use
   int64_t l1d_bytes = 32 << 10;           // per core
   int64_t l2_bytes = 1 << 20;             // per core
   int64_t l3_bytes = 0;                   // shared
@@ -43,15 +43,15 @@ struct DeviceInfo {
   int compute_capability = 0;  // 90 = 9.0
   int sm_count = 0;
   int64_t shared_per_block_bytes = 0;
-  // Parts of reserved addresses can get memory of their own: virtual memory management of the driver.
+  // Whether the driver has virtual memory management, which maps memory into parts of reserved address ranges.
   bool maps_memory = true;
-  std::string pci_bus_id;  // "0000:1b:00.0": what the driver's tools know it by
+  std::string pci_bus_id;  // "0000:1b:00.0": the name of the GPU in the driver's tools
 };
 
 // cpu, cpu:N (a virtual device) or cuda:N.
 std::string device_name(const DeviceInfo& device);
 
-// The machine this process runs on. `isa` is capped by the environment variable DYNO_CPU_ISA (for tests).
+// The CPU of this machine. The environment variable DYNO_CPU_ISA limits `isa` (for tests).
 DeviceInfo detect_cpu();
 
 }  // namespace dyno

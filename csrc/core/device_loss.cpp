@@ -16,7 +16,7 @@ struct Losses {
 };
 
 Losses& losses() {
-  static auto& all = *new Losses;  // destructors that run at exit still ask
+  static auto& all = *new Losses;  // never destroyed, because destructors at exit still read it
   return all;
 }
 

@@ -1,17 +1,17 @@
-// GPUs that this process has lost. After some errors (an illegal address, a failed launch, ECC) every further call on
-// the device's context fails until the process ends. The knowledge here spares those calls: they need not even be made.
+// GPUs that this process has lost. After some errors (an illegal address, a failed launch, ECC), every further call on
+// the device's context fails until the process ends. This record makes such calls unnecessary.
 #pragma once
 
 #include <string>
 
 namespace dyno {
 
-// The first reason given for a device stays; it becomes the message of every DeviceLostError of it.
+// Keeps the first reason given for a device. It becomes the message of every DeviceLostError of that device.
 void mark_device_lost(int ordinal, const std::string& reason);
-// That message; empty where the device is not lost.
+// The reason that the device was lost; empty if it was not.
 std::string device_loss(int ordinal);
 bool any_device_lost() noexcept;
-// Throws DeviceLostError when an earlier error has cost this process the device. Asks nothing of the driver.
+// Throws DeviceLostError if this process has lost the device. Does not call the driver.
 void check_not_lost(int ordinal);
 
 }  // namespace dyno

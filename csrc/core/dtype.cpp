@@ -9,7 +9,7 @@
 namespace dyno {
 namespace {
 
-// Sizes: GGUF specification; of the ids from 133 on: ik_llama.cpp.
+// Sizes from the GGUF specification; from id 133 on, from ik_llama.cpp.
 constexpr std::array kTypes = {
 #define DYNO_FLOAT_TYPE(name, id, bytes) \
   DTypeInfo{DType::name, #name, TypeClass::floats, 1, bytes, 0, DType::name, 1, true},
@@ -30,7 +30,7 @@ constexpr std::array kTypes = {
 
 constexpr size_t kIds = 512;  // above every id
 
-// Index into kTypes plus one by id, 0 for an id that is none.
+// Index into kTypes plus one, by id; 0 for an unknown id.
 constexpr auto kIndexOf = [] {
   std::array<uint8_t, kIds> index{};
   for (size_t i = 0; i < kTypes.size(); ++i) {

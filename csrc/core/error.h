@@ -13,12 +13,13 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A GGUF file is not what it claims to be: names the field, the value and the byte offset.
+// The GGUF file is malformed. The message has the field, the value and the byte offset.
 class GgufError : public Error {
  public:
   using Error::Error;
 };
-// A well-formed file that does not describe a model we can build: missing tensor, wrong shape, unknown architecture.
+// The file is well-formed, but the engine cannot build a model from it: missing tensor, wrong shape, unknown
+// architecture.
 class ModelError : public Error {
  public:
   using Error::Error;
@@ -27,17 +28,17 @@ class ProfileError : public Error {
  public:
   using Error::Error;
 };
-// The request does not fit: memory budget, context length, batch.
+// The request does not fit the memory budget, the context length or the batch.
 class PlanError : public Error {
  public:
   using Error::Error;
 };
-// Somebody has closed what was asked.
+// The session or engine was closed.
 class ClosedError : public PlanError {
  public:
   using PlanError::PlanError;
 };
-// Legal, but no kernel or device here can do it.
+// The request is legal, but no kernel or device here supports it.
 class UnsupportedError : public Error {
  public:
   using Error::Error;
@@ -46,7 +47,7 @@ class DeviceError : public Error {
  public:
   using Error::Error;
 };
-// An error after which this process cannot use the device any more: core/device_loss.h.
+// The process cannot use the device any more after this error: core/device_loss.h.
 class DeviceLostError : public DeviceError {
  public:
   using DeviceError::DeviceError;

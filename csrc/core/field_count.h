@@ -1,4 +1,4 @@
-// The number of an aggregate's members, so that a list of its members can be held against it at compile time.
+// The number of members of an aggregate, so that a list of its members can be checked at compile time.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ constexpr bool takes_members(std::index_sequence<I...>) {
 }
 }  // namespace detail
 
-// Whether an aggregate has this many members. Members of arrays and of base classes do not count as one: T has neither.
+// Whether an aggregate has this many members. Arrays and base classes do not count as one member; T must have neither.
 template <typename T, size_t kMembers>
 inline constexpr bool has_fields = detail::takes_members<T>(std::make_index_sequence<kMembers>{}) &&
                                    !detail::takes_members<T>(std::make_index_sequence<kMembers + 1>{});

@@ -1,7 +1,7 @@
-// Structs whose members can be walked by name, at compile time. After a struct, in its namespace:
+// Reflection: the members of a struct by name, at compile time. After a struct, in its namespace,
 //   DYNO_FIELDS(Type, first, second, …)
-// names all of its members; one that is left out does not compile. Then for_each_field(Type) and field_index(Type,
-// name) see them in that order.
+// lists all its members; a missing one is a compile error. for_each_field(Type) and field_index(Type, name) then visit
+// them in that order.
 #pragma once
 
 #include <string_view>
@@ -22,8 +22,8 @@ constexpr Field<T, Member> named_field(std::string_view name, Member T::*member)
   return {name, member};
 }
 
-// The fields of one struct. A base class for each field compiles many times faster than std::tuple and std::tuple_cat,
-// which every source that includes the plan would pay for.
+// The fields of one struct. One base class per field compiles many times faster than std::tuple and std::tuple_cat, and
+// every source that includes the plan pays for it.
 template <size_t I, typename F>
 struct FieldAt {
   F field;
@@ -38,7 +38,7 @@ struct FieldList<std::index_sequence<I...>, F...> : FieldAt<I, F>... {
     (call(FieldAt<I, F>::field.name, FieldAt<I, F>::field.member), ...);
   }
 };
-// `DYNO_FIELDS` puts a comma before each field: something has to stand before the first.
+// An empty first argument, because `DYNO_FIELDS` puts a comma before each field.
 struct BeforeFields {};
 template <typename... F>
 constexpr auto field_list(BeforeFields, F... field) {
@@ -58,13 +58,13 @@ constexpr auto fields() {
 template <typename T>
 inline constexpr size_t kFields = decltype(fields<T>())::kCount;
 
-// Calls visit(name, pointer to member) for each.
+// Calls visit(name, pointer to member) for each field.
 template <typename T, typename Visit>
 constexpr void for_each_field(Visit&& visit) {
   fields<T>().visit(visit);
 }
 
-// Calls visit.template operator()<I>() for the number of each field: where a name has to be known to the compiler.
+// Calls visit.template operator()<I>() with the number of each field, if the name must be a compile-time constant.
 template <typename T, typename Visit>
 constexpr void for_each_field_index(Visit&& visit) {
   [&]<size_t... I>(std::index_sequence<I...>) {
@@ -72,7 +72,7 @@ constexpr void for_each_field_index(Visit&& visit) {
   }(std::make_index_sequence<kFields<T>>{});
 }
 
-// The field called `name` followed by `ending`; kNoField if there is none.
+// The number of the field whose name is `name` followed by `ending`; kNoField if there is none.
 template <typename T>
 constexpr size_t field_index(std::string_view name, std::string_view ending = "") {
   size_t found = kNoField, at = 0;

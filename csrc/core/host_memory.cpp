@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The number after `name` in lines of a name and a number.
+// The number after `name` in a file with a name and a number on each line.
 int64_t field(const fs::path& path, std::string_view name) {
   std::ifstream in(path);
   std::string key, value;
@@ -36,7 +36,7 @@ struct Names {
   const char *limit, *usage, *inactive, *active;
 };
 
-// The bytes that one group leaves: its limit less what it uses, page cache not counted.
+// The bytes that one group leaves: its limit minus its use without page cache.
 std::optional<int64_t> group_available(const fs::path& folder, const Names& names) {
   const auto limit = whole_number(word_of(folder / names.limit));
   const auto usage = whole_number(word_of(folder / names.usage));

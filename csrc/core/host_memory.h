@@ -1,4 +1,4 @@
-// Memory that this process may still take on the host.
+// Host memory that this process may still allocate.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,8 @@
 
 namespace dyno {
 
-// Bytes: the system's available memory, or less where a memory limit of cgroup v1 or v2 leaves less. Page cache counts
-// as free. Nothing where the system tells neither. `root` goes before every path that is read: a made-up tree for
-// tests.
+// Bytes: the minimum of the system's available memory and the room under the memory limits of cgroup v1 or v2. Page
+// cache counts as free. Empty if the system reports neither. `root` is a prefix of every path that is read, for tests.
 std::optional<size_t> available_host_bytes(const std::string& root = "");
 
 }  // namespace dyno

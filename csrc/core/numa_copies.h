@@ -1,4 +1,4 @@
-// Equal copies of read-only memory on several NUMA nodes, of which each thread reads its own node's.
+// Copies of read-only memory on several NUMA nodes. Each thread reads the copy of its own node.
 #pragma once
 
 #include <cstddef>
@@ -7,18 +7,19 @@
 
 namespace dyno {
 
-// The node of the calling thread, as an index into the nodes of its pool; 0 for threads of no pool.
+// The node of the calling thread, as an index into the nodes of its pool; 0 for threads outside a pool.
 size_t this_thread_node();
 void set_this_thread_node(size_t node);
 
 class NumaCopies {
  public:
-  // `copies[i]`: on the node i + 1, as long as `first`, which is the copy of node 0. Pieces come in any order.
+  // Registers copies of `first`, the copy on node 0; `copies[i]` is on node i + 1 and has the same size. Pieces may
+  // come in any order.
   void add(std::span<const std::byte> first, std::vector<const std::byte*> copies);
 
   bool empty() const { return pieces_.empty(); }
-  // The place in the copy of the calling thread's node that `address`, in the first copy, stands for. Memory without
-  // copies is everybody's.
+  // The address in the copy of the calling thread's node that corresponds to `address` in the first copy. Memory
+  // without copies is returned unchanged.
   const std::byte* here(const std::byte* address) const;
 
  private:

@@ -29,7 +29,7 @@ std::string place_pages(std::span<std::byte> memory, PagePolicy policy, std::spa
   std::vector<unsigned long> mask(static_cast<size_t>(*std::max_element(nodes.begin(), nodes.end())) / kBits + 1);
   for (const int node : nodes) mask[static_cast<size_t>(node) / kBits] |= 1UL << (static_cast<size_t>(node) % kBits);
   const int mode = policy == PagePolicy::prefer ? MPOL_PREFERRED : MPOL_INTERLEAVE;
-  // The kernel takes one bit less than it is told.
+  // The kernel reads one bit fewer than this number says.
   if (syscall(SYS_mbind, begin, end - begin, mode, mask.data(), mask.size() * kBits + 1, 0) == 0) return "";
   return std::strerror(errno);
 }
@@ -40,7 +40,7 @@ std::vector<int> nodes_of_pages(std::span<const std::byte> memory) {
   std::vector<void*> pages;
   for (uintptr_t i = at / page * page; i < at + memory.size(); i += page) pages.push_back(reinterpret_cast<void*>(i));
   std::vector<int> nodes(pages.size());
-  // Without targets nothing is moved.
+  // Without target nodes, the call reports nodes and moves nothing.
   DYNO_CHECK(Error, syscall(SYS_move_pages, 0, pages.size(), pages.data(), nullptr, nodes.data(), 0) == 0,
              "[numa] the system does not report the nodes of pages: ", std::strerror(errno));
   for (int& node : nodes) node = std::max(node, -1);
@@ -58,7 +58,7 @@ ThreadOnCpus::ThreadOnCpus(std::span<const int> cpus) {
 }
 
 ThreadOnCpus::~ThreadOnCpus() {
-  // Cores may have gone meanwhile; the system then has put the thread where it may run.
+  // The cores may have gone offline meanwhile; the system has then moved the thread itself.
   if (!before_.empty()) (void)pin_this_thread(before_);
 }
 

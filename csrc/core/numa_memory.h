@@ -1,4 +1,4 @@
-// Pages and threads on NUMA nodes, by system calls: no library is needed for the few that there are.
+// Placement of pages and threads on NUMA nodes by system calls. A library is not worth it for so few calls.
 #pragma once
 
 #include <cstddef>
@@ -8,18 +8,18 @@
 
 namespace dyno {
 
-// Where pages go when they are first touched. prefer: on the one node, and elsewhere once that is full. interleave: by
-// turns over the nodes.
+// Where pages are placed when they are first touched. prefer: on one node, or on others once it is full. interleave:
+// alternating between the nodes.
 enum class PagePolicy : unsigned char { prefer, interleave };
 
-// For the whole pages of `memory` from the one that its first byte lies in, up to the one of its last byte, which is
-// left out unless it ends there. Pages that are there already stay where they are. Empty, or why the system refused.
+// Sets the policy of the pages from the first byte of `memory` on. The last page is included only if `memory` fills it
+// to its end. Resident pages do not move. Returns the reason if the system refuses, else an empty string.
 std::string place_pages(std::span<std::byte> memory, PagePolicy policy, std::span<const int> nodes);
 
-// The node of each page of `memory`; -1 for a page that is not resident. Throws Error if the system does not tell.
+// The node of each page of `memory`; -1 for a page that is not resident. Throws Error if the system does not report it.
 std::vector<int> nodes_of_pages(std::span<const std::byte> memory);
 
-// Keeps the calling thread on these cores as long as it lives, then gives back the affinity that the thread had.
+// Binds the calling thread to these cores for the lifetime of the object, then restores its previous affinity.
 class ThreadOnCpus {
  public:
   ThreadOnCpus() = default;
@@ -31,7 +31,7 @@ class ThreadOnCpus {
   const std::string& problem() const { return problem_; }
 
  private:
-  std::vector<int> before_;  // cores; empty: nothing was changed
+  std::vector<int> before_;  // cores; empty if the affinity was not changed
   std::string problem_;
 };
 

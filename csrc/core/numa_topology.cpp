@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMostNumbers = 1 << 16;  // of a list: more cores than any machine has
+constexpr int64_t kMostNumbers = 1 << 16;  // of a list: more than the cores of any machine
 
 std::string root_of(const std::string& given) {
   if (!given.empty()) return given;
@@ -34,7 +34,7 @@ int64_t installed(const fs::path& meminfo) {
   return 0;
 }
 
-// Numbers of the nodes whose memory the process may use; nothing where no list is told.
+// Numbers of the nodes whose memory the process may use; empty if the file has no list.
 std::optional<std::vector<int>> allowed_memory(const fs::path& status) {
   std::ifstream in(status);
   for (std::string key, value, rest; in >> key >> value && std::getline(in, rest);) {
@@ -46,10 +46,10 @@ std::optional<std::vector<int>> allowed_memory(const fs::path& status) {
 struct Found {
   std::vector<int> cpus;
   std::vector<int> distances;  // to each node, in the order of their numbers
-  int64_t memory_bytes = 0;    // 0: none that may be used
+  int64_t memory_bytes = 0;    // 0: no usable memory
 };
 
-// `allowed`: ascending; empty: every CPU.
+// `allowed`: ascending; empty means every CPU.
 Found read_node(const fs::path& folder, const std::vector<int>& allowed) {
   Found node;
   node.memory_bytes = installed(folder / "meminfo");
@@ -77,7 +77,7 @@ std::map<int, Found> read_nodes(const fs::path& root) {
   return nodes;
 }
 
-// The node with memory that is nearest to `node`; of equally near ones the first.
+// The node with memory that is nearest to `node`; the first of equally near ones.
 std::optional<int> nearest(const std::map<int, Found>& nodes, int number) {
   const Found& from = nodes.at(number);
   if (from.memory_bytes > 0) return number;

@@ -1,4 +1,4 @@
-// The NUMA nodes of the machine, as far as this process may use them.
+// The NUMA nodes of the machine that this process may use.
 #pragma once
 
 #include <cstdint>
@@ -8,24 +8,24 @@
 
 namespace dyno {
 
-// Memory, and the cores that reach it soonest.
+// A node: its memory, and the cores nearest to it.
 struct NumaNode {
-  int number = 0;            // of the system: where the memory is
-  std::vector<int> cpus;     // that the affinity of this process allows, ascending; one at least
+  int number = 0;            // number of the node in the system
+  std::vector<int> cpus;     // cores in the affinity of this process, ascending; at least one
   int64_t memory_bytes = 0;  // installed
 };
 
-// The nodes in the order of their numbers. Cores of a node whose memory is absent or forbidden (a cpuset) count to the
-// node with the least distance to theirs; a node without any core of this process is left out. One entry for a machine
-// that tells of no nodes. `root` holds sys and proc; empty: the environment variable DYNO_NUMA_ROOT (for tests), or
+// The nodes in ascending order. If the memory of a node is absent or forbidden (by a cpuset), its cores belong to the
+// nearest node with memory. A node without a core of this process is left out. A machine that reports no nodes has one
+// entry. `root` is the folder that holds sys and proc; if empty, the environment variable DYNO_NUMA_ROOT (for tests) or
 // "/".
 std::vector<NumaNode> detect_numa_nodes(const std::string& root = "");
 
-// The node, as an index, of thread `thread` of `threads`: neighbours stand together, and each node has threads in
-// proportion to its cores.
+// The index of the node for thread `thread` of `threads`. Consecutive threads share a node, and each node gets threads
+// in proportion to its cores.
 size_t node_of_thread(std::span<const NumaNode> nodes, int thread, int threads);
 
-// The numbers in a list such as "0-3,8,10-11"; empty for text that is no such list.
+// The numbers in a list such as "0-3,8,10-11"; empty for malformed text.
 std::vector<int> parse_cpu_list(const std::string& text);
 
 }  // namespace dyno

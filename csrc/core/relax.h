@@ -1,4 +1,4 @@
-// The pause of a thread between two looks at memory that another one will write.
+// The pause of a thread that spins on memory until another thread writes it.
 #pragma once
 
 #if defined(__x86_64__)
@@ -9,8 +9,8 @@
 
 namespace dyno {
 
-// Leaves the core's other thread room and keeps the core: one that is given away may not come back for a slice of the
-// scheduler, which is longer than a token.
+// Leaves resources to the core's other hardware thread, but keeps the core. A yielded core may return only after a
+// scheduler slice, which is longer than a token.
 inline void relax() {
 #if defined(__x86_64__)
   _mm_pause();

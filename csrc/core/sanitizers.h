@@ -1,4 +1,5 @@
-// Whether this file is compiled under AddressSanitizer (DYNO_SANITIZE): memory is then laid out so that it sees more.
+// Whether this file is compiled under AddressSanitizer (DYNO_SANITIZE). Allocations are then separate, so that it
+// detects more overruns.
 #pragma once
 
 namespace dyno {

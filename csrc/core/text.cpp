@@ -9,7 +9,7 @@
 namespace dyno {
 namespace {
 
-// Names come from files; beyond this length nothing near is worth looking for.
+// Names come from files. Longer ones are not compared.
 constexpr size_t kMaxCompared = 128;
 
 }  // namespace

@@ -10,11 +10,10 @@ namespace dyno {
 // Levenshtein distance: insertions, deletions and substitutions that turn `a` into `b`.
 int edit_distance(std::string_view a, std::string_view b);
 
-// The name nearest to `wrong`, or an empty view when none is near enough to be what was meant (more than half of the
-// letters differ). Ties go to the first.
+// The name nearest to `wrong`; empty if more than half of the letters differ. The first of equally near names wins.
 std::string_view nearest_name(std::string_view wrong, std::span<const std::string_view> names);
 
-// "; did you mean 'x'?" or, when nothing is near, "; expected one of a, b, c".
+// "; did you mean 'x'?", or "; expected one of a, b, c" if no name is near.
 std::string suggestion(std::string_view wrong, std::span<const std::string_view> names);
 
 std::string join(std::span<const std::string_view> names, std::string_view separator);

@@ -19,14 +19,14 @@ namespace {
 
 // About 50 microseconds: longer than the gap between two ops of a token, shorter than a scheduler slice.
 constexpr int kSpins = 2000;
-// A few milliseconds: who is forgotten awake sleeps after all.
+// A few milliseconds. A worker sleeps after that even if stay_awake() was never turned off.
 constexpr int kAwakeSpins = 100'000;
 
 }  // namespace
 
-// A job has `width` parts. Part i is meant for thread i, but whoever is free first claims it: a worker that another
-// process keeps from its core holds up nobody, because the caller does its part. Parts keep their numbers, so results
-// do not depend on who computes them.
+// A job has `width` parts. Part i is meant for thread i, but the first free thread claims it. So a worker that another
+// process keeps from its core delays nobody, because the caller computes its part. Parts keep their numbers, so results
+// do not depend on the thread.
 struct ThreadPool::State {
   explicit State(int max_threads) : claims(static_cast<size_t>(max_threads)) {}
 
@@ -39,17 +39,17 @@ struct ThreadPool::State {
   std::atomic<int> pending{0};  // parts of the job that are not done
   std::atomic<bool> stop{false};
   std::atomic<bool> awake{false};
-  // 2e: the part is free in job e; 2e + 1: somebody has it. `job`, `width` and `failure` belong to whoever has a part
-  // of the current job: it does not end before that part is done.
+  // 2e: the part is free in job e; 2e + 1: a thread has claimed it. A thread that holds a part of the current job may
+  // read `job` and `width` and set `failure`, because the job cannot end before the part is done.
   std::vector<std::atomic<uint64_t>> claims;
   const std::function<void(int, int)>* job = nullptr;
   int width = 0;
   std::exception_ptr failure;
-  // Likewise: where the threads are to be, numbered by how often that has changed.
+  // Valid under the same rule: the nodes of the threads. `spreads` counts the changes.
   const std::vector<NumaNode>* nodes = nullptr;
-  int spread = 0;  // threads
+  int spread = 0;  // number of threads
   uint64_t spreads = 0;
-  std::string spread_problem;  // under the mutex
+  std::string spread_problem;  // guarded by the mutex
   std::vector<std::thread> threads;
 
   bool claim(int part, uint64_t number) {
@@ -70,7 +70,7 @@ struct ThreadPool::State {
     }
   }
 
-  // The calling thread, which has a part of the current job, goes to its node.
+  // Binds the calling thread to its node. It must hold a part of the current job.
   void go_to_node(int index) {
     if (index >= spread) return;
     const size_t node = node_of_thread(*nodes, index, spread);
@@ -111,8 +111,8 @@ struct ThreadPool::State {
     if (sleepers.load() > 0) wake.notify_all();
   }
 
-  // A caller that yielded its core to a busy process would get it back a slice of the scheduler later, after every op.
-  // One that sleeps is run soon after it is woken.
+  // Spins, then sleeps. A caller that yields its core to a busy process gets it back only a scheduler slice later,
+  // after every op. A sleeping thread runs soon after it is woken.
   void wait() {
     for (int i = 0; i < kSpins; ++i) {
       if (pending.load(std::memory_order_acquire) == 0) return;
@@ -141,7 +141,7 @@ void ThreadPool::stay_awake(bool on) { state_->awake.store(on, std::memory_order
 void ThreadPool::set_nodes(std::vector<NumaNode> nodes) {
   nodes_ = std::move(nodes);
   state_->nodes = &nodes_;
-  // A refusal is known before the first job, so that it can be told when a model is opened.
+  // Tests each node now, so that a refusal is reported when a model is opened, before the first job.
   for (const NumaNode& node : nodes_) {
     const ThreadOnCpus tried(node.cpus);
     const std::lock_guard lock(state_->mutex);
@@ -197,7 +197,7 @@ void ThreadPool::run(int n_threads, const std::function<void(int, int)>& fn) {
   }
   s.publish();
   s.run_part(0);
-  // From the last part on: a worker that is only a little late is most likely one of those that were woken first.
+  // Starts at the last part: a worker that is only slightly late was probably woken first.
   for (int part = n_threads - 1; part > 0; --part) {
     if (s.claim(part, number)) s.run_part(part);
   }

@@ -1,7 +1,8 @@
-// A fork-join pool: run(n, fn) calls fn(part, n) for the parts 0 to n - 1 and returns when all are done. Each part has
-// a thread of its own as long as the machine gives it one; the caller does the parts of threads that have not begun.
-// Workers spin briefly between jobs (ops follow each other within microseconds), then sleep; while stay_awake() holds,
-// they spin as long as another device's turn takes. Threads run on any core, unless spread() holds each on a NUMA node.
+// A fork-join pool. run(n, fn) calls fn(part, n) for the parts 0 to n - 1 and returns when all are done. Normally each
+// part has its own thread; the caller computes the parts of threads that have not started yet.
+// Between jobs, workers spin briefly (ops follow each other within microseconds) and then sleep. While stay_awake() is
+// on, they spin for as long as another device computes its part of a token. Threads may run on any core unless spread()
+// binds each to a NUMA node.
 #pragma once
 
 #include <cstdint>
@@ -26,24 +27,24 @@ class ThreadPool {
   int max_threads() const { return max_threads_; }
 
   // Runs fn(part, n_threads) for every part on at most n_threads threads (1 <= n_threads <= max_threads). Parts must
-  // not wait for each other: one thread may do several in turn. An exception thrown by any of them is rethrown here
-  // after all have finished. Throws PlanError if the system gives no more threads. Not reentrant.
+  // not wait for each other, because one thread may run several in sequence. Rethrows an exception of any part after
+  // all have finished. Throws PlanError if the system cannot start another thread. Not reentrant.
   void run(int n_threads, const std::function<void(int, int)>& fn);
 
-  // Whether jobs follow each other with gaps of up to a millisecond, as they do within a token that another device
-  // computes part of. Waking 15 threads costs as much as an op of such a token.
+  // Set this if jobs follow each other with gaps of up to a millisecond, as in a token of which another device computes
+  // a part. Waking 15 threads costs as much as an op of such a token.
   void stay_awake(bool on);
 
-  // From the next run() on, of `threads` threads, each of them stays on the cores of its node (node_of_thread()), and
-  // this_thread_node() tells which. Without nodes, as at first, the system puts threads where it likes. set_nodes()
-  // tries each node with the calling thread, for spread_problem().
+  // Binds each of `threads` threads to the cores of its node (node_of_thread()) from the next run() on;
+  // this_thread_node() returns the node. Without nodes, which is the initial state, the system chooses the cores.
+  // set_nodes() tests each node with the calling thread, for spread_problem().
   void set_nodes(std::vector<NumaNode> nodes);
   void spread(int threads);
   const std::vector<NumaNode>& nodes() const { return nodes_; }
-  // Holds the calling thread, which does the first part of each job, on the first node as long as the answer lives;
-  // nothing without nodes.
+  // Binds the calling thread, which computes the first part of each job, to the first node for the lifetime of the
+  // result. Does nothing without nodes.
   std::unique_ptr<ThreadOnCpus> hold_caller();
-  // Why the system did not let a thread stay on its node; empty if it did.
+  // The reason that the system refused to bind a thread to its node; empty if it did not refuse.
   std::string spread_problem() const;
 
  private:

@@ -1,5 +1,5 @@
-// Copies of contiguous bytes from global to shared memory by the copy engine of a multiprocessor (sm_90): one thread
-// asks, a barrier of device/mbarrier.cuh counts the bytes that have arrived.
+// Bulk copies of contiguous bytes from global to shared memory by the multiprocessor's copy engine (sm_90). One thread
+// issues the copy, and a barrier of device/mbarrier.cuh counts the bytes that have arrived.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace dyno::device {
 
-// Makes initialised barriers known to the copy engine.
+// Makes initialised barriers visible to the copy engine.
 __device__ __forceinline__ void barrier_init_done() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 #endif
 }
 
-// For data that is read once: the first to go when L2 needs room.
+// Policy for data that is read once: L2 evicts it first.
 __device__ __forceinline__ uint64_t evict_first_policy() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 900
@@ -24,7 +24,7 @@ __device__ __forceinline__ uint64_t evict_first_policy() {
   return policy;
 }
 
-// For a barrier that expects the bytes already.
+// For a barrier that already expects the bytes.
 __device__ __forceinline__ void bulk_copy_expected(uint32_t shared, const void* global, uint32_t bytes,
                                                    uint32_t barrier, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
@@ -38,7 +38,8 @@ __device__ __forceinline__ void bulk_copy_expected(uint32_t shared, const void* 
 #endif
 }
 
-// `bytes`, both addresses: multiples of 16. The barrier's phase ends when they are there, if one arrival was wanted.
+// `bytes` and both addresses must be multiples of 16. A barrier with one expected arrival completes its phase when the
+// bytes have arrived.
 __device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
                                           uint64_t policy) {
 #if __CUDA_ARCH__ >= 900

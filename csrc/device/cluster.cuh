@@ -1,4 +1,4 @@
-// Blocks of a cluster (Hopper): who I am, barriers of the other block, copies that arrive in both.
+// Clusters of blocks (Hopper): rank of a block, barriers of other blocks, and copies to several blocks.
 #pragma once
 
 #include "device/wgmma_shared.cuh"
@@ -12,12 +12,12 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
   return rank;
 }
-// All threads of all blocks of the cluster; orders what they wrote to shared memory before.
+// Synchronises all threads of all blocks of the cluster, and orders their earlier writes to shared memory.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 }
-// Arrives at the barrier that stands at the shared address `barrier` in block `rank`. Orders what this block's threads
-// did, so it is enough to say that shared memory is read no more.
+// Arrives at the barrier at shared address `barrier` in block `rank`. Orders this block's earlier operations, so it can
+// signal that shared memory is no longer read.
 __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n"
@@ -28,11 +28,11 @@ __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t ran
       "r"(rank)
       : "memory");
 }
-// One arrival, and the phase ends only when so many bytes have been copied.
+// One arrival; the phase completes only after this many bytes have been copied.
 __device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// copy_bulk() into every block of `blocks` (bit i: rank i), at the same shared address, counted by the barrier at the
+// copy_bulk() to every block in `blocks` (bit i: rank i), at the same shared address, counted by the barrier at the
 // same address there.
 __device__ __forceinline__ void copy_bulk_to(uint16_t blocks, uint32_t shared, const void* global, uint32_t bytes,
                                              uint32_t barrier) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void copy_bulk_to(uint16_t blocks, uint32_t shared, c
       "l"(global), "r"(bytes), "r"(barrier), "h"(blocks)
       : "memory");
 }
-// kThreads threads of this block meet at the hardware barrier `id` (1 to 15).
+// Synchronises kThreads threads of this block at hardware barrier `id` (1 to 15).
 template <int kThreads>
 __device__ __forceinline__ void meet(int id) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "n"(kThreads) : "memory");

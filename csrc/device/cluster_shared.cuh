@@ -1,4 +1,4 @@
-// Clusters of blocks (sm_90): barriers over one, and loads from the shared memory of its other blocks.
+// Clusters of blocks (sm_90): cluster barriers, and access to the shared memory of other blocks.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@ __device__ __forceinline__ int block_of_cluster() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
   return static_cast<int>(rank);
 }
-// Every thread of every block arrives and waits in turn. Writes before an arrival are seen after the wait.
+// Every thread of every block must arrive and then wait. Writes before an arrival are visible after the wait.
 __device__ __forceinline__ void cluster_arrive() {
-  __syncwarp();  // a warp arrives as one
+  __syncwarp();  // the warp must be converged
   asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
 }
-// An arrival that orders nothing but what barrier_init_done() released: an ordinary one waits until all writes are out.
+// An arrival that orders only what barrier_init_done() released; a normal arrival waits until all writes are complete.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   __syncwarp();
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
@@ -26,7 +26,7 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 }
 
-// Where block `rank` of the cluster has what this one has at a shared address.
+// The address in block `rank` that corresponds to a shared address of this block.
 __device__ __forceinline__ uint32_t cluster_address(uint32_t shared, int rank) {
   uint32_t out;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(out) : "r"(shared), "r"(rank));
@@ -53,7 +53,7 @@ __device__ __forceinline__ float load_cluster_float(uint32_t address) {
 __device__ __forceinline__ void store_cluster_float(uint32_t address, float v) {
   asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(address), "f"(v) : "memory");
 }
-// Writes 16 bytes into the shared memory of a block of the cluster, whose barrier (device/mbarrier.cuh) counts them.
+// Writes 16 bytes to the shared memory of a block of the cluster; its barrier (device/mbarrier.cuh) counts them.
 __device__ __forceinline__ void send_cluster_float4(uint32_t address, float4 v, uint32_t barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];\n" ::"r"(address),

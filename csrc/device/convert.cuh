@@ -1,4 +1,4 @@
-// Reading and writing single values of the float types and of q8_0 blocks (34 bytes: half scale, 32 codes).
+// Reads and writes single values of the float types and of q8_0 blocks (34 bytes: f16 scale, 32 codes).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,7 +10,7 @@ namespace dyno::device {
 
 enum class Scalar : int { f32, f16, bf16, q8_0 };
 
-// `index` counts elements of a row that starts at `row`; blocks are 2-byte aligned.
+// `index`: element of the row that starts at `row`; blocks are 2-byte aligned.
 template <Scalar kType>
 __device__ __forceinline__ float load_scalar(const uint8_t* row, int64_t index) {
   if constexpr (kType == Scalar::f32) {

@@ -1,4 +1,4 @@
-// The instructions of flash attention beside those in ptx.cuh: transposed matrix loads, bfloat16 products, packing.
+// Instructions of flash attention in addition to ptx.cuh: transposed matrix loads, bfloat16 products, packing.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,7 +10,7 @@
 
 namespace dyno::device {
 
-// As load_matrix_x4, each 8x8 matrix transposed.
+// load_matrix_x4() with each 8x8 matrix transposed.
 __device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -18,8 +18,8 @@ __device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&r)[4], uint
                : "memory");
 }
 
-// c[16, 8] += a[16, 16] · b[16, 8], bf16 with float32 sums; chips before sm_80 have no such instruction and no kernel
-// that gets here.
+// c[16, 8] += a[16, 16] · b[16, 8], bf16 with float32 sums. Chips before sm_80 do not have the instruction, and no
+// kernel calls this there.
 __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
   asm volatile(
@@ -32,7 +32,7 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], 
 #endif
 }
 
-// The same with f16 sums, two in a register: twice as fast on GeForce chips.
+// The same with f16 sums, two in a register; twice as fast on GeForce chips.
 __device__ __forceinline__ void mma_f16_half_sums(uint32_t (&c)[2], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, {%0,%1};\n"
@@ -48,7 +48,7 @@ __device__ __forceinline__ void mma_f16_half_sums(uint32_t (&c)[2], const uint32
 #endif
 }
 
-// Two floats as two halves or bfloat16 in a register, the first in the low bits.
+// Packs two floats as f16 or bf16 in a register, the first one in the low bits.
 template <bool kBf16>
 __device__ __forceinline__ uint32_t pack2(float low, float high) {
   if constexpr (kBf16) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ uint32_t pack2(float low, float high) {
   }
 }
 
-// The same with values beyond the range of a half at its ends.
+// The same; values beyond the f16 range become its largest finite values.
 template <bool kBf16>
 __device__ __forceinline__ uint32_t pack2_finite(float low, float high) {
   if constexpr (kBf16) {

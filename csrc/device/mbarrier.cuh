@@ -1,5 +1,5 @@
-// Barriers in shared memory between the warps that fill it and those that read it (sm_90), barriers of some warps of a
-// block, and the division of registers between warpgroups (sm_90a).
+// Barriers in shared memory between the warps that fill it and the warps that read it (sm_90), barriers of some warps
+// of a block, and register allocation between warpgroups (sm_90a).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}\n" ::"r"(barrier) : "memory");
 }
-// Arrives; the phase ends once as many bytes as well have come from copies or from other blocks.
+// Arrives; the phase completes only after this many bytes have arrived from copies or other blocks.
 __device__ __forceinline__ void barrier_arrive_for_bytes(uint32_t barrier, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(barrier),
@@ -22,11 +22,11 @@ __device__ __forceinline__ void barrier_arrive_for_bytes(uint32_t barrier, uint3
   (void)barrier, (void)bytes;
 #endif
 }
-// Arrives once everything that this thread has asked for by cp.async is in shared memory.
+// Arrives when all earlier cp.async copies of this thread are in shared memory.
 __device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
-// Waits for the end of the phase of that parity. The phase before the first one counts as over, with parity 1.
+// Waits for the end of the phase with this parity. The phase before the first one counts as complete, with parity 1.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -43,15 +43,15 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
-// Adds one to a number in shared memory, and returns it as it was before. A thread that counts later sees all that
-// others did before they counted.
+// Increments a number in shared memory and returns its previous value. A thread that counts later sees all writes that
+// other threads made before they counted.
 __device__ __forceinline__ uint32_t count_in_order(uint32_t number) {
   uint32_t before;
   asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;\n" : "=r"(before) : "r"(number) : "memory");
   return before;
 }
 
-// Barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads of the block.
+// Barrier `id` (1 to 15; 0 is __syncthreads) for `threads` threads of the block.
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
@@ -60,7 +60,7 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// The registers that this warpgroup gives to the others or takes from them.
+// Releases registers of this warpgroup, or acquires released ones.
 template <int kRegisters>
 __device__ __forceinline__ void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));

@@ -1,4 +1,5 @@
-// Thin names for the PTX instructions that the matrix kernels use, with portable bodies where a chip lacks one.
+// Thin wrappers for the PTX instructions of the matrix kernels, with portable versions for chips without an
+// instruction.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -11,7 +12,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// 16 bytes from global memory to a shared address, zeros when !valid. Before sm_80 an ordinary copy.
+// Copies 16 bytes from global memory to a shared address, or writes zeros if !valid. An ordinary copy before sm_80.
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid) {
 #if __CUDA_ARCH__ >= 800
   const int bytes = valid ? 16 : 0;
@@ -27,7 +28,7 @@ __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 #endif
 }
-// Waits until at most kPending of this thread's groups are under way.
+// Waits until at most kPending of this thread's groups are pending.
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
 #if __CUDA_ARCH__ >= 800
@@ -37,14 +38,14 @@ __device__ __forceinline__ void copy_async_wait() {
 
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p)); }
 
-// Past L1, which may hold what was there before.
+// Bypasses L1, which may have stale data.
 __device__ __forceinline__ int32_t load_l2(const int32_t* p) {
   int32_t v;
   asm volatile("ld.global.cg.s32 %0, [%1];\n" : "=r"(v) : "l"(p));
   return v;
 }
 
-// Loads of what is read once: it shall not displace other data from L1.
+// Loads of data that is read once, so that it does not evict other data from L1.
 __device__ __forceinline__ uint4 load_stream_16(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n"
@@ -63,7 +64,7 @@ __device__ __forceinline__ uint32_t load_stream_4(const void* p) {
   return v;
 }
 
-// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+// Loads four 8x8 matrices of 16-bit elements; lane i provides the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrix_x4(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -97,8 +98,8 @@ __device__ __forceinline__ void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], 
 #endif
 }
 
-// Byte i of the answer is the one of {low, high} that nibble i of `which` counts, or, if that is 8 or more, the sign of
-// byte `which` − 8: 0 or 255.
+// Byte i of the result is the byte of {low, high} with the number in nibble i of `which`. If the nibble is 8 or more,
+// it is 0 or 255: the sign of byte (nibble − 8).
 __device__ __forceinline__ uint32_t permute_or_sign(uint32_t low, uint32_t high, uint32_t which) {
   uint32_t out;
   asm("prmt.b32 %0, %1, %2, %3;\n" : "=r"(out) : "r"(low), "r"(high), "r"(which));
@@ -115,7 +116,7 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
   return out;
 }
 
-// Two floats to f16, finite values beyond its range to ±65504 (a NaN stays one).
+// Packs two floats as f16; finite values beyond the range become ±65504 (NaN stays NaN).
 __device__ __forceinline__ uint32_t pack_half2(float low, float high) {
 #if __CUDA_ARCH__ >= 800
   uint32_t out;

@@ -1,13 +1,13 @@
-// Cosine and sine of position * frequency. The angle is computed and reduced in double precision: in single precision a
-// position of 100,000 would leave two digits of it.
+// Cosine and sine of position * frequency. The angle is computed and reduced in double precision, because single
+// precision would keep only two digits at position 100,000.
 #pragma once
 
 namespace dyno::device {
 
-// Within 1e-7, without a branch: sincosf() has one for angles that do not occur here.
+// Error within 1e-7, without branches; sincosf() has a branch for angles that do not occur here.
 __device__ __forceinline__ float2 cos_sin(int position, float frequency, float mscale) {
   const double angle = static_cast<double>(position) * static_cast<double>(frequency);
-  // Two pieces of pi / 2: the first has so few bits that its product with the number of quarter turns is exact.
+  // pi / 2 in two parts. The first part has so few bits that its product with the number of quarter turns is exact.
   const int quarter = __double2int_rn(angle * 0.63661977236758134308);
   const double turns = quarter;
   const double reduced = fma(turns, -6.0771005065061925e-11, fma(turns, -1.5707963267341256, angle));

@@ -1,4 +1,4 @@
-// Writing single values of the float types and of q8_0 blocks (34 bytes: half scale, 32 codes).
+// Writes single values of the float types and of q8_0 blocks (34 bytes: f16 scale, 32 codes).
 #pragma once
 
 #include "device/convert.cuh"
@@ -6,7 +6,7 @@
 
 namespace dyno::device {
 
-// A warp's 32 values as one block. A block with a value that is not finite gets a NaN scale, so that the fault stays
+// Writes a warp's 32 values as one block. A block with a non-finite value gets a NaN scale, so that the error stays
 // visible (as on the CPU).
 __device__ __forceinline__ void store_q8_0(float v, uint8_t* block, int lane) {
   const float largest = warp_max(fabsf(v));
@@ -17,7 +17,7 @@ __device__ __forceinline__ void store_q8_0(float v, uint8_t* block, int lane) {
   if (lane == 0) *reinterpret_cast<__half*>(block) = __float2half_rn(scale);
 }
 
-// Element `i` of a row that starts at `row`. For q8_0 all lanes of a warp call with i = 32·b + lane.
+// Writes element `i` of the row that starts at `row`. For q8_0, all lanes of a warp must call it with i = 32·b + lane.
 __device__ __forceinline__ void store_scalar(Scalar type, float v, uint8_t* row, int64_t i, int lane) {
   switch (type) {
     case Scalar::f32:

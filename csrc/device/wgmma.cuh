@@ -20,17 +20,17 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
-// Shared memory written by this thread's ordinary or asynchronous copies becomes visible to wgmma.
+// Makes shared memory that this thread wrote by ordinary or asynchronous copies visible to wgmma.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
-// Rows of 64 halves in the 128-byte swizzle (16-byte chunk c of row r at c ^ (r & 7)), 8-row groups 1024 bytes apart.
-// k advances by adding 32 bytes (2 in the descriptor's unit) for each 16 halves.
+// Descriptor of rows of 64 f16 values in the 128-byte swizzle (16-byte chunk c of row r at c ^ (r & 7)), with groups of
+// 8 rows 1024 bytes apart. Each step of 16 values along k adds 32 bytes (2 in the descriptor's unit).
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address) {
   return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | (uint64_t{1} << 16) | (uint64_t{1024 >> 4} << 32) |
          (uint64_t{1} << 62);
 }
-// 16 halves a row without swizzle: blocks of 8 rows by 8 halves (16 bytes a row), of which those of the same 8 rows
-// follow each other, then the next 8 rows.
+// Descriptor of 16 f16 values per row without swizzle: blocks of 8 rows by 8 values (16 bytes per row). The two blocks
+// of the same 8 rows are adjacent, followed by the next 8 rows.
 __device__ __forceinline__ uint64_t wgmma_descriptor_plain(uint32_t address) {
   return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | (uint64_t{128 >> 4} << 16) | (uint64_t{256 >> 4} << 32);
 }

@@ -1,8 +1,8 @@
-// Hopper's warpgroup products of flash attention (sm_90a): scores from two operands in shared memory, and weighted
-// values from weights in registers and values that lie as [key][dimension], which wgmma transposes on the way.
+// Hopper's warpgroup products of flash attention (sm_90a): scores from two operands in shared memory; and weighted
+// values from weights in registers and values in [key][dimension] order, which wgmma transposes.
 //
-// Panels of 64 columns: rows of 128 bytes in the 128-byte swizzle (16-byte chunk c of row r at c ^ (r & 7)), panels
-// start at multiples of 1024 bytes. d[nb·4 + i] as of mma.m16n8k16 for columns 8·nb, each warp its own 16 of 64 rows.
+// Panels have 64 columns: rows of 128 bytes in the 128-byte swizzle (16-byte chunk c of row r at c ^ (r & 7)). Panels
+// start at multiples of 1024 bytes. d[nb·4 + i] as of mma.m16n8k16 for columns 8·nb; each warp has 16 of the 64 rows.
 #pragma once
 
 #include "device/wgmma.cuh"
@@ -11,8 +11,8 @@ namespace dyno::device {
 
 #ifdef DYNO_DEVICE_WGMMA
 
-// Rows of `key` panels as the transposed right operand: 16 rows (keys) × 64 columns for each panel, `panel_bytes`
-// apart.
+// Descriptor of panels as the transposed right operand: 16 rows (keys) × 64 columns per panel, with panels
+// `panel_bytes` apart.
 __device__ __forceinline__ uint64_t wgmma_descriptor_transposed(uint32_t address, uint32_t panel_bytes) {
   return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | (static_cast<uint64_t>(panel_bytes >> 4) << 16) |
          (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
@@ -133,9 +133,9 @@ __device__ __forceinline__ void wgmma_values(float (&d)[128], const uint32_t (&a
 }
 #undef DYNO_WGMMA_VALUES
 
-// d[64, 128] += a[64, 16] · b[16, 128] for the 64 sums from d[kFirst] on, both in shared memory. ptxas counts the
-// registers of an instruction against what a thread has at the start, which with 512 threads is too little for 128
-// sums.
+// d[64, 128] += a[64, 16] · b[16, 128] for the 64 sums from d[kFirst] on, both operands in shared memory. ptxas
+// compares an instruction's registers with the number that a thread has at its start; with 512 threads, this is too
+// small for 128 sums.
 #define DYNO_WGMMA_VALUES(type)                                                                   \
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                       \
                " {"                                                                               \

@@ -1,5 +1,5 @@
-// Hopper's warpgroup products with both operands in shared memory (sm_90a), and what feeds them: barriers that count
-// bytes and arrivals, bulk copies, matrix stores, registers handed between warpgroups.
+// Hopper's warpgroup products with both operands in shared memory (sm_90a), and helpers to feed them: barriers that
+// count bytes and arrivals, bulk copies, matrix stores, register transfer between warpgroups.
 #pragma once
 
 #include "device/wgmma.cuh"
@@ -8,7 +8,7 @@ namespace dyno::device {
 
 #ifdef DYNO_DEVICE_WGMMA
 
-// ---- Barriers in shared memory, by shared address. A wait is for the end of the phase of that parity. -------------
+// ---- Barriers in shared memory, by shared address. A wait ends with the phase of that parity. --------------------
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -19,7 +19,7 @@ __device__ __forceinline__ void barrier_init_fence() {
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
-// The phase ends only when so many bytes more have been copied.
+// The phase completes only after this many additional bytes have been copied.
 __device__ __forceinline__ void barrier_expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -36,7 +36,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "r"(parity)
       : "memory");
 }
-// `bytes` (a multiple of 16) from global to shared memory, counted by `barrier`.
+// Copies `bytes` (a multiple of 16) from global to shared memory, counted by `barrier`.
 __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(shared),
@@ -52,15 +52,15 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
-// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+// Stores four 8x8 matrices of 16-bit elements; lane i provides the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void store_matrix_x4(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
-// ---- d[64, N] (+)= a[64, 16] · b[N, 16]ᵀ, both as wgmma_descriptor() says; d[nb·4 + i] as of mma.m16n8k16 for columns
-// 8·nb. `add` false: d is overwritten. ---------------------------------------------------------------------------
+// d[64, N] (+)= a[64, 16] · b[N, 16]ᵀ, both described by wgmma_descriptor(); d[nb·4 + i] as of mma.m16n8k16 for columns
+// 8·nb. If `add` is false, d is overwritten.
 
 template <bool kBf16>
   requires(!kBf16)

@@ -1,5 +1,5 @@
-// Hopper's widest warpgroup product (sm_90a): A from registers, B from shared memory, 256 columns. Apart from wgmma.cuh
-// because few units need it.
+// Hopper's widest warpgroup product (sm_90a): A from registers, B from shared memory, 256 columns. Separate from
+// wgmma.cuh because few units need it.
 #pragma once
 
 #include "device/wgmma.cuh"

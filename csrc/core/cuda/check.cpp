@@ -47,7 +47,7 @@ bool has_worked(int ordinal) {
   return at < works().size() && works()[at].load();
 }
 
-// Whether the context of a device still answers. A device that is lost gives its error to every call.
+// Whether the context of a device still answers. A lost device returns its error from every call.
 bool answers(int ordinal) {
   int previous = 0;
   const bool known = cudaGetDevice(&previous) == cudaSuccess;
@@ -58,9 +58,9 @@ bool answers(int ordinal) {
   return good;
 }
 
-// The devices that an error which ends the use of a device has cost this process, the first of which speaks for them
-// all. The driver ends every context that the process has on any GPU with the fault of one, and tells all of them the
-// same error, so nobody can tell on which it was. If the current device answers, the error belongs to another one.
+// The devices that this process has lost by a fatal error; the first one represents all. With the fault of one context,
+// the driver ends every context of the process on any GPU and returns the same error from all of them. So the faulty
+// device cannot be identified. If the current device answers, the error belongs to another one.
 std::vector<int> devices_of_loss() {
   const int current = current_device();
   std::vector<int> silent;
@@ -75,7 +75,7 @@ std::vector<int> devices_of_loss() {
 
 constexpr int kNoDevice = -1;
 
-// A device that is lost with this error, as all others that are, remembered from now on; kNoDevice if none is.
+// Records all devices that are lost with this error and returns one of them; kNoDevice if none is lost.
 int lose_device(cudaError_t status, std::string text) {
   Loss loss = loss_of(status);
   const int current = current_device();
@@ -96,7 +96,7 @@ int lose_device(cudaError_t status, std::string text) {
 CudaStep::CudaStep(int ordinal, const char* doing, int64_t tokens)
     : ordinal_(current_step.ordinal), doing_(current_step.doing), tokens_(current_step.tokens) {
   current_step.ordinal = ordinal;
-  if (*current_step.doing == '\0') {  // what is done as part of something larger counts as that
+  if (*current_step.doing == '\0') {  // a step inside a larger one is reported as the larger one
     current_step.doing = doing;
     current_step.tokens = tokens;
   }
@@ -108,8 +108,8 @@ void CudaStep::note_device_works() {
   if (at < works().size()) works()[at].store(true, std::memory_order_relaxed);
 }
 
-// Those of which the runtime's documentation says that the process must be relaunched, and hardware that failed. By
-// number where older toolkits lack the name.
+// Errors after which the process must be relaunched according to the runtime's documentation, and hardware failures.
+// Numbers where older toolkits do not have the name.
 Loss loss_of(cudaError_t status) {
   switch (static_cast<int>(status)) {
     case cudaErrorECCUncorrectable:
@@ -128,7 +128,7 @@ Loss loss_of(cudaError_t status) {
     case cudaErrorMpsClientTerminated:
     case 911:  // cudaErrorExternalDevice
       return Loss::yes;
-    case cudaErrorDevicesUnavailable:  // also a GPU that another process has to itself
+    case cudaErrorDevicesUnavailable:  // also returned if another process uses the GPU exclusively
     case cudaErrorNoDevice:
     case cudaErrorDeviceUninitialized:
     case cudaErrorOperatingSystem:
@@ -152,11 +152,11 @@ void cuda_check(cudaError_t status, const char* expression, const char* file, in
 }
 
 void cuda_check_nothrow(cudaError_t status, const char* expression, const char* file, int line) noexcept {
-  // At exit the driver may be gone before the last buffer is; there is nothing left to free then.
+  // At exit the driver may be unloaded before the last buffer is freed; there is nothing left to free then.
   if (status == cudaSuccess || status == cudaErrorCudartUnloading) return;
   (void)cudaGetLastError();
   try {
-    // The memory of a lost device is gone with its context, and whoever used it has been told.
+    // The memory of a lost device is gone with its context, and its user already got the error.
     if (loss_of(status) != Loss::no && !device_loss(current_device()).empty()) return;
     if (loss_of(status) == Loss::yes && any_device_lost()) {
       const std::vector<int> lost = devices_of_loss();

@@ -1,6 +1,6 @@
-// Checks of CUDA calls. An error becomes an exception with the expression, the error's name and text, and file:line;
-// the runtime's last-error state is cleared, so that a caught error does not show up in a later call. An error that
-// leaves the device's context unusable is remembered (core/device_loss.h).
+// Checks of CUDA calls. An error becomes an exception with the expression, the error's name and text, and file:line.
+// The runtime's last-error state is cleared, so that a caught error does not appear in a later call. An error that
+// makes the device's context unusable is recorded (core/device_loss.h).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,20 +9,21 @@
 
 namespace dyno {
 
-// Throws OutOfMemoryError for cudaErrorMemoryAllocation, DeviceLostError for what ends the use of the device by this
-// process, DeviceError for anything else that is no success.
+// Throws OutOfMemoryError for cudaErrorMemoryAllocation, DeviceLostError for an error that ends the use of the device
+// by this process, and DeviceError for any other failure.
 void cuda_check(cudaError_t status, const char* expression, const char* file, int line);
-// For destructors: writes the same message to stderr, but for what a device that is lost, and was reported so, answers.
+// For destructors: writes the same message to stderr, unless the device is lost and that was already reported.
 void cuda_check_nothrow(cudaError_t status, const char* expression, const char* file, int line) noexcept;
-// After a failure that another library reports in its own words: throws when the device itself does not answer.
+// For a failure that another library reports: throws if the device itself does not answer.
 void check_device_answers(const char* expression, const char* file, int line);
 
-// Whether an error ends the use of its device by this process. `unclear`: the code can mean that, or a passing state.
+// Whether an error ends the use of its device by this process. `unclear`: the error code can also mean a temporary
+// state.
 enum class Loss : uint8_t { no, unclear, yes };
 Loss loss_of(cudaError_t status);
 
-// The device whose errors the calling thread meets and what it does there, for messages. Nests; the outermost tells
-// what.
+// The device and the current step of the calling thread, for error messages. Steps nest; messages have the outermost
+// one.
 class CudaStep {
  public:
   CudaStep(int ordinal, const char* doing, int64_t tokens = 0);
@@ -30,7 +31,8 @@ class CudaStep {
   CudaStep(const CudaStep&) = delete;
   CudaStep& operator=(const CudaStep&) = delete;
 
-  // The current device has answered: what stops answering later was lost, and not out of reach from the start.
+  // Records that the current device has answered. If it stops answering later, it was lost and not unreachable from the
+  // start.
   static void note_device_works();
 
  private:

@@ -6,13 +6,13 @@
 namespace dyno {
 namespace {
 
-// Compiled like every other kernel of this library, so what it was compiled for holds for all of them.
+// Compiled like every other kernel of this library, so its target architecture is the target of all of them.
 __global__ void probe() {}
 
 }  // namespace
 
 bool has_dependent_launch() {
-  // Known for each device after the first launch: 0 not yet, 1 no, 2 yes.
+  // Known for each device after the first launch: 0 unknown, 1 no, 2 yes.
   static std::array<std::atomic<int>, 64> known{};
   int device = 0;
   DYNO_CUDA_CHECK(cudaGetDevice(&device));

@@ -1,5 +1,6 @@
-// Starts a kernel that follows device/dependent.cuh: on chips and code that know programmatic dependent launch it may
-// begin before the previous launch of the stream has ended, else it is an ordinary launch. Can be captured in a graph.
+// Starts a kernel that uses device/dependent.cuh. With programmatic dependent launch, it may begin before the previous
+// launch of the stream has ended; chips or code without this feature use an ordinary launch. Works inside graph
+// capture.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,11 +9,11 @@
 
 namespace dyno {
 
-// Whether the code that the current device runs was compiled for sm_90 or later. Code for older chips that the driver
-// translates lacks the instruction that waits, even on a newer chip.
+// Whether the code for the current device was compiled for sm_90 or later. Code for older chips that the driver
+// translates does not have the wait instruction, even on a newer chip.
 bool has_dependent_launch();
 
-// Throws DeviceError when the launch fails. `op` is the name of the family.
+// Throws DeviceError if the launch fails. `op` is the name of the family.
 template <typename... Params, typename... Args>
 void launch_dependent(const char* op, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
                       cudaStream_t stream, const Args&... args) {

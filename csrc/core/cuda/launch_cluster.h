@@ -5,8 +5,8 @@
 
 namespace dyno {
 
-// Blocks along z, and along y, that are one cluster. The driver puts as many of them on a multiprocessor as find room
-// there, unless they shall be spread.
+// Blocks along z and y that form one cluster. The driver puts as many of them on a multiprocessor as fit, unless
+// `spread` is set.
 struct Cluster {
   unsigned blocks = 1;
   bool spread = false;
@@ -15,7 +15,7 @@ struct Cluster {
       : blocks(count), spread(spread_out), along_y(count_y) {}
 };
 
-// The grid's z and y are multiples of the cluster's blocks.
+// The grid's z and y must be multiples of the cluster's blocks.
 template <typename... Params, typename... Args>
 void launch_dependent_cluster(const char* op, void (*kernel)(Params...), dim3 grid, dim3 block, Cluster cluster,
                               size_t shared_bytes, cudaStream_t stream, const Args&... args) {
