@@ -14,14 +14,14 @@ namespace dyno {
 
 class ByteReader {
  public:
-  // `file_bytes`: of the file that begins with these bytes, or is them.
+  // `file_bytes`: size of the file that starts with these bytes, or consists of them.
   ByteReader(std::span<const std::byte> bytes, const std::string& path, uint64_t file_bytes)
       : bytes_(bytes), path_(path), file_bytes_(file_bytes) {}
 
   uint64_t position() const { return position_; }
   uint64_t remaining() const { return bytes_.size() - position_; }
   const std::byte* here() const { return bytes_.data() + position_; }
-  // remaining(), for a message.
+  // remaining(), as text for a message.
   std::string left() const {
     if (bytes_.size() == file_bytes_) return str_cat(remaining(), " bytes");
     return str_cat(remaining(), " bytes of the ", bytes_.size(), " that a header may have");
@@ -33,7 +33,7 @@ class ByteReader {
     throw GgufError(str_cat("[gguf] ", path_, ": ", what..., " (at byte ", offset, " of ", file_bytes_, ")"));
   }
 
-  // Moves over `n` bytes of `field` and returns the first of them.
+  // Consumes `n` bytes of `field` and returns their start.
   template <typename Field>
   const std::byte* take(uint64_t n, const Field& field) {
     if (n > remaining()) fail(position_, field, " needs ", n, " bytes, but only ", left(), " are left");

@@ -1,4 +1,4 @@
-// The common code of the decoders of coded blocks (decode.h).
+// Helpers of the block decoders (decode.h).
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ void put_four(uint16_t entry, unsigned signs, uint8_t* out) {
 void put_plain(uint16_t entry, uint8_t* out) {
   for (int i = 0; i < 8; ++i) out[i] = static_cast<uint8_t>(entry >> (2 * i) & 3);
 }
-// Seven signs are stored; the eighth makes their number even.
+// Seven signs are stored; the eighth one makes the number of negative signs even.
 unsigned eight_signs(unsigned seven) { return seven | static_cast<unsigned>(std::popcount(seven) & 1) << 7; }
 
 int odd(unsigned scale) { return static_cast<int>(2 * scale + 1); }

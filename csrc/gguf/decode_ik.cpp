@@ -25,7 +25,8 @@ void put_wide_scale(CodedBlock& out, int sub, int byte) {
   out.shifted |= static_cast<uint32_t>(byte & 1) << sub;
 }
 
-// The trellis: `count` values of a generator that begins with `seed`, each the sum of four six-bit numbers less 126.
+// The trellis: `count` values of a generator with the initial state `seed`. Each value is the sum of four six-bit
+// numbers minus 126.
 constexpr uint32_t kGenerator = 0xcbac1fed;
 int next_value(uint32_t& state) {
   state *= kGenerator;
@@ -59,7 +60,7 @@ void decode_iq2_ks(const uint8_t* meta, const uint8_t* block, CodedBlock& out) {
 
 // Row: f16 d. 8 x 2 upper and 8 x 4 lower bits of scales, 128 pairs of values as 4 + 1 bits
 void decode_iq2_kl(const uint8_t* meta, const uint8_t* block, CodedBlock& out) {
-  // Which two values of iq3k a pair is, low nibble first.
+  // The pair of iq3k values for each code, low nibble first.
   static constexpr uint8_t kPairs[32] = {0x20, 0x50, 0x01, 0x31, 0x51, 0x71, 0x12, 0x22, 0x42, 0x52, 0x62,
                                          0x03, 0x43, 0x53, 0x73, 0x24, 0x34, 0x44, 0x54, 0x64, 0x15, 0x25,
                                          0x35, 0x45, 0x55, 0x06, 0x26, 0x46, 0x66, 0x76, 0x27, 0x57};
@@ -177,14 +178,14 @@ void decode_iq1_kt(const uint8_t* meta, const uint8_t* block, CodedBlock& out) {
 
 // Row: f32 d. 8 scales of 4 bits, 32 seeds
 void decode_iq2_kt(const uint8_t* meta, const uint8_t* block, CodedBlock& out) {
-  out.d = load_f32(meta) * 1.05f;  // what the products of the engine that writes this type multiply with
+  out.d = load_f32(meta) * 1.05f;  // the factor in the products of the engine that writes this type
   for (int i = 0; i < 8; ++i) out.scale[i] = scale_of(trellis_scale(block[i % 4] >> (i / 4 * 4) & 15));
   for (int i = 0; i < 32; ++i) put_run(out, 8 * i, load_u16(block + 4 + 2 * i) + kSeedOffset, 8);
 }
 
 // Row: f32 d. 8 scales of 4 bits, 32 seeds of magnitudes, 256 signs
 void decode_iq3_kt(const uint8_t* meta, const uint8_t* block, CodedBlock& out) {
-  out.d = load_f32(meta) * 1.01f;  // as for iq2_kt
+  out.d = load_f32(meta) * 1.01f;  // as in iq2_kt
   for (int i = 0; i < 8; ++i) out.scale[i] = scale_of(block[i % 4] >> (i / 4 * 4) & 15);
   for (int i = 0; i < 32; ++i) {
     uint32_t seed = load_u16(block + 4 + 2 * i) + kSeedOffset;

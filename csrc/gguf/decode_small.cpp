@@ -1,18 +1,19 @@
-// Types without a table of combinations: ternary ones, those with one scale for a short block, and plain codes.
+// Types without a grid: ternary types, types with one scale per short block, and plain codes.
 #include "gguf/decode_bits.h"
 #include "gguf/quant_blocks.h"
 
 namespace dyno {
 namespace {
 
-// Five ternary digits of a byte, the first in the highest place of a fraction of 256.
+// Digit number `digit` of the five ternary digits in a byte; the first one is the most significant digit of a fraction
+// of 256.
 uint8_t ternary(uint8_t byte, int digit) {
   static constexpr uint8_t kPowers[5] = {1, 3, 9, 27, 81};
   const auto rest = static_cast<uint8_t>(byte * kPowers[digit]);
   return static_cast<uint8_t>(rest * 3 >> 8);
 }
 
-// A scale in unsigned e4m3 as a half, which holds each of them and each half of one. 127 is no number and counts as 0.
+// An unsigned e4m3 scale as f16, which represents each of them and half of each. 127 is not a number and counts as 0.
 uint16_t half_of_e4m3(uint8_t x) {
   if ((x & 0x7f) == 0 || x == 0x7f) return 0;
   const int exponent = x >> 3 & 15, mantissa = x & 7;
@@ -78,7 +79,7 @@ void decode_q6_0(const uint8_t*, const uint8_t* block, CodedBlock& out) {
 // Row: f16 d. 12 bytes of five digits and one of four: digit 3 of byte 12 ends the first 16 values, digit 0 the last.
 void decode_iq1_bn(const uint8_t* meta, const uint8_t* block, CodedBlock& out) {
   out.d_half = load_u16(meta);
-  // Digits are stored as the multiple of 2^8 / 3^5 above them, the last first.
+  // A byte stores the digits as a fraction: their number times 2^8 / 3^5, rounded up, with the last digit first.
   const auto digit = [](uint8_t byte, int at) {
     static constexpr uint8_t kPowers[5] = {81, 27, 9, 3, 1};
     const auto rest = static_cast<uint8_t>(byte * kPowers[at]);

@@ -1,5 +1,5 @@
-// Every formula multiplies and adds in float32 in the order that the public `gguf` package does; this file is compiled
-// without fused multiply-add (gguf/CMakeLists.txt) so that the results agree bit for bit on every machine.
+// Every formula multiplies and adds in float32 in the order of the public `gguf` package. This file is compiled without
+// fused multiply-add (gguf/CMakeLists.txt), so that results are bit-exact on every machine.
 #include "gguf/dequantize.h"
 
 #include <cmath>
@@ -176,7 +176,7 @@ void dequantize_block(const BlockQ4_16& b, float* y) {
   }
 }
 
-// A row of a coded type: `n` values.
+// A row of `n` values of a coded type.
 template <DType T>
 void dequantize_coded(const uint8_t* row, float* out, int64_t n) {
   constexpr WeightFormat f = kFormat<T>;
@@ -204,8 +204,8 @@ void dequantize_coded(const uint8_t* row, float* out, int64_t n) {
   }
 }
 
-// A polynomial gives the value of a code, and shifted groups of 16 add one. ik_llama.cpp defines it so; its compilers
-// fuse the multiply-adds.
+// A polynomial maps a code to its value; shifted groups of 16 add one. ik_llama.cpp defines it this way, and its
+// compilers fuse the multiply-adds.
 void dequantize_iq6_k(const uint8_t* block, float* y, int64_t n) {
   constexpr float kA = -127.0f, kB = 6.2568f, kC = 0.11218f, kD = 0.0011972f, kShifted = 1.0f;
   for (int64_t at = 0; at < n; at += kSuperBlock, block += 212, y += kSuperBlock) {
@@ -235,7 +235,7 @@ void quantize_block(const float* x, BlockQ8_0& b) {
     return;
   }
   const float d = largest / 127.0f;
-  // 1/d overflows for blocks of tiny subnormals; their d is zero as a half, so the codes do not matter.
+  // 1/d overflows for blocks of tiny subnormals. Their d is zero as f16, so the codes do not matter.
   const float inverse = d == 0.0f || !std::isfinite(1.0f / d) ? 0.0f : 1.0f / d;
   for (int i = 0; i < kQuantBlock; ++i) b.qs[i] = static_cast<int8_t>(std::round(x[i] * inverse));
   b.d = f32_to_f16(d);

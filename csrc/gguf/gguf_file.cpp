@@ -14,8 +14,8 @@
 namespace dyno {
 namespace {
 
-// The statements of a shard about the split, checked against its place in it. `name` is empty for a file without a
-// shard's name.
+// Checks a shard's keys about the split against its file name. `name` is empty for a file that is not named like a
+// shard.
 void check_shard(const Metadata& metadata, const std::string& path, const std::optional<SplitName>& name) {
   const auto count = metadata.find_u32("split.count");
   const auto number = metadata.find_u32("split.no");
@@ -41,11 +41,12 @@ void check_tensor_total(const Metadata& metadata, const std::string& path, size_
              " tensors");
 }
 
-// Vocabularies of a quarter of a million tokens take 20 MiB. A sparse file may claim any size at no cost to its writer.
+// A vocabulary of a quarter of a million tokens takes 20 MiB. A sparse file may claim any size at no cost to its
+// writer.
 constexpr uint64_t kMaxHeaderBytes = uint64_t{1} << 30;
 
-// Of a mapped file a copy of the header is read, put into `header`: what is checked is what is used later, even if the
-// file changes meanwhile.
+// Parses a copy of the header (`header`) if the file is mapped, so that the checked bytes are the used bytes even if
+// the file changes.
 ParsedFile parse_mapping(const FileMapping& mapping, uint32_t file, std::unique_ptr<std::byte[]>& header) {
   const std::span<const std::byte> bytes = mapping.bytes();
   const std::span<const std::byte> beginning = bytes.first(std::min<uint64_t>(bytes.size(), kMaxHeaderBytes));
@@ -79,7 +80,7 @@ GgufFile GgufFile::open(const std::string& path, Reading reading) {
       parsed = parse_mapping(mapping, number - 1, file.headers_.emplace_back());
       check_shard(parsed.metadata, mapping.path(), name);
     } catch (const Error&) {
-      mapping.check_unchanged();  // else the message would blame what a writer had not finished
+      mapping.check_unchanged();  // otherwise the message would blame a file that is being written
       throw;
     }
     shard_metadata.push_back(parsed.metadata);

@@ -1,5 +1,5 @@
-// The grids of the IQ1 to IQ3 types: which combinations of values a block may take. Facts of the format; tests compare
-// every entry with blocks that the reference implementation wrote.
+// The grids of the IQ1 to IQ3 types: the combinations of values that a block may have. They are facts of the format;
+// tests compare every entry with blocks from the reference implementation.
 #include "gguf/grids.h"
 
 namespace dyno {

@@ -1,5 +1,5 @@
-// The grids of the IQ1 to IQ3 types (grids.cpp). An entry holds eight codes of two bits (kGrid1, kGrid2…) or four of
-// three bits (kGrid3…), the first in the lowest bits: indices into the first half of the type's codebook.
+// The grids of the IQ1 to IQ3 types (grids.cpp). An entry has eight codes of two bits (kGrid1, kGrid2…) or four codes
+// of three bits (kGrid3…), starting at the lowest bits. Codes are indices into the first half of the type's codebook.
 #pragma once
 
 #include <cstdint>

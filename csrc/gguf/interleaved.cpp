@@ -1,7 +1,7 @@
 // Layouts: ik_llama.cpp, ggml-common.h and the dequantisation of iqk_quantize.cpp.
 //
-// A block of a unit has the fields of the plain block, each for all rows: `from` is such a block, `row` the row of the
-// unit, `to` its plain block, filled with zeros before.
+// A block of a unit has the fields of the plain block, each for all rows. `from` is such a block, `row` the row within
+// the unit, and `to` its plain block, which must be zeroed before.
 #include "gguf/interleaved.h"
 
 #include <cstring>
@@ -20,7 +20,7 @@ void put_u32(uint8_t* p, uint32_t x) { std::memcpy(p, &x, 4); }
 void add_bits(uint8_t& byte, int value, int shift) { byte = static_cast<uint8_t>(byte | value << shift); }
 int low_bits(int byte, int shift, int bits) { return byte >> shift & ((1 << bits) - 1); }
 
-// Where value `at` of 32 stands in units of four rows, whose bytes hold values 8 (nibbles) or 4 (two bits) apart.
+// The position of value `at` of 32 in units of four rows, whose bytes have values 8 (nibbles) or 4 (two bits) apart.
 struct At {
   int half, quarter, upper, i;
   explicit At(int at) : half(at / 16), quarter(at % 8 / 4), upper(at % 16 / 8), i(at % 4) {}
@@ -40,7 +40,7 @@ void put_nibble_of_64(uint8_t* q, int i, int v) { add_bits(q[i / 64 * 32 + i % 3
 void put_plane(uint8_t* q, int i, int v) { add_bits(q[i % 32], v, i / 32); }
 void put_nibble(uint8_t* q, int i, int v) { add_bits(q[i / 2], v, i % 2 * 4); }
 
-// Scale `sub` of 16 in four rows: `bits` of the upper part, four or eight of them beside each other in a byte.
+// The index of a row's scale `sub` (of 16) in a unit of four rows. Its lower part is a nibble, its upper part two bits.
 int scale_at(int sub, int row) { return 8 * (sub / 2) + row + 4 * (sub % 2); }
 int lower_scale(const uint8_t* q, int at) { return low_bits(q[at % 32], 4 * (at / 32), 4); }
 int upper_scale(const uint8_t* q, int at) { return low_bits(q[at % 16], 2 * (at / 16), 2); }
@@ -175,7 +175,8 @@ void iq4_xs_r8(const uint8_t* from, int row, uint8_t* to) {
 
 // ---- grids ---------------------------------------------------------------------------------------------------------
 
-// Four bytes of signs in Gray code, the lowest bits of which are a scale: the plain word of 4 x 7 signs and the scale.
+// Converts four bytes of signs in Gray code, whose lowest bits are a scale, to the plain word of 4 x 7 signs and the
+// scale.
 uint32_t signs_and_scale(uint32_t word) {
   uint32_t out = 0;
   const uint32_t gray = word & 0xfefefefeu, signs = gray ^ gray >> 1;

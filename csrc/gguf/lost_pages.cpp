@@ -9,17 +9,17 @@
 namespace dyno {
 namespace {
 
-// Without locks: the handler reads it in the middle of anything, and a forked child must not find a lock held.
+// Lock-free, because the handler may read it at any point, and a forked child must not inherit a held lock.
 std::atomic<LostPages::Watch*> g_watches{nullptr};
 struct sigaction g_before {};
 uintptr_t g_page = 4096;
 
-// The watch whose range holds `address`.
+// The watch whose range contains `address`.
 LostPages::Watch* find_watch(uintptr_t address, uintptr_t& end) {
   for (LostPages::Watch* watch = g_watches.load(); watch != nullptr; watch = watch->next) {
     const uintptr_t begin = watch->begin.load();
     end = watch->end.load();
-    // The entry of another range may be given back and taken again between the two loads: `begin` is another one then.
+    // The entry may be freed and reused for another range between the two loads; `begin` then differs.
     if (begin != 0 && address >= begin && address < end && watch->begin.load() == begin) return watch;
   }
   return nullptr;
@@ -30,14 +30,14 @@ void pass_on(int signal, siginfo_t* info, void* context) {
   const bool fault = info->si_code > 0;
   if (g_before.sa_handler == SIG_IGN && !fault) return;
   if (g_before.sa_handler != SIG_DFL && g_before.sa_handler != SIG_IGN) return g_before.sa_handler(signal);
-  // The default ends the process: a fault happens again after the return, a signal that was sent is sent again.
+  // The default action ends the process: a fault repeats after the return, and a signal that was sent is raised again.
   struct sigaction fallback {};
   fallback.sa_handler = SIG_DFL;
   sigaction(signal, &fallback, nullptr);
   if (!fault) raise(signal);
 }
 
-// Calls nothing but system calls, and leaves errno as it was.
+// Uses only system calls, and preserves errno.
 void on_bus_error(int signal, siginfo_t* info, void* context) {
   const int error = errno;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
@@ -45,7 +45,8 @@ void on_bus_error(int signal, siginfo_t* info, void* context) {
   LostPages::Watch* watch = info->si_code == BUS_ADRERR ? find_watch(address, end) : nullptr;
   bool mended = false;
   if (watch != nullptr) {
-    // To the end: what was cut off is gone as a whole, and one mapping does not run into the limit of their number.
+    // Maps zeros to the end of the range: a truncated part is missing completely, and one mapping does not reach the
+    // limit on their number.
     const uintptr_t first = address / g_page * g_page;
     watch->lost.store(true);
     mended = ::mmap(reinterpret_cast<void*>(first), end - first, PROT_READ,
@@ -57,7 +58,7 @@ void on_bus_error(int signal, siginfo_t* info, void* context) {
 
 bool install() {
   g_page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  // Read first: a fault of another thread may come as soon as the handler is there.
+  // Read first, because a fault of another thread may occur as soon as the handler is installed.
   sigaction(SIGBUS, nullptr, &g_before);
   struct sigaction action {};
   action.sa_sigaction = on_bus_error;

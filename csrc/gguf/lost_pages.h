@@ -1,4 +1,4 @@
-// Mapped pages that the operating system cannot give: SIGBUS becomes a flag that somebody asks for afterwards.
+// Mapped pages that the operating system cannot provide: SIGBUS becomes a flag that users check afterwards.
 #pragma once
 
 #include <atomic>
@@ -8,16 +8,15 @@
 
 namespace dyno {
 
-// A range of mapped memory under watch, from construction to destruction. If a thread touches a page of it that cannot
-// be read (the file was truncated, or its disk failed), zeros are mapped from there to the end of the range, the thread
-// goes on, and lost() is true from then on. Whoever used the range asks lost() before it trusts what it computed.
+// A watched range of mapped memory. If a thread touches a page of it that cannot be read (the file was truncated, or
+// its disk failed), zeros are mapped from there to the end of the range, the thread continues, and lost() is true from
+// then on. Users of the range must check lost() before they trust their results.
 //
-// The handler of SIGBUS belongs to the whole process and is installed with the first watch. A fault that does not lie
-// in a watched range goes to the handler that was there before. A system call that is handed a lost page fails with
-// EFAULT and sets no flag.
+// The SIGBUS handler is process-wide and installed with the first watch. A fault outside watched ranges goes to the
+// previous handler. A system call that gets a lost page fails with EFAULT and does not set the flag.
 class LostPages {
  public:
-  // `range` begins at a page and stays mapped as long as this object lives.
+  // `range` starts at a page boundary and must stay mapped for the lifetime of this object.
   explicit LostPages(std::span<const std::byte> range);
   ~LostPages();
   LostPages(const LostPages&) = delete;
@@ -25,7 +24,7 @@ class LostPages {
 
   bool lost() const { return watch_->lost.load(); }
 
-  // One entry of the list that the handler walks. Entries are used again and never freed: a handler may read one at
+  // An entry of the list that the handler walks. Entries are reused and never freed, because a handler may read one at
   // any time, in any thread.
   struct Watch {
     std::atomic<bool> taken{true};

@@ -39,8 +39,8 @@ struct stat status_of(const FileDescriptor& fd, const std::string& path) {
   return status;
 }
 
-// Not the inode, which is that of the open file, and not the time of its last change of status, which also moves when
-// another file takes its name.
+// Does not compare the inode, which is the one of the open file, or the status change time, which also changes if
+// another file takes the name.
 std::string difference(const struct stat& before, const struct stat& now) {
   if (before.st_size != now.st_size) return str_cat("it had ", before.st_size, " bytes and has ", now.st_size);
   if (before.st_mtim.tv_sec != now.st_mtim.tv_sec || before.st_mtim.tv_nsec != now.st_mtim.tv_nsec) {
@@ -57,7 +57,7 @@ std::string difference(const struct stat& before, const struct stat& now) {
 }
 
 void read_whole(const FileDescriptor& fd, const std::string& path, std::byte* out, size_t size) {
-  constexpr size_t kMost = size_t{1} << 30;  // of one call, which moves at most 2 GiB
+  constexpr size_t kMost = size_t{1} << 30;  // per call, because a call reads at most 2 GiB
   for (size_t done = 0; done < size;) {
     const ssize_t count = ::pread(fd.get(), out + done, std::min(size - done, kMost), static_cast<off_t>(done));
     if (count < 0 && errno == EINTR) continue;
@@ -81,7 +81,7 @@ struct FileMapping::Pages {
 
 void FileMapping::Unmap::operator()(Pages* pages) const {
   const std::span<const std::byte> bytes = pages->bytes;
-  delete pages;  // no longer watched when another mapping may come to lie there
+  delete pages;  // stops watching before another mapping may get the same addresses
   // The only failure of munmap is a range that is not page-aligned, which ours is by construction.
   ::munmap(const_cast<std::byte*>(bytes.data()), bytes.size());
 }
@@ -90,7 +90,7 @@ void FileMapping::Copy::operator()(std::byte* bytes) const { ::operator delete[]
 
 FileMapping FileMapping::open(const std::string& path, Reading reading) {
   DYNO_CHECK(GgufError, path.find('\0') == std::string::npos, "[gguf] path contains a NUL character");
-  // Without O_NONBLOCK, opening a named pipe would wait for a writer before fstat can turn it down.
+  // Without O_NONBLOCK, opening a named pipe would wait for a writer before fstat can reject it.
   FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   DYNO_CHECK(GgufError, fd.get() >= 0, "[gguf] cannot open ", path, ": ", std::strerror(errno));
   const struct stat status = status_of(fd, path);
@@ -122,7 +122,7 @@ void FileMapping::check_unchanged() const {
   if (const std::string how = difference(pages_->opened, status_of(pages_->fd, path_)); !how.empty()) {
     fail_changed(path_, how);
   }
-  // Its size may be the old one again, or the disk failed.
+  // The size may be the old one again, or the disk failed.
   if (pages_->lost.lost()) fail_changed(path_, "some of its pages could not be read");
 }
 

@@ -1,4 +1,4 @@
-// A file mapped into memory, or read into it: read-only either way.
+// A file that is mapped or copied into memory, read-only in both cases.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 namespace dyno {
 
-// map: pages of the file itself, loaded when they are touched. copy: all of it is read into memory of this process,
-// so that nothing that happens to the file afterwards is seen.
+// map: pages of the file, loaded when touched. copy: the whole file is read into process memory, so that later changes
+// of the file have no effect.
 enum class Reading : uint8_t { map, copy };
 
-// Move-only owner of the bytes of one file. A mapping keeps the file open: another file of the same name changes
-// nothing. If the file itself shrinks or is written to, check_unchanged() says so; pages that are gone read as zeros.
+// Move-only owner of the bytes of one file. A mapping keeps the file open, so another file with the same name has no
+// effect. If the file itself shrinks or is written to, check_unchanged() reports it, and missing pages read as zeros.
 class FileMapping {
  public:
-  // Throws GgufError when `path` cannot be opened, is no regular file, is empty, or changes while it is read;
-  // OutOfMemoryError when a copy of it does not fit.
+  // Throws GgufError if `path` cannot be opened, is not a regular file, is empty, or changes while it is read. Throws
+  // OutOfMemoryError if a copy of it does not fit.
   static FileMapping open(const std::string& path, Reading reading = Reading::map);
-  // Bytes that the caller owns and keeps alive and unchanged; `name` stands for the path in messages.
+  // Bytes that the caller owns and keeps alive and unchanged; messages have `name` instead of a path.
   static FileMapping borrow(std::span<const std::byte> bytes, std::string name);
 
   FileMapping(FileMapping&&) noexcept = default;
@@ -29,21 +29,21 @@ class FileMapping {
   const std::string& path() const { return path_; }
   std::span<const std::byte> bytes() const { return bytes_; }
   bool contains(std::span<const std::byte> range) const;
-  // Whether the bytes are the file's own pages, which can change.
+  // Whether the bytes are pages of the file, which can change.
   bool mapped() const { return pages_ != nullptr; }
 
-  // Throws GgufError if the file is not what it was when it was opened: other size, other time of modification, or
-  // pages that could not be read. Two system calls at most; cheap enough for every token.
+  // Throws GgufError if the file has changed since it was opened: another size, another modification time, or
+  // unreadable pages. Needs at most two system calls, so it is cheap enough for every token.
   void check_unchanged() const;
 
-  // Advice on `range`, which must lie in this mapping. Drop gives the whole pages inside `range` back (they are read
-  // again from the file when touched); will-need starts reading all pages that `range` touches. False when the
-  // operating system refused; nothing else changes then.
+  // Advice about `range`, which must be in this mapping. Drop frees the whole pages inside `range` (they are read again
+  // from the file when touched). Will-need starts reading all pages that `range` touches. False, without any effect, if
+  // the operating system refuses.
   bool advise_drop(std::span<const std::byte> range) const;
   bool advise_willneed(std::span<const std::byte> range) const;
 
  private:
-  struct Pages;  // a mapping, and the open file that it belongs to
+  struct Pages;  // a mapping and its open file
   struct Copy {
     void operator()(std::byte* bytes) const;
   };

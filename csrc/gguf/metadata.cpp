@@ -100,7 +100,7 @@ T Metadata::number(const Entry& entry, MetaType type, const std::byte* data, std
   visit_number(type, data, [&](auto value) {
     using Value = decltype(value);
     if constexpr (std::is_floating_point_v<T>) {
-      // A double may be too large for a float; what was infinite in the file stays so.
+      // A double may be too large for a float, but an infinite value in the file is accepted.
       fits = !std::isfinite(static_cast<double>(value)) ||
              std::abs(static_cast<double>(value)) <= static_cast<double>(std::numeric_limits<T>::max());
       if (fits) out = static_cast<T>(value);
@@ -246,7 +246,7 @@ std::string describe_value(const MetaValue& value, size_t max_items) {
   std::string text = str_cat(meta_type_name(array.element), "[", array.count, "]{");
   const std::byte* at = array.data;
   for (uint64_t i = 0; i < array.count && i < max_items; ++i) {
-    // An inner array is shown by its own few elements, so the text stays short at any depth.
+    // Shows few elements of an inner array, so that the text stays short at any depth.
     text += (i == 0 ? "" : ", ") + describe_value({array.element, at}, max_items > 3 ? 3 : max_items - 1);
     at = end_of_value(array.element, at);
   }

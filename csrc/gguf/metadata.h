@@ -1,5 +1,5 @@
-// The key-value section of a GGUF file, as views into the mapped bytes: nothing is copied until it is asked for, so
-// that a vocabulary of hundreds of thousands of strings costs one pass over their lengths.
+// The key-value section of a GGUF file, as views into the mapped bytes. Values are copied only on request, so a
+// vocabulary of hundreds of thousands of strings costs one pass over their lengths.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ T load_unaligned(const std::byte* data) {
   return value;
 }
 
-// The strings of an array, in order. Forward iteration: strings lie one behind the other with their lengths.
+// The strings of an array, in order. Forward iteration only, because strings with lengths follow each other.
 class StringArray {
  public:
   class Iterator {
@@ -93,7 +93,7 @@ struct MetaValue {
   MetaType type;
   const std::byte* data;  // first byte of the value, not aligned
 
-  // The caller has checked `type`.
+  // The caller must have checked `type`.
   bool as_bool() const { return load_unaligned<uint8_t>(data) != 0; }
   std::string_view as_string() const {
     return {reinterpret_cast<const char*>(data + 8), load_unaligned<uint64_t>(data)};
@@ -110,10 +110,10 @@ struct MetaArray {
   std::vector<MetaArray> arrays() const;                 // element == array
 };
 
-// First byte behind a checked value.
+// First byte after a checked value.
 const std::byte* end_of_value(MetaType type, const std::byte* data);
 
-// Calls visit(value) with the number at `data` in its own type. False when `type` is no number (bool is none).
+// Calls visit(value) with the number at `data` in its own type. False if `type` is not a number (bool is not one).
 template <typename Visit>
 bool visit_number(MetaType type, const std::byte* data, Visit&& visit) {
   switch (type) {
@@ -154,9 +154,9 @@ bool visit_number(MetaType type, const std::byte* data, Visit&& visit) {
 
 // The keys and values of one file, in file order. Views: valid while the file is mapped.
 //
-// find_x returns nothing for an absent key, get_x throws ModelError for it; both throw GgufError, with key, value, type
-// and byte offset, when the value has another type. Integers of any width and sign are converted when the value fits;
-// f32 also takes f64 and integers.
+// find_x returns nothing for a missing key; get_x throws ModelError. Both throw GgufError, with key, value, type and
+// byte offset, if the value has another type. Integers of any width and sign are converted if the value fits; f32 also
+// accepts f64 and integers.
 class Metadata {
  public:
   struct Entry {
@@ -167,7 +167,7 @@ class Metadata {
 
   Metadata() = default;
   explicit Metadata(std::string file) : file_(std::move(file)) {}
-  bool add(const Entry& entry);  // false when the key is there already
+  bool add(const Entry& entry);  // false if the key already exists
   void reserve(size_t n);
 
   const std::vector<Entry>& entries() const { return entries_; }
@@ -205,7 +205,7 @@ class Metadata {
     return find_string(key).value_or(absent);
   }
 
-  // One number per layer: an array of exactly `count` integers, or one integer that holds for all.
+  // One number per layer: an array of exactly `count` integers, or one integer for all layers.
   std::optional<std::vector<uint32_t>> find_u32_per_layer(std::string_view key, size_t count) const;
   std::vector<uint32_t> get_u32_per_layer(std::string_view key, size_t count) const;
 

@@ -17,7 +17,7 @@ constexpr uint64_t kMaxNameBytes = 65535;
 constexpr int kMaxArrayDepth = 16;
 constexpr uint64_t kMaxDims = 4;
 
-// The fewest bytes an entry can take; counts are checked against them before anything is reserved.
+// Minimum sizes of an entry. Counts are checked against them before anything is reserved.
 constexpr uint64_t kMinKeyValueBytes = 8 + 1 + 4 + 1;
 constexpr uint64_t kMinTensorBytes = 8 + 1 + 4 + 8 + 4 + 8;
 
@@ -67,7 +67,7 @@ void skip_array(ByteReader& in, const Field& field, int depth) {
   const MetaType element = read_type(in, field);
   const auto count = in.read<uint64_t>(field);
   const size_t size = meta_type_size(element);
-  // A string takes at least its length, an inner array its type and count.
+  // A string needs at least its length, an inner array its type and count.
   const uint64_t smallest = size != 0 ? size : element == MetaType::string ? 8 : 12;
   if (count > in.remaining() / smallest) {
     in.fail(start, field, " is an array of ", count, " ", meta_type_name(element), " values, which need at least ",
@@ -94,7 +94,7 @@ void skip_value(ByteReader& in, MetaType type, const Field& field, int depth) {
 }
 
 void read_metadata(ByteReader& in, uint64_t count, Metadata& metadata) {
-  // Not more: a sparse file of many gigabytes may claim a count that passes the check of the header and is still
+  // Limited, because a sparse file of many gigabytes may claim a count that passes the header check and is still
   // absurd.
   metadata.reserve(std::min<uint64_t>(count, 1024));
   for (uint64_t i = 0; i < count; ++i) {

@@ -12,7 +12,7 @@
 
 namespace dyno {
 
-// Ids of the engine's own types, which no file may name, begin here.
+// First id of the engine's internal types, which files must not use.
 inline constexpr uint32_t kFirstInternalType = 500;
 
 struct ParsedFile {
@@ -24,10 +24,10 @@ struct ParsedFile {
   std::vector<TensorInfo> tensors;  // file order
 };
 
-// `bytes` is the whole file and outlives the result, `path` is its name in messages and `file` its index among shards.
-// If `bytes` is the beginning of the file, or a copy of its header, tensors point into `data`, the whole of it.
-// Time and memory are linear in the size of the header, whatever its counts claim. Throws GgufError, naming field,
-// value and byte offset, unless all of this holds:
+// `bytes` is the whole file and must outlive the result, `path` is its name in messages, and `file` is its index among
+// the shards. If `bytes` is only the beginning of the file, or a copy of its header, tensors point into `data`, the
+// whole file. Time and memory are linear in the size of the header, whatever its counts claim. Throws GgufError, with
+// field, value and byte offset, unless all of these conditions hold:
 //   - magic number and version 2 or 3, little-endian; counts, lengths and arrays end within the file;
 //   - keys and tensor names are UTF-8 of 1 to 65535 bytes without NUL, each once; bools are 0 or 1; arrays nest at most
 //     16 deep; general.alignment is a uint32 power of two, at least 8;

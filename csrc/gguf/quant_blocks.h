@@ -110,9 +110,9 @@ struct BlockQ8_16 {
   int8_t qs[kQ8_16Block];  // w = d·sc·q
 };
 
-// w = d·sc·(table[q] + shift), with sc = (byte & 254) − bias of the byte of 16 elements, and shift where that byte is
-// odd. Element 32·s + i (i < 16) is the low nibble of qs[16·s + i], element 32·s + 16 + i the high nibble. The table,
-// the bias and the shift are those of all blocks of a matrix.
+// w = d·sc·(table[q] + shift). The byte of 16 elements gives sc = (byte & 254) − bias, and the shift applies if the
+// byte is odd. Element 32·s + i (i < 16) is the low nibble of qs[16·s + i], element 32·s + 16 + i the high nibble. All
+// blocks of a matrix have the same table, bias and shift.
 struct BlockQ4_16 {
   float d;
   uint8_t scales[16];
@@ -179,7 +179,7 @@ static constexpr uint16_t f32_to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// Half the value 2^(e − 127), to go with kMxfp4Values. Exact for every e; 0 and 1 give subnormal floats.
+// Half of 2^(e − 127), for use with kMxfp4Values. Exact for every e; 0 and 1 give subnormal floats.
 static constexpr float e8m0_half_to_f32(uint8_t e) {
   const uint32_t bits = e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23;
   return __builtin_bit_cast(float, bits);

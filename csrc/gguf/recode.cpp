@@ -13,7 +13,7 @@
 namespace dyno {
 namespace {
 
-// Integers that a type multiplies its scales with.
+// The range of the integers that a type multiplies its scales by.
 struct Range {
   int least = 0, most = 0;
   constexpr bool within(int low, int high) const { return least >= low && most <= high; }
@@ -39,7 +39,8 @@ constexpr bool has_float_factor(const WeightFormat& f) {
   return f.header == Header::f_scale32 || f.header == Header::d_float;
 }
 
-// Entries of a table of 16 that hold all values of a type, or its values without the shift; 0 if there is none.
+// Number of entries that a table needs for all values of a type, or only for its unshifted values; 0 if 16 are not
+// enough.
 template <DType T>
 constexpr int table_entries(bool shifted) {
   constexpr WeightFormat f = kFormat<T>;
@@ -48,7 +49,7 @@ constexpr int table_entries(bool shifted) {
   const int entries = shifted && f.every != 0 ? 2 * codes : codes;
   return entries <= 16 ? entries : 0;
 }
-// The shift is a bit of the scale's byte, if the table has no room for the shifted values.
+// The shift is a bit of the scale's byte if the table has no room for the shifted values.
 template <DType T>
 inline constexpr bool kShiftInScale = table_entries<T>(true) == 0;
 template <DType T>
@@ -56,14 +57,14 @@ constexpr bool has_table() {
   return table_entries<T>(true) != 0 || (table_entries<T>(false) != 0 && kFormat<T>.every % 16 == 0);
 }
 
-// The unit of a codebook needs a float32 factor: a binary16 one times the unit may round.
+// The unit of a codebook needs a float32 factor, because a binary16 factor times the unit may round.
 template <DType T>
 constexpr DType form_of() {
   constexpr WeightFormat f = kFormat<T>;
   constexpr Range r = range_of<T>();
   static_assert(r.within(-128, 127));
   if (f.header == Header::d) return r.within(-8, 7) ? DType::q4_0 : DType::q8_0;
-  if (f.header == Header::halves16) return DType::f16;  // few bits times few bits
+  if (f.header == Header::halves16) return DType::f16;  // the product of two numbers with few bits
   if (has_table<T>()) return DType::q4_16;
   return DType::q8_16;
 }
@@ -92,7 +93,7 @@ void write_bytes(const CodedBlock& b, int first, int count, BlockQ8_16& to, int 
   for (int i = 0; i < count; ++i) to.qs[at + i] = static_cast<int8_t>(value_at<T>(b, first + i));
 }
 
-// Rows of blocks that are shorter than those of q8_16: they have their factor before them, one for the row.
+// Rows whose blocks are shorter than q8_16 blocks. They have one factor for the row, before the blocks.
 template <DType T>
 void recode_short_blocks(const std::byte* in, std::byte* out, int64_t rows, int64_t k) {
   constexpr int kValues = kFormat<T>.block;
@@ -112,8 +113,7 @@ void recode_short_blocks(const std::byte* in, std::byte* out, int64_t rows, int6
   }
 }
 
-// The table of a type as BlockQ4_16 has it, and where a code, or the code of a shifted value after all others, stands
-// in it.
+// The table of a type in BlockQ4_16, with the index of each code; codes of shifted values come after all others.
 struct Table {
   std::array<int8_t, 16> values{};
   std::array<uint8_t, 16> slot{};
@@ -140,8 +140,8 @@ constexpr Table table_of() {
   return out;
 }
 
-// Scales in float32 types are odd numbers of eight bits. Others have seven bits: they are doubled, and the factor
-// halved, which leaves the lowest bit of the byte free as well.
+// Scales of types with float32 factors are odd numbers of eight bits. Others have seven bits: they are doubled and the
+// factor is halved, which also frees the lowest bit of the byte.
 template <DType T>
 void write_codes(const CodedBlock& b, std::byte* out) {
   constexpr WeightFormat f = kFormat<T>;

@@ -15,7 +15,7 @@ struct SplitName {
   std::string path(uint32_t shard_number) const;
 };
 
-// Nothing when `path` does not end like a shard.
+// Nothing if `path` does not end like the name of a shard.
 std::optional<SplitName> parse_split_name(const std::string& path);
 
 }  // namespace dyno

@@ -1,4 +1,4 @@
-// One tensor of a GGUF file: what the file says about it, checked, and a view of its bytes.
+// One tensor of a GGUF file: its checked description, and a view of its bytes.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@ namespace dyno {
 
 struct TensorInfo {
   std::string_view name;
-  // Elements per dimension, contracted dimension first as in the file (dims[0] is the length of a row); 1 from n_dims
-  // on.
+  // Elements per dimension, contracted dimension first as in the file (dims[0] is the length of a row); 1 from index
+  // n_dims on.
   std::array<int64_t, 4> dims{1, 1, 1, 1};
   int n_dims = 0;
   DType type = DType::f32;

@@ -1,4 +1,4 @@
-// The engine's use of the tensors of a type, in words: for people who look into a file before they load it.
+// How the engine uses tensors of a type, as text for the inspection of files.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,7 @@ namespace dyno {
 
 std::string_view type_support(DType type);
 
-// With what a row has before its blocks, in rows of `k` values.
+// Includes the bytes that a row has before its blocks, for rows of `k` values.
 double bits_per_weight(DType type, int64_t k);
 
 }  // namespace dyno

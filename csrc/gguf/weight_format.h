@@ -1,5 +1,5 @@
-// How the values of each quantised type follow from its codes and scales: the trait that dequantisation, layout x16 and
-// the kernels of the CPU are made from. All of it comes from core/weight_types.def.
+// How the values of each quantised type are computed from its codes and scales. Dequantisation, layout x16 and the CPU
+// kernels are generated from this trait, which itself is generated from core/weight_types.def.
 //
 // Included by kernel sources of every instruction set: everything has internal linkage (see quant_blocks.h).
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace dyno {
 
-// How scales stand in the header of an x16 record; [16] is one value a row.
+// How scales are stored in the header of an x16 record; [16] is one value per row.
 enum class Header : uint8_t {
   d,        // f16 d[16]                                     s = d
   d_m,      // f16 d[16], f16 m[16]                          s = d, b = -m
@@ -27,16 +27,16 @@ enum class Header : uint8_t {
 
 struct WeightFormat {
   Header header = Header::d;
-  int bits = 0;    // of u before the codebook: 2, 3, 4, 5, 6 or 8
+  int bits = 0;    // of u, before the codebook: 2, 3, 4, 5, 6 or 8
   int group = 32;  // values under one scale: 16 or 32
-  int offset = 0;  // subtracted from u; of types without a codebook
+  int offset = 0;  // subtracted from u, for types without a codebook
   bool has_min = false;
   int block = 0;        // values in a block of the file, and in a record
   bool lookup = false;  // u is an index into a codebook
-  bool scaled = false;  // and the codebook has a unit that scales are multiplied with
-  int every = 0;        // values that share a shift bit: 8, 16 or 32; 0 for types without shifts
+  bool scaled = false;  // the codebook has a unit, by which scales are multiplied
+  int every = 0;        // number of values that share a shift bit: 8, 16 or 32; 0 for types without shifts
 
-  // Types of one format share their kernels.
+  // Types with equal formats share their kernels.
   friend constexpr bool operator==(const WeightFormat&, const WeightFormat&) = default;
 };
 

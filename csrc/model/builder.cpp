@@ -10,7 +10,7 @@
 namespace dyno::model {
 namespace {
 
-// Far above any real model, far below where products of two of them overflow.
+// Far above any real model, and far below the size at which a product of two dimensions overflows.
 constexpr int64_t kMaxDimension = int64_t{1} << 31;
 
 }  // namespace
@@ -129,8 +129,8 @@ WeightId Builder::add(const std::string& name, Transform transform, DType type, 
   return id;
 }
 
-// Written by converters of ModelOpt's checkpoints: <tensor>.scale, and <tensor>.input_scale for engines that quantise
-// activations to four bits, which none here does.
+// Converters of ModelOpt checkpoints write <tensor>.scale. They also write <tensor>.input_scale, for engines that
+// quantise activations to four bits, which this engine does not.
 void Builder::add_scale(const std::string& name, WeightId id) {
   const std::string stem = name.substr(0, name.rfind('.'));
   used_.insert(stem + ".input_scale");
@@ -189,7 +189,7 @@ WeightId Builder::vector_optional(const std::string& name, int64_t n, int64_t ba
   const auto scaled =
       name.ends_with(".bias") ? scaled_.find(name.substr(0, name.size() - 4) + "weight") : scaled_.end();
   if (scaled != scaled_.end()) {
-    // Products are multiplied by the factor after the bias, so the bias is divided by it.
+    // The product is multiplied by the factor after the bias was added, so the bias is divided by it.
     const Weight& matrix = model.weight(scaled->second);
     DYNO_CHECK(UnsupportedError, batch == 1, "[model] tensor ", name,
                ": biases of experts whose matrices have factors (", matrix.name, ") are not supported");
@@ -246,7 +246,7 @@ void Builder::common(const CommonFacts& facts) {
   ModelDesc& m = model;
   const int64_t blocks = integer("block_count", 1);
   DYNO_CHECK(ModelError, blocks <= 4096, "[model] ", key("block_count"), " is ", blocks, "; expected at most 4096");
-  // Next-token prediction blocks stand last and are not part of decoding.
+  // Next-token prediction blocks come last and are not part of decoding.
   const int64_t next_token = integer_or("nextn_predict_layers", 0);
   DYNO_CHECK(ModelError, next_token < blocks, "[model] ", key("nextn_predict_layers"), " is ", next_token,
              "; expected fewer than the ", blocks, " blocks of the model");
@@ -286,7 +286,7 @@ std::vector<Builder::Block> Builder::blocks() {
   return out;
 }
 
-// Files may leave out the head's own embedding and output: they are the model's then.
+// If the file has no embedding or output for the head, it uses the model's.
 void Builder::head_facts() {
   ModelDesc& m = model;
   DYNO_CHECK(UnsupportedError, m.draft_blocks > 0, "[model] the file has no block that predicts a further token (",
@@ -321,7 +321,7 @@ RopeSpec Builder::rope(bool neox, int64_t rotary_dims) {
   DYNO_CHECK(ModelError, r.base > 1, "[model] ", key("rope.freq_base"), " is ", r.base, "; expected more than 1");
 
   const std::string scaling = text("rope.scaling.type").value_or("none");
-  // Older files give the factor alone, or its inverse under another name; both mean linear.
+  // Older files have only the factor, or its inverse under another name; both mean linear scaling.
   const double old_linear = real_or("rope.scale_linear", 1.0);
   r.factor = real_or("rope.scaling.factor", 1.0);
   DYNO_CHECK(ModelError, r.factor >= 0 && old_linear >= 0, "[model] ", key("rope.scaling.factor"), " is ", r.factor,
@@ -356,7 +356,7 @@ RopeSpec Builder::rope(bool neox, int64_t rotary_dims) {
 
 namespace {
 
-// The queries, with their gate beside them or not, and where the layer has them, keys and values.
+// The queries, with or without a gate next to them, and the keys and values if the layer has them.
 void read_projections(Builder& b, AttentionSpec& a, int64_t i, const Builder::GqaFacts& facts) {
   const int64_t n_embd = b.model.n_embd;
   const int64_t q_rows = a.heads * a.dk, k_rows = a.kv_heads * a.dk, v_rows = a.kv_heads * a.dv;
@@ -471,7 +471,7 @@ void read_routing(Builder& b, FfnSpec& f, int64_t i, const Builder::MoeFacts& fa
   f.gating = gatings[static_cast<size_t>(gating)];
   f.normalize = b.flag_or("expert_weights_norm", facts.normalize);
   f.weights_scale = b.real_or("expert_weights_scale", 1.0);
-  if (f.weights_scale == 0) f.weights_scale = 1.0;  // the format's way to say "none"
+  if (f.weights_scale == 0) f.weights_scale = 1.0;  // the format writes 0 for "none"
 
   f.router = b.matrix(b.blk(i, "ffn_gate_inp.weight"), f.experts, b.model.n_embd);
   f.router_bias = b.vector_optional(b.blk(i, "ffn_gate_inp.bias"), f.experts);
@@ -507,7 +507,7 @@ void read_shared_expert(Builder& b, FfnSpec& f, int64_t i, const Builder::MoeFac
   if (facts.gated) f.gate = b.matrix(b.blk(i, "ffn_gate_shexp.weight"), facts.shared_width, n_embd);
   f.up = b.matrix(up, facts.shared_width, n_embd);
   f.down = b.matrix(b.blk(i, "ffn_down_shexp.weight"), n_embd, facts.shared_width);
-  // Some files hold the one row as a vector.
+  // Some files store the single row as a vector.
   f.shared_gate = b.matrix_optional(b.blk(i, "ffn_gate_inp_shexp.weight"), 1, n_embd);
 }
 
@@ -525,7 +525,7 @@ void Builder::moe_ffn(FfnSpec& f, int64_t i, const MoeFacts& facts) {
 
 void Builder::finish() {
   for (const TensorInfo& tensor : file_.tensors()) {
-    if (is_head()) break;  // of the trunk
+    if (is_head()) break;  // only the trunk's description lists them
     if (!used_.contains(tensor.name)) model.unused_tensors.emplace_back(tensor.name);
   }
 }

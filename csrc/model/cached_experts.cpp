@@ -30,7 +30,7 @@ class Adding {
     weight.name += " (cached)";
     weight.batch = static_cast<int64_t>(experts_.size());
     weight.picks = experts_;
-    weight.scales = kNone;  // on the weights of the sum, with those of the others
+    weight.scales = kNone;  // applied to the weights of the sum, together with those of the other experts
     model_.weights.push_back(std::move(weight));
     return static_cast<WeightId>(model_.weights.size() - 1);
   }
@@ -43,7 +43,7 @@ class Adding {
 }  // namespace
 
 bool can_cache_experts(const ModelDesc& model, const FfnSpec& spec) {
-  // Factors of the experts, one each, are looked up by number behind their products.
+  // Factors of single experts are looked up by their number after the product.
   for (const WeightId id : {spec.experts_gate, spec.experts_up}) {
     if (id != kNone && model.weight(id).scales != kNone) return false;
   }

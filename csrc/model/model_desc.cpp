@@ -98,7 +98,7 @@ ModelDesc first_layers(ModelDesc model, int64_t count) {
     if (name.starts_with(kPrefix)) std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
     return layer >= count;
   };
-  // Weights are named by their numbers, so later ones can only be cut off at the end.
+  // Weights are addressed by index, so later ones can only be removed from the end.
   const auto first = std::find_if(model.weights.begin(), model.weights.end(), is_later);
   DYNO_CHECK(UnsupportedError, std::all_of(first, model.weights.end(), is_later), "[model] layers is ", count, ": ",
              model.architecture, " has weights after its layers, so only the whole model can run");
@@ -217,7 +217,7 @@ std::string ModelDesc::describe() const {
     out += str_cat("  after the trunk, ", draft_blocks, draft_blocks > 1 ? " blocks predict" : " block predicts",
                    " further tokens\n");
   }
-  // Runs of equal layers are one line.
+  // Runs of equal layers share one line.
   for (size_t first = 0; first < layers.size();) {
     const std::string text = layer_text(layers[first]);
     size_t last = first;

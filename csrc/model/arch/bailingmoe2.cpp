@@ -1,5 +1,5 @@
 // bailingmoe2 (Ling 2.0, Ring 2.0): fused qkv, q/k norms, partial NEOX rope, group-limited sigmoid routing with a
-// selection bias, shared expert, leading dense layers; next-token blocks are not decoded.
+// selection bias, shared expert, leading dense layers. Next-token blocks are not decoded.
 #include "model/builder.h"
 
 namespace dyno::model {

@@ -1,7 +1,7 @@
-// deepseek2: DeepSeek-V2(-Lite), V3, R1, Kimi-K2; deepseek32 (V3.2) and glm-dsa (GLM-5) as far as they read all
-// positions. Multi-head latent attention (arXiv:2405.04434), computed in absorbed form: the cache holds one latent and
-// one rotary key a token, kv_b's key half is folded into the queries and its value half is applied after attention.
-// Files hold kv_b split (attn_k_b, attn_v_b) or whole (attn_kv_b, older converters).
+// deepseek2: DeepSeek-V2(-Lite), V3, R1, Kimi-K2; also deepseek32 (V3.2) and glm-dsa (GLM-5), up to the context length
+// at which they read all positions. Multi-head latent attention (arXiv:2405.04434), computed in absorbed form: the
+// cache has one latent and one rotary key per token, kv_b's key half is folded into the queries, and its value half is
+// applied after attention. Files have kv_b split (attn_k_b, attn_v_b) or whole (attn_kv_b, older converters).
 #include <algorithm>
 #include <cmath>
 
@@ -16,7 +16,7 @@ void latent_attention(Builder& b, LayerSpec& layer, int64_t i, RopeSpec rope) {
   a.heads = b.integer("attention.head_count", 1);
   a.kv_heads = 1;
   a.kv_lora = b.integer("attention.kv_lora_rank", 1);
-  // Files with a split kv_b give the cache's row sizes as key_length and the heads' own as key_length_mla.
+  // Files with a split kv_b have the cache's row size in key_length and the head's own size in key_length_mla.
   const bool split = b.has_tensor(b.blk(i, "attn_k_b.weight"));
   const int64_t key_head = split ? b.integer("attention.key_length_mla", 1) : b.integer("attention.key_length", 1);
   a.v_head = split ? b.integer("attention.value_length_mla", 1) : b.integer("attention.value_length", 1);
@@ -26,7 +26,7 @@ void latent_attention(Builder& b, LayerSpec& layer, int64_t i, RopeSpec rope) {
   a.dk = a.kv_lora + rope.n_rot;
   a.dv = a.kv_lora;
 
-  // YaRN's magnitude goes into the attention scale, squared because it acts on queries and keys.
+  // YaRN's magnitude becomes part of the attention scale, squared because it applies to queries and keys.
   const double log_multiplier = b.real_or("rope.scaling.yarn_log_multiplier", 0);
   const double mscale = rope.scaling == RopeScaling::yarn ? 1.0 + log_multiplier * std::log(rope.factor) : 1.0;
   rope.yarn_scales_cos_sin = false;
@@ -50,7 +50,7 @@ void latent_attention(Builder& b, LayerSpec& layer, int64_t i, RopeSpec rope) {
   } else {
     const std::string name = b.blk(i, "attn_kv_b.weight");
     const TensorInfo& kv_b = b.expect_tensor(name, {a.kv_lora, a.heads * (a.nope + a.v_head)});
-    // Transposing the key half breaks quantisation blocks, so it becomes a float matrix; float files stay as they are.
+    // Transposing the key half breaks quantisation blocks, so it becomes a float matrix; float types are kept.
     const DType transposed = is_float(kv_b.type) ? kv_b.type : DType::f32;
     a.k_b = b.derived(name, " (k, transposed)", Transform::kv_b_k_transposed, transposed, a.heads, a.kv_lora, a.nope);
     a.v_b = b.derived(name, " (v)", Transform::kv_b_v, kv_b.type, a.heads, a.v_head, a.kv_lora);
@@ -61,7 +61,7 @@ void latent_attention(Builder& b, LayerSpec& layer, int64_t i, RopeSpec rope) {
 void build_deepseek2(Builder& b) {
   b.common();
   ModelDesc& m = b.model;
-  // DeepSeek-V3.2 and GLM-5 attend to the best top_k positions. While there are no more, these are all of them.
+  // DeepSeek-V3.2 and GLM-5 attend to the best top_k positions. Up to that length, these are all positions.
   if (b.has_key("attention.indexer.top_k")) {
     m.chosen_positions = b.integer("attention.indexer.top_k", 1);
     m.n_ctx_train = std::min(m.n_ctx_train, m.chosen_positions);
@@ -76,8 +76,8 @@ void build_deepseek2(Builder& b) {
     if (i < dense) {
       b.dense_ffn(layer, i, b.feed_forward(i));
     } else {
-      // Without a key for it, routers of V2 take a softmax. The ones whose choice a bias corrects, as of GLM-4.7-Flash,
-      // take sigmoids.
+      // Without a key for it, V2's routers use softmax. Routers with a selection bias, as in GLM-4.7-Flash, use
+      // sigmoid.
       const bool corrected = b.has_tensor(b.blk(i, "exp_probs_b.bias"));
       b.moe_ffn(layer, i,
                 {.gating = corrected ? ops::Gating::sigmoid : ops::Gating::softmax,

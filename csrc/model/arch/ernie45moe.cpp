@@ -1,4 +1,4 @@
-// ernie4_5-moe (ERNIE 4.5): softmax routing whose choice has a bias that the weights do not have, shared experts,
+// ernie4_5-moe (ERNIE 4.5): softmax routing with a bias for the choice only (not for the weights), shared experts,
 // leading dense layers.
 #include "model/builder.h"
 
@@ -20,7 +20,7 @@ void build_ernie45moe(Builder& b) {
     if (i < dense) {
       b.dense_ffn(layer, i, b.feed_forward(i));
     } else {
-      // Converters compute expert_shared_feed_forward_length from other keys; the tensor's shape is right.
+      // Converters derive expert_shared_feed_forward_length from other keys; the tensor's shape is correct.
       b.moe_ffn(layer, i,
                 {.gating = ops::Gating::softmax,
                  .normalize = true,

@@ -1,5 +1,5 @@
-// gemma3: scaled embeddings, four norms a layer, q/k norms, five sliding-window layers to one global one with its own
-// rope base and linear scaling, GELU, tied output.
+// gemma3: scaled embeddings, four norms per layer, q/k norms, five sliding-window layers for each global layer, which
+// has its own rope base and linear scaling; GELU, tied output.
 #include <cmath>
 
 #include "model/builder.h"
@@ -18,7 +18,7 @@ void build_gemma3(Builder& b) {
   local.base = b.real_or("rope.freq_base_swa", 10000.0);
   local.scaling = RopeScaling::none;
   local.factor = 1.0;
-  // The 27B model (62 layers) scales queries by its residual width per head instead of the head's own.
+  // The 27B model (62 layers) scales queries by its residual width per head instead of the head size.
   const bool wide_scale = m.n_layers == 62;
 
   for (int64_t i = 0; i < m.n_layers; ++i) {

@@ -1,7 +1,7 @@
-// gemma4 (Gemma 4): gemma's scaled embeddings and four norms a layer, attention with scale 1 and a norm on values too.
-// Sliding and full layers differ in head length, key-value heads and rope; full layers may take their keys as values.
-// Three styles: dense; a mixture beside the dense FFN; per-layer embeddings with keys and values that later layers
-// share.
+// gemma4 (Gemma 4): Gemma's scaled embeddings and four norms per layer, attention with scale 1, and a norm on values
+// too. Sliding and full layers differ in head size, key-value heads and rope; full layers may use their keys as values.
+// There are three styles: dense; experts in parallel to the dense FFN; per-layer embeddings with keys and values that
+// later layers share.
 #include <cmath>
 
 #include "model/builder.h"
@@ -9,7 +9,7 @@
 namespace dyno::model {
 namespace {
 
-// The last layers without keys and values of their own read those of the last layer of their kind before them.
+// The last layers have no keys and values. They read those of the last earlier layer of the same kind.
 int64_t source_of_keys(const Builder& b, int64_t i, int64_t own) {
   const bool local = b.is_local_layer(i, /*default_pattern=*/6);
   for (int64_t j = own - 1; j >= 0; --j) {

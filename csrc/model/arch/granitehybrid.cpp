@@ -1,5 +1,5 @@
-// granitehybrid (Granite 4): layers of Mamba-2 (arXiv:2405.21060) and layers of attention without rotation; scaled
-// embeddings, residuals and logits; experts chosen before the softmax, and a shared one, or a dense FFN.
+// granitehybrid (Granite 4): Mamba-2 layers (arXiv:2405.21060) and attention layers without rotation; scaled
+// embeddings, residuals and logits; experts chosen before the softmax with a shared expert, or a dense FFN.
 #include "model/builder.h"
 
 namespace dyno::model {
@@ -46,7 +46,7 @@ void build_granitehybrid(Builder& b) {
   m.logit_scale = 1.0 / divisor;
   const double attention_scale = b.real_or("attention.scale", 0);
   RopeSpec rope = b.rope(/*neox=*/false);
-  // The key's name means something else; here false says that positions are not encoded at all.
+  // Despite the name of the key, false means that positions are not encoded at all.
   if (!b.flag_or("rope.scaling.finetuned", true)) rope.scaling = RopeScaling::still;
   const bool moe = b.integer_or("expert_count", 0) > 0;
   for (int64_t i = 0; i < m.n_layers; ++i) {

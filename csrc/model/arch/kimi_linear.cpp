@@ -1,5 +1,5 @@
-// kimi-linear (Kimi Linear): layers of Kimi delta attention (arXiv:2510.26692), whose every key channel decays at a
-// rate of its own, and layers of latent attention without rotation; mixtures as DeepSeek-V3's without groups.
+// kimi-linear (Kimi Linear): layers of Kimi delta attention (arXiv:2510.26692), in which every key channel has its own
+// decay rate, and layers of latent attention without rotation; experts as in DeepSeek-V3, without groups.
 #include "model/builder.h"
 
 namespace dyno::model {

@@ -1,5 +1,5 @@
-// lfm2 and lfm2moe (LFM2): gated short convolutions, and layers of attention with q/k norms between them. The mixture
-// has leading dense layers and sigmoid gating with a selection bias. The final norm is called token_embd_norm.
+// lfm2 and lfm2moe (LFM2): gated short convolutions, with attention layers with q/k norms between them. lfm2moe has
+// leading dense layers and sigmoid gating with a selection bias. The final norm is named token_embd_norm.
 #include "model/builder.h"
 
 namespace dyno::model {

@@ -1,4 +1,4 @@
-// llama: Llama 2/3 and what shares its shape (Mistral; Mixtral with experts).
+// llama: Llama 2/3 and models of the same shape (Mistral; Mixtral with experts).
 #include "model/builder.h"
 
 namespace dyno::model {

@@ -7,7 +7,7 @@ namespace dyno::model {
 void build_mistral3(Builder& b) {
   b.common();
   RopeSpec rope = b.rope(/*neox=*/false);
-  // A multiplier means that the file's two magnitudes are equal: their quotient, which scales cos and sin, is 1.
+  // A multiplier means that the file's two magnitudes are equal, so their quotient, which scales cos and sin, is 1.
   if (b.real_or("rope.scaling.yarn_log_multiplier", 0) != 0) rope.yarn_scales_cos_sin = false;
   rope.position_scale = b.real_or("attention.temperature_scale", 0);
   if (rope.position_scale != 0) rope.position_step = b.integer("rope.scaling.original_context_length", 1);
@@ -15,7 +15,7 @@ void build_mistral3(Builder& b) {
   for (int64_t i = 0; i < b.model.n_layers; ++i) {
     LayerSpec& layer = b.layer(i);
     b.gqa(layer, i, rope);
-    // The factor on cos and sin reaches the rotated elements alone.
+    // The factor of cos and sin applies only to the rotated elements.
     DYNO_CHECK(UnsupportedError, rope.position_scale == 0 || rope.n_rot == layer.attention.dk,
                "[model] attention.temperature_scale is set, but only ", rope.n_rot, " of the ", layer.attention.dk,
                " elements of a head rotate; supported: all rotate");

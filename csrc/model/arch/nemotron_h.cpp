@@ -1,6 +1,6 @@
-// nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3 Nano): a block has one sub-layer, which is Mamba-2, attention
-// without rotation, or a feed-forward of relu² without a gate, dense or a mixture. The arrays of key-value heads and of
-// feed-forward lengths say which.
+// nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3 Nano): a block has one sub-layer: Mamba-2, attention without
+// rotation, or a feed-forward part with relu² and no gate, dense or with experts. The arrays of key-value heads and of
+// feed-forward lengths determine the kind.
 #include "model/builder.h"
 
 namespace dyno::model {
@@ -26,7 +26,7 @@ void feed_forward(Builder& b, LayerSpec& layer, int64_t i, int64_t width) {
 }  // namespace
 
 void build_nemotron_h(Builder& b) {
-  // Files give the norms' eps under either name.
+  // Files have the norms' eps under one of two names.
   b.common({.eps = b.has_key("attention.layer_norm_epsilon") ? "attention.layer_norm_epsilon"
                                                              : "attention.layer_norm_rms_epsilon"});
   ModelDesc& m = b.model;

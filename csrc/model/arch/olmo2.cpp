@@ -1,5 +1,5 @@
 // olmo2 (OLMo 2 and 3): norms after attention and the feed-forward part instead of before them, norms over whole
-// projections of queries and keys. OLMo 3 has sliding-window layers, whose rope is not scaled.
+// projections of queries and keys. OLMo 3 has sliding-window layers without rope scaling.
 #include "model/builder.h"
 
 namespace dyno::model {

@@ -1,5 +1,5 @@
-// qwen2moe (Qwen1.5 and 2 with experts): qwen2's attention, softmax routing whose weights are not normalised, and a
-// shared expert with a gate.
+// qwen2moe (Qwen1.5 and 2 with experts): qwen2's attention, softmax routing without normalised weights, and a shared
+// expert with a gate.
 #include "model/builder.h"
 
 namespace dyno::model {

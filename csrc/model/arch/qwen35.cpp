@@ -1,7 +1,7 @@
-// qwen35, qwen35moe and qwen3next (Qwen3.5, Qwen3-Next): layers of the gated delta rule (arXiv:2412.06464) behind a
-// short convolution, and between them layers of full attention with a gate on its output and partial rotation. qwen35
-// is dense, the others are mixtures with a gated shared expert. qwen3next orders value heads by their key head and
-// holds the products of beta and step in one tensor. The block behind the trunk predicts a further token.
+// qwen35, qwen35moe and qwen3next (Qwen3.5, Qwen3-Next): layers of the gated delta rule (arXiv:2412.06464) after a
+// short convolution, and between them layers of full attention with a gate on the output and partial rotation. qwen35
+// is dense; the others have experts and a gated shared expert. qwen3next orders value heads by their key head and
+// stores the products of beta and step in one tensor. The block after the trunk predicts a further token.
 #include "model/builder.h"
 
 namespace dyno::model {
@@ -51,7 +51,7 @@ void build_qwen35(Builder& b) {
   const int64_t interval = b.integer_or("full_attention_interval", 4, 1);
   const bool moe = b.has_key("expert_count");
   for (const auto& [layer, i] : b.blocks()) {
-    // A head's block has full attention.
+    // The block of a draft head has full attention.
     if (!b.is_head() && b.layer_flag("attention.recurrent_layers", i).value_or((i + 1) % interval != 0)) {
       delta_rule(b, layer, i, /*grouped=*/m.architecture == "qwen3next");
     } else {

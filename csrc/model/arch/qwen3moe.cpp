@@ -1,4 +1,5 @@
-// qwen3moe: qwen3's attention; softmax gating over all experts, the selected weights renormalised; no shared expert.
+// qwen3moe: qwen3's attention; softmax gating over all experts with renormalised weights of the selected ones; no
+// shared expert.
 #include "model/builder.h"
 
 namespace dyno::model {
