@@ -19,7 +19,7 @@
 namespace dyno::plan {
 namespace {
 
-// Differences of this share are below what a cost model can tell.
+// Relative differences below this are below the accuracy of the cost model.
 constexpr double kTie = 0.002;
 
 std::string milliseconds(double seconds) {
@@ -50,7 +50,7 @@ struct Candidate {
   }
 };
 
-// Places in the order in which less and less lies on the main device.
+// Placements in an order in which the main device holds less and less.
 struct Chain {
   int64_t length = 0;
   std::function<Candidate(int64_t)> at;
@@ -64,7 +64,7 @@ class Search {
   Plan run() {
     const int64_t layers = model_.n_layers;
     const bool mixture = model_.moe_layers() > 0;
-    // Those that leave more to the main device come first: among equals they stay.
+    // Chains that leave more on the main device come first, and win among equals.
     if (mixture) {
       const Chain experts{layers, [](int64_t i) { return Candidate{.n_cpu_moe = i + 1}; }};
       const int64_t first = look_along(experts);
@@ -80,7 +80,7 @@ class Search {
   }
 
  private:
-  // A plan that fits, and what its workload takes.
+  // A plan that fits, and the expected seconds of the workload.
   struct Point {
     Plan plan;
     double seconds = 0;
@@ -96,7 +96,7 @@ class Search {
                       whole_.offload);
   }
 
-  // Memory is monotone along a chain. The first place that fits, or the length.
+  // The first placement that fits, or the length. Memory is monotone along a chain.
   int64_t first_that_fits(const Chain& chain) const {
     int64_t begin = 0, end = chain.length;
     while (begin < end) {
@@ -110,8 +110,8 @@ class Search {
     return begin;
   }
 
-  // Layers are mostly alike, so the time is about linear along a chain. Steps that double find the region of the least,
-  // and halving them finds the place. Returns the first place that fits.
+  // Searches a chain for the least time and returns the first placement that fits. Layers are mostly alike, so the time
+  // is about linear along a chain. Doubling steps find the region of the minimum, and halving steps find the placement.
   int64_t look_along(const Chain& chain) {
     const int64_t first = first_that_fits(chain);
     if (first == chain.length) return first;
@@ -138,8 +138,8 @@ class Search {
     return first;
   }
 
-  // Some layers keep all their experts on the main device, and the memory that is left there holds the most used
-  // experts of the others.
+  // Tries placements with a cache: some layers keep all their experts on the main device, and the remaining memory
+  // holds the most used experts of the other layers.
   void look_at_caches(const Chain& chain, int64_t first) {
     for (int64_t step = 1, i = first; i < chain.length; i += step, step *= 2) look_at_cache(chain.at(i));
     if (first < chain.length) look_at_cache(chain.at(chain.length - 1));
@@ -149,7 +149,7 @@ class Search {
     const size_t without = main_device_bytes(planned(candidate), scratch_);
     if (without > free_) return;
     candidate.cache_mib = static_cast<int64_t>((free_ - without) >> 20);
-    // Ops of the divided layers have memory of their own, so the cache gets smaller until all fits.
+    // Reduces the cache until the plan fits, because the additional ops of divided layers need memory too.
     while (candidate.cache_mib > 0) {
       Plan plan = planned(candidate);
       const auto chosen = choose_cached(plan, model_);
@@ -168,8 +168,8 @@ class Search {
     }
   }
 
-  // Keeps a candidate that is faster than the best one so far. `measured`: the plan by which its time is expected, of
-  // the model with cached experts.
+  // Keeps a candidate that is faster than the best one so far. `measured`: the plan that gives the expected time, with
+  // the model that has cached experts.
   bool consider(const Candidate& candidate, Plan plan, double& seconds, const Plan* measured = nullptr,
                 const model::ModelDesc* model = nullptr) {
     const Plan& timed = measured != nullptr ? *measured : plan;
@@ -229,15 +229,15 @@ class Search {
                                    whole_.ubatch));
   }
 
-  bool fits_beside_host_ = false;  // a placement that the CPU's limit alone forbids
+  bool fits_beside_host_ = false;  // a placement exceeds only the CPU's limit
   Plan whole_;
   const model::ModelDesc& model_;
   const std::vector<NamedRates>& rates_;
   size_t free_, scratch_;
   std::optional<Plan> best_;
   Candidate chosen_;
-  double seconds_ = 0;          // of the best one
-  std::optional<Plan> missed_;  // with one more layer than the best one on the main device, for which there is no room
+  double seconds_ = 0;          // of the best placement
+  std::optional<Plan> missed_;  // the best placement with one more layer on the main device, which does not fit
 };
 
 }  // namespace
@@ -251,7 +251,7 @@ double workload_seconds(const Plan& plan, const model::ModelDesc& model, const s
     const bool last = done + tokens == prompt;
     seconds += estimate(plan, model, rates, {.tokens = tokens, .depth = done, .logit_rows = last ? 1 : 0}).seconds;
   }
-  // In the middle of the answer.
+  // The middle of the answer is the average depth.
   const int64_t depth = std::min(prompt + workload.generated / 2, plan.context.ctx - 1);
   const double token = estimate(plan, model, rates, {.tokens = 1, .depth = depth}).seconds;
   return seconds + static_cast<double>(workload.generated) * token;
@@ -288,7 +288,7 @@ std::vector<DeviceRates> rates_for(const Plan& plan, const std::vector<NamedRate
     for (const NamedRates& one : named) {
       const bool shared = device.info.kind == DeviceKind::cpu && one.device == "cpu";
       const bool better = found == nullptr || found->device != own;
-      if (one.device == own || (shared && better)) found = &one;  // the last of a name
+      if (one.device == own || (shared && better)) found = &one;  // the last one with this name
     }
     rates.push_back({.rates = found != nullptr ? found->rates : assumed_rates(device.info), .measured = {}});
   }

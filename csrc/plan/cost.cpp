@@ -9,7 +9,7 @@
 
 namespace dyno::plan {
 
-// Between the two rates by the logarithm of the rows.
+// Interpolates between the two rates by the logarithm of the rows.
 double flops_per_second(const Rates& rates, double rows) {
   if (rows >= kManyRows) return rates.flops_many;
   const double at = std::log(std::max(rows, 1.0)) / std::log(double{kManyRows});
@@ -20,7 +20,7 @@ double weight_rate(const Rates& rates) {
   return rates.weight_bytes_per_second > 0 ? rates.weight_bytes_per_second : rates.bytes_per_second;
 }
 
-// An op that is no product gives each thread at least some KiB. So a few rows are the work of one thread.
+// An op that is not a product gives each thread at least some KiB. So a few rows are the work of one thread.
 double row_rate(const Rates& rates, double bytes) {
   constexpr double kThreadBytes = 64 << 10;
   if (rates.core_bytes_per_second <= 0) return rates.bytes_per_second;
@@ -35,7 +35,7 @@ const Link& device_link(const Plan& plan, const std::vector<DeviceRates>& rates,
 
 namespace {
 
-// Attention also reads what the cache holds already.
+// Attention also reads the part of the cache that is already there.
 ops::Cost with_depth(const ops::OpDesc& desc, int64_t depth) {
   ops::Cost cost = ops::cost(desc);
   if (const auto* a = std::get_if<ops::AttentionDesc>(&desc)) {
@@ -47,7 +47,7 @@ ops::Cost with_depth(const ops::OpDesc& desc, int64_t depth) {
   return cost;
 }
 
-// Reads matrices.
+// Whether the op reads matrices.
 bool is_product(const ops::OpDesc& desc) {
   switch (ops::family_of(desc)) {
     case ops::Family::matmul:
@@ -69,9 +69,9 @@ bool is_of_experts(const ops::OpDesc& desc) {
   return family == ops::Family::matmul_id || family == ops::Family::moe_up_gate || family == ops::Family::moe_down_sum;
 }
 
-// Beside a transfer's latency and bytes. A GPU takes the few rows of a token by one block, which reads 8 KiB of the
-// host's memory and waits for them before it reads the next ones (runtime/cuda/turns.cu). So each 8 KiB cost a trip
-// over the bus and back, about 1.2 microseconds over PCIe. Of more bytes the driver makes a copy.
+// Extra time of a transfer, in addition to its latency and bytes. A GPU copies the few rows of a token in one block,
+// which reads 8 KiB of host memory and waits for them before it reads more (runtime/cuda/turns.cu). So each 8 KiB cost
+// a round trip over the bus, about 1.2 microseconds over PCIe. More bytes are copied by the driver.
 double trip_seconds(size_t bytes, bool first) {
   constexpr size_t kPass = size_t{8} << 10, kMost = size_t{64} << 10;
   constexpr double kTrip = 1.2e-6;
@@ -80,7 +80,7 @@ double trip_seconds(size_t bytes, bool first) {
   return static_cast<double>(passes - (first ? 1 : 0)) * kTrip;
 }
 
-// Rows that meet the same matrix: an expert has a part of the tokens.
+// Rows that are multiplied by the same matrix: an expert gets a part of the tokens.
 double rows_of_matrix(const ops::OpDesc& desc, int64_t tokens) {
   const auto rows = static_cast<double>(tokens);
   return std::visit(
@@ -127,7 +127,7 @@ class Estimate {
         fetch(list, fetched);
       }
       add(list, i, tokens);
-      // Only rows whose logits are wanted go on.
+      // Only rows whose logits are wanted continue.
       if (static_cast<int32_t>(i) == list.select_node) tokens = std::min(tokens, load_.logit_rows);
       if (tokens == 0) break;
     }
@@ -152,7 +152,8 @@ class Estimate {
   const Link& link(DeviceId id) const { return device_link(plan_, rates_, id); }
   bool is_gpu(DeviceId id) const { return plan_.device(id).kind == DeviceKind::cuda; }
 
-  // When the device has done all launches so far. Devices of the CPU take turns, since they share its threads.
+  // The time at which the device has finished all launches so far. CPU devices share one clock, because they share
+  // threads.
   double& clock(DeviceId id) {
     if (is_gpu(id)) return clocks_[static_cast<size_t>(id)];
     size_t first = 0;
@@ -160,7 +161,7 @@ class Estimate {
     return clocks_[first];
   }
 
-  // Of the rows of a product with experts, and of its bytes.
+  // The share of the rows, and of the bytes, of a product of experts.
   double share_of(const Node& node) const {
     if (!node.divided || node.layer < 0 || plan_.shared_experts[static_cast<size_t>(node.layer)] == 0)
       return node.share;
@@ -188,7 +189,7 @@ class Estimate {
     out_.transfer_seconds += seconds;
   }
 
-  // Bytes of a streamed weight that cross. Of experts, these are the ones that tokens choose if they choose evenly.
+  // Bytes of a streamed weight that are copied. For experts: those that tokens choose if they choose evenly.
   size_t crossing(const NodeList& list, const Fetch& fetch, model::WeightId id) const {
     const WeightPlacement& weight = plan_.weights[static_cast<size_t>(id)];
     if (fetch.ids == kNoValue || model_.weight(id).batch != fetch.experts) return weight.bytes;
@@ -201,7 +202,7 @@ class Estimate {
     return static_cast<size_t>(share * static_cast<double>(weight.bytes));
   }
 
-  // The copies of all fetches of a layer, one behind the other, begin where the link is free.
+  // Starts the copies of all fetches of a layer, one after the other, when the link is free.
   void begin_copies(const NodeList& list, int32_t order) {
     for (size_t i = 0; i < list.fetches.size(); ++i) {
       if (list.fetches[i].order != order) continue;
@@ -216,7 +217,8 @@ class Estimate {
     }
   }
 
-  // As WeightStream: copies of a layer begin at the first fetch of the layer before, and the first layer's at its own.
+  // As in WeightStream: copies of a layer start at the first fetch of the previous layer; the copies of the first layer
+  // start at its own fetch.
   void fetch(const NodeList& list, size_t index) {
     const int32_t order = list.fetches[index].order;
     if (index == 0) {
@@ -228,7 +230,7 @@ class Estimate {
     main = std::max(main, copied_by_[index]);
   }
 
-  // Values that cross to one device together wait for it once. Virtual links take them one by one.
+  // Values that move to one device together cost one wait. Virtual links copy them one by one.
   void transfer(const NodeList& list, size_t index, int64_t tokens) {
     const auto ends = [&](const Node& node) {
       const auto& moved = std::get<TransferOperands>(node.operands);
@@ -240,7 +242,7 @@ class Estimate {
     const Value& value = plan_.values[static_cast<size_t>(std::get<TransferOperands>(node.operands).x.value)];
     const size_t bytes = value.bytes_fixed + value.bytes_per_token * static_cast<size_t>(tokens);
     const Rates& rates = rates_[static_cast<size_t>(node.device)].rates;
-    // The copy itself runs while the link would.
+    // The copy itself runs concurrently with the link.
     const double moved = 2 * static_cast<double>(bytes);
     const double copy = moved / row_rate(rates, moved) + rates.launch_seconds;
     const Node* before = index > 0 ? &list.nodes[index - 1] : nullptr;
@@ -283,8 +285,8 @@ class Estimate {
   const std::vector<DeviceRates>& rates_;
   Load load_;
   std::vector<double> clocks_;     // by device
-  double copied_ = 0;              // when the link has brought all copies that were begun
-  std::vector<double> copied_by_;  // by fetch: when its copies are there
+  double copied_ = 0;              // the time at which the link has finished all copies so far
+  std::vector<double> copied_by_;  // by fetch: the time at which its copies are complete
   PlanCost out_;
 };
 
@@ -292,7 +294,7 @@ class Estimate {
 
 Rates assumed_rates(const DeviceInfo& device) {
   if (device.kind == DeviceKind::cuda) {
-    // About what a card of that many multiprocessors has; a link of PCIe 4 with 16 lanes.
+    // Roughly a card with that many multiprocessors, and a PCIe 4 link with 16 lanes.
     const double share = std::max(device.sm_count, 1) / 100.0;
     return {.bytes_per_second = 1.5e12 * share,
             .flops_one = 2e13 * share,

@@ -1,11 +1,11 @@
-// How long a plan is expected to take, and how many bytes it moves. Each device has a clock, which its launches move
-// on. A transfer lets the device that it goes to wait for the one that it comes from. So two devices that do not wait
-// for each other count once. All devices of the CPU share a clock, as they share its threads. Copies of weights have a
-// link of their own, and launches wait for them.
+// The expected time of a plan and the bytes that it moves. Each device has a clock, which its launches advance. A
+// transfer makes the target device wait for the source device. So devices that do not wait for each other run
+// concurrently. All CPU devices share one clock, because they share the CPU's threads. Copies of weights have a
+// separate link, and launches wait for them.
 //
-// An op takes the longer of its bytes at the memory's rate and its operations at the rate of products (the roofline of
-// Williams, Waterman and Patterson, 2009), and a launch beside. Where the op itself was measured, that time stands
-// instead.
+// An op takes its launch time, plus the longer of its bytes at the memory's rate and its operations at the rate of
+// products (the roofline of Williams, Waterman and Patterson, 2009). If the op itself was measured, the measured time
+// is used instead.
 #pragma once
 
 #include <map>
@@ -17,16 +17,16 @@
 
 namespace dyno::plan {
 
-// Of products with so many rows.
+// The rate of products with this many rows.
 double flops_per_second(const Rates& rates, double rows);
-// Bytes of matrices a second that products with few rows read.
+// Bytes of matrices per second in products with few rows.
 double weight_rate(const Rates& rates);
-// Bytes a second that an op reads and writes which is no product, and which has so many bytes.
+// Bytes per second of an op that is not a product, and reads and writes `bytes` in total.
 double row_rate(const Rates& rates, double bytes);
-// By the device's properties alone: for want of measured ones.
+// Rates from the device's properties alone, for devices without measured rates.
 Rates assumed_rates(const DeviceInfo& device);
 
-// An op that was measured with so many rows.
+// An op that was measured with this many rows.
 struct MeasuredOp {
   std::string key;
   int64_t rows = 0;
@@ -35,10 +35,10 @@ struct MeasuredOp {
 
 struct DeviceRates {
   Rates rates;
-  std::map<MeasuredOp, double> measured;  // seconds of a launch
+  std::map<MeasuredOp, double> measured;  // seconds per launch
 };
 
-// The link of a device: the plan's, or else a measured or assumed one.
+// The link of a device: from the plan, else measured or assumed.
 const Link& device_link(const Plan& plan, const std::vector<DeviceRates>& rates, DeviceId id);
 
 // A u-batch of one sequence.
@@ -48,25 +48,25 @@ struct Load {
   int64_t logit_rows = 1;
 };
 
-// Launches of one device in one layer (-1: before and behind the layers).
+// Launches of one device in one layer (-1: before or after the layers).
 struct CostPart {
   DeviceId device = kMainDevice;
   int32_t layer = -1;
   int launches = 0;
-  size_t weight_bytes = 0;  // that lie there
+  size_t weight_bytes = 0;  // weights on this device
   double bytes = 0, flops = 0, seconds = 0;
-  size_t transfer_bytes = 0;  // that come to the device, copies of weights among them
+  size_t transfer_bytes = 0;  // copied to the device, including copies of weights
   double transfer_seconds = 0;
 };
 
 struct PlanCost {
   std::vector<CostPart> parts;  // by layer, in the order of the launches
-  double seconds = 0;           // until the last device has ended
+  double seconds = 0;           // until the last device has finished
   double transfer_seconds = 0;
   size_t transfer_bytes = 0;
 };
 
-// `rates`: of each device of the plan.
+// `rates`: one entry for each device of the plan.
 PlanCost estimate(const Plan& plan, const model::ModelDesc& model, const std::vector<DeviceRates>& rates,
                   const Load& load);
 

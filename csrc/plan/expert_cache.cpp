@@ -19,7 +19,7 @@ bool is_host(const Plan& plan, WeightId id) {
   return at.kind == DeviceKind::cpu && at.ordinal == 0 && plan.weights[static_cast<size_t>(id)].device != kMainDevice;
 }
 
-// The mixture of a layer whose experts can be cached; null for another layer.
+// The experts of a layer if they can be cached, else null.
 const model::FfnSpec* cacheable(const Plan& plan, const model::ModelDesc& model, const model::LayerSpec& layer) {
   const model::FfnSpec* f = layer.mixture();
   if (f == nullptr || !model::can_cache_experts(model, *f)) return nullptr;
@@ -33,7 +33,8 @@ const model::FfnSpec* cacheable(const Plan& plan, const model::ModelDesc& model,
   return f;
 }
 
-// Of such a layer the weight that keeps experts from coming to the main device while tokens run; kNone if they can.
+// The weight of such a layer that prevents a move of experts to the main device while tokens run; kNone if nothing
+// prevents it.
 WeightId hinders_swaps(const Plan& plan, const model::ModelDesc& model, const model::FfnSpec& f) {
   if (plan.main_device().kind != DeviceKind::cuda) return model::kNone;
   for (const WeightId id : {f.experts_gate, f.experts_up, f.experts_down}) {
@@ -43,7 +44,7 @@ WeightId hinders_swaps(const Plan& plan, const model::ModelDesc& model, const mo
   return model::kNone;
 }
 
-// Of one expert, on the main device.
+// Bytes of one expert on the main device.
 size_t expert_bytes(const Plan& plan, const model::ModelDesc& model, const model::FfnSpec& f) {
   size_t bytes = 0;
   for (const WeightId id :
@@ -56,7 +57,7 @@ size_t expert_bytes(const Plan& plan, const model::ModelDesc& model, const model
   return bytes;
 }
 
-// Throws PlanError if the recorded use is not of this model. A slice of a model is of its first layers.
+// Throws PlanError if the counts were recorded with another model. A slice of a model has its first layers.
 void check_uses(const Plan& plan, const model::ModelDesc& model) {
   const std::vector<std::vector<int64_t>>& uses = plan.load.expert_cache.uses;
   if (uses.empty()) return;
@@ -65,7 +66,7 @@ void check_uses(const Plan& plan, const model::ModelDesc& model) {
   DYNO_CHECK(PlanError, uses.size() == layers || (slice && uses.size() > layers), "[experts] the recorded counts have ",
              uses.size(), " layers with experts, but this model has ", layers,
              "; record them with this model (`dyno experts`)");
-  const auto experts = static_cast<size_t>(model.experts());  // of the largest mixture
+  const auto experts = static_cast<size_t>(model.experts());  // of the layer with the most experts
   for (size_t i = 0; i < uses.size(); ++i) {
     DYNO_CHECK(PlanError, uses[i].size() == experts, "[experts] the recorded counts have ", uses[i].size(),
                " experts in layer ", i, " of the layers with experts, but this model has ", experts,
@@ -74,7 +75,7 @@ void check_uses(const Plan& plan, const model::ModelDesc& model) {
 }
 
 struct CacheCandidate {
-  double use = 0;  // for each byte that it takes
+  double use = 0;  // recorded count per byte
   size_t layer = 0;
   int32_t expert = 0;
   size_t bytes = 0;
@@ -121,7 +122,7 @@ std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::M
              dtype_name(model.weight(hinders).type), ", which ", device_name(plan.main_device()),
              " reads as another type; use expert_cache=static, with recorded counts of a text like yours (`dyno "
              "experts`)");
-  // Among equals the first experts of each layer, so that without recorded use all layers have as many.
+  // Among equals, the first experts of each layer, so that without recorded counts all layers cache the same number.
   std::stable_sort(candidates.begin(), candidates.end(), [](const CacheCandidate& a, const CacheCandidate& b) {
     return a.use != b.use ? a.use > b.use : a.expert < b.expert;
   });
@@ -131,7 +132,7 @@ std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::M
     left -= one.bytes;
     chosen[one.layer].push_back(one.expert);
   }
-  // So that neighbours in the file are neighbours in the cache, and are copied together.
+  // Sorted, so that neighbours in the file are neighbours in the cache and can be copied together.
   for (std::vector<int32_t>& experts : chosen) std::sort(experts.begin(), experts.end());
   return chosen;
 }

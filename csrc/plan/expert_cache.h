@@ -1,4 +1,4 @@
-// Which experts of layers whose experts lie on the CPU also lie on the main device: the most used ones.
+// Which experts of the CPU get a copy on the main device: the most used ones.
 #pragma once
 
 #include <string>
@@ -8,20 +8,19 @@
 
 namespace dyno::plan {
 
-// By layer, the most used experts in the order of their places; empty where a layer has none or its experts lie
-// elsewhere. They take at most ExpertCacheOptions::mib together. Of a cache that does not adapt, only those that the
-// recorded text has chosen at all; of one that adapts on a GPU, only of layers whose experts a GPU reads as the types
-// that they have on the CPU. Throws PlanError if the recorded use is not of this model, or if no layer's experts can
-// adapt.
+// For each layer, the most used experts in the order of their places; empty if the layer has no experts or they are not
+// on the CPU. Their total size is at most ExpertCacheOptions::mib. A static cache holds only experts that the recorded
+// text chose. An adaptive cache on a GPU holds only experts of layers whose type on the GPU equals their type on the
+// CPU. Throws PlanError if the counts were recorded with another model, or if no layer's experts can adapt.
 std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::ModelDesc& model);
 
-// How often the recorded text chose each expert of a layer with a mixture; null if nothing is recorded.
+// How often the recorded text chose each expert of a layer with experts; null if nothing is recorded.
 const std::vector<int64_t>* recorded_uses(const Plan& plan, const model::ModelDesc& model, size_t layer);
 
-// Why a cache that was asked for holds no expert, as a warning; empty if it holds one, or none was asked for.
+// The reason, as a warning, that a requested cache holds no expert; empty if it holds one, or none was requested.
 std::string why_none_cached(const Plan& plan, const model::ModelDesc& model);
 
-// The share of a layer's choices that the cached experts are expected to be, by their recorded use, or else evenly.
+// The expected share of a layer's choices that are cached experts, from recorded counts, or else by equal use.
 double cached_share(const Plan& plan, const model::ModelDesc& model, int32_t layer);
 
 }  // namespace dyno::plan

@@ -11,8 +11,9 @@ using model::WeightId;
 
 namespace {
 
-// Bytes that the CPU moves for each token beside weights, whatever experts it takes. The products write rows for all
-// experts of a token, zeros for the others' ones, and quantise their inputs. A store reads its line first.
+// Bytes, other than weights, that the CPU moves for each token, whichever experts it computes. The products write rows
+// for all experts of a token, with zeros for experts of the other device, and quantise their inputs. A store also reads
+// its cache line.
 double row_bytes(const model::ModelDesc& model, const model::FfnSpec& f) {
   constexpr double kRead = sizeof(float), kStore = 2 * sizeof(float), kQuantised = 2;
   const double inner = static_cast<double>(model.weight(f.experts_down).cols), outer = model.n_embd;
@@ -36,7 +37,7 @@ int64_t experts_for_cpu(const Plan& plan, const std::vector<DeviceRates>& rates,
   if (plan.offload.cpu_share >= 0) return std::min(most, chosen * plan.offload.cpu_share / 100);
   const DeviceId home = plan.weights[static_cast<size_t>(f.experts_down)].device;
   const Rates& cpu = rates[static_cast<size_t>(home)].rates;
-  double bytes = 0, multiplies = 0;  // of one expert, with one row
+  double bytes = 0, multiplies = 0;  // of one expert with one row
   for (const WeightId id : {f.experts_gate, f.experts_up, f.experts_down}) {
     if (id == model::kNone) continue;
     const model::Weight& w = model.weight(id);
@@ -49,7 +50,7 @@ int64_t experts_for_cpu(const Plan& plan, const std::vector<DeviceRates>& rates,
   };
   const double linked =
       crossing(bytes * static_cast<double>(chosen)) / static_cast<double>(std::max<int64_t>(1, chosen));
-  // The rows cross to the CPU first, and their sums back at last.
+  // The rows move to the CPU first, and their sums back at the end.
   const double rows_alone = 2 * crossing(static_cast<double>(tokens * model.n_embd) * sizeof(float)) +
                             static_cast<double>(tokens) * row_bytes(model, f) / cpu.bytes_per_second;
   double computed = rows_alone;
@@ -60,7 +61,7 @@ int64_t experts_for_cpu(const Plan& plan, const std::vector<DeviceRates>& rates,
                          multiplies * static_cast<double>(count) / flops_per_second(cpu, static_cast<double>(count)));
     if (computed > linked * static_cast<double>(chosen - taken - 1)) break;
   }
-  // The rows' way is in nobody's shade: the layer's sum waits for it.
+  // The transfer of rows overlaps with nothing, because the layer's sum waits for it.
   return linked * static_cast<double>(taken) > rows_alone ? taken : 0;
 }
 

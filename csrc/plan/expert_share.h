@@ -1,4 +1,5 @@
-// Prompts for which the CPU multiplies by a part of a layer's experts, while the others cross to the main device.
+// The division of a layer's experts in a prompt: the CPU multiplies by some of them while the others are copied to the
+// main device.
 #pragma once
 
 #include <span>
@@ -9,18 +10,18 @@
 
 namespace dyno::plan {
 
-// Whether the streamed list shares the experts of a layer so.
+// Whether the streamed list divides the experts of a layer in this way.
 bool shares_experts(const Plan& plan, const model::ModelDesc& model, const model::FfnSpec& f);
 
-// Of `chosen` experts that a u-batch of so many tokens is routed to, the CPU takes the first so many candidates.
-// `rows`: of each candidate, ascending. By the setting cpu_share, or until the CPU and the link are expected to end
-// together, by the rates of the plan's devices.
+// How many candidates the CPU takes from the start of the list, of the `chosen` experts of a u-batch. `rows`: the rows
+// of each candidate, ascending. The number follows the setting cpu_share, or makes CPU and link end at the same time,
+// by the rates of the plan's devices.
 int64_t experts_for_cpu(const Plan& plan, const model::ModelDesc& model, const model::FfnSpec& f, int64_t tokens,
                         int64_t chosen, std::span<const int64_t> rows);
 int64_t experts_for_cpu(const Plan& plan, const std::vector<DeviceRates>& rates, const model::ModelDesc& model,
                         const model::FfnSpec& f, int64_t tokens, int64_t chosen, std::span<const int64_t> rows);
 
-// The CPU's part of a layer's experts, between 0 and 1, if tokens choose evenly.
+// The CPU's share of a layer's experts, from 0 to 1, if tokens choose experts evenly.
 double even_share(const Plan& plan, const std::vector<DeviceRates>& rates, const model::ModelDesc& model,
                   const model::FfnSpec& f, int64_t tokens);
 

@@ -1,4 +1,4 @@
-// Whether a plan fits into the memory of its devices, and what would make it fit: said before anything is allocated.
+// Checks whether a plan fits the memory of its devices, and finds remedies, before anything is allocated.
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -12,7 +12,7 @@
 namespace dyno::plan {
 namespace {
 
-// Weights of the CPU that are repacked, converted or transposed.
+// Bytes of CPU weights that are repacked, converted or transposed.
 size_t copied_bytes(const Plan& plan) {
   size_t bytes = 0;
   for (const WeightPlacement& weight : plan.weights) {
@@ -22,14 +22,14 @@ size_t copied_bytes(const Plan& plan) {
   return bytes;
 }
 
-// The bytes that a plan takes of one memory, and how much of it is free.
+// The bytes that a plan needs in one memory, and the free bytes there.
 struct Demand {
   std::string where;          // "this machine"
   std::string weights_words;  // "copied weights"
   std::string larger;         // "a machine with more memory"
   size_t weights = 0, streams = 0, reserve = 0, kv = 0, state = 0, arena = 0, scratch = 0;
   size_t free = 0;
-  bool own_limit = false;  // a virtual device's
+  bool own_limit = false;  // the limit of a virtual device
 
   size_t needed() const {
     size_t sum = 0;
@@ -93,7 +93,7 @@ void check_memory(const Plan& plan, DeviceId gpu, size_t free_bytes, bool weight
 }
 
 void check_host_memory(const Plan& plan, size_t free_bytes, bool weights_loaded) {
-  // Pages of the file that the CPU reads in place can be dropped at any time: no memory of this process.
+  // Not counted: pages of the file that the CPU reads in place, which the system can drop at any time.
   Demand demand{.where = "this machine",
                 .weights_words = "copied weights",
                 .larger = "a machine with more memory",

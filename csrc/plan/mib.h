@@ -1,4 +1,4 @@
-// Bytes for people. Internal to plan/.
+// Formats bytes as MiB. Internal to plan/.
 #pragma once
 
 #include <iomanip>

@@ -1,6 +1,6 @@
-// The operands of a node of an op list: the struct of its family (ops/<family>/fields.h). The lives of values, the
-// printed plan and the arguments of a launch follow from their lists: a member that has the name of one of the family's
-// Args fills it (runtime/launch_args.h).
+// The operands of a node: the struct of its family (ops/<family>/fields.h). Lifetimes of values, the printed plan and
+// launch arguments are derived from their field lists. An operand fills the Args member of the same name
+// (runtime/launch_args.h).
 #pragma once
 
 #include <variant>
@@ -47,7 +47,7 @@ using OperandsOf = typename detail::OperandsOf<Desc>::Type;
 // In the order of OpDesc.
 using Operands = typename detail::AnyOperands<ops::OpDesc>::Type;
 
-// Calls visit(name, operand) for each operand of a node, absent ones too.
+// Calls visit(name, operand) for each operand of a node, including absent ones.
 template <typename AnyOperands, typename Visit>
 void for_each_operand(AnyOperands& operands, const Visit& visit) {
   std::visit(

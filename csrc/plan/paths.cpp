@@ -18,7 +18,8 @@ PathSettings resolved(const PathSettings& settings) {
                most, " tokens");
   };
   check("matvec_max_tokens", s.matvec_max_tokens, int64_t{1} << 16);
-  check("matvec_id_max_tokens", s.matvec_id_max_tokens, int64_t{1} << 12);  // a row of blocks for each of its experts
+  check("matvec_id_max_tokens", s.matvec_id_max_tokens, int64_t{1} << 12);  // the grid has a row of blocks for each
+                                                                            // expert of each token
   check("mmq_max_tokens", s.mmq_max_tokens, int64_t{1} << 20);
   check("mmq_id_max_tokens", s.mmq_id_max_tokens, int64_t{1} << 20);
   if (!ops::kDequantizeBuilt) s.mmq_max_tokens = s.mmq_id_max_tokens = kAlways;

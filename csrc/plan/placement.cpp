@@ -14,7 +14,7 @@ using model::kNone;
 using model::WeightId;
 
 constexpr int64_t kMostVirtualDevices = 16;
-// The library's matcher calls itself for each character of what it compiles.
+// The library's matcher recurses for each character of the pattern.
 constexpr size_t kLongestRule = 1000;
 
 std::string lower(std::string_view text) {
@@ -24,7 +24,7 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-// Also as llama.cpp spells them: CPU, CUDA0.
+// Also accepts the spelling of llama.cpp: CPU, CUDA0.
 bool names(std::string_view text, const DeviceInfo& device) {
   const std::string name = lower(text);
   return name == device_name(device) || (device.kind == DeviceKind::cuda && name == str_cat("cuda", device.ordinal));
@@ -33,7 +33,7 @@ bool names(std::string_view text, const DeviceInfo& device) {
 bool is_host(const DeviceInfo& device) { return device.kind == DeviceKind::cpu && device.ordinal == 0; }
 
 void check_virtual(const std::string& name, const VirtualDevice& device) {
-  // Slower than a modem, or a wait of minutes, is a mistake of units.
+  // Values outside these limits (slower than a modem, or a latency above a second) are probably errors of units.
   constexpr double kSlowest = 1e6, kFastest = 1e15, kLongest = 1;
   const double rate = device.link.bytes_per_second;
   DYNO_CHECK(PlanError, rate == 0 || (rate >= kSlowest && rate <= kFastest), "[placement] link_gbps of ", name, " is ",
@@ -66,7 +66,7 @@ class Placing {
  private:
   static constexpr DeviceId kUnplaced = -1;
 
-  // A weight that was placed before stays.
+  // The first placement of a weight wins.
   void put(size_t weight, DeviceId device) {
     if (placed_[weight] == kUnplaced) placed_[weight] = device;
   }
@@ -120,7 +120,7 @@ class Placing {
                             gpu ? "" : "; the setting virtual_devices adds cpu:1, cpu:2, …"));
   }
 
-  // The CPU itself, for one of the settings that move weights there.
+  // The CPU itself, for a setting that moves weights there.
   DeviceId host(const std::string& setting) const {
     for (size_t i = 0; i < plan_.devices.size(); ++i) {
       if (is_host(plan_.devices[i].info)) return static_cast<DeviceId>(i);
@@ -154,7 +154,7 @@ class Placing {
     const std::string setting = str_cat("n_gpu_layers=", wanted);
     DYNO_CHECK(PlanError, !is_host(plan_.main_device()), "[placement] ", setting,
                " needs a device beside the CPU, and the device is cpu; leave it out, or name a GPU");
-    // The output is one more layer, behind all others.
+    // The output counts as one more layer, after all others.
     const int64_t first = model_.n_layers + 1 - wanted;
     if (first <= 0) return;
     for (size_t i = 0; i < model_.weights.size(); ++i) {
@@ -164,7 +164,7 @@ class Placing {
     }
   }
 
-  // The devices that layers are split over, by their numbers.
+  // The devices over which layers are split, in ascending order.
   std::vector<DeviceId> split_devices() const {
     std::vector<DeviceId> over;
     for (size_t i = 0; i < plan_.devices.size(); ++i) {
@@ -200,8 +200,8 @@ class Placing {
     return shares;
   }
 
-  // Layers in their order over several devices, so many to each as its share. The output is one more layer, and the
-  // token embedding lies on the main device.
+  // Splits the layers in their order over several devices, in proportion to their shares. The output counts as one more
+  // layer, and the token embedding is on the main device.
   void split() {
     if (!options_.split_layers) {
       DYNO_CHECK(PlanError, options_.shares.empty(), "[placement] tensor_split needs split=layer");
@@ -302,7 +302,7 @@ std::vector<PlannedDevice> plan_devices(const DeviceInfo& main, const PlacementO
 }
 
 double transfer_seconds(const Link& from, const Link& to, size_t bytes) {
-  double slowest = 0;  // seconds a byte
+  double slowest = 0;  // seconds per byte
   for (const Link& link : {from, to}) {
     if (link.bytes_per_second > 0) slowest = std::max(slowest, 1 / link.bytes_per_second);
   }

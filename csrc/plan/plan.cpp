@@ -33,7 +33,7 @@ bool has_latents(const model::ModelDesc& model) {
                      [](const model::LayerSpec& layer) { return layer.attention.kind == model::AttentionKind::mla; });
 }
 
-// Of the weights that make what the cache holds.
+// The device of the weights that compute the keys and values of the cache.
 DeviceId attention_device(const Plan& plan, const model::AttentionSpec& a) {
   const model::WeightId w = a.kind == model::AttentionKind::mla ? a.kv_a : a.qkv != model::kNone ? a.qkv : a.k;
   return plan.weights[static_cast<size_t>(w)].device;
@@ -45,7 +45,7 @@ void check_cache_tokens(const Plan& plan) {
              "; expected 0 (room for all sequences), or at least ctx=", c.ctx, ", so that one sequence can be full");
 }
 
-// Positions that the cache has room for, of all sequences together.
+// Positions of all sequences together for which the cache has room.
 size_t cache_positions(const ContextOptions& c) {
   const int64_t all = c.ctx * c.sequences;
   return static_cast<size_t>(c.cache_tokens > 0 ? std::min(c.cache_tokens, all) : all);
@@ -53,20 +53,20 @@ size_t cache_positions(const ContextOptions& c) {
 
 struct WindowedRows {
   size_t rows = 0;
-  size_t pieces = 0;  // rows that stand together
+  size_t pieces = 0;  // contiguous runs of rows
 };
 
-// The most that a layer keeps of all sequences. Of each: where it is, with the u-batch that it writes, and where its
-// decode began. Of a checkpoint and of a stop: its window.
+// The maximum of rows that a layer keeps for all sequences: for each sequence, the window at its position with the
+// u-batch that it writes, and the window at the start of its decode; for each checkpoint and each stop, a window.
 WindowedRows windowed_rows(const ContextOptions& c, int64_t window, int64_t stride, int64_t ubatch) {
   const auto sequences = static_cast<size_t>(c.sequences);
   const auto kept = static_cast<size_t>(window + kWindowSlack), steps = static_cast<size_t>(kWindowStep + ubatch);
   const size_t stops = stride > 0 ? cache_positions(c) / static_cast<size_t>(stride) : 0;
   const size_t rows = sequences * (2 * kept + steps) + (sequences + 1) * kept + stops * static_cast<size_t>(window);
-  return {rows, 4 * sequences + 1 + stops};  // and on a GPU, rows behind the sequence before it
+  return {rows, 4 * sequences + 1 + stops};  // and on a GPU, rows after the end of the previous sequence
 }
 
-// Of keys or values of one layer, with a u-batch that is written.
+// Bytes of the keys or values of one layer, including the u-batch that is written.
 size_t memory_of_rows(const Plan& plan, const ContextOptions& c, const KvLayer& layer, int64_t row, int64_t ubatch) {
   const DeviceInfo& device = plan.device(layer.device);
   const size_t sequences = static_cast<size_t>(c.sequences), positions = static_cast<size_t>(c.ctx) * sequences;
@@ -76,13 +76,13 @@ size_t memory_of_rows(const Plan& plan, const ContextOptions& c, const KvLayer& 
   if (layer.window > 0) {
     // All windowed layers keep rows for the longest window.
     WindowedRows kept = windowed_rows(c, plan.cache_window(), plan.cache_stride(), ubatch);
-    // A GPU gets the rows of one u-batch back while the next one runs.
+    // A GPU frees the rows of one u-batch while the next one runs.
     if (device.kind == DeviceKind::cuda) kept.rows += static_cast<size_t>(ubatch);
     if (kept.rows < held) pieces = kept.pieces;
     held = std::min(held, kept.rows);
   }
   if (held >= positions) return all;
-  // Of such rows, the first and the last page may be shared with nothing.
+  // The first and last page of each run may be used by that run alone.
   const bool gpu = device.kind == DeviceKind::cuda;
   const size_t beside = gpu ? 2 * kMappedPiece + static_cast<size_t>(kRowsBehind * row) : 2 * kPage;
   return std::min(all, held * static_cast<size_t>(row) + beside * pieces);
@@ -96,7 +96,7 @@ size_t kv_memory(const Plan& plan, const ContextOptions& c, const KvLayer& layer
 
 namespace {
 
-// Of a virtual device: its memory and its link.
+// The memory limit and the link of a virtual device.
 std::string limits(const PlannedDevice& device) {
   std::string out;
   if (device.memory_limit > 0) out += str_cat("; limit ", mib(device.memory_limit));
@@ -105,7 +105,7 @@ std::string limits(const PlannedDevice& device) {
   return out;
 }
 
-// The layers that have weights on a device: "0-23, 47".
+// The layers with weights on a device: "0-23, 47".
 std::string layers_on(const Plan& plan, DeviceId device) {
   std::set<int32_t> layers;
   for (const WeightPlacement& weight : plan.weights) {
@@ -195,7 +195,8 @@ int64_t Plan::cache_stride() const {
 
 namespace {
 
-// The longest window in which the layer's rows are read, by itself or by layers that share them; 0: all are read.
+// The longest window in which the layer's rows are read, by itself or by layers that share its cache; 0: all rows are
+// read.
 int64_t window_of(const model::ModelDesc& model, size_t layer) {
   int64_t longest = model.layers[layer].attention.window;
   for (const model::LayerSpec& reader : model.layers) {
@@ -206,8 +207,9 @@ int64_t window_of(const model::ModelDesc& model, size_t layer) {
   return longest;
 }
 
-// Whether windows are worth it: full rows let a sequence go back anywhere, which a short context pays with little
-// memory. The u-batch does not count, so that it changes nothing but memory. A GPU maps whole pieces, so bytes count.
+// Whether keeping only windows is worth it. Full rows allow a return to any position, and need little memory in a short
+// context. The u-batch is not part of the rule, so that it affects nothing but memory. A GPU maps whole pieces, so
+// bytes are compared.
 bool windows_halve_the_cache(const Plan& windowed) {
   if (windowed.cache_window() == 0) return false;
   const ContextOptions& c = windowed.context;
@@ -273,7 +275,7 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   const size_t positions =
       checked_mul(static_cast<size_t>(c.ctx), static_cast<size_t>(c.sequences), "the KV cache (ctx x sequences)");
   check_cache_tokens(plan);
-  // The offset of a layer's keys or values.
+  // Reserves memory for a layer's keys or values and returns its offset.
   const auto take = [&](DeviceId device, int64_t row) {
     const size_t bytes = checked_align(
         checked_mul(static_cast<size_t>(row), positions, "the KV cache (bytes x positions)"), 64, "the KV cache");
@@ -340,7 +342,8 @@ void find_expert_places(Plan& plan, const model::ModelDesc& model) {
   }
 }
 
-// The rows that a head gets from the model, and gives, are values of every list that may run in place of `general`.
+// Checks that the rows which a draft head gets from the model, and writes, exist in every list that can replace
+// `general`.
 void check_head_values(const Plan& plan, const model::ModelDesc& model, const NodeList& list) {
   if (list.nodes.empty() || list.id == ListId::draw) return;
   const bool rows = list.rows_in != kNoValue || plan.general.rows_in == kNoValue;
@@ -369,7 +372,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
     plan.batched = batch(plan, model, plan.general);
     if (has_latents(model)) plan.expanded = expand_mla(plan, model, plan.general);
   }
-  // A token is drawn on the GPU where nothing of a step is elsewhere.
+  // A token is sampled on the GPU if it computes the whole step.
   if (gpu && plan.devices.size() == 1) plan.draw = emit_draw(plan, model);
   mark_streamed(plan, model);
   mark_refilled(plan, model);
@@ -394,7 +397,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
 }
 
 size_t Plan::expanded_bytes() const {
-  size_t most = 0;  // of any layer: the arena holds one at a time
+  size_t most = 0;  // of any layer: the arena holds one layer at a time
   for (const Node& node : expanded.nodes) {
     const auto* made = std::get_if<MlaExpandOperands>(&node.operands);
     if (!expands() || made == nullptr) continue;
@@ -405,7 +408,7 @@ size_t Plan::expanded_bytes() const {
 }
 
 size_t Plan::stage_bytes() const {
-  // Enough for the link to run at its full rate, and little beside a layer.
+  // Enough for the full rate of the link, and little compared with a layer.
   constexpr size_t kEnough = size_t{32} << 20;
   constexpr size_t kAlignment = 256;
   size_t most = 0;
@@ -441,7 +444,7 @@ std::string describe_numa(const Plan& plan) {
   }
 }
 
-// From which layout to which the copies go, and why where the CPU's is not the one that its kernels like best.
+// The source and target layout of copies, and the reason if the source is not the layout that CPU kernels prefer.
 std::string describe_copies(const Plan& plan, const model::ModelDesc& model) {
   std::map<std::string, int> groups;
   for (size_t i = 0; i < plan.weights.size(); ++i) {
@@ -462,7 +465,7 @@ std::string describe_copies(const Plan& plan, const model::ModelDesc& model) {
   return out;
 }
 
-// The layers that keep their window alone.
+// The layers that keep only their window.
 std::string describe_windows(const Plan& plan) {
   const auto count = [&](const auto& counts) { return std::count_if(plan.kv.begin(), plan.kv.end(), counts); };
   const auto windowed = count([](const KvLayer& layer) { return layer.window > 0; });
@@ -509,7 +512,7 @@ std::string Plan::describe(const model::ModelDesc& model) const {
   for (size_t i = 0; i < weights.size(); ++i) {
     const std::string place = devices.size() > 1 ? str_cat(device_name(this->device(weights[i].device)), ": ") : "";
     const DType type = weights[i].type, own = model.weights[i].type;
-    // On a GPU, which reads some types as another one.
+    // A GPU reads some types as another type.
     const std::string name = str_cat(own == type ? "" : str_cat(dtype_name(own), " as "), dtype_name(type));
     auto& [count, bytes] = groups[str_cat(place, name, " ", ops::layout_name(weights[i].layout),
                                           weights[i].mapped ? ", mapped from the file" : ", owned copy")];

@@ -7,12 +7,12 @@
 namespace dyno::plan {
 namespace {
 
-// Below these nobody would want to run.
+// Smaller values would not be useful.
 constexpr int64_t kLeastUbatch = 32;
 constexpr int64_t kLeastContext = 256;
 
-// The largest power of two below the u-batch that frees enough, else the smallest; what one token takes is
-// proportional.
+// The largest power of two below the u-batch that frees enough, else the smallest one. Memory is proportional to the
+// tokens.
 Remedy smaller_ubatch(const Plan& plan, const Holder& holder, size_t missing) {
   const size_t fixed = std::min(plan.expanded_bytes(), holder.arena_bytes);
   const size_t per_token = (holder.arena_bytes - fixed) / static_cast<size_t>(plan.ubatch);
@@ -24,17 +24,17 @@ Remedy smaller_ubatch(const Plan& plan, const Holder& holder, size_t missing) {
   return found;
 }
 
-// With less to hold, the default may be full rows, which take more.
+// With fewer positions, the default may become full rows, which need more memory.
 std::string with_windows(const Plan& plan) { return plan.cache_window() > 0 ? " with window_cache=window" : ""; }
 
 Remedy smaller_context(const Plan& plan, const Holder& holder, size_t missing) {
-  // Layers that keep their window take as much with a shorter context.
+  // Layers that keep only their window need as much memory with a shorter context.
   size_t per_position = 0;
   for (const KvLayer& layer : plan.kv) {
     if (layer.window > 0 || (holder.device && layer.device != *holder.device)) continue;
     per_position += static_cast<size_t>((layer.k_row_bytes + layer.v_row_bytes) * plan.context.sequences);
   }
-  const bool shared = plan.context.cache_tokens > 0;  // by all sequences, however long each may be
+  const bool shared = plan.context.cache_tokens > 0;  // all sequences share the limit, whatever their length
   if (shared || per_position == 0 || plan.context.ctx <= kLeastContext) return {};
   const auto fewer = static_cast<int64_t>((missing + per_position - 1) / per_position);
   const int64_t ctx = std::max(kLeastContext, (plan.context.ctx - fewer) / kLeastContext * kLeastContext);
@@ -45,8 +45,8 @@ Remedy absorbed_attention(const Plan& plan, const Holder& holder) {
   return {"mla_mode=absorbed", std::min(plan.expanded_bytes(), holder.arena_bytes)};
 }
 
-// The bytes of the holder's cache that another context frees. They are not in proportion to the tokens: each sequence
-// has pages of its own besides.
+// Bytes of the holder's cache that another context frees. They are not proportional to the tokens, because each
+// sequence has additional pages.
 size_t freed_cache(const Plan& plan, const Holder& holder, const ContextOptions& then) {
   size_t frees = 0;
   for (const KvLayer& layer : plan.kv) {
@@ -59,7 +59,7 @@ size_t freed_cache(const Plan& plan, const Holder& holder, const ContextOptions&
   return frees;
 }
 
-// The most sequences that free enough, or one.
+// The largest number of sequences that frees enough, or one.
 Remedy fewer_sequences(const Plan& plan, const Holder& holder, size_t missing) {
   const size_t state = holder.state_bytes / static_cast<size_t>(plan.context.sequences);
   Remedy found;
@@ -72,7 +72,7 @@ Remedy fewer_sequences(const Plan& plan, const Holder& holder, size_t missing) {
   return found;
 }
 
-// Sequences take memory for what they hold, so fewer positions than all of them could reach may do.
+// Sequences use memory only for their positions, so a limit below their maximum may be enough.
 Remedy fewer_cache_tokens(const Plan& plan, const Holder& holder, size_t missing) {
   const ContextOptions& c = plan.context;
   const int64_t now = c.cache_tokens > 0 ? c.cache_tokens : c.ctx * c.sequences;
@@ -82,7 +82,7 @@ Remedy fewer_cache_tokens(const Plan& plan, const Holder& holder, size_t missing
     then.cache_tokens = tokens;
     return freed_cache(plan, holder, then);
   };
-  // The most that free enough, in steps of kLeastContext; what is freed grows as they fall.
+  // The largest value that frees enough, in steps of kLeastContext. Smaller values free more.
   int64_t enough = (c.ctx + kLeastContext - 1) / kLeastContext, too_many = now / kLeastContext + 1;
   while (too_many - enough > 1) {
     const int64_t middle = enough + (too_many - enough) / 2;
@@ -92,7 +92,7 @@ Remedy fewer_cache_tokens(const Plan& plan, const Holder& holder, size_t missing
   return {str_cat("cache_tokens=", left, " for all sequences together", with_windows(plan)), frees(left)};
 }
 
-// Layers with a sliding window keep theirs alone. The price is that sequences cannot go back anywhere.
+// Layers with a sliding window keep only their window. Sequences can then no longer return to any position.
 Remedy windows_alone(const Plan& plan, const Holder& holder) {
   if (plan.cache_window() > 0 || !plan.maps_cache()) return {};
   Plan then = plan;
@@ -108,7 +108,7 @@ Remedy windows_alone(const Plan& plan, const Holder& holder) {
   return {"window_cache=window", frees};
 }
 
-// Only where every row holds whole blocks: latents of multi-head latent attention need not.
+// Possible only if every row consists of whole blocks, which latents of multi-head latent attention may not.
 Remedy smaller_cache(const Plan& plan, const Holder& holder) {
   size_t now = 0, then = 0;
   const auto count = [&](int64_t row, DType type) {
@@ -133,7 +133,7 @@ size_t bytes_of_weights(const Plan& plan, const Counts& counts) {
   return bytes;
 }
 
-// The CPU reads weights that are not repacked from the file's own pages, if it is mapped.
+// If the file is mapped, the CPU reads weights without repacking from the file's pages.
 Remedy weights_in_place(const Plan& plan, const Holder& holder) {
   if (holder.gpu || holder.device || !(plan.load.cpu_repack && plan.load.mmap)) return {};
   if (plan.numa_nodes() > 1) return {};  // nothing is read in place then
@@ -159,14 +159,14 @@ Remedy one_copy(const Plan& plan, const Holder& holder) {
   return {"numa=interleave", frees};
 }
 
-// Fewer experts of the CPU on the main device.
+// Fewer cached experts on the main device.
 Remedy smaller_expert_cache(const Plan& plan, const Holder& holder, size_t missing) {
   if (holder.device != kMainDevice || plan.cached_bytes == 0) return {};
   const size_t left = (plan.cached_bytes - std::min(plan.cached_bytes, missing)) >> 20;
   return {str_cat("expert_cache_mib=", left), plan.cached_bytes - std::min(plan.cached_bytes, left << 20)};
 }
 
-// The fewest layers whose experts, or which themselves, would have to leave the main device for the CPU.
+// The smallest number of layers whose experts, or which as a whole, must move from the main device to the CPU.
 Remedy weights_on_the_cpu(const Plan& plan, const Holder& holder, size_t missing) {
   if (holder.device != kMainDevice || !has_cpu_beside(plan)) return {};
   const auto layers = plan.kv.size();
@@ -192,14 +192,14 @@ Remedy weights_on_the_cpu(const Plan& plan, const Holder& holder, size_t missing
       frees += kv_memory(plan, plan.context, layer, row);
     }
   }
-  // The output counts as a layer that stays.
+  // The output counts as one of the layers that stay.
   return {str_cat("n_gpu_layers=", layers + 1 - n), frees};
 }
 
 }  // namespace
 
 bool has_cpu_beside(const Plan& plan) {
-  // The CPU stands beside every GPU, also in a plan that has nothing on it.
+  // Every GPU has a CPU, even in a plan that uses no CPU memory.
   if (plan.main_device().kind == DeviceKind::cuda) return true;
   return plan.main_device().ordinal > 0;
 }

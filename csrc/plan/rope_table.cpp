@@ -1,4 +1,4 @@
-// Frequencies of rotary embeddings with their context-extension rules, as one table a kernel multiplies positions with.
+// Frequencies of rotary embeddings with context-extension rules. Kernels multiply positions by this table.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -8,7 +8,8 @@
 namespace dyno::plan {
 namespace {
 
-// The rotary dimension that turns `rotations` times over the original context (YaRN, arXiv:2309.00071, section 3.2).
+// The rotary dimension that completes `rotations` turns over the original context (YaRN, arXiv:2309.00071, section
+// 3.2).
 double yarn_dimension(double rotations, const model::RopeSpec& rope) {
   return static_cast<double>(rope.n_rot) *
          std::log(static_cast<double>(rope.original_context) / (rotations * 2.0 * std::numbers::pi)) /
@@ -45,7 +46,7 @@ RopeTable make_rope_table(const model::RopeSpec& rope, const float* frequency_fa
         freq = 0;
         break;
       case model::RopeScaling::yarn: {
-        // Fast dimensions keep their frequency, slow ones are interpolated, with a ramp between.
+        // Fast dimensions keep their frequency, slow ones are interpolated, and a ramp connects them.
         const double ramp = std::clamp((static_cast<double>(i) - low) / std::max(0.001, high - low), 0.0, 1.0);
         freq = freq / rope.factor * ramp + freq * (1.0 - ramp);
         break;

@@ -20,7 +20,7 @@ bool only_expanded(const OpUse& use) {
 
 size_t index_of(ops::ProductPath path) { return static_cast<size_t>(path); }
 
-// Without flash attention a GPU takes what numerics=exact takes: queries, weights and sums in float32.
+// Without flash attention, a GPU runs what numerics=exact runs: queries, weights and sums in float32.
 ops::OpDesc wanted_desc(ops::OpDesc desc, bool flash_attention, ops::ComputeType compute) {
   if (auto* attention = std::get_if<ops::AttentionDesc>(&desc); attention != nullptr && !flash_attention) {
     attention->exact = true;
@@ -75,7 +75,7 @@ int Selection::bucket_of(int32_t key, int64_t tokens) const {
 
 ops::ProductPath Selection::path_of(int32_t key, int64_t tokens) const { return path_range(key, tokens).path; }
 
-// A bucket's upper end stands for all of it.
+// The upper end of a bucket represents the whole bucket.
 ops::OpDesc Selection::bucket_desc(int32_t key, ops::ProductPath path, int bucket) const {
   return ops::with_path(ops::with_tokens(wanted_[static_cast<size_t>(key)], ops::bucket_range(bucket).second), path,
                         paths_.compute);
@@ -85,7 +85,7 @@ std::vector<ops::ProductPath> Selection::paths_in(int32_t key, int bucket, int64
   const auto [low, high] = ops::bucket_range(bucket);
   const int64_t rows = use(key).rows_factor, first = (low + rows - 1) / rows;
   const int64_t last = std::max(first, std::min(high / rows, ubatch));
-  // The path changes with the tokens in one direction only.
+  // As the tokens grow, the path changes in one direction only.
   std::vector<ops::ProductPath> out = {path_of(key, first)};
   if (const ops::ProductPath path = path_of(key, last); path != out.back()) {
     if (out.back() == ops::ProductPath::matvec && path == ops::ProductPath::dequantize) {
@@ -181,7 +181,7 @@ size_t Selection::scratch_beside(int64_t tokens) const {
     for (const ListId list : {ListId::general, ListId::fused, ListId::single, ListId::batched}) {
       branches += branches_of(list)[at];
     }
-    // A stream has some workspace, so that a launch that needs none has an address.
+    // A stream always has some workspace, so that a launch that needs none still gets an address.
     if (branches > 0) most = std::max({most, ops::scratch_bytes(desc, config), size_t{256}});
   });
   return (most + 255) / 256 * 256;

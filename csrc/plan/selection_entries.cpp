@@ -1,4 +1,4 @@
-// The entries of a profile: which of them choose a Config, and why the others do not.
+// The entries of a profile: applies those that can run, and reports why the others cannot.
 #include <algorithm>
 
 #include "core/error.h"
@@ -7,14 +7,14 @@
 namespace dyno::plan {
 namespace {
 
-// Ops with one key lie on several devices. If one of them rejects an entry, that is its fate; an op that never runs
-// with it says nothing of the others.
+// Rank of a status, for ops with one key on several devices. If one device rejects an entry, the entry is rejected. An
+// op that never runs with the entry does not affect the result.
 int weight_of(EntryStatus status) {
   constexpr std::array<int, 3> weights = {1, 2, 0};  // applied, rejected, unused
   return weights[static_cast<size_t>(status)];
 }
 
-// The weight by which a product of gate and up is found in another list.
+// The gate weight, by which the same product is found in another list.
 model::WeightId gate_of(const Node& node) {
   if (const auto* pair = std::get_if<UpGateOperands>(&node.operands)) return pair->w_gate.id;
   if (const auto* experts = std::get_if<MoeUpGateOperands>(&node.operands)) return experts->w_gate.id;
@@ -59,18 +59,18 @@ EntryReport Selection::taken(const profile::KernelEntry& entry) {
   return report;
 }
 
-// An entry is taken whole or not at all: one bucket that cannot run it, on any path that u-batches take there, rejects
-// it for all of them.
+// An entry is applied completely or not at all. If one bucket cannot run it on any path of its u-batches, it is
+// rejected for all buckets.
 EntryReport Selection::apply(int32_t key, const profile::KernelEntry& entry) {
   EntryReport report{.op_key = entry.op_key, .tokens = entry.tokens, .reason = {}};
-  // Beyond its list's tokens an op never runs.
+  // An op never runs with more tokens than its list.
   const int64_t rows = use(key).rows_factor, most = most_tokens(key) * rows;
   const int last = std::min({entry.last_bucket, kBuckets - 1, ops::bucket_of(most)});
   if (entry.first_bucket > last) {
     report.reason = str_cat(entry.origin, ": this op never has more than ", most, most > 1 ? " rows" : " row");
     return report;
   }
-  // One token may run another op in its place.
+  // A u-batch of one token may run another op instead.
   const int32_t replaced = for_one_token(key);
   const int first = std::max(entry.first_bucket, replaced < 0 ? 0 : ops::bucket_of(2 * rows));
   const std::string one_token = replaced < 0 ? "" : str_cat("one token runs ", use(replaced).key, " instead");

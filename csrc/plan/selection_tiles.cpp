@@ -1,4 +1,4 @@
-// Rows that one op leaves for the next as tiles of halves (ops/half_tiles.h), if the configurations of both can, and
+// Rows that one op writes for the next as f16 tiles (ops/half_tiles.h), if the configurations of both support it, and
 // the reasons of rows that stay float32.
 #include <algorithm>
 
@@ -16,7 +16,7 @@ int nodes_of(const NodeList& list, int32_t passing) {
 
 }  // namespace
 
-// Attention's tiles hold rows of one token each, so the tokens are of different sequences.
+// Attention's tiles hold rows of one token each, so the tokens must belong to different sequences.
 bool Selection::one_token_each(const Passing& passing) const {
   return ops::family_of(use(passing.from).desc) == ops::Family::attention;
 }
@@ -55,7 +55,7 @@ Selection::Handover Selection::handover(const Passing& passing, Ends ends, int64
     return rows(true, end(passing.from, ends.gives), ": ", gives.reason,
                 differ ? str_cat(", for ", end(passing.to, ends.reads)) : "");
   }
-  // They stand where the rows would.
+  // The tiles replace the rows in their memory.
   const auto bytes =
       static_cast<size_t>(ops::half_tiles(tokens, std::get<ops::MatmulDesc>(ends.reader).k, height).bytes());
   const size_t room = value_bytes(*plan_, plan_->values[static_cast<size_t>(passing.value)]);
@@ -70,7 +70,7 @@ int64_t Selection::tiles_between(int32_t passing, int64_t tokens, int64_t runs) 
   if (passing < 0) return 0;
   const Passing& rows = plan_->passings[static_cast<size_t>(passing)];
   if (one_token_each(rows) && runs != tokens) return 0;
-  // Each launch asks, and each answer of these tokens is the same.
+  // Every launch asks, so the answer for these tokens is cached.
   std::atomic<int16_t>& known = heights_[static_cast<size_t>(passing)].at(static_cast<size_t>(tokens));
   if (const int16_t seen = known.load(std::memory_order_relaxed); seen != kUnknown) return seen;
   const int64_t height = handover(rows, ends(rows, tokens), tokens).height;
@@ -106,7 +106,7 @@ std::string Selection::passes_text(int32_t key, int64_t tokens) const {
       text += str_cat(share, " as f16 tiles", beside, ", without a launch between them", condition(passing));
       continue;
     }
-    // Few products read tiles at all, and of the others there is nothing to tell.
+    // Few products read tiles at all. Nothing is reported for the others.
     const Handover chosen = handover(passing, ends(passing, tokens), tokens);
     if (chosen.reads || handover(passing, default_ends(passing, tokens), tokens).reads) {
       text += str_cat(share, " as float32 rows", beside, ", not as f16 tiles: ", chosen.why);

@@ -1,4 +1,4 @@
-// Memory of intermediate values: each gets an offset such that values in use at the same time never overlap.
+// Memory of intermediate values: offsets such that values in use at the same time never overlap.
 #include <algorithm>
 #include <numeric>
 
@@ -37,7 +37,7 @@ void layout_arena(Plan& plan, int64_t ubatch) {
   count_kv(plan);
   const auto bytes_of = [&](const Value& v) { return aligned(value_bytes(plan, v)); };
 
-  // Largest first, each at the lowest offset that is free during its life.
+  // Largest first, each at the lowest offset that is free during its lifetime.
   std::vector<size_t> order;
   for (size_t i = 0; i < plan.values.size(); ++i) {
     if (in_arena(plan, static_cast<ValueId>(i))) order.push_back(i);

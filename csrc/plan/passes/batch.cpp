@@ -1,11 +1,11 @@
-// The op list for some dozens of tokens, a step of a server: the general one, in which what lies between products is
-// fused. There a launch costs as much as its work, and the products want tiles that the fused list does not have.
+// The op list for some dozens of tokens, as in a step of a server: the general list with the ops between products
+// fused. Such a launch costs as much as its work, but the products need tiles that the fused list does not have.
 #include "plan/passes/passes.h"
 
 namespace dyno::plan {
 namespace {
 
-// Whether the default for dozens of tokens reads the weights once. If it streams them, it reads them for every 8
+// Whether the default for dozens of tokens reads the weights once. The streaming kernel reads them once for every 8
 // tokens.
 bool has_ring(const DeviceInfo& device, const ops::OpDesc& desc) {
   for (const int64_t tokens : {kFusedTokens + 1, int64_t{32}, kBatchedTokens}) {
@@ -17,7 +17,7 @@ bool has_ring(const DeviceInfo& device, const ops::OpDesc& desc) {
   return true;
 }
 
-// q, k and v in one launch, for which their rows become halves once.
+// q, k and v in one launch, which converts their rows to f16 once.
 bool merge_products(const Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t i) {
   const model::AttentionSpec& a = model.layers[static_cast<size_t>(i)].attention;
   const std::optional<ops::QkvDesc> desc = qkv_desc(plan, model, a);
@@ -28,7 +28,7 @@ bool merge_products(const Plan& plan, const model::ModelDesc& model, Nodes& node
   return true;
 }
 
-// The launch that makes half rows of x norms them on the way, where one product reads them.
+// The launch that converts rows of x to f16 also normalises them, if one product reads them.
 bool norms_rows(const Plan& plan, Node& node, const NormOperands& norm) {
   model::WeightId w = model::kNone;
   if (const auto* up_gate = operands_of<UpGateOperands>(node)) w = up_gate->w_gate.id;

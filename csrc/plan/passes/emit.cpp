@@ -31,13 +31,13 @@ Operand Emitter::slice(Operand operand, int64_t offset_elements) {
 // ---- shared pieces -------------------------------------------------------------------------------------------------
 
 ops::ActType Emitter::act_for(WeightId id) const {
-  // GPU kernels take f32 rows and convert them as they need.
+  // GPU kernels read f32 rows and convert them as needed.
   if (plan_.device(device_of(id)).kind == DeviceKind::cuda) return ops::ActType::f32;
   const bool quantised = has_codes(type_of(id));
   return quantised && plan_.load.numerics == Numerics::standard ? ops::ActType::q8 : ops::ActType::f32;
 }
 
-// On the CPU attention is f32 throughout.
+// On the CPU, attention is always f32.
 bool Emitter::exact_on(DeviceId device) const {
   return plan_.device(device).kind == DeviceKind::cuda && plan_.load.numerics == Numerics::exact;
 }
@@ -93,7 +93,7 @@ void Emitter::matmul(const std::string& name, Input& x, WeightId w, WeightId bia
        layer);
 }
 
-// One product per head: x holds `batch` rows a token.
+// One product per head: x has `batch` rows per token.
 void Emitter::batched_matmul(const std::string& name, Input& x, WeightId w, Operand y, int32_t layer) {
   const model::Weight& weight = model_.weight(w);
   const ops::ActType act = act_for(w);
@@ -179,7 +179,7 @@ void Emitter::embed(Operand out) {
        -1);
 }
 
-// The rows that the caller gives are read first: their memory holds them before the list begins.
+// The rows from the caller are read first, because their memory holds them only before the list starts.
 void Emitter::draft_input() {
   const model::DraftInput& d = *model_.draft_input;
   const int64_t n = model_.n_embd;
@@ -220,7 +220,7 @@ void Emitter::build() {
   }
 
   Input h = normed("output_norm", residual_, model_.output_norm, model_.n_embd);
-  // In the caller's memory; one value for all lists.
+  // In the caller's memory; all lists share the value.
   Operand logits{.value = plan_.logits, .stride_bytes = model_.n_vocab * kF32};
   if (plan_.logits == kNoValue) logits = value("logits", model_.n_vocab);
   plan_.logits = logits.value;

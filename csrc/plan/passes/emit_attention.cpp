@@ -1,4 +1,4 @@
-// Attention of a layer: from the residual stream to what it adds to it.
+// Attention of a layer: from the residual stream to the rows that it adds to it.
 #include "plan/passes/emit.h"
 
 #include "core/error.h"
@@ -141,7 +141,7 @@ void Emitter::mla(const model::LayerSpec& layer, int32_t i) {
 Operand Emitter::latent_attention(const model::AttentionSpec& a, Operand q, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   const int64_t key_head = a.nope + a.rope.n_rot;
-  // Queries against the latent: [heads, kv_lora + rotary].
+  // Queries for the latents: [heads, kv_lora + rotary].
   const auto heads = static_cast<int32_t>(a.heads);
   const Operand absorbed = value(p + "q_absorbed", a.heads * a.dk);
   Operand head_rows = q;

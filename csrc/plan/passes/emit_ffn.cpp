@@ -46,7 +46,7 @@ Operand Emitter::up_gate(const std::string& name, const model::FfnSpec& f, Input
          layer);
     return out;
   }
-  // Types differ (mixed quantisations), or devices, or they have factors: two products, then the activation.
+  // The weights differ in type (mixed quantisations) or device, or have factors: two products, then the activation.
   const Operand g = value(name + " (gate)", f.dense_width);
   matmul(name + " (gate)", h, f.gate, f.gate_bias, g, {}, 1.0f, layer);
   matmul(name + " (up)", h, f.up, f.up_bias, out, {}, 1.0f, layer);
@@ -136,7 +136,7 @@ Emitter::Routing Emitter::route_experts(const model::FfnSpec& f, Input& h, int32
        {.logits = logits,
         .selection_bias = f.selection_bias,
         .scale = static_cast<float>(f.weights_scale),
-        // A factor on an expert's last product is one on its weight in the sum.
+        // A factor of an expert's down product becomes a factor of its weight in the sum.
         .expert_scale = f.expert_scale != kNone ? f.expert_scale : model_.weight(f.experts_down).scales,
         .moe_index = moe_count_++,
         .ids = routing.ids,
@@ -266,17 +266,17 @@ void Emitter::experts(const model::FfnSpec& f, Input& h, const Routing& routing,
          {.x = out, .weights = routing.weights, .residual = residual, .scale = scale, .out = total}, i);
     return;
   }
-  // The residual stream stays where it is, and one row a token crosses instead of one an expert. A sum of one slot adds
-  // exactly what a sum with a residual would have added.
+  // The residual stream stays on its device, and one row per token moves instead of one per expert. A sum of one slot
+  // adds exactly the same as a sum with a residual.
   const Operand sum = value(p + "moe_out", model_.n_embd);
   emit(p + "moe_sum", desc, {.x = out, .weights = routing.weights, .out = sum}, i);
   emit(p + "moe_add", ops::MoeSumDesc{.n = model_.n_embd, .used = 1},
        {.x = sum, .residual = residual, .scale = scale, .out = total}, i);
 }
 
-// The main device multiplies by the experts that it has, the CPU by the others, and the rows of both are added in the
-// order of the slots, as if one device had multiplied by all. So the rows of the CPU cross one by one. Pass hoist
-// brings the main device's products before the CPU's turn.
+// The main device multiplies by the experts that it has, and the CPU by the others. The rows of both are added in the
+// order of the slots, as on one device, so the rows of the CPU move individually. Pass hoist moves the main device's
+// products before the CPU's turn.
 void Emitter::divided_experts(const model::FfnSpec& f, Input& h, const Routing& routing, Operand residual,
                               Operand total, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
@@ -321,9 +321,10 @@ Operand Emitter::divided_products(const model::FfnSpec& f, Input& h, const Routi
   return rows;
 }
 
-// Which experts the CPU takes is known when tokens are routed, so shares of the nodes are left to the cost model. Each
-// device adds its own slots, and one row a token crosses: another order of additions than on one device. To keep that
-// order a row for each slot would cross, for a large u-batch as many bytes as the experts themselves.
+// The experts of the CPU are known only after routing, so the cost model estimates the shares of the nodes. Each device
+// adds its own slots, and one row per token moves. This changes the order of additions compared with one device. To
+// keep that order, a row for each slot would have to move: for a large u-batch, as many bytes as the experts
+// themselves.
 void Emitter::shared_experts(const model::FfnSpec& f, Input& h, const Routing& routing, Operand residual, Operand total,
                              int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
@@ -335,7 +336,7 @@ void Emitter::shared_experts(const model::FfnSpec& f, Input& h, const Routing& r
   const ops::MoeSumDesc desc{.n = model_.n_embd, .used = f.used};
   const Operand sum = value(p + "moe_out (CPU)", model_.n_embd);
   const size_t first = list_.nodes.size();
-  Input rows = h;  // quantised rows of the CPU's share are nobody else's, since they may be left out
+  Input rows = h;  // the CPU's share needs its own quantised rows, because they may be skipped
   home_ = true;
   const Operand others = divided_products(f, rows, there, " (CPU)", 1, i);
   home_ = false;
@@ -363,7 +364,7 @@ void Emitter::moe_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {
   const Routing routing = route_experts(f, h, i);
   experts(f, h, routing, residual_, residual_, i);
   if (f.dense_width == 0) return;
-  // The shared experts come last, when the memory of the others' rows is free.
+  // The shared experts come last, when the memory of the other experts' rows is free.
   Operand gate;
   if (f.shared_gate != kNone) {
     gate = value(p + "ffn_shared_gate", 1);

@@ -1,4 +1,4 @@
-// Layers with recurrent state: from the residual stream to what they add to it.
+// Layers with recurrent state: from the residual stream to the rows that they add to it.
 #include "core/error.h"
 #include "ops/args.h"
 #include "plan/passes/emit.h"
@@ -21,7 +21,7 @@ void Emitter::recurrent(const model::LayerSpec& layer, int32_t i) {
   }
 }
 
-// A convolution of `n` channels with SiLU, through a state of its own.
+// A convolution of `n` channels with SiLU, with its own state.
 Operand Emitter::convolve(const model::RecurrentSpec& r, const std::string& name, Operand x, model::WeightId w,
                           int64_t n, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
@@ -39,7 +39,7 @@ Operand Emitter::product(const std::string& name, Input& x, model::WeightId w, i
   return y;
 }
 
-// Through a matrix of low rank first, if there is one.
+// A product, preceded by a low-rank matrix if there is one.
 Operand Emitter::low_rank_product(const std::string& name, Input& x, model::WeightId low, model::WeightId w,
                                   int32_t i) {
   if (low == kNone) return product(name, x, w, i);

@@ -1,5 +1,5 @@
-// The op list for prompts of models with latent attention: keys and values of all heads are made from the latents, then
-// attention is that of any model.
+// The op list for prompts of models with latent attention: keys and values of all heads are computed from the latents,
+// and then attention is the same as in other models.
 #include "core/error.h"
 #include "ops/attention/attention.h"
 #include "ops/mla_expand/mla_expand.h"
@@ -8,8 +8,8 @@
 namespace dyno::plan {
 namespace {
 
-// In the place of the absorbing product, the copy of the rotary part, attention over the latents and the product with
-// v_b stand the expansion and attention over its keys and values.
+// Replaces the absorbing product, the copy of the rotary part, attention over the latents and the product with v_b by
+// the expansion and attention over its keys and values.
 void expand_layer(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
   const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
   const Span span = layer_span(nodes, layer);
@@ -17,7 +17,7 @@ void expand_layer(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32
     return find_node<MatmulOperands>(nodes, span, [&](const MatmulOperands& o) { return o.w.id == w; });
   };
   const size_t first = product(a.k_b), last = product(a.v_b);
-  // The product with k_b reads rows of heads; the queries are the value that they lie in.
+  // The product with k_b reads rows of heads. The queries are the whole value that contains these rows.
   Operand q = operands_of<MatmulOperands>(nodes[first])->x;
   q.stride_bytes = static_cast<int64_t>(plan.values[static_cast<size_t>(q.value)].bytes_per_token);
   q.batch_stride_bytes = 0;
@@ -65,9 +65,9 @@ NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& g
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::AttentionSpec& a = model.layers[i].attention;
     if (a.kind != model::AttentionKind::mla || !model.layers[i].has_attention()) continue;
-    // The expansion multiplies by no factor.
+    // The expansion does not support factors.
     if (model.weight(a.k_b).scale != 1.0 || model.weight(a.v_b).scale != 1.0) continue;
-    // Elsewhere the layer stays as it is: nothing of an expanded one crosses between its launches.
+    // A layer on several devices stays as it is, because values of the expanded form cannot move between its launches.
     const bool together = stand_together(plan, {a.q_a != model::kNone ? a.q_b : a.q, a.kv_a, a.k_b, a.v_b});
     if (!together || plan.device(plan.kv[i].device).kind != DeviceKind::cuda) continue;
     expand_layer(plan, model, list.nodes, static_cast<int32_t>(i));

@@ -1,4 +1,4 @@
-// The facts that follow from the nodes of a list, whichever pass wrote them.
+// Properties that follow from the nodes of a list, whichever pass wrote them.
 #include <algorithm>
 #include <map>
 
@@ -10,7 +10,7 @@ namespace {
 
 using model::kNone;
 
-// The compiler sees that every operand is named; here, that it stands for something.
+// The compiler checks that every operand is named. This checks that required ones are set.
 void check_given(const Node& node) {
   std::visit(
       [&]<typename O>(const O& o) {
@@ -51,7 +51,7 @@ void find_lives(Plan& plan, const NodeList& list) {
   }
 }
 
-// Values with rows for tokens that are there after a node and read behind it.
+// Values with one row per token that are written up to a node and read after it.
 std::vector<ValueId> living_after(const Plan& plan, const NodeList& list, int32_t node) {
   std::vector<ValueId> out;
   std::vector<bool> seen(plan.values.size(), false);
@@ -66,7 +66,7 @@ std::vector<ValueId> living_after(const Plan& plan, const NodeList& list, int32_
   return out;
 }
 
-// The last mixing of tokens is the last node that all rows have to go through.
+// Finds the last node that mixes tokens, which is the last one that needs all rows.
 void find_selection(const Plan& plan, NodeList& list) {
   for (size_t i = 0; i < list.nodes.size(); ++i) {
     const Node& node = list.nodes[i];
@@ -121,7 +121,7 @@ bool changes_memory(const Node& node) {
 void finish_list(Plan& plan, NodeList& list) {
   for (const Node& node : list.nodes) check_given(node);
   number_keys(plan, list);
-  if (list.id == ListId::draw) return;  // what it reads and gives lies outside of the arena
+  if (list.id == ListId::draw) return;  // its inputs and outputs are outside the arena
   find_lives(plan, list);
   find_selection(plan, list);
   pair_tiles(plan, list);

@@ -1,5 +1,5 @@
-// The op list for few tokens: the same layer in fewer, larger launches, for devices whose launches cost more than the
-// work of a small op. Nodes that no fused launch covers stay as they are.
+// The op list for few tokens: the same layers in fewer, larger launches, for devices on which a launch costs more than
+// a small op. Nodes that no fused launch covers stay as they are.
 #include <algorithm>
 #include <optional>
 
@@ -121,7 +121,7 @@ void fold_norms(Nodes& nodes, const std::function<bool(Node&, const NormOperands
     const auto* desc = std::get_if<ops::NormDesc>(&nodes[i].desc);
     if (norm == nullptr || desc->add || desc->rows_per_token > 1 || norm->x.value == norm->out.value) continue;
     if (norm->scale != 1.0f) continue;
-    // A part of wider rows, of which the reader reads more.
+    // The norm writes a part of wider rows, and the reader reads more than this part.
     if (norm->out.stride_bytes != desc->n * static_cast<int64_t>(sizeof(float))) continue;
     const NormOperands folded = *norm;
     size_t place = i + 1;
@@ -151,12 +151,12 @@ void fold_norms(Nodes& nodes, const std::function<bool(Node&, const NormOperands
 
 namespace {
 
-// A norm inside of a product is computed by every block. For the many blocks of an output matrix a launch is cheaper.
+// Every block of a product computes its norm. For the many blocks of an output matrix, a separate launch is cheaper.
 constexpr int64_t kMostNormedRows = 32768;
 
 class Fuse {
  public:
-  // `kept`: rows that somebody else reads too, so no product norms them.
+  // `kept`: rows that have another reader, so no product may compute their norm.
   Fuse(Plan& plan, const model::ModelDesc& model, Nodes& nodes, ValueId kept)
       : plan_(plan), model_(model), nodes_(nodes), kept_(kept) {}
 
@@ -174,20 +174,20 @@ class Fuse {
     shared_down(spec.ffn, i);
   }
 
-  // Products of streamed weights norm their rows themselves, up to the first reader that cannot.
+  // Products of streamed weights compute the norm of their rows themselves, up to the first reader that cannot.
   void fold_norms() {
     plan::fold_norms(nodes_, [&](Node& node, const NormOperands& norm) { return norms_rows(node, norm); });
   }
 
  private:
   ops::Layout layout_of(WeightId w) const { return plan_.weights[static_cast<size_t>(w)].layout; }
-  // The fused launches of several products multiply by no factor.
+  // The fused launches of several products do not support factors.
   bool scaled(WeightId w) const { return model_.weight(w).scale != 1.0; }
   size_t product(Span span, WeightId w) const {
     return find_node<MatmulOperands>(nodes_, span, [&](const MatmulOperands& o) { return o.w.id == w; });
   }
 
-  // The weight whose kernels can norm the rows that the node reads; none where nothing can.
+  // The weight whose kernels can compute the norm of the rows that the node reads; empty if there is none.
   std::optional<WeightId> norming_weight(const Node& node) const {
     WeightId w = kNone;
     if (const auto* matmul = operands_of<MatmulOperands>(node)) {
@@ -227,12 +227,12 @@ class Fuse {
     if (fused_takes(plan_.device_of(a.q), normed)) {
       merge_qkv(nodes_, i, a, *desc);
     } else if (const size_t at = product(layer_span(nodes_, i), a.q); two_products(a.q, a.k, "k", i)) {
-      // Where no kernel reads all three types, q and k may still have one in common.
+      // If no kernel reads all three types, q and k may still share one.
       nodes_[at + 1].beside = false;
     }
   }
 
-  // Two products of the same rows that follow each other; `suffix` makes their name of the first one's.
+  // Two consecutive products of the same rows. The new name is the first name plus `suffix`.
   bool two_products(WeightId first, WeightId second, const char* suffix, int32_t i) {
     const model::Weight &a = model_.weight(first), &b = model_.weight(second);
     ops::QkvDesc desc{.type = plan_.type_of(first),
@@ -263,7 +263,7 @@ class Fuse {
     const size_t at = product(layer_span(nodes_, i), f.router);
     const auto* norm = operands_of<NormOperands>(nodes_[at - 1]);
     const auto* route = operands_of<MoeRouteOperands>(nodes_[at + 1]);
-    // It knows no factor on an expert's weight.
+    // The fused launch does not support a factor on an expert's weight.
     if (norm == nullptr || route == nullptr || route->expert_scale.id != kNone) return;
     const model::Weight& weight = model_.weight(f.router);
     const ops::NormRouteDesc desc{.type = plan_.type_of(f.router),
@@ -322,8 +322,8 @@ class Fuse {
                              .out = sum.out}));
   }
 
-  // The down product of the shared expert as one more part of the sum over experts, where that is streamed. What lies
-  // between them goes before the sum.
+  // Adds the down product of the shared expert as another slot of the sum over experts, if it is a streaming product.
+  // The nodes between them move before the sum.
   void shared_down(const model::FfnSpec& f, int32_t i) {
     const Span span = layer_span(nodes_, i);
     size_t at = find_node<MoeDownSumOperands>(nodes_, span, [&](const auto& o) { return o.w.id == f.experts_down; });
@@ -354,8 +354,8 @@ class Fuse {
     replace_nodes(nodes_, {at, at + 2}, make_node(nodes_[at].name, i, desc, operands));
   }
 
-  // Shared experts that will norm their rows themselves must read the residual stream before the others are added to
-  // it.
+  // If shared experts compute the norm of their rows themselves, they must read the residual stream before the other
+  // experts are added to it.
   void shared_experts_first(const model::FfnSpec& f, int32_t i) {
     const Span span = layer_span(nodes_, i);
     const size_t shared_down = f.dense_width > 0 ? product(span, f.down) : span.end;

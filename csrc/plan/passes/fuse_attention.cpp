@@ -1,5 +1,4 @@
-// Part of fuse(): norms of heads, rotation, the way into the cache and, where a kernel can, attention itself become one
-// launch.
+// Part of fuse(): norms of heads, rotation, store and, if a kernel supports it, attention itself become one launch.
 #include <algorithm>
 #include <optional>
 
@@ -11,7 +10,7 @@ namespace {
 
 using model::kNone;
 
-// The fused launches norm heads before they rotate them. Norms of whole projections stay launches of their own.
+// The fused launches normalise heads before they rotate them. Norms of whole projections keep their own launch.
 bool norms_inside(const model::AttentionSpec& a) { return a.qk_norm == model::QkNorm::heads; }
 
 ops::RopeAttentionDesc heads_desc(const Plan& plan, const model::AttentionSpec& a) {
@@ -46,7 +45,7 @@ ops::RopeAttentionDesc latents_desc(const Plan& plan, const model::AttentionSpec
 // The nodes of a layer between its first products and attention's output.
 struct Attention {
   Span store;        // norms of heads, rotation, the cache
-  size_t attention;  // its place
+  size_t attention;  // index of the attention node
 };
 
 Attention find_attention(const Nodes& nodes, int32_t layer, bool norms) {
@@ -71,14 +70,14 @@ const DeviceInfo& cache_device(const Plan& plan, int32_t layer) {
   return plan.device(plan.kv[static_cast<size_t>(layer)].device);
 }
 
-// A launch that works on the cache takes norms that lie beside it.
+// A launch on the cache can include norms whose weights are on the same device.
 bool norms_with_cache(const Plan& plan, int32_t layer, std::initializer_list<model::WeightId> norms) {
   return std::all_of(norms.begin(), norms.end(), [&](model::WeightId id) {
     return id == kNone || plan.weights[static_cast<size_t>(id)].device == plan.kv[static_cast<size_t>(layer)].device;
   });
 }
 
-// q, k and v of a layer as its nodes rotate and store them.
+// q, k and v of a layer, as its nodes rotate and store them.
 struct Rotated {
   Operand q, k, v;
 };
@@ -92,17 +91,17 @@ Rotated find_rotated(const Nodes& nodes, Span store) {
   return found;
 }
 
-// The nodes of a layer whose heads a fused launch can norm, rotate and store, and what it is given.
+// The nodes of a layer whose heads a fused launch can normalise, rotate and store, and the operands of that launch.
 struct Heads {
   Attention found;
   Rotated x;
-  Operand copy{};  // of k, where values are keys; the fused launches only read k
+  Operand copy{};  // of k, if values are keys; the fused launches only read k
   model::WeightId q_norm = kNone, k_norm = kNone;
 };
 std::optional<Heads> find_heads(const Plan& plan, const model::AttentionSpec& a, const Nodes& nodes, int32_t layer) {
   if (a.q_norm != kNone && a.qk_norm == model::QkNorm::heads_after_rope) return std::nullopt;
   if (a.v_norm && !norms_inside(a)) return std::nullopt;
-  if (a.rope.position_scale != 0) return std::nullopt;  // they rotate queries and keys by one table
+  if (a.rope.position_scale != 0) return std::nullopt;  // the launches rotate queries and keys with one table
   const Attention found = find_attention(nodes, layer, norms_inside(a));
   Heads heads{.found = found, .x = find_rotated(nodes, found.store)};
   if (a.v_is_k) {
@@ -163,8 +162,8 @@ void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t
   erase_copy(nodes, layer, *heads);
 }
 
-// The copy of the rotary part goes as well: the launch that rotates it puts it where absorbed queries have it, or
-// attention reads it where it is.
+// The copy of the rotary part is removed as well. The launch that rotates it writes it next to the absorbed queries, or
+// attention reads it in place.
 void fuse_latents(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
   const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
   const ops::RopeAttentionDesc whole = latents_desc(plan, a);

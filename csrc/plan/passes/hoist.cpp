@@ -1,6 +1,6 @@
-// Devices take turns in the order of the list. A node that needs nothing of another device's turn moves before it, to
-// the last turn of its own device: copies that leave for another device go together, and a GPU has work while the CPU
-// computes. Within a layer, and never past what works on the cache or on the state of sequences.
+// Devices take turns in the order of the list. A node that does not depend on another device's turn moves before it, to
+// the last turn of its own device. So transfers to another device are issued together, and a GPU has work while the CPU
+// computes. Nodes stay within their layer and never pass a node that uses the cache or the state of sequences.
 #include <algorithm>
 
 #include "plan/passes/passes.h"
@@ -29,17 +29,17 @@ bool is_transfer(const Node& node) { return operands_of<TransferOperands>(node) 
 
 bool stays(const Node& node) { return node.per_run || mixes_tokens(node) || changes_memory(node); }
 
-// The device that a node waits for: of a transfer, where its value comes from.
+// The device that a node waits for; for a transfer, the source of its value.
 DeviceId waits_for(const Plan& plan, const Node& node) {
   const auto* moved = operands_of<TransferOperands>(node);
   return moved == nullptr ? node.device : plan.values[static_cast<size_t>(moved->x.value)].device;
 }
 
-// Where node i can go: behind the last node of its device before another device's turn; i if it has to stay.
+// The new index of node i: after the last node of its device before another device's turn; i if it has to stay.
 size_t place_of(const Plan& plan, const Nodes& nodes, size_t i, bool streamed) {
   const Node& node = nodes[i];
   if (stays(node) || node.beside) return i;
-  // A virtual main device works only when its turn comes, and its link brings copies while the CPU computes.
+  // A virtual main device computes only in its turn, and its link copies while the CPU computes.
   if (node.divided && streamed && plan.main_device().kind == DeviceKind::cpu) return i;
   const DeviceId device = waits_for(plan, node);
   bool passed = false;
@@ -48,7 +48,7 @@ size_t place_of(const Plan& plan, const Nodes& nodes, size_t i, bool streamed) {
     const bool same = waits_for(plan, before) == device;
     if (same && passed) return at;
     if (before.layer != node.layer || stays(before) || depend(node, before)) return i;
-    // A transfer goes at once behind the others of its source; another node may pass its neighbours.
+    // A transfer directly follows the other transfers of its source. Other nodes may pass their neighbours.
     if (same && is_transfer(node)) return i;
     passed |= !same;
   }

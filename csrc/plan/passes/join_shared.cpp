@@ -1,5 +1,5 @@
-// The op list for one token: the fused list, with gate and up of each shared expert in the launch of the other
-// experts'. With more tokens that launch would read the shared weights once for each.
+// The op list for one token: the fused list, with gate and up of each shared expert in the launch of the other experts.
+// With more tokens, that launch would read the shared weights once for each token.
 #include <algorithm>
 
 #include "plan/passes/passes.h"
@@ -9,7 +9,7 @@ namespace {
 
 using model::kNone;
 
-// Whether `own`, which stands behind `experts`, can take its place beside it.
+// Whether `own`, which comes after `experts`, can join its launch.
 bool can_join(const Nodes& nodes, size_t experts, size_t own) {
   const auto& pair = *operands_of<UpGateOperands>(nodes[own]);
   for (size_t between = experts; between < own; ++between) {
@@ -19,7 +19,7 @@ bool can_join(const Nodes& nodes, size_t experts, size_t own) {
   return true;
 }
 
-// Of one layer. False: both launches stay.
+// Joins the launches of one layer. False: both stay.
 bool join(const Plan& plan, const model::FfnSpec& f, Nodes& nodes, int32_t layer) {
   const Span span = layer_span(nodes, layer);
   const size_t at =

@@ -1,5 +1,5 @@
-// Which ops may leave their rows as the tiles of halves that the next product multiplies, so that no launch between the
-// two has to make them. Whether they do is the selection's to say, which knows the kernels of both.
+// Finds ops that may write their rows as the f16 tiles that the next product reads, which saves the launch that would
+// convert them. The selection, which knows the kernels of both ops, decides whether they do.
 #include <algorithm>
 #include <optional>
 
@@ -8,14 +8,14 @@
 namespace dyno::plan {
 namespace {
 
-// Whole rows of the value, one behind the other, of `columns` floats.
+// Whether the operand covers whole, contiguous rows of `columns` floats.
 bool whole(const Plan& plan, const Operand& operand, int64_t columns) {
   const auto bytes = static_cast<int64_t>(columns * sizeof(float));
   return operand && operand.offset_bytes == 0 && operand.stride_bytes == bytes &&
          plan.values[static_cast<size_t>(operand.value)].bytes_per_token == static_cast<size_t>(bytes);
 }
 
-// The rows that a node gives which may give tiles.
+// The rows of a node that can be written as tiles.
 std::optional<ValueId> rows_of(const Plan& plan, const Node& node) {
   Operand rows;
   int64_t columns = 0;
@@ -37,12 +37,12 @@ int uses_of(const NodeList& list, ValueId value) {
   return uses;
 }
 
-// Between the two nodes rows are left out whose logits nobody wants, which moves rows of float32.
+// Whether rows are dropped between the two nodes because nobody wants their logits. This moves float32 rows.
 bool selects_between(const NodeList& list, int32_t from, int32_t to) {
   return (from <= list.select_node && list.select_node < to) || (from < list.head_node && list.head_node <= to);
 }
 
-// Its index. Rows of one list and one width have the same memory.
+// The index of the passing. Rows of one list with one width have the same memory.
 int32_t passing_of(Plan& plan, int32_t from, int32_t to, ValueId value) {
   const auto list_of = [&](ValueId id) { return plan.values[static_cast<size_t>(id)].list; };
   const auto known = std::find_if(plan.passings.begin(), plan.passings.end(), [&](const Passing& passing) {
@@ -59,7 +59,7 @@ void pair_tiles(Plan& plan, NodeList& list) {
   const auto count = static_cast<int32_t>(list.nodes.size());
   for (int32_t from = 0; from < count; ++from) {
     Node& giver = list.nodes[static_cast<size_t>(from)];
-    // Kernels of a CPU have no tiles, and are not asked for them at each launch.
+    // CPU kernels have no tiles; this avoids a query at each launch.
     if (plan.device(giver.device).kind != DeviceKind::cuda) continue;
     const std::optional<ValueId> given = rows_of(plan, giver);
     if (!given) continue;

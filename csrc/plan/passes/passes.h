@@ -1,18 +1,18 @@
-// The passes that make a plan, each in a file of its own, in this order:
+// The passes that build a plan. Each has its own file. Their order is:
 //   place_weights  device, layout and residence of each weight
 //   emit           the general op list of the model
 //   fuse           a list of fewer, larger launches for few tokens, from the general one
-//   join_shared    a list for one token, from the fused one: gate and up of shared experts beside those of the others
+//   join_shared    a list for one token, from the fused one: gate and up of shared experts in the launch of the experts
 //   batch          a list for some dozens of tokens, from the general one
-//   expand_mla     a list whose latent attention runs over keys and values of all heads, from the general one
-//   place_nodes    a device for each node: that of its weights
-//   transfer       a launch wherever a value goes from one device to another
-//   hoist          what needs nothing of another device's turn, before that
-//   finish_list    what follows from a list's nodes: keys, lives of values, where rows are selected
-//   segment        runs of nodes of one device
-//   stream         copies of the CPU's weights for the main device: where they lie, and when they have to be there
-//   layout_arena   (plan.h) an offset for each value, in the arena of its device
-// A list is a value: a pass reads one and gives another, and keeps nothing. Internal to plan/.
+//   expand_mla     a list with latent attention over keys and values of all heads, from the general one
+//   place_nodes    the device of each node: the device of its weights
+//   transfer       a launch for each value that moves from one device to another
+//   hoist          moves nodes that do not depend on another device before its turn
+//   finish_list    properties of a list's nodes: keys, lifetimes of values, where rows are selected
+//   segment        runs of nodes on one device
+//   stream         copies of the CPU's weights for the main device: their memory and the nodes that need them
+//   layout_arena   (plan.h) the offset of each value in the arena of its device
+// A list is a value: a pass reads one and returns another, and keeps no state. Internal to plan/.
 #pragma once
 
 #include <functional>
@@ -27,42 +27,41 @@ inline constexpr int64_t kF32 = sizeof(float);
 
 void place_weights(Plan& plan, const model::ModelDesc& model);
 NodeList emit(Plan& plan, const model::ModelDesc& model);
-// The list that draws a token from the logits.
+// The list that samples a token from the logits.
 NodeList emit_draw(Plan& plan, const model::ModelDesc& model);
-// Which weights of the CPU the main device reads as copies, and then the list that does.
+// Marks the CPU weights that the main device reads as copies. emit_streamed() then builds the list that reads them.
 void mark_streamed(Plan& plan, const model::ModelDesc& model);
-// Which weights of the CPU a GPU takes matrices of while its expert cache adapts.
+// Marks the CPU weights whose matrices move to a GPU while its expert cache adapts.
 void mark_refilled(Plan& plan, const model::ModelDesc& model);
 NodeList emit_streamed(Plan& plan, const model::ModelDesc& model);
-// The start of another list: the general one's nodes.
+// A copy of the general list's nodes, as the start of another list.
 NodeList list_from(const model::ModelDesc& model, const NodeList& general, ListId id);
 NodeList fuse(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 NodeList join_shared(Plan& plan, const model::ModelDesc& model, const NodeList& fused);
 NodeList batch(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list);
-// When the nodes of all lists have their devices: throws PlanError where two lists want a vector in two places.
+// Called when the nodes of all lists have a device: throws PlanError if two lists need a vector on two devices.
 void check_places(const Plan& plan, const model::ModelDesc& model);
 void transfer(Plan& plan, NodeList& list);
 void hoist(Plan& plan, NodeList& list);
 void finish_list(Plan& plan, NodeList& list);
 void segment(Plan& plan, NodeList& list);
-// Part of finish_list(): Node::gives and gets.
+// Part of finish_list(): sets Node::gives and gets.
 void pair_tiles(Plan& plan, NodeList& list);
 void stream(Plan& plan, NodeList& list);
 
-// Before place_nodes: values of another list, of which this one's nodes were made, become values of its own. All lists
-// write the same logits.
+// Called before place_nodes: values of the list from which this one was made become separate values. All lists write
+// the same logits.
 void own_values(Plan& plan, NodeList& list);
-// When all nodes have their devices: the bytes of all weights and those of each device.
+// Called when all nodes have a device: the weight bytes in total and of each device.
 void count_weights(Plan& plan, const model::ModelDesc& model);
 
-// The reason that keeps a weight from a GPU; empty if there is none.
+// The reason that a weight cannot be on a GPU; empty if it can.
 std::string why_not_on_gpu(const model::Weight& weight, const DeviceInfo& device);
-// Whether a copy of a matrix of the weight, as it lies on the CPU, becomes a matrix as a GPU reads it without work of
-// the CPU.
+// Whether a GPU can use a copy of the weight's matrices on the CPU without work of the CPU.
 bool can_refill(const Plan& plan, const model::Weight& weight, const WeightPlacement& host);
-// Of a weight as it would lie on the main device.
+// Bytes of a weight if it were on the main device.
 size_t placed_bytes(const Plan& plan, const model::Weight& weight);
 
 // ---- what passes share ---------------------------------------------------------------------------------------------
@@ -76,7 +75,7 @@ Node make_node(std::string name, int32_t layer, const Desc& desc, const Operands
   return {.name = std::move(name), .layer = layer, .desc = desc, .operands = Operands(operands)};
 }
 
-// The operands of a node of that family, or null.
+// The operands of a node if it belongs to family O, or null.
 template <typename O>
 O* operands_of(Node& node) {
   return std::get_if<O>(&node.operands);
@@ -86,9 +85,9 @@ const O* operands_of(const Node& node) {
   return std::get_if<O>(&node.operands);
 }
 
-// Whether a row that the node gives depends on rows of other tokens.
+// Whether a row that the node writes depends on rows of other tokens.
 bool mixes_tokens(const Node& node);
-// Whether a node leaves something in the cache or in the state of sequences.
+// Whether a node changes the cache or the state of sequences.
 bool changes_memory(const Node& node);
 bool has_state(const Node& node);
 
@@ -98,9 +97,9 @@ struct Span {
   size_t begin = 0, end = 0;
   explicit operator bool() const { return begin < end; }
 };
-// The nodes of a layer, which stand together.
+// The nodes of a layer, which are adjacent.
 Span layer_span(const Nodes& nodes, int32_t layer);
-// The first node within the span whose operands are O and meet the condition; span.end if there is none.
+// The first node in the span with operands O that meet the condition; span.end if there is none.
 template <typename O, typename Condition>
 size_t find_node(const Nodes& nodes, Span span, const Condition& condition) {
   for (size_t i = span.begin; i < span.end; ++i) {
@@ -109,38 +108,37 @@ size_t find_node(const Nodes& nodes, Span span, const Condition& condition) {
   }
   return span.end;
 }
-// Puts `node` in the place of the nodes of a span.
+// Replaces the nodes of a span by `node`.
 void replace_nodes(Nodes& nodes, Span span, Node node);
 
-// The op that multiplies by q, k and v of a layer in one launch. None if the weights differ in layout or device, or if
-// a factor stands beside one of them. The launch multiplies by no factor.
+// The op that multiplies by q, k and v of a layer in one launch. Empty if the weights differ in layout or device, or if
+// one of them has a factor, which the launch does not support.
 std::optional<ops::QkvDesc> qkv_desc(const Plan& plan, const model::ModelDesc& model, const model::AttentionSpec& a);
-// Puts that op in the place of the three products.
+// Replaces the three products by that op.
 void merge_qkv(Nodes& nodes, int32_t layer, const model::AttentionSpec& a, const ops::QkvDesc& desc);
-// Makes a product read the rows before their norm, which it then computes itself.
+// Makes a product read the rows before their norm and compute the norm itself.
 void norm_inside(Node& node, const NormOperands& norm);
-// Asks the readers of each norm whether they norm the rows themselves, up to the first one that does not: norms_rows()
-// changes the node if it does. A norm that nobody reads any more goes.
+// Lets the readers of each norm compute the norm themselves, up to the first reader that does not. norms_rows() changes
+// the node if it supports this. A norm without readers is removed.
 void fold_norms(Nodes& nodes, const std::function<bool(Node&, const NormOperands&)>& norms_rows);
-// Part of fuse(): what lies between the products of q, k and v and attention's output, of one layer.
+// Part of fuse(): the nodes of one layer between the products of q, k and v and attention's output.
 void fuse_attention(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer);
-// Part of batch(): norms of heads, rotation and the way into the cache of a layer become one launch. False: none knows
-// all that they do, and the nodes stay.
+// Part of batch(): norms of heads, rotation and store of a layer become one launch. False if no launch supports all of
+// them; the nodes then stay.
 bool fuse_stores(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer);
-// Whether the fused launches of attention know what the layer does.
+// Whether the fused launches of attention support the layer.
 bool has_plain_attention(const model::LayerSpec& spec);
-// Whether the device is a GPU that has a kernel for the op, at any number of tokens that the fused list is for, or at
-// these numbers.
+// Whether the device is a GPU with a kernel for the op, for all token counts of the fused list, or for `numbers`.
 bool fused_takes(const DeviceInfo& device, const ops::OpDesc& desc,
                  std::initializer_list<int64_t> numbers = {1, kFusedTokens});
-// Whether a node reads a value, or writes it; both if it changes it.
+// Whether a node reads a value, or writes it; both are true if it updates the value.
 bool reads(const Node& node, ValueId value);
 bool writes(const Node& node, ValueId value);
-// Whether two operands are the same rows.
+// Whether two operands refer to the same rows.
 bool same_rows(const Operand& a, const Operand& b);
-// Whether two weights have one type and layout, and lie on one device.
+// Whether two weights have the same type, layout and device.
 bool alike(const Plan& plan, model::WeightId a, model::WeightId b);
-// Whether all of these weights, of which some may be none, lie on one device.
+// Whether all of these weights are on one device. kNone is ignored.
 bool stand_together(const Plan& plan, std::initializer_list<model::WeightId> weights);
 
 }  // namespace dyno::plan

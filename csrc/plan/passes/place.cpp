@@ -1,4 +1,4 @@
-// On which device each weight lies, where there, and in which layout.
+// The device, memory and layout of each weight.
 #include <algorithm>
 #include <utility>
 
@@ -42,7 +42,7 @@ std::string why_not_on_gpu(const model::Weight& w, const DeviceInfo& device) {
 
 namespace {
 
-// Weights that owned copies are made of: repacked, converted or transposed.
+// Placement of a weight on a device. Owned copies are made if it is repacked, converted or transposed.
 WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const LoadOptions& load, bool beside_gpu) {
   WeightPlacement p;
   p.type = w.type;
@@ -50,8 +50,8 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
     p.type = gpu_type(w.type);
     const std::string why_not = why_not_on_gpu(w, device);
     DYNO_CHECK(UnsupportedError, why_not.empty(), "[plan] ", why_not, "; keep it on the CPU or run with device=cpu");
-    // Exact products and rows by token id read the file's order; so do matrices that the tensor cores' tiles do not
-    // fit.
+    // Exact products and lookups by token id read the file's order. So do matrices that do not fit the tiles of tensor
+    // cores.
     const bool vector = w.transform == model::Transform::to_f32;
     if (load.numerics == Numerics::standard && !vector && !w.table && w.cols % 32 == 0 &&
         ops::layout_supported(p.type, ops::Layout::gpu)) {
@@ -63,18 +63,18 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
   }
   const bool quantised = has_codes(w.type);
   const bool matrix = w.transform != model::Transform::to_f32 && w.transform != model::Transform::kv_b_k_transposed;
-  // A GPU repacks a copy when it comes, from the file's order or from x16. It comes from memory that can be
-  // page-locked, so not from the file's pages.
+  // A GPU repacks a copy when it arrives, from the file's order or from x16. The source must be page-locked memory, so
+  // it cannot be the file's pages.
   const bool may_stream = beside_gpu && w.transform == model::Transform::none && !w.table && has_gpu_kernels(w.type);
   const bool crosses = !may_stream || ops::packs_from_x16(w.type);
   if (matrix && !w.table && crosses && quantised && load.cpu_repack && load.numerics == Numerics::standard &&
       ops::layout_supported(w.type, ops::Layout::x16)) {
     p.layout = ops::Layout::x16;
   }
-  // Of a table that rows are read from, most pages are never touched.
+  // Most pages of a lookup table are never touched.
   const bool placed = load.numa != NumaMode::off && device.numa_nodes > 1 && !w.table;
   if (placed && load.numa == NumaMode::mirror) p.copies = static_cast<size_t>(device.numa_nodes);
-  // A virtual device has memory of its own.
+  // A virtual device has separate memory.
   p.mappable = w.transform == model::Transform::none && w.tensor->type == w.type && p.layout == ops::Layout::plain &&
                device.ordinal == 0 && !may_stream && w.picks.empty();
   p.mapped = load.mmap && p.mappable && !placed;
@@ -82,7 +82,7 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
   return p;
 }
 
-// A GPU that no weight lies on is not touched, and the CPU beside one takes no memory.
+// Drops GPUs without weights, so that they are not touched, and a CPU without weights, which needs no memory.
 void drop_unused(Plan& plan, std::vector<DeviceId>& placed) {
   std::vector<DeviceId> moved(plan.devices.size(), -1);
   std::vector<PlannedDevice> kept;
@@ -96,7 +96,7 @@ void drop_unused(Plan& plan, std::vector<DeviceId>& placed) {
   for (DeviceId& device : placed) device = moved[static_cast<size_t>(device)];
 }
 
-// Whether the main device is a GPU that may take copies of the weight from the CPU.
+// Whether the main device is a GPU that may copy the weight from the CPU.
 bool may_cross(const Plan& plan, const model::Weight& w) {
   const DeviceInfo& device = plan.main_device();
   return device.kind == DeviceKind::cuda && ops::type_built(gpu_type(w.type), device).ok;
@@ -136,7 +136,7 @@ void mark_streamed(Plan& plan, const model::ModelDesc& model) {
     const DeviceInfo& at = plan.device(weight.device);
     if (weight.device == kMainDevice || at.kind != DeviceKind::cpu || w.transform != model::Transform::none) return;
     if (plan.main_device().kind == DeviceKind::cuda && !(has_gpu_kernels(w.type) && may_cross(plan, w))) return;
-    // As it would lie on the main device.
+    // The placement that the weight would have on the main device.
     const WeightPlacement there = place(w, plan.main_device(), plan.load, false);
     const bool repacks = plan.main_device().kind == DeviceKind::cuda && there.layout == ops::Layout::gpu;
     if (!repacks && there.layout != weight.layout) return;
@@ -197,23 +197,23 @@ void mark_refilled(Plan& plan, const model::ModelDesc& model) {
 }
 
 void count_weights(Plan& plan, const model::ModelDesc& model) {
-  // The embedding table is read row by row, but over a long text nearly all of its pages become resident. Where it is
-  // the output matrix as well and both are pages of the file, it is there once.
+  // The embedding table is read by rows, but over a long text nearly all of its pages become resident. If it is also
+  // the output matrix and both are pages of the file, it is counted once.
   const bool table_is_output = model.tied_output && plan.weights[static_cast<size_t>(model.output)].mapped;
   for (size_t i = 0; i < plan.weights.size(); ++i) {
     const WeightPlacement& weight = plan.weights[i];
     if (weight.lent || (model.weights[i].table && weight.mapped && table_is_output)) continue;
     const size_t bytes = checked_mul(weight.bytes, weight.copies, "the weights");
     plan.weights_bytes = checked_add(plan.weights_bytes, bytes, "the weights");
-    plan.mirror_bytes += bytes - weight.bytes;  // of the sum above
+    plan.mirror_bytes += bytes - weight.bytes;  // also part of the sum above
     if (!model.weights[i].picks.empty()) plan.cached_bytes += weight.bytes;
-    plan.devices[static_cast<size_t>(weight.device)].weights_bytes += bytes;  // likewise
+    plan.devices[static_cast<size_t>(weight.device)].weights_bytes += bytes;  // the same
   }
 }
 
 namespace {
 
-// Whether the file gives both the same numbers.
+// Whether both weights have the same numbers in the file.
 bool same_matrix(const model::Weight& a, const model::Weight& b) {
   return a.tensor == b.tensor && a.type == b.type && a.transform == b.transform && a.batch == b.batch &&
          a.rows == b.rows && a.cols == b.cols && a.parts == b.parts && a.scale == b.scale && a.picks == b.picks;

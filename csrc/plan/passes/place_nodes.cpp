@@ -1,5 +1,5 @@
-// A device for each node: that of the weights it reads, that of the layer's cache for what works on it, and for others
-// that of the first value they read.
+// The device of each node: the device of its weights; for ops on the cache, the device of the layer's cache; for
+// others, the device of the first value that they read.
 #include <span>
 #include <type_traits>
 
@@ -18,7 +18,7 @@ bool works_on_cache(const Node& node) {
          operands_of<RopeAttentionOperands>(node) != nullptr || operands_of<MlaExpandOperands>(node) != nullptr;
 }
 
-// Calls visit(id) for each weight that is there; those that an op cannot do without first.
+// Calls visit(id) for each weight that is present, with required weights first.
 template <typename Visit>
 void for_each_weight(const Node& node, const Visit& visit) {
   const auto walk = [&](bool required) {
@@ -45,7 +45,7 @@ class Placer {
   Placer(Plan& plan, const model::ModelDesc& model, ListId list)
       : plan_(plan), model_(model), list_(list), written_(plan.values.size(), kNowhere) {}
 
-  // `rest`: the nodes behind it.
+  // `rest`: the nodes after it.
   void place(Node& node, std::span<const Node> rest) {
     node.device = device_for(node, rest);
     for_each_weight(node, [&](WeightId id) { check(node, id); });
@@ -66,10 +66,10 @@ class Placer {
       const bool of_another = attention != nullptr && attention->cache_layer >= 0;
       return plan_.kv[static_cast<size_t>(of_another ? attention->cache_layer : node.layer)].device;
     }
-    // A sum of another device comes to the residual stream.
+    // A sum from another device moves to the residual stream.
     const auto* sum = operands_of<MoeSumOperands>(node);
     if (sum != nullptr && !sum->weights) return written_[static_cast<size_t>(sum->residual.value)];
-    // A bias, or what else rides along, does not decide: the matrix does. The weight of a norm is all it has.
+    // The matrix decides, not a bias or another vector. A norm has only its own weight.
     DeviceId device = kNowhere;
     const bool norm = operands_of<NormOperands>(node) != nullptr;
     for_each_weight(node, [&](WeightId id) {
@@ -82,7 +82,7 @@ class Placer {
       }
     });
     if (device == kNowhere) return kMainDevice;
-    // int8 rows are the CPU's: those of a GPU cross as float32.
+    // Only the CPU uses int8 rows. Rows of a GPU move as float32.
     if (quantises(node) && plan_.device(device).kind == DeviceKind::cuda) return reader_of(node, rest);
     return device;
   }
@@ -92,7 +92,7 @@ class Placer {
     return copy != nullptr && copy->act == ops::ActType::q8;
   }
 
-  // The device of the first product that reads what the node writes.
+  // The device of the first product that reads the rows which the node writes.
   DeviceId reader_of(const Node& node, std::span<const Node> rest) const {
     const ValueId rows = std::get<CopyOperands>(node.operands).out.value;
     for (const Node& next : rest) {
@@ -112,11 +112,11 @@ class Placer {
 
   bool is_vector(WeightId id) const { return model_.weight(id).transform == model::Transform::to_f32; }
 
-  // Vectors go with their op. A list is made of another's nodes, so each op comes to one device in all of them.
+  // Vectors follow their op. Lists share their nodes, so each op must be on the same device in all of them.
   void check(const Node& node, WeightId id) {
     WeightPlacement& weight = plan_.weights[static_cast<size_t>(id)];
     if (is_vector(id) && list_ == ListId::streamed && weight.device != node.device && node.device == kMainDevice) {
-      weight.stream = {.wanted = true, .layout = weight.layout, .bytes = weight.bytes};  // it comes with its matrix
+      weight.stream = {.wanted = true, .layout = weight.layout, .bytes = weight.bytes};  // copied with its matrix
     } else if (is_vector(id) && list_ != ListId::streamed) {
       weight.device = node.device;
     }
@@ -128,7 +128,7 @@ class Placer {
   Plan& plan_;
   const model::ModelDesc& model_;
   ListId list_;
-  std::vector<DeviceId> written_;  // where each value was last written
+  std::vector<DeviceId> written_;  // the device that last wrote each value
 };
 
 }  // namespace

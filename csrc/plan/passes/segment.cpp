@@ -1,4 +1,4 @@
-// Runs of nodes of one device: what a backend is given at a time.
+// Runs of nodes on one device: the unit of work that a backend gets.
 #include "core/error.h"
 #include "plan/passes/passes.h"
 

@@ -1,4 +1,4 @@
-// Where copies of streamed weights lie on the main device, and before which nodes they have to be there.
+// Memory of the copies of streamed weights on the main device, and the nodes that need them.
 #include <algorithm>
 #include <map>
 #include <type_traits>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kAlignment = 256;
 
-// The weights of a node that are copies, and what chooses among their experts.
+// The weights of a node that are copies, and the value that chooses among their experts.
 Fetch fetch_of(const Plan& plan, const Node& node) {
   Fetch fetch;
   std::visit(
@@ -22,7 +22,7 @@ Fetch fetch_of(const Plan& plan, const Node& node) {
           if constexpr (IsWeight<Field>) {
             if (field.id != model::kNone && plan.streams(ListId::streamed, field.id)) fetch.weights.push_back(field.id);
           } else if constexpr (IsOperand<Field>) {
-            if (name == "ids" && Field::kUse == Access::read) fetch.ids = field.value;  // not where they are chosen
+            if (name == "ids" && Field::kUse == Access::read) fetch.ids = field.value;  // not the op that chooses them
           }
         });
       },
@@ -44,8 +44,8 @@ void stream(Plan& plan, NodeList& list) {
   list.fetches.clear();
   PlannedDevice& main = plan.devices.front();
   main.stream_bytes = 0;
-  std::map<int32_t, int32_t> orders;  // of layers
-  std::map<int32_t, size_t> taken;    // bytes of each layer
+  std::map<int32_t, int32_t> orders;  // order by layer
+  std::map<int32_t, size_t> taken;    // bytes by layer
   for (size_t i = 0; i < list.nodes.size(); ++i) {
     const Node& node = list.nodes[i];
     if (node.device != kMainDevice) continue;

@@ -1,6 +1,6 @@
-// A launch wherever a node reads a value that another device has written. Each device that touches a value has a copy
-// of its own; one that was brought over stays good until the value is written again, so a value crosses to a device at
-// most once between two writes.
+// Adds a launch wherever a node reads a value that another device wrote. Each device that uses a value has its own
+// copy. A copied value stays valid until the value is written again, so it moves to a device at most once between two
+// writes.
 #include <algorithm>
 #include <map>
 
@@ -10,7 +10,7 @@
 namespace dyno::plan {
 namespace {
 
-// Whether a node writes all of a value's rows, so that what they held before is of no use.
+// Whether a node writes all rows of a value, so that their previous content does not matter.
 bool writes_all(const Value& value, const Operand& operand) {
   return operand.offset_bytes == 0 && operand.batch_stride_bytes == 0 &&
          operand.stride_bytes == static_cast<int64_t>(value.bytes_per_token);
@@ -27,7 +27,7 @@ class Transfers {
   }
 
  private:
-  // Of a value, by device: its copy there, and whether that holds what was written last: always, or only where the
+  // For each value and device: the copy there, and whether it holds the last written content: always, or only if the
   // nodes for the CPU's share run.
   struct Copy {
     ValueId id = kNoValue;
@@ -42,7 +42,7 @@ class Transfers {
     for_each_operand(node.operands, [&](std::string_view, auto& operand) {
       if (operand && operand.value != plan_.logits) bring(node, operand, operand.kUse);
     });
-    // The originals' numbers are needed until all operands were looked at.
+    // The ids of the originals are needed until all operands are processed.
     struct Uses {
       bool read = false, written = false;
     };
@@ -56,7 +56,7 @@ class Transfers {
       if (!use.written) continue;
       for (auto& [device, copy] : copies_[value]) {
         copy.good = device == node.device;
-        // A value that such a node changes is whole without the change.
+        // A value that such a node updates is complete even without the update.
         copy.for_cpu_share = node.for_cpu_share && !use.read;
       }
     }
@@ -68,7 +68,7 @@ class Transfers {
     list_.nodes.push_back(std::move(node));
   }
 
-  // Makes a copy on the node's device that holds what the node needs of the value.
+  // Creates a copy on the node's device with the content of the value that the node needs.
   void bring(const Node& node, const Operand& operand, Access use) {
     Copies& copies = copies_[operand.value];
     const Value value = plan_.values[static_cast<size_t>(operand.value)];
@@ -96,7 +96,7 @@ class Transfers {
         str_cat(value.name, " to ", device_name(plan_.device(node.device))), node.layer,
         ops::TransferDesc{.row = row, .fixed = static_cast<int64_t>(value.bytes_fixed)},
         {.x = Operand{.value = source->id, .stride_bytes = row}, .y = Operand{.value = here.id, .stride_bytes = row}});
-    // A GPU moves what leaves it or comes to it: the CPU cannot reach its memory.
+    // The GPU copies values that leave it or arrive, because the CPU cannot access its memory.
     const DeviceId from = plan_.values[static_cast<size_t>(source->id)].device;
     const bool leaves_gpu =
         plan_.device(from).kind == DeviceKind::cuda && plan_.device(node.device).kind == DeviceKind::cpu;
@@ -109,7 +109,7 @@ class Transfers {
 
   Plan& plan_;
   NodeList& list_;
-  std::map<ValueId, Copies> copies_;  // by the value as it was emitted
+  std::map<ValueId, Copies> copies_;  // by the originally emitted value
 };
 
 }  // namespace
