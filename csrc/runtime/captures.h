@@ -1,4 +1,4 @@
-// Work that repeats and can be captured as a graph: when that is tried, and what became of it.
+// Repeated work that can be captured as a graph: the schedule of attempts and their results.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace dyno::runtime {
 
-// The second use is captured: work that comes once is not worth it, and the first run loads what cannot be loaded
-// during a capture. Where that fails, uses go on launch by launch, and after as many again as there were it is tried
-// again: a cause that passes costs little, one that stays next to nothing.
+// The second use is captured, because a single use is not worth a capture, and the first run loads modules that cannot
+// be loaded during one. If a capture fails, uses continue launch by launch, and the next attempt comes after as many
+// uses again. So a temporary failure costs little, and a permanent one almost nothing.
 class CaptureAttempts {
  public:
-  // Counts a use; whether it is one to capture.
+  // Counts a use. Returns whether this use should be captured.
   bool due() { return ++uses_ == next_; }
   void succeeded() { reason_.clear(); }
   void failed(std::string reason) {
@@ -23,9 +23,9 @@ class CaptureAttempts {
 
   int64_t uses() const { return uses_; }
   int64_t failures() const { return failures_; }
-  // The use that will be captured next, where none was yet.
+  // The number of the next use that will be captured, if none was captured yet.
   int64_t next() const { return next_; }
-  // Why the last attempt failed; empty after one that did not.
+  // The reason that the last attempt failed; empty if it succeeded.
   const std::string& reason() const { return reason_; }
 
  private:
@@ -33,9 +33,9 @@ class CaptureAttempts {
   std::string reason_;
 };
 
-// Of one piece of work since settings were last changed.
+// Captures of one kind of work since the last change of settings.
 struct CaptureReport {
-  bool draws = false;  // a step of generation; else decoding
+  bool draws = false;  // a step of generation; otherwise decoding
   int64_t tokens = 1, sequences = 1, rows = 1;
   bool captured = false;
   CaptureAttempts attempts{};

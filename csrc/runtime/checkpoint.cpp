@@ -1,5 +1,5 @@
-// How sequences go back: to any position where all layers have keys and values, to checkpoints where some have
-// recurrent state.
+// Returning to earlier positions: to any position if all layers have keys and values, to checkpoints if some layers
+// have recurrent state.
 #include "runtime/checkpoint.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ void Session::move_back(int32_t slot, int64_t position) {
   if (draft_head_ != nullptr) draft_head_->forget(slot, position);
 }
 
-// In this order, so that a sequence never counts positions as held whose memory is on its way out.
+// In this order, so that a sequence never counts positions whose memory is being freed.
 void Session::go_back(int32_t slot, int64_t position) {
   const int64_t before = positions_[static_cast<size_t>(slot)];
   move_back(slot, position);
@@ -42,13 +42,15 @@ void Session::fall_back(int32_t slot, int64_t position) {
   try {
     go_back(slot, position);
   } catch (const Error&) {
-    // A lost device has nothing to give back. The error that led here is on its way to the caller.
+    // A lost device has nothing to free. The original error already goes to the caller.
   }
 }
 
 void Session::end_failed(std::span<const ops::SequenceRun> runs, bool started) {
   for (const ops::SequenceRun& run : runs) {
-    if (started && !plan_.states.empty()) fall_back(run.slot, 0);  // nobody knows how far a state has gone on
+    if (started && !plan_.states.empty())
+      fall_back(run.slot, 0);  // the state may have advanced by any number of
+                               // tokens
   }
   try {
     for (const ops::SequenceRun& run : runs) {
@@ -116,7 +118,7 @@ std::shared_ptr<const Checkpoint> Session::checkpoint(int32_t slot, bool spare) 
   made->slot = slot;
   made->spare = spare;
   made->position = position(slot);
-  // At position 0 a state counts as zeros, whatever is in its memory.
+  // At position 0 a state counts as zeros, whatever its memory holds.
   if (made->position > 0) {
     made->state.resize(plan_.sequence_state_bytes());
     finish();
@@ -142,7 +144,7 @@ void Session::restore(const Checkpoint& checkpoint) {
   try {
     if (!checkpoint.state.empty()) executor_->load_state(checkpoint.slot, checkpoint.state.data());
   } catch (...) {
-    fall_back(checkpoint.slot, 0);  // a part of the state may be the checkpoint's
+    fall_back(checkpoint.slot, 0);  // the state may be partly overwritten
     throw;
   }
   go_back(checkpoint.slot, checkpoint.position);

@@ -1,4 +1,4 @@
-// A place that a sequence can be brought back to.
+// A position that a sequence can return to.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 
 namespace dyno::runtime {
 
-// Made by Session::checkpoint(). Keys and values stay in the cache, so a checkpoint is good until the sequence forgets
-// one of the positions before it; recurrent state is copied.
+// Created by Session::checkpoint(). Keys and values stay in the cache, so a checkpoint is valid until the sequence
+// forgets one of the positions before it. Recurrent state is copied.
 struct Checkpoint {
   int32_t slot = 0;
   int64_t position = 0;
   std::vector<std::byte> state;  // Plan::sequence_state_bytes()
-  bool good = true;              // kept by the session
-  bool spare = false;            // its window gives way to the ones of all others
+  bool good = true;              // valid; updated by the session
+  bool spare = false;            // its window is dropped before the windows of other checkpoints
 };
 
 }  // namespace dyno::runtime

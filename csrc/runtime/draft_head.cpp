@@ -23,7 +23,7 @@ void DraftHead::give_back_unused(int32_t slot) {
 
 bool DraftHead::make_room(const ops::SequenceRun& run, std::span<float*> rows) {
   Sequence& s = sequences_[static_cast<size_t>(run.slot)];
-  // A sequence that began before the head was loaded is not known until it begins anew.
+  // A sequence that began before the head was loaded has no hidden rows until it begins again.
   const size_t begin = s.tokens.size(), end = begin + rows.size();
   if (static_cast<size_t>(run.position) != begin) return false;
   for (size_t i = begin / kBlockRows; i * kBlockRows < end; ++i) {
@@ -56,10 +56,10 @@ void DraftHead::forget(int32_t slot, int64_t positions) {
   s.agreeing = std::min(s.agreeing, kept - std::min<size_t>(kept, 1));
   s.has_last = false;
   try {
-    // Its cache goes back too, also of a sequence for which it never drafts again.
+    // The head's cache is rewound too, even for a sequence that is never drafted again.
     head_->rewind(slot, std::min(head_->position(slot), static_cast<int64_t>(s.given.size())));
   } catch (const DeviceLostError&) {
-    // There is nothing to give back, and what the caller does next with the device tells of it.
+    // There is nothing to free, and the caller's next use of the device reports the loss.
   }
 }
 
@@ -68,7 +68,7 @@ void DraftHead::copy(int32_t from, int32_t to, int64_t positions) {
   Block last = std::move(target.last);
   target = sequences_[static_cast<size_t>(from)];
   target.last = std::move(last);
-  target.given.clear();  // the head's own cache is not copied
+  target.given.clear();  // the head's cache is not copied
   target.agreeing = 0;
   forget(to, positions);
 }
@@ -103,12 +103,12 @@ void DraftHead::read(int32_t slot, int64_t count) {
   std::vector<const float*> rows;
   for (size_t i = 0; i < n; ++i) rows.push_back(row(s, begin + i));
   head_->decode({.sequences = {{.slot = slot, .tokens = tokens}}, .rows = LogitRows::none, .rows_from = rows});
-  head_->finish();  // rows are not written anew while the head reads them
+  head_->finish();  // the head may still read the rows
   give(s, tokens);
 }
 
 void DraftHead::draft(std::span<const Following> texts, const Drafts& out) {
-  std::vector<std::vector<int32_t>> follow;  // of each text, from the first pair on that the head lacks
+  std::vector<std::vector<int32_t>> follow;  // for each text, from the first missing pair on
   std::vector<std::span<const int32_t>> tokens;
   std::vector<const float*> rows;
   for (const Following& text : texts) {
@@ -125,7 +125,7 @@ void DraftHead::draft(std::span<const Following> texts, const Drafts& out) {
     const size_t begin = s.agreeing;
     std::vector<int32_t>& lacking =
         follow.emplace_back(s.tokens.begin() + static_cast<int64_t>(begin) + 1, s.tokens.end());
-    lacking.push_back(text.token);  // that pair's logits are wanted, also if the head has it
+    lacking.push_back(text.token);  // the logits of this pair are wanted, even if the head already has it
     head_->rewind(text.slot, static_cast<int64_t>(begin));
     s.given.resize(begin);
     tokens.emplace_back(lacking);
@@ -172,11 +172,11 @@ void DraftHead::feed(std::span<const Following> texts, std::span<const std::span
 
 void Session::load_draft_head() {
   if (executor_ != nullptr) check_ready();
-  end_steps();  // the rows of steps that run ahead come to nobody
+  end_steps();  // steps that run ahead do not store hidden rows
   draft_head_ = make_draft_head();
 }
 
-// For the sequences of the plan, which may be about to become the session's.
+// For the sequences of plan_, which may not be the session's yet.
 std::unique_ptr<DraftHead> Session::make_draft_head() const {
   const bool with_gpu = std::any_of(plan_.devices.begin(), plan_.devices.end(), [](const plan::PlannedDevice& device) {
     return device.info.kind == DeviceKind::cuda;
@@ -197,10 +197,10 @@ std::unique_ptr<DraftHead> Session::make_draft_head() const {
   load.expert_cache = {};
   load.numa = plan::NumaMode::off;
   plan::ContextOptions context = plan_.context;
-  // It holds what the model holds, and beside that a draft of each sequence.
+  // It holds the same positions as the model, and a draft of each sequence.
   if (context.cache_tokens > 0) context.cache_tokens += context.sequences * kMostDraft;
   context.window_cache = plan::WindowCache::full;
-  load.cpu_repack = false;  // its embedding and output are the model's: pages of the file, which cost no second copy
+  load.cpu_repack = false;  // embedding and output are pages of the file, shared with the model without a second copy
   auto head = std::make_unique<Session>(
       file_, load, context, settings_, plan_.main_device(), std::vector<profile::KernelEntry>(),
       executor_ != nullptr ? Loading::weights : Loading::plan_only, model::Part::draft_head, this);

@@ -22,11 +22,12 @@ struct CpuExecutor::Env {
   const ValueMemory& values;
   float* logits;
   const std::vector<std::vector<int32_t>>& cached;  // places of cached experts, by layer
-  const std::vector<std::vector<int32_t>>& shared;  // likewise of shared ones
-  std::vector<std::vector<int32_t>>& choices;       // of experts of layers with cached ones, where these adapt
-  std::byte* copies = nullptr;                      // of streamed weights
+  const std::vector<std::vector<int32_t>>& shared;  // places of shared experts, by layer
+  std::vector<std::vector<int32_t>>& choices;       // counts of chosen experts in layers with cached ones, if the cache
+                                                    // adapts
+  std::byte* copies = nullptr;                      // copies of streamed weights
   plan::ListId list = plan::ListId::general;
-  bool ids_settled = false;  // a matter of GPUs
+  bool ids_settled = false;  // used by GPUs only
 
   const PartedBuffer& cache_of(int32_t layer) const {
     return memory[static_cast<size_t>(plan.kv[static_cast<size_t>(layer)].device)].cache;
@@ -136,11 +137,12 @@ void CpuExecutor::prepare_memory(plan::DeviceId device, bool clear_cache) {
     layers.push_back(here ? BufferPart{kv.k_offset, static_cast<size_t>(kv.k_row_bytes) * positions} : BufferPart{});
     layers.push_back(here ? BufferPart{kv.v_offset, static_cast<size_t>(kv.v_row_bytes) * positions} : BufferPart{});
   }
-  // Memory is taken as rows are written. With huge pages the first row of each sequence would take one in each layer.
+  // Memory is allocated as rows are written. With huge pages, the first row of each sequence would allocate one in each
+  // layer.
   const Pages pages = plan_.context.sequences > 1 ? Pages::small : Pages::huge;
   if (clear_cache || !memory.cache.holds(planned.kv_address_bytes, layers)) {
     memory.cache = PartedBuffer(planned.kv_address_bytes, std::move(layers), "the KV cache", pages);
-    // A huge page would keep more rows than most windows have.
+    // A huge page has more rows than most windows.
     for (size_t i = 0; i < memory.cache.parts().size(); ++i) {
       if (plan_.kv[i / 2].window > 0) use_small_pages({memory.cache.at(i), memory.cache.parts()[i].bytes});
     }
@@ -253,7 +255,7 @@ void CpuExecutor::select_rows(std::span<const plan::ValueId> values) {
 
 void CpuExecutor::begin(const MicroBatch& batch, const plan::Selection& selection, int threads) {
   micro_batch_ = batch;
-  // Also until the next token. Prompts leave the CPU idle for longer than threads should spin.
+  // Also until the next token. In prompts the CPU is idle for longer than threads should spin.
   const bool takes_turns = plan_.devices.size() > 1;
   pool_.spread(threads);
   pool_.stay_awake(takes_turns && static_cast<int64_t>(batch.tokens.size()) <= plan::kFusedTokens);
@@ -298,7 +300,7 @@ void CpuExecutor::run_nodes(const plan::NodeList& list, int32_t begin, int32_t e
   }
 }
 
-// The copy is made at once, and has arrived when the link would have brought it.
+// The copy is made at once, and counts as arrived when the simulated link would have carried it.
 void CpuExecutor::bring(model::WeightId weight, const std::byte* from, int64_t matrices,
                         std::span<const MatrixRange> ranges) {
   const auto at = static_cast<size_t>(weight);
@@ -340,7 +342,7 @@ void CpuExecutor::set_cached_places(int32_t layer, std::span<const int32_t> plac
   cached_places_[static_cast<size_t>(layer)].assign(places.begin(), places.end());
 }
 
-// As bring(): made at once, and there when the link would have brought it.
+// As bring(): copied at once, and counts as arrived when the simulated link would have carried it.
 void CpuExecutor::fill_place(model::WeightId weight, const std::byte*, int64_t matrix, model::WeightId own,
                              int64_t place) {
   const plan::WeightPlacement& placed = plan_.weights[static_cast<size_t>(weight)];
@@ -354,7 +356,7 @@ bool CpuExecutor::has_arrived(model::WeightId own) const {
   return virtual_.copy_arrival(own) <= VirtualDevices::Clock::now();
 }
 
-// Logits are written to the memory of the machine, where a device behind a link would have sent them.
+// Waits for the time at which a device behind a link would have sent the logits to the host.
 void CpuExecutor::end() {
   const plan::DeviceId device = plan_.logits_device();
   if (micro_batch_.logit_rows.empty() || plan_.device(device).kind != DeviceKind::cpu) return;
@@ -362,7 +364,7 @@ void CpuExecutor::end() {
   VirtualDevices::wait_until(virtual_.arrival_at_host(device, bytes));
 }
 
-// Of the ids that come to the CPU, cached experts are none.
+// Counts the ids that the CPU got; ids of cached experts are negative there.
 void CpuExecutor::count_experts(const plan::Node& node) {
   const auto* product = std::get_if<plan::MatmulIdOperands>(&node.operands);
   const auto* desc = std::get_if<ops::MatmulIdDesc>(&node.desc);
@@ -376,7 +378,7 @@ void CpuExecutor::count_experts(const plan::Node& node) {
   expert_counts_.cached += std::count_if(ids, ids + count, [](int32_t id) { return id < 0; });
 }
 
-// A launch, and what it has to wait for on the link of a virtual device.
+// A launch, and its wait for the link of a virtual device.
 void CpuExecutor::launch_and_wait(const plan::Node& node) {
   const auto* moved = std::get_if<plan::TransferOperands>(&node.operands);
   if (node.divided && !node.at_home && env_->list != plan::ListId::streamed) count_experts(node);

@@ -1,5 +1,5 @@
-// Runs nodes on the CPU, and on virtual devices of it, each in the memory of its device. Threads and their scratch
-// memory serve all of them.
+// Runs nodes on the CPU and on its virtual devices, each with its own memory. All of them share threads and scratch
+// memory.
 #pragma once
 
 #include <memory>
@@ -59,13 +59,13 @@ class CpuExecutor final : public Backend {
   struct Env;
   struct Memory {
     PartedBuffer arena;   // by value
-    PageLock lock;        // of the arena, beside a GPU
+    PageLock lock;        // of the arena, if the plan has a GPU
     PartedBuffer cache;   // keys and values of each layer
     PartedBuffer states;  // by state
   };
 
   bool holds(plan::DeviceId device) const { return plan_.device(device).kind == DeviceKind::cpu; }
-  // A sequence's part of a state of the CPU.
+  // The state of a sequence on the CPU.
   std::byte* state_at(size_t index, int32_t slot) const;
   void prepare_memory(plan::DeviceId device, bool clear_cache);
   void launch(const plan::Node& node);
@@ -82,11 +82,11 @@ class CpuExecutor final : public Backend {
   HostBuffer copies_;      // of streamed weights, on a virtual main device
   const ValueMemory* values_ = nullptr;
   ExpertCounts expert_counts_;
-  std::vector<std::vector<int32_t>> places_;         // by layer, of its shared experts
-  std::vector<std::vector<int32_t>> cached_places_;  // likewise of the cached ones
+  std::vector<std::vector<int32_t>> places_;         // by layer, for shared experts
+  std::vector<std::vector<int32_t>> cached_places_;  // by layer, for cached experts
   std::vector<std::vector<int32_t>> choices_;        // by layer and expert, since take_choices()
   MicroBatch micro_batch_;
-  std::unique_ptr<Env> env_;  // of the u-batch
+  std::unique_ptr<Env> env_;  // of the current u-batch
 };
 
 }  // namespace dyno::runtime

@@ -1,4 +1,4 @@
-// The door to the GPU executor for code that is compiled without a CUDA toolkit.
+// Factory of the GPU executor, for code that is compiled without a CUDA toolkit.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace dyno::runtime {
 
-// Uploads the weights to the plan's only device, but those that another executor there has `lent`: null, or where it
-// holds each. All other arguments, and that executor, must outlive this one. Throws DeviceError in a build without
-// CUDA.
+// Uploads the weights to the plan's only device, except those that another executor there has `lent` (its address of
+// each weight, or null). The other arguments and that executor must outlive this one. Throws DeviceError in a build
+// without CUDA.
 std::unique_ptr<Executor> make_cuda_executor(const GgufFile& file, const model::ModelDesc& model,
                                              const plan::Plan& plan, ThreadPool& pool, int threads,
                                              std::span<const std::byte* const> lent = {});
-// Likewise to one of several devices.
+// The same for one of several devices.
 std::unique_ptr<Backend> make_cuda_backend(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan,
                                            plan::DeviceId device, ThreadPool& pool, int threads);
 

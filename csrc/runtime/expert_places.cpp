@@ -9,12 +9,12 @@
 namespace dyno::runtime {
 namespace {
 
-// All counts are halved when they hold the choices of twice as many tokens.
+// All counts are halved when they contain the choices of twice this many tokens.
 constexpr int64_t kTokens = 256;
-// So many experts are on their way at once: a slow link is not flooded, since others wait until these are there.
+// Maximum of concurrent copies. More would flood a slow link, on which other copies would wait.
 constexpr size_t kUnderWay = 4;
-// An expert has to be chosen more often than the other one by so many times and by such a part, so that two that are
-// used alike do not take turns.
+// The minimum advantage, as a number and as a fraction, of a new expert over the old one. It prevents two experts of
+// similar use from replacing each other repeatedly.
 constexpr int64_t kLeastGain = 4, kGainPart = 4;
 
 }  // namespace
@@ -28,7 +28,7 @@ ExpertPlaces::ExpertPlaces(const plan::Plan& plan, const model::ModelDesc& model
     if (layer.places.empty()) continue;
     const std::vector<int64_t>* recorded = plan::recorded_uses(plan, model, i);
     if (recorded == nullptr) continue;
-    // As if kTokens had been seen.
+    // Scaled to the choices of kTokens tokens.
     const int64_t all = std::accumulate(recorded->begin(), recorded->end(), int64_t{0});
     const auto scale = static_cast<double>(kTokens * model.layers[i].mixture()->used) / static_cast<double>(all);
     for (size_t expert = 0; all > 0 && expert < layer.uses.size(); ++expert) {
@@ -55,7 +55,7 @@ void ExpertPlaces::note(int32_t layer, std::span<const int64_t> choices) {
   for (size_t expert = 0; expert < choices.size(); ++expert) {
     to.uses[expert] += choices[expert];
   }
-  // A u-batch of many tokens brings as much as it leaves: of its own choices, too, the shares stay.
+  // A u-batch of many tokens adds its choices at once; halving all counts keeps their proportions.
   const int64_t most = 2 * kTokens * model_.layers[static_cast<size_t>(layer)].mixture()->used;
   while (std::accumulate(to.uses.begin(), to.uses.end(), int64_t{0}) >= most) {
     for (int64_t& uses : to.uses) uses /= 2;
@@ -73,7 +73,7 @@ bool ExpertPlaces::arrived(const Swap& swap) {
   return true;
 }
 
-// The most used expert that is not cached, and the least used one that is.
+// The most used expert that is not cached, and the least used cached one.
 ExpertPlaces::Candidate ExpertPlaces::candidate(int32_t layer) const {
   const Layer& of = layers_[static_cast<size_t>(layer)];
   constexpr size_t kNone = SIZE_MAX;

@@ -1,9 +1,9 @@
-// The experts of the CPU's layers that the main device has as well, as they are now. The plan says which these are at
-// load. If the cache adapts, an expert that is chosen more often takes the place of another one of its layer.
+// The current set of CPU experts that are cached on the main device. The plan has the set at load. If the cache adapts,
+// an expert that is chosen more often replaces another one of its layer.
 //
-// That happens between two u-batches: the old expert is not cached from then on, a copy of the new one goes to its
-// place beside the computation, and it counts as cached when the copy has arrived. So no launch reads a place that
-// changes, and no memory is needed beyond the plan's.
+// A replacement happens between two u-batches. First the old expert stops being cached, then the new one is copied to
+// its place concurrently with the computation, and it counts as cached when the copy has arrived. So no launch reads a
+// place that changes, and no memory beyond the plan's is needed.
 #pragma once
 
 #include <cstddef>
@@ -19,36 +19,37 @@ namespace dyno::runtime {
 
 class ExpertPlaces {
  public:
-  // All arguments must outlive it. `main`: of the main device.
+  // All arguments must outlive it. `main`: the backend of the main device.
   ExpertPlaces(const plan::Plan& plan, const model::ModelDesc& model, Backend& cpu, Backend& main);
 
-  // Of an expert of a layer with cached experts, among these; -1: it is not cached.
+  // The place of an expert in a layer with cached experts; -1 if it is not cached.
   int32_t of(int32_t layer, size_t expert) const { return layers_[static_cast<size_t>(layer)].places[expert]; }
-  // The tokens of a u-batch chose the experts of a layer so many times each; nothing for a layer without cached ones.
+  // Records how often the tokens of a u-batch chose each expert of a layer. Does nothing for a layer without cached
+  // experts.
   void note(int32_t layer, std::span<const int64_t> choices);
-  // Behind a u-batch.
+  // Called after each u-batch.
   void adapt();
-  // Experts that came to a place since the session began.
+  // Number of replacements since the session began.
   int64_t swapped() const { return swapped_; }
 
  private:
   struct Layer {
-    std::vector<int32_t> places;  // by expert; empty without cached ones
-    std::vector<int64_t> uses;    // by expert: choices, of which old ones count less
+    std::vector<int32_t> places;  // by expert; empty if the layer has no cached experts
+    std::vector<int64_t> uses;    // by expert: choices, with less weight for old ones
   };
-  // Of an expert that is on its way.
+  // A replacement whose copy has not arrived yet.
   struct Swap {
     int32_t layer = 0, expert = 0, place = 0;
   };
   struct Candidate {
-    int64_t gain = 0;  // by uses
+    int64_t gain = 0;  // difference of uses
     int32_t layer = 0, in = 0, out = 0;
   };
-  // The weights of a layer's experts, and of its cached ones.
+  // Pairs of the layer's expert weights and their cached copies.
   std::vector<std::pair<model::WeightId, model::WeightId>> weights_of(int32_t layer) const;
   Candidate candidate(int32_t layer) const;
   void begin(const Candidate& chosen);
-  // Whether all of the expert is there, so that launches from now on may read it.
+  // Whether the expert's copies have all arrived, so that later launches may read it.
   bool arrived(const Swap& swap);
 
   const plan::Plan& plan_;

@@ -50,13 +50,13 @@ void Session::end_steps() {
   finish();
 }
 
-// A prompt goes through the lists as any does. The rest of its last token is the draw: that token's step, whose
-// position counts when what was drawn is read.
+// A prompt runs through the normal lists. Its last token is completed by a sample, which is the step of that token; its
+// position counts when the sampled token is read.
 void Session::begin_steps(Generation& generation, const std::function<void()>& between) {
   end_steps();
   const int32_t slot = generation.slot();
   const std::span<const int32_t> tokens = generation.tokens();
-  check_room(slot, static_cast<int64_t>(tokens.size()));  // the context may have been made anew since
+  check_room(slot, static_cast<int64_t>(tokens.size()));  // the context may have been recreated since
   const bool prompt = tokens.size() > 1;
   begun_[static_cast<size_t>(slot)] = position(slot);
   if (prompt) {
@@ -71,7 +71,7 @@ void Session::begin_steps(Generation& generation, const std::function<void()>& b
   steps_of_ = generation.number_ = ++generations_;
 }
 
-// For the tokens to be fed and, where the cache has room, for the steps ahead. It may end steps that are under way.
+// Maps memory for the tokens to feed and, if the cache has room, for the steps ahead. It may end running steps.
 void Session::take_memory_for(const Generation& generation) {
   const int32_t slot = generation.slot();
   const int64_t end = position(slot) + static_cast<int64_t>(generation.tokens().size());
@@ -118,7 +118,7 @@ int32_t Session::next_token(Generation& generation, const std::function<void()>&
     give_back_windows(slot);
     try {
       launch_ahead();
-    } catch (...) {  // the token counts all the same; the next call begins anew and meets the error
+    } catch (...) {  // the token counts anyway; the next call starts again and gets the error
       steps_of_ = 0;
       under_way_ = 0;
     }
@@ -127,14 +127,14 @@ int32_t Session::next_token(Generation& generation, const std::function<void()>&
     roll_back(slot, before);
     throw;  // no step was launched
   } catch (...) {
-    steps_of_ = 0;  // the device's error is what the caller has to see, not what waiting for it says
+    steps_of_ = 0;  // the caller must see the device's error, not an error of the wait
     under_way_ = 0;
-    roll_back(slot, before);  // nor does a prompt count that nothing was drawn behind
+    roll_back(slot, before);  // a prompt without a sample does not count either
     throw;
   }
 }
 
-// Each computed when it is asked for: on the CPU nothing is gained by running ahead.
+// Each token is computed on request, because running ahead gains nothing on the CPU.
 int32_t Session::draw_on_host(Generation& generation, const std::function<void()>& between) {
   const int64_t n_vocab = model_.n_vocab;
   const int32_t slot = generation.slot();

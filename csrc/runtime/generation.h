@@ -1,4 +1,4 @@
-// One generation: what is fed next and which draws follow. The session computes it, see Session::next_token.
+// A generation: the tokens to feed next and the queued samples. The session computes it, see Session::next_token.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace dyno::runtime {
 
-// Steps that may be under way ahead of the last token that was read: enough for the device never to wait for the host,
-// and all that a text which ends unexpectedly costs.
+// Steps that may be started ahead of the last token that was read. Two are enough to keep the device busy, and an
+// unexpected end of the text wastes no more than these.
 inline constexpr size_t kStepsAhead = 2;
 
 // Throws PlanError for a random number that is not in [0, 1).
@@ -24,19 +24,19 @@ class Generation {
       : slot_(slot), tokens_(tokens.begin(), tokens.end()), settings_(settings) {}
 
   int32_t slot() const { return slot_; }
-  // To be fed next: one, or before the first draw all of a prompt.
+  // The tokens to feed next: one token, or the whole prompt before the first sample.
   std::span<const int32_t> tokens() const { return tokens_; }
   const ops::SampleSettings& settings() const { return settings_; }
 
-  // Draws still to be made, in their order; steps are launched only as far as they reach.
+  // Samples that are queued but not made, in order. Steps are started only for queued samples.
   std::span<const Draw> queued() const { return std::span(draws_).subspan(made_); }
-  // Throws PlanError for a random number or a token that cannot be.
+  // Throws PlanError for an invalid random number or token.
   void queue(std::span<const Draw> draws, int64_t n_vocab);
 
  private:
   friend class Session;
 
-  // The first queued draw gave `drawn`, which the session has read.
+  // The first queued sample gave `drawn`, which the session has read.
   void accept(int32_t drawn) {
     const int32_t forced = draws_[made_++].forced;
     tokens_.assign(1, forced >= 0 ? forced : drawn);
@@ -46,8 +46,8 @@ class Generation {
   std::vector<int32_t> tokens_;
   ops::SampleSettings settings_;
   std::vector<Draw> draws_;
-  size_t made_ = 0;      // of them
-  uint64_t number_ = 0;  // among those that the session has begun on the device
+  size_t made_ = 0;      // number of samples that were made
+  uint64_t number_ = 0;  // number among the generations that the session has started on the device
 };
 
 }  // namespace dyno::runtime

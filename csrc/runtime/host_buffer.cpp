@@ -41,7 +41,7 @@ HostBuffer::HostBuffer(size_t bytes, const char* purpose, Pages pages) : size_(b
   DYNO_CHECK(OutOfMemoryError, memory != MAP_FAILED, "[memory] cannot allocate ", bytes, " bytes for ", purpose, ": ",
              std::strerror(errno));
   data_ = static_cast<std::byte*>(memory);
-  // Small buffers would only waste most of their huge page.
+  // A small buffer would waste most of its huge page.
   constexpr size_t kHugePage = size_t{2} << 20;
   if (pages == Pages::small) {
     madvise(data_, size_, MADV_NOHUGEPAGE);

@@ -1,5 +1,5 @@
-// Host memory that starts as zeros. Pages become resident when first touched. Under AddressSanitizer it comes from the
-// heap, whose blocks have red zones; anonymous mappings have none.
+// Zero-initialised host memory. Pages become resident when first touched. Under AddressSanitizer it comes from the
+// heap, because heap blocks have red zones and anonymous mappings do not.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace dyno::runtime {
 
-// Pages that a large buffer asks the system for.
+// The page size that a large buffer requests.
 enum class Pages : unsigned char { huge, small };
 
 class HostBuffer {
  public:
   HostBuffer() = default;
-  // Throws OutOfMemoryError with the size. Huge pages matter for weights that are streamed.
+  // Throws OutOfMemoryError with the size. Huge pages matter for weights that are read in sequence.
   explicit HostBuffer(size_t bytes, const char* purpose, Pages pages = Pages::huge);
   ~HostBuffer();
   HostBuffer(HostBuffer&& other) noexcept;
@@ -30,48 +30,48 @@ class HostBuffer {
   size_t size_ = 0;
 };
 
-// Gives the memory of whole pages within a part of a buffer back to the system; they hold zeros afterwards. Nothing
-// happens under AddressSanitizer.
+// Returns the whole pages within a part of a buffer to the system; they then read as zeros. Does nothing under
+// AddressSanitizer.
 void give_back_pages(std::span<std::byte> part);
 
-// Later pages of a part of a buffer will be small ones; of whole pages within it.
+// Requests small pages for the whole pages within a part of a buffer.
 void use_small_pages(std::span<std::byte> part);
 
-// A place in a buffer. Several may share one, as values of the arena do that are never in use at the same time.
+// A range in a buffer. Ranges may coincide, like values of the arena that are never in use at the same time.
 struct BufferPart {
   size_t offset = 0;
   size_t bytes = 0;
   friend bool operator==(const BufferPart&, const BufferPart&) = default;
 };
 
-// A buffer by its parts. Under AddressSanitizer every part is a heap block of its own, so that an access past its end
-// is an error even where another part follows.
+// A buffer that consists of parts. Under AddressSanitizer every part is a separate heap block, so that an access past
+// its end is an error even if another part follows.
 class PartedBuffer {
  public:
   PartedBuffer() = default;
-  // Parts without bytes have no address. Throws OutOfMemoryError.
+  // A part without bytes has no address. Throws OutOfMemoryError.
   PartedBuffer(size_t bytes, std::vector<BufferPart> parts, const char* purpose, Pages pages = Pages::huge);
 
   std::byte* at(size_t part) const { return addresses_[part]; }
-  // All of it as one piece; nothing under AddressSanitizer.
+  // The whole buffer as one span; empty under AddressSanitizer.
   std::span<std::byte> block() const;
   size_t bytes() const { return bytes_; }
   const std::vector<BufferPart>& parts() const { return parts_; }
-  // Whether a buffer of these parts would be the same.
+  // Whether a new buffer with these parts would be identical.
   bool holds(size_t bytes, std::span<const BufferPart> parts) const;
 
  private:
   size_t bytes_ = 0;
   std::vector<BufferPart> parts_;
-  std::vector<HostBuffer> blocks_;  // one, or under AddressSanitizer one for each part
+  std::vector<HostBuffer> blocks_;  // one block, or under AddressSanitizer one for each part
   std::vector<std::byte*> addresses_;
 };
 
-// `count` equal parts, one behind the other. Under AddressSanitizer the bytes between them are red zones.
+// `count` equal parts in sequence. Under AddressSanitizer the gaps between them are red zones.
 class StripedBuffer {
  public:
   StripedBuffer() = default;
-  // Throws OutOfMemoryError. `bytes` is a multiple of 64.
+  // Throws OutOfMemoryError. `bytes` must be a multiple of 64.
   StripedBuffer(size_t bytes, size_t count, const char* purpose);
 
   std::byte* data() const { return memory_.data(); }

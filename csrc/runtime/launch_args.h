@@ -1,8 +1,9 @@
-// Fills the arguments of a launch from a node's operands, by name. An operand `y` gives y its address, y_stride and
-// y_batch_stride their elements or, with the ending _bytes, bytes; a weight `w` gives w its address and
-// w_stride_bytes, w_batch_stride_bytes or w_expert_stride_bytes the distance between its matrices; a number gives the
-// number of its name. Arguments that depend on the u-batch instead are named in from_batch(), operands that are no
-// argument in only_plan() (ops/<family>/fields.h); anything else that does not meet its counterpart does not compile.
+// Fills the arguments of a launch from a node's operands, by name. An operand `y` fills the arguments y (address),
+// y_stride and y_batch_stride (in elements; with the suffix _bytes in bytes). A weight `w` fills w (address) and
+// w_stride_bytes, w_batch_stride_bytes or w_expert_stride_bytes (distance between its matrices). A number fills the
+// argument of its name.
+// Arguments that depend on the u-batch are listed in from_batch(). Operands that are not arguments are listed in
+// only_plan() (ops/<family>/fields.h). Any other name without a counterpart is a compile error.
 #pragma once
 
 #include <algorithm>
@@ -20,14 +21,14 @@ constexpr bool is_one_of(std::string_view name, const FieldNames& names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Endings of the arguments that go with an address.
+// Suffixes of arguments that belong to an address.
 constexpr bool is_row_stride(std::string_view ending) {
   return is_one_of(ending, {"_stride", "_batch_stride", "_stride_bytes", "_batch_stride_bytes"});
 }
 constexpr bool is_matrix_stride(std::string_view ending) {
   return is_one_of(ending, {"_stride_bytes", "_batch_stride_bytes", "_expert_stride_bytes"});
 }
-// Two stacks of matrices with one distance.
+// Two stacks of matrices with the same distance share this argument.
 inline constexpr std::string_view kSharedStride = "w_expert_stride_bytes";
 
 template <typename O>
@@ -86,7 +87,7 @@ const float* vector_of(const Env& env, model::WeightId id) {
   return id == model::kNone ? nullptr : reinterpret_cast<const float*>(env.weight(id));
 }
 
-// Fills the members of `args` that the operands give; the others stay. Env is that of launch_node().
+// Fills the members of `args` that have an operand; the others do not change. Env is the one of launch_node().
 template <typename Args, typename O, typename Env>
 void fill_args(Args& args, const O& operands, const Env& env) {
   for_each_field_index<O>([&]<size_t I>() {

@@ -1,11 +1,10 @@
-// From a node of the op list to the launch of its op: for every family and device. An Env gives the pointers and the
-// context of a device:
-//   model, plan, selection, context, tokens (rows that go on), batch (LaunchBatch);
-//   ids_settled: what chose the experts of this layer is over when a launch after its up_gate begins;
-//   keys_of(layer), values_of(layer): of the cache; state_of(index): of all sequences;
-//   at(operand), weight(id) and its weight_bytes(id), inverse_frequencies(table), expert_places(table),
-//   soft_cap(values, count, cap), copy_ids(from, count, to), sample(config, desc, logits): by the settings of the
-//   generation that is under way.
+// Launches the op of a node, for every family and device. An Env provides the pointers and the context of a device:
+//   model, plan, selection, context, tokens (number of rows), batch (LaunchBatch);
+//   ids_settled: the choice of this layer's experts is complete when a launch after its up_gate begins;
+//   keys_of(layer), values_of(layer): the cache; state_of(index): the state of all sequences;
+//   at(operand), weight(id), weight_bytes(id), inverse_frequencies(table), expert_places(table),
+//   soft_cap(values, count, cap), copy_ids(from, count, to), sample(config, desc, logits): samples with the
+//   settings of the current generation.
 #pragma once
 
 #include <algorithm>
@@ -19,21 +18,21 @@
 
 namespace dyno::runtime {
 
-// A MicroBatch where the kernels can read it.
+// A MicroBatch in memory that the kernels can read.
 struct LaunchBatch {
   const int32_t* tokens = nullptr;
   const int32_t* positions = nullptr;
   const ops::SequenceRun* runs = nullptr;
   int32_t n_runs = 0;
-  std::span<const ops::SequenceRun> host_runs{};  // the same runs in host memory
-  int32_t run = 0;                                // which of them a per_run node is launched for
+  std::span<const ops::SequenceRun> host_runs{};  // `runs` in host memory
+  int32_t run = 0;                                // index of the run that a per_run node computes
   const int32_t* pinned_routing = nullptr;
   int32_t* captured_routing = nullptr;
   int64_t routing_stride = 0;
 };
 
-// The inputs of a launch beyond the operands of its node: the u-batch, the cache, rope tables. One overload for each
-// kind of arguments that is named in from_batch().
+// The inputs of a launch other than the operands of its node: the u-batch, the cache, rope tables. There is one
+// overload for each kind of arguments that is listed in from_batch().
 template <typename Env>
 class Surroundings {
  public:
@@ -69,7 +68,7 @@ class Surroundings {
       args.settled = true;
       return;
     }
-    // They hold the sequence of this run alone.
+    // The expanded keys and values have only the sequence of this run.
     const auto& d = std::get<ops::AttentionDesc>(env_.plan.keys[static_cast<size_t>(node_.key)].desc);
     args.k_cache = env_.at(o.keys);
     args.v_cache = env_.at(o.values);
@@ -151,7 +150,7 @@ class Surroundings {
   const ops::SequenceRun& run_;
 };
 
-// The work that follows a launch.
+// Work after a launch.
 template <typename Desc, typename O, typename Env>
 void after_launch(const ops::Config& config, const Desc& d, const O& o, Env& env) {
   if constexpr (std::is_same_v<Desc, ops::MatmulDesc>) {
@@ -166,7 +165,7 @@ void after_launch(const ops::Config& config, const Desc& d, const O& o, Env& env
   }
 }
 
-// Its three products are arrays.
+// Separate, because q, k and v are arrays in QkvArgs.
 template <typename Env>
 ops::QkvArgs qkv_args(const plan::QkvOperands& o, const Env& env) {
   const auto weight = [&](model::WeightId id) { return id == model::kNone ? nullptr : env.weight(id); };

@@ -1,4 +1,4 @@
-// The most probable token of a row of logits, for drafts that end where that is not certain enough.
+// The most probable token of a row of logits. A draft ends if its probability is too low.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace dyno::runtime {
 
 struct Likely {
-  int32_t token = -1;  // the first of several; -1: the logits are not finite
+  int32_t token = -1;  // the first one of equals; -1: the logits are not finite
   float probability = 0;
 };
 

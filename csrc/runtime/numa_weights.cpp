@@ -12,7 +12,7 @@
 namespace dyno::runtime {
 namespace {
 
-// Both ends of a copy, in pieces for the threads.
+// Size of the pieces that threads copy.
 constexpr size_t kPiece = size_t{1} << 20;
 
 void copy_with(ThreadPool& pool, int threads, std::span<const std::byte> from, std::byte* to) {
@@ -26,7 +26,7 @@ void copy_with(ThreadPool& pool, int threads, std::span<const std::byte> from, s
   });
 }
 
-// The memory of a buffer: one piece, or under AddressSanitizer its parts.
+// The memory of a buffer: one span, or its parts under AddressSanitizer.
 std::vector<std::span<std::byte>> pieces_of(const PartedBuffer& buffer) {
   if (!kAddressSanitizer) return {buffer.block()};
   std::vector<std::span<std::byte>> pieces;
@@ -71,7 +71,7 @@ void NumaWeights::check_nodes(size_t bytes) const {
 }
 
 void NumaWeights::place(const PartedBuffer& buffer) {
-  // Heap blocks of the sanitizer are no pages of their own.
+  // Heap blocks of the sanitizer do not have separate pages.
   if (!on() || kAddressSanitizer) return;
   if (plan_.load.numa == plan::NumaMode::mirror) {
     prefer(buffer.block(), 0);
@@ -79,8 +79,8 @@ void NumaWeights::place(const PartedBuffer& buffer) {
   }
   note(place_pages(buffer.block(), PagePolicy::interleave, numbers_));
   if (plan_.load.numa != plan::NumaMode::pin) return;
-  // A launch gives each thread a stretch of rows to begin with. Matrices of experts lie in turns: which of them a
-  // thread begins with is a matter of the routing.
+  // A launch assigns each thread a range of rows to start with. Matrices of experts are interleaved, because the
+  // routing determines which of them a thread starts with.
   for (size_t i = 0; i < buffer.parts().size(); ++i) {
     const size_t bytes = buffer.parts()[i].bytes;
     if (bytes == 0 || model_.weights[i].batch > 1) continue;

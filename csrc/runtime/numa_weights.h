@@ -1,4 +1,4 @@
-// The places of the CPU's weights on NUMA nodes: policies for their pages before they are written, and their copies.
+// Placement of the CPU's weights on NUMA nodes: page policies before the weights are written, and copies afterwards.
 #pragma once
 
 #include <map>
@@ -13,26 +13,28 @@
 
 namespace dyno::runtime {
 
-// Adds the bytes of a buffer's resident pages to those of their nodes. Throws Error where the system does not tell.
+// Adds the bytes of a buffer's resident pages to the bytes of their nodes. Throws Error if the system does not report
+// them.
 void add_by_node(const PartedBuffer& buffer, std::map<int, size_t>& bytes);
 
 class NumaWeights {
  public:
-  // By the nodes of the pool, where the plan places anything. `threads`: among which matrices are divided.
+  // Uses the nodes of the pool, if the plan places anything. `threads`: number of threads that divide a matrix.
   NumaWeights(const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool, int threads);
 
-  // Throws OutOfMemoryError if each node is to have a copy of so many bytes and one is too small for that.
+  // Throws OutOfMemoryError if each node needs a copy of this many bytes and one node is too small.
   void check_nodes(size_t bytes) const;
-  // Of a buffer whose parts are the weights, before anything is written to it.
+  // Sets the page policies of a buffer whose parts are the weights. Must be called before anything is written to it.
   void place(const PartedBuffer& buffer);
-  // Afterwards, for the mode mirror: its copies on the further nodes. Throws OutOfMemoryError.
+  // Called after the weights are written, in mode mirror: copies the buffer to the other nodes. Throws
+  // OutOfMemoryError.
   void mirror(const PartedBuffer& buffer, const char* purpose);
 
-  // Null where each weight is there once.
+  // Null if there is one copy of each weight.
   const NumaCopies* copies() const { return copies_.empty() ? nullptr : &copies_; }
-  // By node behind the first.
+  // The copies, by node after the first one.
   const std::vector<std::vector<PartedBuffer>>& further() const { return further_; }
-  // Why pages are not where they should be; empty where they are.
+  // The reason that pages are not on their nodes; empty if they are.
   const std::string& problem() const { return problem_; }
 
  private:
@@ -44,7 +46,7 @@ class NumaWeights {
   const plan::Plan& plan_;
   ThreadPool& pool_;
   int threads_;
-  std::vector<int> numbers_;  // of the nodes
+  std::vector<int> numbers_;  // the nodes' numbers in the system
   std::vector<std::vector<PartedBuffer>> further_;
   NumaCopies copies_;
   std::string problem_;

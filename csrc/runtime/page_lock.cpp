@@ -15,7 +15,7 @@ PageLock::PageLock([[maybe_unused]] std::span<std::byte> memory, [[maybe_unused]
                    [[maybe_unused]] const char* purpose) {
 #ifdef DYNO_HAVE_CUDA
   if (memory.empty()) return;
-  const DeviceScope scope(ordinal, "page-locking memory");  // else another GPU would be touched
+  const DeviceScope scope(ordinal, "page-locking memory");  // otherwise the driver would initialise another GPU
   const cudaError_t status =
       cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped);
   if (status == cudaSuccess) {
@@ -32,7 +32,7 @@ PageLock::PageLock([[maybe_unused]] std::span<std::byte> memory, [[maybe_unused]
 
 PageLock::~PageLock() {
 #ifdef DYNO_HAVE_CUDA
-  // A device that is lost answers with an error, and the memory is this process's all the same.
+  // A lost device returns an error, but the memory is still valid.
   if (locked_ != nullptr && cudaHostUnregister(locked_) != cudaSuccess) (void)cudaGetLastError();
 #endif
 }

@@ -1,4 +1,4 @@
-// Page-locked host memory: copies between it and a GPU are asynchronous and take no detour through the driver's own.
+// Page-locked host memory: copies to and from a GPU are asynchronous and need no intermediate buffer of the driver.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,12 @@
 
 namespace dyno::runtime {
 
-// Holds a piece of memory of this process in its place, for all GPUs. Where that is not allowed, problem() says why and
-// what would allow it, and copies go on without, slower.
+// Locks a range of this process's memory for all GPUs. If the system refuses, problem() has the reason and a remedy,
+// and copies still work, but slower.
 class PageLock {
  public:
   PageLock() = default;
-  // For copies to and from the GPU `ordinal` and others. An empty piece needs no lock. In a build without CUDA there is
-  // nothing to do.
+  // `ordinal`: the GPU whose context is used. An empty range needs no lock. Does nothing in a build without CUDA.
   PageLock(std::span<std::byte> memory, int ordinal, const char* purpose);
   ~PageLock();
   PageLock(PageLock&& other) noexcept;
@@ -21,7 +20,7 @@ class PageLock {
   PageLock(const PageLock&) = delete;
   PageLock& operator=(const PageLock&) = delete;
 
-  // Empty where the memory is locked, or needs not be.
+  // Empty if the memory is locked or does not need a lock.
   const std::string& problem() const { return problem_; }
 
  private:

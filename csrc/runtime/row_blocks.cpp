@@ -12,7 +12,7 @@ namespace dyno::runtime {
 struct RowBlocks::Slab {
   Block memory;
   size_t blocks = 0;
-  std::vector<float*> free;  // has room for all blocks: giving one back cannot fail
+  std::vector<float*> free;  // has capacity for all blocks, so that freeing one cannot fail
 };
 
 struct RowBlocks::Slabs {
@@ -28,7 +28,9 @@ struct RowBlocks::Slabs {
     slab->memory = allocate(count * floats);
     slab->blocks = count;
     slab->free.reserve(count);
-    for (size_t i = count; i-- > 0;) slab->free.push_back(slab->memory.get() + i * floats);  // the first is taken first
+    for (size_t i = count; i-- > 0;)
+      slab->free.push_back(slab->memory.get() + i * floats);  // the first block is used
+                                                              // first
     all.push_back(std::move(slab));
     blocks += count;
     free += count;
@@ -36,7 +38,7 @@ struct RowBlocks::Slabs {
   }
 
   Slab& with_room() {
-    // Older slabs first, so that later ones become free as a whole.
+    // Older slabs first, so that newer ones become completely free.
     for (const std::unique_ptr<Slab>& slab : all) {
       if (!slab->free.empty()) return *slab;
     }
@@ -46,7 +48,7 @@ struct RowBlocks::Slabs {
       try {
         return add(count);
       } catch (const OutOfMemoryError&) {
-        // There may be room for the one block that is needed.
+        // The memory may still be enough for the one block that is needed.
       } catch (const std::bad_alloc&) {
       }
     }

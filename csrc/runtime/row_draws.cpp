@@ -79,7 +79,7 @@ void draw_rows_on_host(const MicroBatch& batch, int64_t n_vocab, ThreadPool& poo
   }
 }
 
-// Each thread takes a part of a row: its largest value first, then the sum over what is largest of all.
+// Each thread takes a part of a row: first its largest value, then the sum relative to the overall maximum.
 void find_likely_on_host(const MicroBatch& batch, int64_t n_vocab, ThreadPool& pool, int threads) {
   std::vector<int64_t> places(static_cast<size_t>(threads));
   std::vector<double> sums(places.size());
@@ -102,7 +102,7 @@ void find_likely_on_host(const MicroBatch& batch, int64_t n_vocab, ThreadPool& p
       sums[static_cast<size_t>(thread)] = sum;
     });
     const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
-    // -inf alone is no choice either.
+    // A row of only -inf has no choice either.
     const bool finite = std::isfinite(most) && std::isfinite(sum);
     batch.likely[row] = finite ? Likely{static_cast<int32_t>(token), static_cast<float>(1.0 / sum)} : Likely{};
   }

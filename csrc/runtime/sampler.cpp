@@ -16,7 +16,7 @@ constexpr float kExcluded = -std::numeric_limits<float>::infinity();
 struct Candidate {
   float logit;
   int32_t id;
-  double weight = 0;  // probability, not normalised
+  double weight = 0;  // unnormalised probability
 };
 
 bool better(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
@@ -35,7 +35,7 @@ double weigh(std::vector<Candidate>& kept) {
   return total;
 }
 
-// Keeps the tokens whose surprise is nearest to the entropy, until they reach `mass`.
+// Keeps the tokens whose surprise is nearest to the entropy, up to a total probability of `mass`.
 void keep_typical(std::vector<Candidate>& kept, double mass) {
   const double total = weigh(kept);
   double entropy = 0;
@@ -73,7 +73,7 @@ void keep_min_p(std::vector<Candidate>& kept, double least) {
   while (kept.size() > 1 && kept.back().weight < least) kept.pop_back();
 }
 
-// Drops the tokens that reach the threshold, but for the least probable of them.
+// Drops the tokens that reach the threshold, except the least probable of them.
 void exclude_top(std::vector<Candidate>& kept, double threshold) {
   const double total = weigh(kept);
   size_t n = 0;
@@ -147,8 +147,9 @@ void Sampler::penalize() {
   }
 }
 
-// The tokens' end is compared with what stands before each earlier place: as many tokens as agree, but none across a
-// breaker, is how long a repeated sequence would be that the token at that place continues.
+// For each earlier position, compares the tokens before it with the tokens at the end of the text. The number of
+// matching tokens, without a breaker among them, is the length of the repeated sequence that the token at that position
+// would continue.
 void Sampler::dry() {
   if (settings_.dry_multiplier == 0.0f) return;
   const auto last = settings_.repeat_last_n < 0 ? tokens_.size() : static_cast<size_t>(settings_.repeat_last_n);
@@ -157,9 +158,9 @@ void Sampler::dry() {
   const size_t n = reversed.size();
   size_t limit = 0;
   while (limit < n && !breaks_[static_cast<size_t>(reversed[limit])]) ++limit;
-  // agree[k]: how long `reversed` and `reversed` from k on agree; linear in n.
+  // agree[k]: length of the common prefix of `reversed` and its suffix from k on; computed in linear time.
   std::vector<size_t> agree(n, 0);
-  std::unordered_map<int32_t, size_t> longest;  // by the token that continues
+  std::unordered_map<int32_t, size_t> longest;  // by the token that would continue it
   for (size_t k = 1, begin = 0, end = 0; k < n; ++k) {
     size_t length = k < end ? std::min(end - k, agree[k - begin]) : 0;
     while (k + length < n && reversed[length] == reversed[k + length]) ++length;
@@ -181,7 +182,7 @@ void Sampler::dry() {
 int32_t Sampler::filtered(float uniform, float xtc_uniform) {
   std::vector<Candidate> kept;
   for (size_t i = 0; i < logits_.size(); ++i) {
-    if (logits_[i] > kExcluded) kept.push_back({logits_[i], static_cast<int32_t>(i)});  // nor NaN
+    if (logits_[i] > kExcluded) kept.push_back({logits_[i], static_cast<int32_t>(i)});  // false for NaN, too
   }
   const auto top_k = static_cast<size_t>(settings_.base.top_k);
   if (top_k > 0 && top_k < kept.size()) {

@@ -38,7 +38,7 @@ void SegmentExecutor::for_each_backend(const Visit& visit) const {
 }
 
 void SegmentExecutor::prepare(const plan::Selection& selection, int max_threads, bool clear_cache) {
-  finish();  // a GPU may still use memory of the host that is about to go
+  finish();  // a GPU may still use host memory that is about to be freed
   for_each_backend([&](Backend& backend) { backend.prepare(selection, max_threads, clear_cache); });
   if (stream_ != nullptr) stream_->forget();
 }
@@ -141,8 +141,8 @@ void SegmentExecutor::await_host_copies() {
   for (const Gpu& gpu : gpus_) gpu.backend->await_host_copies();
 }
 
-// Rows are selected between two pieces. Where values leave a GPU a piece ends as well, so that the CPU need not wait
-// for what stands behind them.
+// Rows are selected between two pieces. A piece also ends where values leave a GPU, so that the CPU need not wait for
+// later nodes.
 int32_t SegmentExecutor::piece_end(const plan::NodeList& list, int32_t begin, int32_t end,
                                    const NodeRange& range) const {
   int32_t stop = end;
@@ -210,7 +210,7 @@ void SegmentExecutor::run_pieces(const plan::NodeList& list, const NodeRange& ra
   if (stream_ != nullptr) stream_->begin();
   const bool may_start_ahead = gpus_.size() == 1 && wanted == tokens;
   size_t fetched = 0;
-  bool ahead = false;  // the next piece is started already
+  bool ahead = false;  // the next piece has already been started
   const auto go_on_with = [&](std::span<const plan::ValueId> values) {
     if (wanted != tokens) select(values);
     tokens = wanted;
@@ -257,7 +257,9 @@ void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& select
   try {
     run_pieces(list, range, batch);
   } catch (...) {
-    for (const Gpu& gpu : gpus_) gpu.backend->finish_host_turn();  // nothing waits for a turn that will not come
+    for (const Gpu& gpu : gpus_)
+      gpu.backend->finish_host_turn();  // releases pieces that wait for a CPU turn which
+                                        // will not come
     throw;
   }
   for_each_backend([](Backend& backend) { backend.end(); });

@@ -1,7 +1,6 @@
-// Runs op lists whose nodes lie on one or several devices: the segments of a list in their order, each on the backend
-// of its device. Devices take turns in the order of the list. A GPU is only handed its work, so what of it the CPU does
-// not wait for runs beside the CPU's. The GPU's next piece is started before the CPU's turn where it can wait for that
-// by itself.
+// Runs op lists whose nodes are on one or several devices: the segments of a list in order, each on the backend of its
+// device. Devices take turns in the order of the list. GPU work is asynchronous, so it overlaps with CPU work that does
+// not wait for it. The GPU's next piece is started before the CPU's turn if it can wait for the CPU by itself.
 #pragma once
 
 #include <memory>
@@ -16,8 +15,8 @@ namespace dyno::runtime {
 
 class SegmentExecutor final : public Executor, private ValueMemory {
  public:
-  // `cpu`: of all CPU devices of the plan, null where it has none. `gpus`: with the device of each. The plan must
-  // outlive the executor.
+  // `cpu`: the backend of all CPU devices of the plan, or null. `gpus`: a backend for each GPU. The plan must outlive
+  // the executor.
   struct Gpu {
     plan::DeviceId device = plan::kMainDevice;
     std::unique_ptr<Backend> backend;
@@ -53,7 +52,7 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   Backend& backend_of(plan::DeviceId device) const { return *by_device_[static_cast<size_t>(device)]; }
   template <typename Visit>
   void for_each_backend(const Visit& visit) const;
-  // Nodes of one device that are started together.
+  // Nodes on one device that are started together.
   struct Piece {
     plan::DeviceId device = plan::kMainDevice;
     int32_t begin = 0, end = 0;
@@ -61,11 +60,11 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   std::vector<Piece> pieces_of(const plan::NodeList& list, const NodeRange& range) const;
   void run_pieces(const plan::NodeList& list, const NodeRange& range, const MicroBatch& batch);
   bool on_cpu(const Piece& piece) const { return &backend_of(piece.device) == cpu_.get(); }
-  // The end of the piece that begins at a node of a segment.
+  // The end of the piece that begins at node `begin` of a segment.
   int32_t piece_end(const plan::NodeList& list, int32_t begin, int32_t end, const NodeRange& range) const;
   void run_piece(const plan::NodeList& list, const Piece& piece, int64_t tokens);
   void select(std::span<const plan::ValueId> values);
-  // Rows of a value from one on, to the host.
+  // Copies rows of a value, from row `first` on, to the host.
   void read_rows(plan::ValueId id, size_t first, float* to, size_t rows);
   void await_host_copies();
 
@@ -74,8 +73,8 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   std::unique_ptr<Backend> cpu_;
   std::vector<Gpu> gpus_;
   std::vector<Backend*> by_device_;
-  Backend* last_gpu_ = nullptr;           // that was handed work
-  std::unique_ptr<ExpertPlaces> places_;  // null without the CPU, as stream_
+  Backend* last_gpu_ = nullptr;           // the last GPU that got work
+  std::unique_ptr<ExpertPlaces> places_;  // null if the plan has no CPU, like stream_
   std::unique_ptr<WeightStream> stream_;
 };
 

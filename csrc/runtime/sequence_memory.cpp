@@ -1,5 +1,4 @@
-// Copies of what sequences hold, and the memory that they take: positions are written as sequences grow, and given back
-// when they are forgotten.
+// Copies of sequences, and their memory: it is mapped as sequences grow, and freed when they forget positions.
 #include <algorithm>
 #include <initializer_list>
 #include <numeric>
@@ -39,7 +38,7 @@ void Session::copy_prefix(int32_t from, int32_t to, int64_t positions) {
   ends[static_cast<size_t>(to)] = positions;
   take_memory(ends);
   const std::vector<Rows> kept = windows_.kept(from, positions);
-  move_back(to, 0);  // its checkpoints are of what it held before
+  move_back(to, 0);  // its checkpoints belong to its previous content
   if (windows_.active()) {
     executor_->give_back(to, 0, filled_[static_cast<size_t>(to)], CacheLayers::windowed);
     for (const Rows& rows : kept) executor_->take(to, rows.begin, rows.end, CacheLayers::windowed);
@@ -138,16 +137,17 @@ void Session::give_back_windows(int32_t slot) {
   }
 }
 
-// No later token passes them by, so they would stay beside the windows of the next text.
+// No later token would pass these rows, so their memory would stay allocated in addition to the windows of the next
+// text.
 void Session::give_back_forgotten(int32_t slot, int64_t before) {
   const int64_t position = positions_[static_cast<size_t>(slot)];
   if (!windows_.active() || executor_ == nullptr || before - position <= plan::kWindowSlack) return;
-  // Nothing behind is held, so a piece that the last row shares with no other sequence leaves too.
+  // No later position is held, so a piece that the last row does not share with another sequence is freed too.
   executor_->give_back(slot, position, plan_.context.ctx, CacheLayers::windowed);
   executor_->settle();
 }
 
-// A checkpoint that its sequence could go back to in any case costs nothing.
+// A checkpoint that its sequence could return to anyway costs nothing.
 void Session::drop_excess_checkpoints() {
   int64_t left = plan_.window_checkpoints();
   for (const bool spare : {false, true}) {

@@ -38,7 +38,7 @@ SessionSettings resolved(SessionSettings s, int cores) {
   return s;
 }
 
-// The further devices of a plan with a GPU: the CPU, and the other GPUs.
+// The additional devices of a plan with a GPU: the CPU, and the other GPUs.
 plan::LoadOptions with_neighbours(plan::LoadOptions load, const DeviceInfo& device) {
   if (device.kind != DeviceKind::cuda || !load.placement.beside_gpu.empty()) return load;
   load.placement.beside_gpu = {detect_cpu()};
@@ -48,7 +48,7 @@ plan::LoadOptions with_neighbours(plan::LoadOptions load, const DeviceInfo& devi
 
 bool is_gpu(const plan::PlannedDevice& device) { return device.info.kind == DeviceKind::cuda; }
 
-// `flag` is set while this lives.
+// Sets `flag` during its lifetime.
 class Computing {
  public:
   explicit Computing(bool& flag) : flag_(flag) { flag_ = true; }
@@ -81,13 +81,13 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
   choose();
   place(loading);
   cache_experts();
-  windows_ = WindowRows(plan_.cache_window(), plan_.cache_stride(), positions_.size());  // of the last plan
+  windows_ = WindowRows(plan_.cache_window(), plan_.cache_stride(), positions_.size());  // with the previous plan
   if (loading == Loading::plan_only) return;
   try {
     check_memory(/*weights_loaded=*/false, lender_);
     make_executor(threads);
   } catch (const Error&) {
-    file_->check_unchanged();  // else the message would blame what a writer had not finished
+    file_->check_unchanged();  // otherwise the message would blame a file that is being written
     throw;
   }
   file_->check_unchanged();
@@ -129,10 +129,10 @@ void Session::check_memory(bool weights_loaded, const Session* beside) const {
     const DeviceInfo& device = plan_.devices[i].info;
     if (device.kind != DeviceKind::cuda) continue;
     const auto id = static_cast<plan::DeviceId>(i);
-    // A cache stays, as a part of the plan's, or is given back for another one: in both cases its memory is there.
+    // A cache is either kept as part of the new plan, or freed for a new one: in both cases its memory is available.
     const size_t held = weights_loaded ? held_bytes_[i] + executor_->gpu_cache_bytes(id) : 0;
     const size_t free = cuda_free_bytes(device.ordinal) + held;
-    // The model's cache and its head's may still grow.
+    // The model's cache and the head's cache may still grow.
     const size_t promised = beside != nullptr ? beside->promised_bytes(device.ordinal) : 0;
     plan::check_memory(plan_, id, free - std::min(free, promised), weights_loaded);
   }
@@ -146,14 +146,14 @@ void Session::check_memory(bool weights_loaded, const Session* beside) const {
   plan::check_host_memory(plan_, *available + (weights_loaded ? held : 0), weights_loaded);
 }
 
-// Where a placement was left to the plan, by the memory that its main device has for it now.
+// If the placement is automatic: chooses it for the memory that the main device has free now.
 void Session::place(Loading loading) {
   const plan::PlacementOptions& asked = plan_.load.placement;
   const plan::PlannedDevice& main = plan_.devices.front();
   if (!asked.automatic) return;
   size_t free = main.memory_limit;
   if (main.info.kind == DeviceKind::cuda) {
-    // A device that is only described need not be here.
+    // A described device need not exist.
     free = loading == Loading::plan_only ? static_cast<size_t>(std::max<int64_t>(main.info.memory_bytes, 0))
                                          : cuda_free_bytes(main.info.ordinal);
     if (main.memory_limit > 0) free = std::min(free, main.memory_limit);
@@ -166,7 +166,7 @@ void Session::place(Loading loading) {
   choose();
 }
 
-// When all weights have their devices: experts of the CPU that also lie on the main device.
+// Chooses the cached experts, after all weights have a device.
 void Session::cache_experts() {
   if (plan_.load.expert_cache.mib == 0) return;
   const std::vector<std::vector<int32_t>> chosen = plan::choose_cached(plan_, model_);
@@ -176,8 +176,7 @@ void Session::cache_experts() {
   choose();
 }
 
-// On the CPU every thread has its own scratch memory, which serves all CPU devices; on a GPU a launch has one
-// workspace.
+// On the CPU every thread has its own scratch memory, which all CPU devices share; on a GPU a launch has one workspace.
 void Session::plan_scratch() {
   constexpr const char* kWhat = "the scratch memory";
   size_t per_thread = 0;
@@ -204,7 +203,7 @@ void Session::plan_scratch() {
 }
 
 void Session::choose() {
-  // Attention that stores what it reads has no float32 kernels.
+  // The fused kernels that store k and v and attend have no float32 version.
   plan_.fusion = settings_.fusion && (settings_.flash_attention || !plan_.fuses_attention());
   plan_.fused_tokens = std::min(plan::kFusedTokens, settings_.paths.matvec_max_tokens);
   if (model_.moe_layers() > 0) {
@@ -225,21 +224,21 @@ void Session::prepare(bool clear_cache) {
   failed_change_.reset();
   held_bytes_.clear();
   for (const plan::PlannedDevice& device : plan_.devices) {
-    // The cache of a GPU may take memory by need: the executor knows how much it holds at the moment.
+    // The cache of a GPU may map memory on demand, so the executor knows its current size.
     held_bytes_.push_back((is_gpu(device) ? 0 : device.kv_bytes) + device.state_bytes + device.arena_bytes +
                           device.scratch_bytes + device.stream_bytes);
   }
 }
 
-// A change that is refused or fails leaves the session as it was. The new memory is checked before the old one is given
-// back.
+// A change that is refused or fails leaves the session as it was. The new memory is checked before the old memory is
+// freed.
 template <typename Change>
 void Session::replan(const Change& change, bool clear_cache) {
   check_idle();
   check_device();
   end_steps();
   finish();
-  if (executor_ != nullptr) executor_->settle();  // memory that is about to leave is free for the new plan
+  if (executor_ != nullptr) executor_->settle();  // pending memory becomes free for the new plan
   const plan::Plan plan = plan_;
   const SessionSettings settings = settings_;
   const std::vector<profile::KernelEntry> kernels = kernels_;
@@ -257,14 +256,14 @@ void Session::replan(const Change& change, bool clear_cache) {
     choose();
     if (!touched) throw;
     if (clear_cache) {
-      // The cache is made anew, so no memory of it has to be given back; it may already be another one than the plan's.
+      // The cache is recreated, so none of its memory has to be freed; it may already belong to the new plan.
       for (size_t slot = 0; slot < positions_.size(); ++slot) move_back(static_cast<int32_t>(slot), 0);
       filled_.assign(filled_.size(), 0);
     }
     try {
       prepare(clear_cache);
     } catch (const std::exception&) {
-      failed_change_ = error.what();  // check_ready() tells of it from now on
+      failed_change_ = error.what();  // check_ready() reports it from now on
     }
     throw;
   }
@@ -276,7 +275,7 @@ void Session::finish() const {
 
 void Session::set(const SessionSettings& settings) {
   const SessionSettings next = resolved(settings, detect_cpu().cores), before = settings_;
-  // The head first: if it has no room, nothing has changed yet.
+  // The head first: if it does not fit, nothing has changed yet.
   if (draft_head_ != nullptr) draft_head_->session().set(next);
   try {
     replan(
@@ -296,7 +295,7 @@ void Session::set(const SessionSettings& settings) {
     try {
       if (draft_head_ != nullptr) draft_head_->session().set(before);
     } catch (...) {
-      std::rethrow_exception(error);  // the first one says why
+      std::rethrow_exception(error);  // the first error has the reason
     }
     throw;
   }
@@ -311,13 +310,14 @@ void Session::set_kernels(std::vector<profile::KernelEntry> kernels) {
 }
 
 void Session::set_context(const plan::ContextOptions& context) {
-  std::unique_ptr<DraftHead> head;  // anew, for as many sequences; before anything changes, for it may find no room
-  // Cache types are part of the attention ops, so the op list is made again; layouts do not depend on them.
+  std::unique_ptr<DraftHead> head;  // recreated for the new number of sequences, before anything else changes, because
+                                    // it may not fit
+  // Cache types are part of the attention ops, so the op lists are built again; layouts do not depend on them.
   const auto change = [&]() -> const Session* {
     plan_ = planned(context, settings_);
     if (draft_head_ == nullptr) return nullptr;
     head = make_draft_head();
-    return &head->session();  // the cache of this one will grow, not the old one's
+    return &head->session();  // this head's cache will grow, not the old one's
   };
   try {
     replan(change, /*clear_cache=*/true);
@@ -462,7 +462,7 @@ MicroBatch Session::micro_batch(const UBatch& ubatch, const DecodeRequest& reque
                    .op_times = request.op_times,
                    .in_graph = request.in_graph};
   const bool on_cpu_alone = plan_.devices.size() == 1 && !is_gpu(plan_.devices.front());
-  const bool is_prompt = std::ssize(ubatch.tokens) > plan::kFusedTokens;  // tokens are short
+  const bool is_prompt = std::ssize(ubatch.tokens) > plan::kFusedTokens;  // single tokens are short enough
   if (request.between && on_cpu_alone && is_prompt) batch.between_nodes = &request.between;
   if (draft_head_ != nullptr && request.hidden == nullptr) {
     draft_rows_.assign(ubatch.tokens.size(), nullptr);
@@ -505,7 +505,8 @@ void Session::run_ubatch(const UBatch& ubatch, const DecodeRequest& request, int
   }
 }
 
-// Sequences one behind the other, cut into u-batches; a sequence may span several, and one may hold several.
+// Cuts the sequences, one after the other, into u-batches. A sequence may span several u-batches, and a u-batch may
+// have several sequences.
 void Session::feed(const DecodeRequest& request) {
   const bool single = std::all_of(request.sequences.begin(), request.sequences.end(),
                                   [](const SequenceInput& s) { return s.tokens.size() == 1; });

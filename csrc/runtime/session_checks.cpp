@@ -1,4 +1,4 @@
-// Whether a session may be used, and whether it can do what a request asks for. Nothing here changes a session.
+// Checks whether a session is usable and supports a request. Nothing here changes a session.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace dyno::runtime {
 
-// The host's knowledge of a cache that is gone with its device must not look like an answer.
+// The host's record of a cache that is lost with its device must not look like an answer.
 void Session::check_device() const {
   if (executor_ == nullptr) return;
   for (const plan::PlannedDevice& device : plan_.devices) {
@@ -31,8 +31,8 @@ void Session::check_ready() const {
       "), and the memory that it had released could not be allocated again; call set() again when memory is free");
 }
 
-// The handler of a signal runs between u-batches, whose positions it must not change, or in the middle of one, whose
-// memory it must not use.
+// A signal handler runs between u-batches, whose positions it must not change, or during one, whose memory it must not
+// use.
 void Session::check_idle() const {
   DYNO_CHECK(PlanError, !computing_,
              "[session] a signal handler used this session during a call that computes; use it after that call has "

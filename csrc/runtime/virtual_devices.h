@@ -1,4 +1,4 @@
-// The behaviour of virtual devices: a link takes time, and a device can be lost.
+// The simulation of virtual devices: transfers over a link take time, and a device can be lost.
 #pragma once
 
 #include <chrono>
@@ -16,22 +16,22 @@ class VirtualDevices {
   explicit VirtualDevices(const plan::Plan& plan)
       : plan_(plan), states_(plan.devices.size()), copies_(plan.weights.size()) {}
 
-  // When bytes of values that set out at `start`, from one device to another, have arrived. A link carries one value at
-  // a time: they set out when both links are free of values, and copies of weights that have not arrived by then are
-  // late by as much. A GPU's copies of many matrices likewise let other transfers pass.
+  // The time at which a value that starts at `start` has arrived. A link carries one value at a time, so a value waits
+  // until both links are free of other values. Copies of weights that have not arrived by then are delayed by the same
+  // time. A GPU also lets other transfers pass a copy of many matrices.
   Clock::time_point arrival(plan::DeviceId from, plan::DeviceId to, size_t bytes, Clock::time_point start);
-  // A copy of a weight to the main device sets out at `start`, behind all that the links carry.
+  // Starts a copy of a weight to the main device at `start`, after everything that the links carry.
   void copy(model::WeightId weight, plan::DeviceId from, size_t bytes, Clock::time_point start);
   Clock::time_point copy_arrival(model::WeightId weight) const { return copies_[static_cast<size_t>(weight)]; }
   void forget_copies();
-  // Likewise from a device to the memory of the machine, from now on.
+  // The same from a device to host memory, starting now.
   Clock::time_point arrival_at_host(plan::DeviceId from, size_t bytes);
-  // Returns no earlier. Sleeps, and spins at the end, because a sleep is longer than a short transfer.
+  // Returns no earlier than `when`. Sleeps and then spins, because a sleep takes longer than a short transfer.
   static void wait_until(Clock::time_point when);
 
-  // The device is lost after it has run so many more segments.
+  // The device is lost after it has run this many more segments.
   void lose(plan::DeviceId device, int64_t after_segments);
-  // Before a segment of the device. Throws DeviceLostError if it is lost.
+  // Called before each segment of the device. Throws DeviceLostError if it is lost.
   void enter(plan::DeviceId device);
   // Throws DeviceLostError if any device is lost.
   void check() const;
@@ -39,8 +39,8 @@ class VirtualDevices {
  private:
   static constexpr int64_t kNever = -1;
   struct State {
-    Clock::time_point free{};        // of its link, of values
-    int64_t segments_left = kNever;  // until it is lost
+    Clock::time_point free{};        // the time at which its link has no more values
+    int64_t segments_left = kNever;  // until the device is lost
     bool lost = false;
   };
 
@@ -50,7 +50,7 @@ class VirtualDevices {
 
   const plan::Plan& plan_;
   std::vector<State> states_;
-  std::vector<Clock::time_point> copies_;  // arrivals, by weight
+  std::vector<Clock::time_point> copies_;  // arrival times by weight
   Clock::time_point last_copy_{};
 };
 

@@ -10,7 +10,8 @@
 namespace dyno::runtime {
 namespace {
 
-// With so many choices for each expert, hardly one is left out: a layer that nothing is known of comes whole.
+// With this many choices for each expert, almost every expert is used. So a layer without a prediction is copied
+// completely.
 constexpr int64_t kChoicesForAll = 8;
 
 }  // namespace
@@ -61,7 +62,7 @@ int64_t WeightStream::taken(const plan::Fetch& fetch, int64_t tokens, int64_t ch
   return plan::experts_for_cpu(plan_, model_, *layer.mixture(), tokens, chosen, rows);
 }
 
-// Of a layer's experts, by number: on its way to the main device, or in its cache.
+// For each expert of a layer: whether it is already being copied to the main device, or is in its cache.
 std::vector<bool> WeightStream::there(int32_t order, size_t experts) const {
   std::vector<bool> all(experts, true);
   for (const plan::Fetch& fetch : fetches()) {
@@ -80,7 +81,7 @@ std::vector<bool> WeightStream::there(int32_t order, size_t experts) const {
 }
 
 WeightStream::Experts WeightStream::share(const plan::Fetch& fetch, const std::vector<int64_t>& rows, int64_t tokens) {
-  std::vector<size_t> chosen, open;  // the fewest rows first
+  std::vector<size_t> chosen, open;  // those with the fewest rows first
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i] > 0) chosen.push_back(i);
   }
@@ -124,7 +125,7 @@ void WeightStream::bring(const plan::Fetch& fetch, model::WeightId id, const std
       ++i;
       continue;
     }
-    // Places of neighbours are neighbours at load.
+    // Adjacent experts have adjacent places at load.
     const size_t first = i;
     const bool cached = place(first) >= 0;
     const auto follows = [&](size_t at) {
@@ -176,7 +177,7 @@ void WeightStream::predict_layer(int32_t order, int64_t tokens) {
       if (count == 1 || last.size() == count) {
         bring(fetch, id, last, /*predicted=*/true);
       } else if (all) {
-        // But as many as the CPU will take.
+        // Except as many as the CPU will take.
         const plan::Fetch* shared = sharing(order);
         const std::vector<int64_t> even(count, std::max<int64_t>(1, tokens * fetch.used / fetch.experts));
         const int64_t left = shared == nullptr ? 0 : taken(*shared, tokens, fetch.experts, even);
@@ -195,7 +196,7 @@ void WeightStream::fetch(size_t index, int64_t tokens) {
     return other.order == fetch.order && other.ids != plan::kNoValue;
   };
   if (first) {
-    // The layer before is launched, and with it the last use of the half that the next layer's copies go to.
+    // The previous layer has been launched, and with it the last use of the half that the next layer's copies go to.
     main_.copies_follow_launches();
     take_half(fetch.order);
     bring_layer(fetch.order, nullptr);
@@ -205,7 +206,7 @@ void WeightStream::fetch(size_t index, int64_t tokens) {
       std::none_of(fetches().begin(), fetches().begin() + static_cast<std::ptrdiff_t>(index), chooses);
   if (first_routed) {
     const std::vector<int64_t> rows = routed(fetch, tokens);
-    // A layer that is shared begins with its split, which reads no weights.
+    // A shared layer starts with its split node, which reads no weights.
     const bool shared = fetch.shared_layer >= 0;
     places_.note(shared ? fetch.shared_layer : plan_.weights[static_cast<size_t>(fetch.weights.front())].layer, rows);
     Experts experts;

@@ -1,5 +1,5 @@
-// Brings copies of weights from the memory of the CPU to the main device, layer by layer, while the layer before
-// computes: only the experts that tokens were routed to, and of the next layer those that it used last.
+// Copies weights from CPU memory to the main device, layer by layer, while the previous layer computes. It copies only
+// the experts that tokens were routed to. For the next layer it predicts the experts that the last u-batch used.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +22,16 @@ class WeightStream {
         present_(plan.weights.size()),
         last_(plan.weights.size()) {}
 
-  // Before the node of a fetch is launched, with so many tokens: what it reads is on its way, and launches wait for it.
+  // Called before the node of a fetch is launched, with the number of tokens: starts all copies that it needs, and
+  // makes launches wait for them.
   void fetch(size_t index, int64_t tokens);
-  // Before the first node of a u-batch.
+  // Called before the first node of a u-batch.
   void begin() { taken_.assign(model_.layers.size(), kUnknown); }
-  // Whether a node of the streamed list has nothing to do, since the CPU takes no expert of its layer.
+  // Whether a node of the streamed list is skipped, because the CPU computes no expert of its layer.
   bool leaves_out(const plan::Node& node) const {
     return node.for_cpu_share && taken_[static_cast<size_t>(node.layer)] == 0;
   }
-  // Copies that are there are no longer: the main device's memory for them is new.
+  // Forgets all copies, because the main device's memory for them was reallocated.
   void forget();
   const StreamCounts& counts() const { return counts_; }
 
@@ -39,24 +40,24 @@ class WeightStream {
   const plan::StreamedWeight& streamed(model::WeightId id) const {
     return plan_.weights[static_cast<size_t>(id)].stream;
   }
-  // Of a weight: as many as a router chooses among, or one.
+  // Number of a weight's matrices: the number of experts, or one.
   size_t matrices_of(const plan::Fetch& fetch, model::WeightId id) const;
   void take_half(int32_t order);
   // Rows of each expert.
   std::vector<int64_t> routed(const plan::Fetch& fetch, int64_t tokens);
-  // The experts of a u-batch: those that the main device multiplies by, and those that it would if none had crossed
-  // ahead, which are expected next time.
+  // The experts of a u-batch. `wanted`: the main device multiplies by them. `expected`: it would do so if none had been
+  // copied ahead; these are predicted next time.
   struct Experts {
     std::vector<bool> wanted, expected;
   };
   // The fetch that shares a layer's experts with the CPU, or null.
   const plan::Fetch* sharing(int32_t order) const;
-  // Of so many chosen experts, the number that the CPU takes of candidates with these rows, ascending.
+  // The number of candidates that the CPU takes, of `chosen` experts; `rows` are the candidates' rows, ascending.
   int64_t taken(const plan::Fetch& fetch, int64_t tokens, int64_t chosen, const std::vector<int64_t>& rows) const;
-  // The CPU takes the experts with the fewest rows among those that did not cross ahead.
+  // Gives the CPU the experts with the fewest rows among those that were not copied ahead.
   Experts share(const plan::Fetch& fetch, const std::vector<int64_t>& rows, int64_t tokens);
   std::vector<bool> there(int32_t order, size_t experts) const;
-  // Copies the wanted matrices that are not there.
+  // Copies the wanted matrices that are not present.
   void bring(const plan::Fetch& fetch, model::WeightId id, const std::vector<bool>& wanted, bool predicted);
   void bring_layer(int32_t order, const Experts* routed);
   void predict_layer(int32_t order, int64_t tokens);
@@ -67,10 +68,10 @@ class WeightStream {
   Backend& cpu_;
   Backend& main_;
   std::vector<std::vector<bool>> present_;  // by weight and matrix
-  std::vector<std::vector<bool>> last_;     // likewise: expected next, as the last u-batch used them
+  std::vector<std::vector<bool>> last_;     // by weight and matrix: predicted, because the last u-batch used them
   static constexpr int64_t kUnknown = -1;
-  std::vector<int64_t> taken_;  // by layer: experts that the CPU takes of this u-batch
-  int32_t half_[2] = {-1, -1};  // order of the layer whose copies lie there
+  std::vector<int64_t> taken_;  // by layer: number of experts that the CPU computes in this u-batch
+  int32_t half_[2] = {-1, -1};  // order of the layer whose copies are in each half
   StreamCounts counts_;
 };
 

@@ -17,12 +17,12 @@ namespace {
 constexpr size_t kAlignment = 64;
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// The rows of head `batch` of `weight`, as they stand in the file.
+// The rows of head `batch` of `weight`, in the order of the file.
 const std::byte* source_rows(const model::Weight& weight, int64_t batch) {
   if (!weight.picks.empty()) batch = weight.picks[static_cast<size_t>(batch)];
   const size_t row = row_bytes(weight.tensor->type, weight.cols);
   if (weight.transform == model::Transform::kv_b_v) {
-    // attn_kv_b holds, per head, `nope` key rows and then the value rows.
+    // attn_kv_b has, per head, `nope` key rows and then the value rows.
     const int64_t rows_per_head = weight.tensor->dims[1] / weight.batch;
     return weight.tensor->data + row * static_cast<size_t>(batch * rows_per_head + rows_per_head - weight.rows);
   }
@@ -33,7 +33,8 @@ bool is_half(const model::Weight& weight) {
   return weight.transform == model::Transform::first_half || weight.transform == model::Transform::second_half;
 }
 
-// Rows [first, first + count) of such a weight's matrix `batch`, which the file has in parts, to `out`.
+// Copies rows [first, first + count) of the weight's matrix `batch` to `out`. The tensor alternates parts of the first
+// and of the second half.
 void gather_half(const model::Weight& weight, int64_t batch, int64_t first, int64_t count, std::byte* out) {
   const size_t row = row_bytes(weight.tensor->type, weight.cols);
   const int64_t part_rows = weight.batch * weight.rows / weight.parts;
@@ -45,7 +46,7 @@ void gather_half(const model::Weight& weight, int64_t batch, int64_t first, int6
   }
 }
 
-// attn_kv_b's key rows of one head, [nope, kv_lora] -> [kv_lora, nope].
+// Transposes attn_kv_b's key rows of one head, [nope, kv_lora] -> [kv_lora, nope].
 void transpose_keys(const model::Weight& weight, int64_t head, std::byte* out) {
   const int64_t kv_lora = weight.rows;
   const int64_t nope = weight.cols;
@@ -72,13 +73,13 @@ bool on_cpu(const plan::Plan& plan, size_t weight) {
   return plan.device(plan.weights[weight].device).kind == DeviceKind::cpu;
 }
 
-// Pages of the file that a copy under way keeps resident beside the copy, at most.
+// Maximum of file pages that an ongoing copy keeps resident in addition to the copy.
 constexpr size_t kSlabBytes = size_t{4} << 20;
 
 }  // namespace
 
-// Slab by slab, dropping the file's pages behind it: an output matrix can be a third of a model, and both forms of it
-// must not be in memory at once.
+// Copies slab by slab and drops the file's pages afterwards. An output matrix can be a third of a model, and both forms
+// of it must not be in memory at once.
 void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout layout, std::byte* out,
                  ThreadPool& pool, int threads) {
   if (weight.transform == model::Transform::to_f32) {
@@ -102,7 +103,7 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
     for (int64_t b = 0; b < weight.batch; ++b) transpose_keys(weight, b, out + batch_bytes * static_cast<size_t>(b));
     return;
   }
-  // Chunks of 16 rows, which every layout can be made of independently.
+  // Chunks of 16 rows, which every layout can be packed from independently.
   const size_t source_row = row_bytes(weight.type, weight.cols);
   const size_t chunk_bytes = ops::layout_bytes(weight.type, layout, 16, weight.cols);
   const int64_t chunks = (weight.rows + 15) / 16;
@@ -128,7 +129,7 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
           source = gathered.data();
         }
         if (interleaved) {
-          const int64_t unit = dtype_info(weight.tensor->type).rows;  // divides 16 and the rows of the tensor
+          const int64_t unit = dtype_info(weight.tensor->type).rows;  // divides 16 and the number of the tensor's rows
           for (int64_t row = 0; row < rows; row += unit) {
             const size_t at = source_row * static_cast<size_t>(row);
             take_apart(weight.tensor->type, source + at, apart.data() + at, weight.cols);
@@ -142,8 +143,8 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
         }
       }
     });
-    if (is_half(weight)) continue;        // its pages lie between the other half's
-    if (!weight.picks.empty()) continue;  // the others of the tensor are still to be read
+    if (is_half(weight)) continue;        // its pages are interleaved with the other half's
+    if (!weight.picks.empty()) continue;  // the other matrices of the tensor are still to be read
     const std::byte* first = source_of(begin);
     const std::byte* last = begin + count_here < total ? source_of(begin + count_here)
                                                        : weight.tensor->data + weight.tensor->bytes().size();

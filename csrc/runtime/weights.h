@@ -1,5 +1,5 @@
-// Weights in the form the plan asks for: pages of the file, or owned copies that were repacked or converted.
-// Under AddressSanitizer all are copies, since pages of a file have no red zones.
+// Weights in the form that the plan asks for: pages of the file, or owned copies that were repacked or converted. Under
+// AddressSanitizer all are copies, because file pages have no red zones.
 #pragma once
 
 #include <map>
@@ -20,22 +20,22 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
 
 class Weights {
  public:
-  // Those that the plan has on the CPU and on virtual devices. Repacks on `threads` threads; file pages are dropped as
-  // soon as their copy exists. `dealt`: threads among which products of few tokens are divided.
+  // Loads the plan's weights on the CPU and on virtual devices. Repacks on `threads` threads; file pages are dropped as
+  // soon as their copy exists. `dealt`: number of threads that divide a product with few tokens.
   Weights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool, int threads,
           int dealt);
 
   const std::byte* data(model::WeightId id) const { return data_[static_cast<size_t>(id)]; }
-  // A matrix of `bytes` bytes of one weight to a place among those of an owned one of the same layout, on every NUMA
-  // node that has a copy.
+  // Copies a matrix of `bytes` bytes of one weight to a place in an owned weight of the same layout, on every NUMA node
+  // that has a copy.
   void copy_matrix(model::WeightId weight, int64_t matrix, model::WeightId own, int64_t place, size_t bytes);
-  // Why these are not page-locked; empty where they are, or need not be.
+  // The reason that these weights are not page-locked; empty if they are, or do not need it.
   const std::string& lock_problem() const { return lock_.problem(); }
-  // As NumaWeights has them.
+  // As in NumaWeights.
   const std::string& numa_problem() const { return numa_.problem(); }
   const NumaCopies* copies() const { return numa_.copies(); }
-  // Bytes of resident pages by the number of their node, of these and of each further copy. Throws Error where the
-  // system does not tell.
+  // Bytes of resident pages by node number, for these weights and for each further copy. Throws Error if the system
+  // does not report them.
   std::vector<std::map<int, size_t>> bytes_by_node() const;
   const float* floats(model::WeightId id) const {
     return id == model::kNone ? nullptr : reinterpret_cast<const float*>(data(id));
@@ -44,7 +44,7 @@ class Weights {
  private:
   NumaWeights numa_;
   PartedBuffer owned_, streamed_;
-  PageLock lock_;  // of those that a GPU takes copies of
+  PageLock lock_;  // for weights that a GPU copies
   std::vector<const std::byte*> data_;
 };
 

@@ -14,10 +14,11 @@ Rows WindowRows::needed(int64_t position, int64_t slack) const {
 int64_t WindowRows::last_held(int32_t slot, int64_t position) const {
   const std::vector<Rows>& lost = of(slot);
   int64_t held = std::max<int64_t>(0, position);
-  // From the last lost rows to the first: if they cut the window, the sequence goes back to where they begin.
+  // From the last lost range to the first: if a range cuts the window, the sequence goes back to the start of the
+  // range.
   for (auto rows = lost.rbegin(); rows != lost.rend(); ++rows) {
     const Rows window = needed(held);
-    if (window.begin == window.end) break;  // the next token sees itself alone
+    if (window.begin == window.end) break;  // the next token reads only itself
     if (rows->begin < window.end && window.begin < rows->end) held = rows->begin;
   }
   return held;
@@ -53,7 +54,7 @@ std::vector<Rows> WindowRows::lose(int32_t slot, int64_t position, std::span<con
   Known known{.end = end, .kept = {}};
   std::copy_if(kept.begin(), kept.end(), std::back_inserter(known.kept),
                [&](const Rows& rows) { return rows.begin < end; });
-  // As for most tokens: `end` moves in steps.
+  // True for most tokens, because `end` moves in steps.
   if (known == known_[static_cast<size_t>(slot)]) return {};
   std::vector<Rows> all = of(slot);
   std::vector<Rows> sorted = known.kept;
@@ -75,7 +76,7 @@ std::vector<Rows> WindowRows::lose(int32_t slot, int64_t position, std::span<con
       merged.push_back(rows);
     }
   }
-  // Of rows that were lost before, a page that they shared with new ones is still there.
+  // Of rows that were lost earlier, a page that they share with newly lost rows still exists.
   std::vector<Rows> changed;
   std::set_difference(
       merged.begin(), merged.end(), of(slot).begin(), of(slot).end(), std::back_inserter(changed),

@@ -1,4 +1,4 @@
-// Which rows of windowed layers sequences have lost, because no later token reads them.
+// Tracks the rows of windowed layers that sequences have lost, because no later token reads them.
 #pragma once
 
 #include <cstddef>
@@ -18,36 +18,37 @@ struct Rows {
 
 class WindowRows {
  public:
-  // `window`: of the layers that keep theirs alone, the longest; 0: no layer does, and nothing is ever lost.
-  // `stride`: the window of each multiple of it stays; 0: none does.
+  // `window`: the longest window of layers that keep only their window; 0: there is no such layer, and rows are never
+  // lost. `stride`: the window at each multiple of it is kept; 0: none is.
   explicit WindowRows(int64_t window = 0, int64_t stride = 0, size_t sequences = 0)
       : window_(window), stride_(stride), lost_(sequences), known_(sequences) {}
 
   bool active() const { return window_ > 0; }
-  // The rows that a sequence of `position` tokens needs for its next one, and `slack` before them.
+  // The rows that a sequence of `position` tokens needs for its next token, and `slack` rows before them.
   Rows needed(int64_t position, int64_t slack = 0) const;
-  // The last position up to `position` whose window is there.
+  // The last position up to `position` whose window is complete.
   int64_t last_held(int32_t slot, int64_t position) const;
-  // The rows up to `position`, whose window is there, that a copy of the sequence takes: the ones of stops on the way,
-  // and the last ones. Ascending and apart, and all of them if no layer keeps its window alone.
+  // The rows that a copy of the sequence up to `position` gets; the window of `position` must be complete. These are
+  // the windows of stops and the last rows, as disjoint ascending ranges. If no layer keeps only its window, these are
+  // all rows.
   std::vector<Rows> kept(int32_t slot, int64_t position) const;
-  // Counts the rows far behind `position` as lost, but those in `kept` and of stops. The lost rows that stand together
-  // with new ones.
+  // Marks the rows far behind `position` as lost, except rows in `kept` and the windows of stops. Returns the newly
+  // lost rows, merged with adjacent lost rows.
   std::vector<Rows> lose(int32_t slot, int64_t position, std::span<const Rows> kept);
-  // Rows from `position` on will be written anew.
+  // Rows from `position` on will be written again.
   void forget(int32_t slot, int64_t position);
-  // The rows between these and before them are lost and no others: the sequence has become a copy.
+  // The sequence has become a copy: of the rows before the last one in `kept`, exactly those outside `kept` are lost.
   void become_copy(int32_t slot, std::span<const Rows> kept);
-  // Of one sequence.
+  // Number of lost rows of a sequence.
   int64_t lost_rows(int32_t slot) const;
 
  private:
-  // The first of the last rows, of those that stand together up to `position`.
+  // The first row of the contiguous range that ends at `position`.
   int64_t first_kept(int32_t slot, int64_t position) const;
   std::vector<Rows>& of(int32_t slot) { return lost_[static_cast<size_t>(slot)]; }
   const std::vector<Rows>& of(int32_t slot) const { return lost_[static_cast<size_t>(slot)]; }
 
-  // The arguments of the last lose(): the rows from `end` on stay, and so do the rows in `kept`.
+  // The arguments of the last lose(): rows from `end` on and rows in `kept` were kept.
   struct Known {
     int64_t end = 0;
     std::vector<Rows> kept;
@@ -55,7 +56,7 @@ class WindowRows {
   };
 
   int64_t window_ = 0, stride_ = 0;
-  std::vector<std::vector<Rows>> lost_;  // by slot, ascending and apart
+  std::vector<std::vector<Rows>> lost_;  // by slot, disjoint and ascending
   std::vector<Known> known_;             // by slot
 };
 

@@ -14,7 +14,7 @@
 namespace dyno::runtime {
 namespace {
 
-// The functions of the driver, found through the runtime: the engine does not link with the driver's library.
+// Functions of the driver, found through the runtime, because the engine does not link with the driver's library.
 struct Driver {
   PFN_cuGetErrorName_v6000 error_name;
   PFN_cuMemGetAllocationGranularity_v10020 granularity;
@@ -68,7 +68,7 @@ std::string named(CUresult status) {
 
 void check(CUresult status, const char* doing) {
   if (status == CUDA_SUCCESS) return;
-  // An error of the device itself is reported by the runtime in its own words.
+  // If the device itself fails, the runtime's error is reported.
   check_device_answers(doing, __FILE__, __LINE__);
   throw DeviceError(str_cat("[cuda] ", doing, ": ", named(status)));
 }
@@ -145,7 +145,7 @@ void CacheMemory::map(size_t piece) {
   check(created, "taking memory for the KV cache");
   const CUdeviceptr at = address(data_) + piece * piece_bytes_;
   const CUresult mapped = driver().map(at, piece_bytes_, 0, handle, 0);
-  // The mapping keeps the memory.
+  // The mapping keeps the memory alive.
   const CUresult released = driver().release(handle);
   check(mapped, "mapping memory for the KV cache");
   mapped_[piece] = true;
@@ -161,7 +161,7 @@ void CacheMemory::map(size_t piece) {
 void CacheMemory::unmap(size_t piece) noexcept {
   if (!mapped_[piece]) return;
   turns_[piece] = 0;
-  // A device that is lost answers with an error and has no memory to give back.
+  // A lost device returns an error, and has no memory to free.
   driver().unmap(address(data_) + piece * piece_bytes_, piece_bytes_);
   mapped_[piece] = false;
 }
@@ -172,7 +172,7 @@ void CacheMemory::take(size_t begin, size_t end, cudaStream_t stream) {
     Leaving last{.turn = turn_, .over = make_event(), .pieces = {}};
     DYNO_CUDA_CHECK(cudaEventRecord(last.over.get(), stream));
     leaving_.push_back(std::move(last));
-    leaving_.back().pieces.swap(leaves_);  // after all that can fail, or nobody would give them back
+    leaving_.back().pieces.swap(leaves_);  // after everything that can fail, so that the pieces are always freed
   }
   let_go(/*all=*/false);
   for (size_t piece = begin / piece_bytes_; piece < pieces_of(std::min(end, size_)); ++piece) {
@@ -217,7 +217,7 @@ void CacheMemory::let_go(bool all) {
     if (all || leaving_.size() > 1) {
       DYNO_CUDA_CHECK(cudaEventSynchronize(over));
     } else if (const cudaError_t status = cudaEventQuery(over); status == cudaErrorNotReady) {
-      static_cast<void>(cudaGetLastError());  // it is none
+      static_cast<void>(cudaGetLastError());  // cudaErrorNotReady is not an error
       return;
     } else {
       DYNO_CUDA_CHECK(status);

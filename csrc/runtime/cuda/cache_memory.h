@@ -1,4 +1,5 @@
-// The memory of a GPU's KV cache: allocated whole, or addresses of which parts get memory when they are written.
+// The memory of a GPU's KV cache: either allocated completely, or reserved addresses to which memory is mapped on
+// demand.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,8 +15,8 @@ namespace dyno::runtime {
 class CacheMemory {
  public:
   CacheMemory() = default;
-  // Of the current device, `ordinal`. `by_need`: addresses alone, for take(). Throws OutOfMemoryError, or DeviceError
-  // where the driver cannot reserve addresses.
+  // Creates the cache on the current device, `ordinal`. `by_need`: reserves only addresses, for take(). Throws
+  // OutOfMemoryError, or DeviceError if the driver cannot reserve addresses.
   CacheMemory(int ordinal, size_t bytes, bool by_need);
   ~CacheMemory();
   CacheMemory(CacheMemory&& other) noexcept;
@@ -24,26 +25,26 @@ class CacheMemory {
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
   bool by_need() const { return !mapped_.empty(); }
-  // Whether pieces wait for settle() or a later take().
+  // Whether pieces wait for settle() or a later take() to be freed.
   bool unsettled() const { return !leaves_.empty() || !leaving_.empty(); }
-  // Bytes of the device that it takes now.
+  // Bytes of device memory in use now.
   size_t taken() const;
 
-  // Memory for bytes [begin, end), zeros where there was none; work on `stream` from now on may use it. Throws
-  // OutOfMemoryError; then a part of the range may have memory.
+  // Maps memory for bytes [begin, end); new memory is zero. Later work on `stream` may use it. Throws OutOfMemoryError;
+  // a part of the range may then have memory.
   void take(size_t begin, size_t end, cudaStream_t stream);
-  // The device gets back the pieces that lie within [begin, end). Nothing may be under way that uses them.
+  // Frees the pieces within [begin, end). No running work may use them.
   void give_back(size_t begin, size_t end);
-  // The same, when the work is over that is on the stream of the next take(): in a later take(), which need not wait
-  // for the device then. Until then the pieces stay, and they count in taken().
+  // Frees the pieces within [begin, end) in a later take(), after the work that is on the stream at the next take().
+  // That take() need not wait for the device. Until then the pieces stay mapped and count in taken().
   void give_back_later(size_t begin, size_t end);
-  // All pieces that are to leave do so now. Nothing may be under way that uses them.
+  // Frees all pending pieces now. No running work may use them.
   void settle();
-  // All zeros, on `stream`. By need: without any memory.
+  // Sets everything to zero on `stream`. With `by_need`, frees all memory instead.
   void clear(cudaStream_t stream);
 
  private:
-  // Pieces that leave when an event is over, unless somebody takes them again.
+  // Pieces that are freed after an event, unless take() needs them again.
   struct Leaving {
     int64_t turn = 0;
     Event over;
@@ -51,7 +52,7 @@ class CacheMemory {
   };
 
   void map(size_t piece);
-  // Lets the pieces go whose work is over, and waits for it but for the last turn's; `all`: also for that.
+  // Frees pieces whose work is complete, and waits for the work of all turns except the last; `all`: of all turns.
   void let_go(bool all);
   void let_go(const Leaving& leaving) noexcept;
   void unmap(size_t piece) noexcept;
@@ -62,10 +63,10 @@ class CacheMemory {
   size_t size_ = 0;
   int ordinal_ = 0;
   size_t piece_bytes_ = 0;
-  std::vector<bool> mapped_;  // by piece; empty where the cache is allocated whole
-  // By piece: in which turn it leaves; 0: it stays. A turn begins with the first piece that leaves after a take().
+  std::vector<bool> mapped_;  // by piece; empty if the cache is allocated completely
+  // By piece: the turn in which it is freed; 0: it is kept. A turn starts with the first pending piece after a take().
   std::vector<int64_t> turns_;
-  std::vector<size_t> leaves_;    // in the turn that no event ends yet
+  std::vector<size_t> leaves_;    // pieces of the current turn, which has no event yet
   std::vector<Leaving> leaving_;  // in order
   int64_t turn_ = 0;
 };

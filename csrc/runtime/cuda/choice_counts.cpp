@@ -44,7 +44,7 @@ std::vector<int64_t> ChoiceCounts::take(int32_t layer) {
   const size_t begin = begins_[static_cast<size_t>(layer)], end = begins_[static_cast<size_t>(layer) + 1];
   choices.reserve(end - begin);
   for (size_t i = begin; i < end; ++i) {
-    choices.push_back(now[i] - taken_[i]);  // right also where the counts begin again at zero
+    choices.push_back(now[i] - taken_[i]);  // also correct if the counts start at zero again
     taken_[i] = now[i];
   }
   return choices;

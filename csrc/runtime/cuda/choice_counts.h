@@ -1,6 +1,6 @@
-// How often tokens chose each expert of layers with cached ones, counted on a GPU beside the split of the ids. Counts
-// only grow there. They come to the host behind each u-batch, so launches and replays of graphs need no order with
-// whoever reads them.
+// Counts how often tokens chose each expert, for layers with cached experts. The GPU counts in the op that splits the
+// ids. Counts on the device only grow, and are copied to the host after each u-batch. So launches and graph replays
+// need no order relative to the reader.
 #pragma once
 
 #include <array>
@@ -15,24 +15,24 @@ namespace dyno::runtime {
 class ChoiceCounts {
  public:
   ChoiceCounts() = default;  // counts nothing
-  // Likewise if the plan's expert cache does not adapt. `stream`: of all launches.
+  // Counts nothing if the plan's expert cache does not adapt. `stream`: the stream of all launches.
   ChoiceCounts(const plan::Plan& plan, cudaStream_t stream);
 
-  // Of a layer, on the device, by expert; null: nobody counts them.
+  // The counts of a layer on the device, by expert; null if they are not needed.
   int32_t* of(int32_t layer) const {
     if (counts_.size() == 0) return nullptr;
     return reinterpret_cast<int32_t*>(counts_.data()) + begins_[static_cast<size_t>(layer)];
   }
-  // Behind a u-batch: its counts go to the host, unless those of another one are still on their way.
+  // Called after a u-batch: copies the counts to the host, unless a previous copy is still running.
   void send();
-  // Of a layer, by expert: choices since the last call among those that had come to the host at the last send().
+  // Choices of a layer, by expert, since the last call, from the counts that had reached the host at the last send().
   std::vector<int64_t> take(int32_t layer);
 
  private:
   cudaStream_t stream_ = nullptr;
-  std::vector<size_t> begins_;  // by layer, in counts; one more behind the last
+  std::vector<size_t> begins_;  // by layer: index of its first count; one additional entry at the end
   DeviceBuffer counts_;
-  // One has the newest counts that are here, the other those that are on their way.
+  // One copy has the newest complete counts, the other is in transfer.
   struct Copy {
     PinnedBuffer memory;
     Event there;

@@ -8,10 +8,10 @@
 namespace dyno::runtime {
 namespace {
 
-// One thread. It does not let the next launch start early: there is none behind it in its graph, and kernels read runs
-// before they wait (see the executor), so the next token's must not begin before these writes are done.
+// One thread. It does not let the next launch start early. Its graph has no later kernel, and kernels of the next token
+// read runs before they wait (see the executor), so they must not start before these writes are complete.
 __global__ void advance_draw_kernel(DrawState* state, DrawInputs inputs, volatile unsigned long long* drawn) {
-  // Written at the end of the last step or uploaded after it, both before this step began.
+  // Written at the end of the last step or uploaded after it; both before this step began.
   const int32_t at = state->at;
   const int32_t forced = state->forced[at];
   const float next = state->uniforms[at + 1 < kDrawBlock ? at + 1 : at];
@@ -20,7 +20,7 @@ __global__ void advance_draw_kernel(DrawState* state, DrawInputs inputs, volatil
   device::wait_for_previous();
   const int32_t id = state->drawn;
   drawn[step % kDrawnSlots] = static_cast<unsigned long long>(step) << 32 | static_cast<uint32_t>(id);
-  // Steps that were launched ahead run on after logits that were not finite, and nobody reads what they draw.
+  // Steps that were launched ahead continue after non-finite logits; their tokens are not read.
   inputs.token[0] = forced >= 0 ? forced : max(id, 0);
   inputs.position[0] = position + 1;
   inputs.run->position = run_position + 1;

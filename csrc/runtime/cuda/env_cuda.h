@@ -1,4 +1,4 @@
-// The source of pointers for the launches of a CudaExecutor, see runtime/launch_node.h.
+// The Env of a CudaExecutor: pointers for launches, see runtime/launch_node.h.
 #pragma once
 
 #include "core/cuda/check.h"
@@ -20,7 +20,7 @@ struct CudaExecutor::Env {
   std::byte* cache;
   bool ids_settled = false;
   plan::ListId list = plan::ListId::general;
-  int32_t left = 0;  // launches of nodes that are still to be made
+  int32_t left = 0;  // remaining launches of nodes
 
   std::byte* keys_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].k_offset; }
   std::byte* values_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].v_offset; }

@@ -13,20 +13,20 @@
 namespace dyno::runtime {
 namespace {
 
-// A single token's times have those of the draw behind it, of the most probable one.
+// The times of a single token include the sample of the most probable token.
 bool times_draw(const MicroBatch& batch) {
   return batch.op_times != nullptr && batch.tokens.size() == 1 && batch.logit_rows.size() == 1;
 }
 
-// Of each graph that times ops: the median of so many counts.
+// Each graph that times ops runs this many times; the median counts.
 constexpr size_t kGraphReplays = 5;
 
-// Whether the launches leave fewer rows than those that MicroBatch::rows_to names.
+// Whether the launches keep fewer rows than MicroBatch::rows_to names.
 bool drops_rows(const MicroBatch& batch) {
   return !batch.rows_to.empty() && !batch.logit_rows.empty() && batch.logit_rows.size() < batch.tokens.size();
 }
 
-// Logits for which there is page-locked memory; more go to ordinary memory, slower.
+// Logits above this size are copied to ordinary memory, which is slower.
 constexpr size_t kPinnedLogits = size_t{4} << 20;
 
 }  // namespace
@@ -78,7 +78,7 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
   const DeviceScope scope(info().ordinal, "preparing a session");
   finish();
   drop_graphs();
-  // Old memory is freed first: both together need not fit.
+  // Frees the old memory first, because both may not fit together.
   const auto resize = [](DeviceBuffer& buffer, size_t bytes, const char* purpose) {
     if (buffer.size() == bytes) return;
     buffer = DeviceBuffer();
@@ -99,10 +99,10 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
     cache_ = CacheMemory();
     cache_ = CacheMemory(info().ordinal, cache_bytes, by_need);
   }
-  // Kernels never use what lies behind a sequence's end, but they may multiply it with zero. On the stream of what
-  // follows: it does not wait for any other, and a large cache takes longer to clear than a token to be stored.
+  // Kernels never use values after a sequence's end, but they may multiply them by zero. Cleared on the stream of later
+  // work, which is ordered only with itself; clearing a large cache takes longer than storing a token.
   if (new_cache || clear_cache) cache_.clear(stream_.get());
-  // A sequence's state counts as zeros where it begins: what lies there is never read.
+  // A sequence's state counts as zeros at its start, so this memory is never read before it is written.
   resize(states_, planned().state_bytes, "the recurrent state");
   if (concurrent_) {
     if (fork_.get() == nullptr) fork_ = make_event();
@@ -123,7 +123,7 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
   if (inputs_.size() != layout.bytes) {
     inputs_ = DeviceBuffer();
     for (PinnedBuffer& stage : staged_) stage = PinnedBuffer(layout.bytes, "inputs");
-    inputs_ = DeviceBuffer(layout.bytes, "inputs");  // last: its size stands for all three
+    inputs_ = DeviceBuffer(layout.bytes, "inputs");  // last, because its size represents all three
   }
 }
 
@@ -179,7 +179,7 @@ void CudaExecutor::select_rows(Env& env, int64_t wanted, std::span<const plan::V
 
 void CudaExecutor::launch_beside(Env& env, const plan::NodeList& list, int32_t first, int32_t last) {
   const ops::CudaStream main = env.context;
-  // It counts as the first of them, though it is launched last.
+  // It counts as the first launch of the group, although it is launched last.
   --env.left;
   launched_.push_back(list.nodes[static_cast<size_t>(first)].key);
   DYNO_CUDA_CHECK(cudaEventRecord(fork_.get(), stream_.get()));
@@ -251,7 +251,7 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
   const NodeRange range = nodes_to_run(list, batch);
   if (batch.op_times != nullptr) DYNO_CUDA_CHECK(cudaEventRecord(timing_event(0).get(), stream_.get()));
   launched_.clear();
-  // Rows are selected before the head, or behind the last attention; behind the last norm if all of them are read.
+  // Rows are selected before the head, or after the last attention; if all of them are read, after the last norm.
   const bool reads_all = range.read_behind >= 0;
   const int32_t selection_at = reads_all        ? range.read_behind + 1
                                : range.all_rows ? list.head_node
@@ -277,7 +277,8 @@ void CudaExecutor::launch_nodes(Env& env, const plan::NodeList& list, int32_t be
   const auto launch = [&](int32_t i) { launch_timed(list.nodes[static_cast<size_t>(i)], env, batch); };
   for (int32_t i = begin; i < end; ++i) {
     if (list.nodes[static_cast<size_t>(i)].per_run) {
-      // All of such neighbours for one run, then for the next: they share memory that holds one run's.
+      // Runs all of these neighbours for one run, then for the next one, because they share memory for the values of
+      // one run.
       int32_t last = i;
       while (last + 1 < end && list.nodes[static_cast<size_t>(last) + 1].per_run) ++last;
       for (env.batch.run = 0; env.batch.run < env.batch.n_runs; ++env.batch.run) {
@@ -328,9 +329,9 @@ void CudaExecutor::add_op_times(const MicroBatch& batch) {
   }
 }
 
-// Events between launches would end the overlap that a token's time has. The graph of all launches runs before each
-// timed one, so that caches hold what the token before leaves. The times add up to that of the whole graph; the start
-// of a graph is part of the first.
+// Events between launches would remove the overlap of launches. The graph of all launches runs before each timed one,
+// so that caches have the content that the previous token leaves. The times add up to the time of the whole graph; the
+// first one includes the start of the graph.
 void CudaExecutor::add_times_in_graph(const MicroBatch& batch, const plan::Selection& selection) {
   MicroBatch untimed = batch;
   untimed.op_times = nullptr;
@@ -389,7 +390,7 @@ bool CudaExecutor::ready(Captured& work, const std::function<void()>& launch) {
     work.graph = captured(launch);
     work.attempts.succeeded();
   } catch (const Error& error) {
-    // Nothing has run. The launches report errors of their own, or of the device, when they are made.
+    // Nothing has run yet. The normal launches will report errors of their own or of the device.
     ++capture_failures_;
     work.attempts.failed(error.what());
   }
@@ -405,7 +406,7 @@ std::vector<CaptureReport> CudaExecutor::captures() const {
                    .captured = static_cast<bool>(work.graph),
                    .attempts = work.attempts});
   }
-  // A shape whose pieces are not all captured is reported by one that is not.
+  // If not all pieces of a shape are captured, the report shows one that is not.
   std::map<Shape, CaptureReport> spanning;
   for (const auto& [piece, work] : pieces_) {
     const Shape& shape = piece.shape;
@@ -443,7 +444,7 @@ std::shared_ptr<float[]> CudaExecutor::device_logits_memory(size_t count) {
 void CudaExecutor::fit_logits(size_t bytes) {
   if (logits_.size() >= bytes) return;
   finish();
-  drop_graphs();  // they write to the old memory
+  drop_graphs();  // the graphs write to the old memory
   logits_ = DeviceBuffer();
   logits_ = DeviceBuffer(bytes, "logits");
 }
@@ -463,7 +464,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   Captured* work = nullptr;
   // A launch over expanded latents depends on the depth of the context.
   const bool fixed = list_for(batch).id != plan::ListId::expanded;
-  // Nor is a copy of rows to the memory of one decode part of a graph: it follows, or nothing is captured.
+  // A copy of rows to the caller's memory cannot be part of a graph: it follows the graph, or nothing is captured.
   const bool captures = graphs_wanted_ && repeats && fixed && !routing && batch.hidden == nullptr && !drops_rows(batch);
   if (captures && batch.op_times == nullptr) {
     work = &graphs_[{static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()),
@@ -493,7 +494,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   } else if (!batch.row_draws.empty()) {
     draw_rows(batch, selection);
   } else if (logits_bytes != 0 && batch.logits != nullptr) {
-    // To the host or to memory of the device; the driver knows which by the address.
+    // To the host or to device memory; the driver recognises the address.
     DYNO_CUDA_CHECK(cudaMemcpyAsync(batch.logits, logits_.data(), logits_bytes, cudaMemcpyDefault, stream_.get()));
     finish();
   } else if (routing || !batch.rows_to.empty()) {

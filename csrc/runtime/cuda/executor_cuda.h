@@ -1,6 +1,7 @@
-// Runs nodes on one GPU: launches in the order of the list on one stream and, for u-batches of one token a sequence,
-// replays of a captured graph. All that changes between two replays lies in device memory. A list that lies wholly on
-// the GPU runs at once (Executor); of one that spans devices, the GPU's pieces (Backend, executor_cuda_pieces.cpp).
+// Runs nodes on one GPU: launches in the order of the list on one stream, or replays of a captured graph for u-batches
+// of one token per sequence. Everything that changes between two replays is in device memory. A list that is entirely
+// on the GPU runs at once (Executor). For a list on several devices, it runs the GPU's pieces (Backend,
+// executor_cuda_pieces.cpp).
 #pragma once
 
 #include <array>
@@ -25,7 +26,7 @@ namespace dyno::runtime {
 
 class CudaExecutor final : public Executor, public Backend {
  public:
-  // Uploads the weights of `device`, which must be the current one, but those that are `lent` (CudaWeights).
+  // Uploads the weights of `device`, which must be the current one, except those that are `lent` (CudaWeights).
   CudaExecutor(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, plan::DeviceId device,
                ThreadPool& pool, int threads, std::span<const std::byte* const> lent = {});
   ~CudaExecutor() override;
@@ -85,7 +86,7 @@ class CudaExecutor final : public Executor, public Backend {
 
  private:
   struct Env;
-  // The properties that two u-batches share if they run the same graph.
+  // Properties of a u-batch that determine its graph.
   struct Shape {
     int64_t tokens, runs, logit_rows;
     auto operator<=>(const Shape&) const = default;
@@ -94,7 +95,7 @@ class CudaExecutor final : public Executor, public Backend {
     CaptureAttempts attempts;
     GraphExec graph;
   };
-  // Of a piece: how it deals with the CPU's memory, and whether its graph has run.
+  // Captured piece: its use of CPU memory, and whether its graph has run.
   struct CapturedPiece : Captured {
     bool crosses = false, receives = false, ran = false;
   };
@@ -110,66 +111,67 @@ class CudaExecutor final : public Executor, public Backend {
   const DeviceInfo& info() const { return plan_.device(device_); }
   const plan::PlannedDevice& planned() const { return plan_.devices[static_cast<size_t>(device_)]; }
   int64_t most_used_experts() const;
-  // Of a value, whichever device it lies on.
+  // The address of a value on any device.
   std::byte* address_of(plan::ValueId value) const;
   const plan::NodeList& list_for(const MicroBatch& batch) const { return list_of(plan_, batch); }
   ops::CudaStream context() const;
   void fit_logits(size_t bytes);
   void drop_graphs();
   void copy_state(int32_t slot, std::byte* host, bool save);
-  // For the rows of positions [begin, end) of a sequence in each layer's keys and values here: their bytes in cache_.
+  // Calls `use` with the byte range in cache_ for positions [begin, end) of a sequence, for the keys and values of each
+  // layer on this GPU.
   void for_rows(int32_t slot, int64_t begin, int64_t end, CacheLayers layers,
                 const std::function<void(size_t, size_t)>& use) const;
   void upload(const MicroBatch& batch);
   Env env_of(const MicroBatch& batch, const plan::Selection& selection);
-  // While a graph is captured, nodes that stand beside each other may go to streams of their own.
-  // `draws`: the most probable token is drawn at the end. `most`: launches of nodes beyond it are left out.
+  // In a captured graph, independent neighbouring nodes may run on separate streams. `draws`: the most probable token
+  // is sampled at the end. `most`: later launches of nodes are skipped.
   struct Launching {
     bool capturing = false, draws = false;
     int32_t most = std::numeric_limits<int32_t>::max();
   };
   void launch_all(const MicroBatch& batch, const plan::Selection& selection, const Launching& how);
-  // The piece of a u-batch that repeats; null where it is not captured.
+  // The piece of a repeated u-batch; null if it is not captured.
   CapturedPiece* piece_of(const plan::NodeList& list, int32_t begin, int32_t end);
-  // A piece whose values cross by kernels: the CPU's turns, see Turns.
+  // A piece that exchanges values with the CPU by kernels: for the CPU's turns, see Turns.
   void launch_in_turns(Env& env, const plan::NodeList& list, int32_t begin, int32_t end, const MicroBatch& batch,
                        const Launching& how);
   bool crosses_host(const plan::Node& node) const;
   // Nodes [begin, end) of a list.
   void launch_nodes(Env& env, const plan::NodeList& list, int32_t begin, int32_t end, const MicroBatch& batch,
                     const Launching& how);
-  // Hidden rows: of a head from the caller, and of the model to it.
+  // Hidden rows: from the caller to a draft head, and from the model to the caller.
   void upload_rows(const MicroBatch& batch);
   void download_rows(const MicroBatch& batch);
-  // Of routing that comes from the host, and room for what goes there.
+  // Uploads pinned routing, and reserves memory for captured routing.
   void upload_routing(const MicroBatch& batch);
-  // Of the layers whose experts are chosen here.
+  // Downloads the routing of the layers whose experts are chosen on this GPU.
   void download_routing(const MicroBatch& batch);
-  // Node `first` on the main stream and those up to `last` on one of beside_ each.
+  // Launches node `first` on the main stream and the nodes up to `last` on one of beside_ each.
   void launch_beside(Env& env, const plan::NodeList& list, int32_t first, int32_t last);
   void select_rows(Env& env, int64_t wanted, std::span<const plan::ValueId> values);
-  // Unless no launch is left; whether it was made.
+  // Launches the node unless Env::left is 0; returns whether it did.
   bool launch_one(const plan::Node& node, Env& env);
   const Event& timing_event(size_t index);
-  double seconds_between(size_t before, size_t after);  // of timing events, which are over
-  // With an event behind it where times are asked for.
+  double seconds_between(size_t before, size_t after);  // between two completed timing events
+  // Records an event after the launch if times are requested.
   void launch_timed(const plan::Node& node, Env& env, const MicroBatch& batch);
   void add_op_times(const MicroBatch& batch);
-  // The time that each launch adds to a replay: graphs of the first 1, 2, … launches, each timed behind one of all of
-  // them.
+  // The time that each launch adds to a replay. Graphs of the first 1, 2, … launches are timed, each after a graph of
+  // all launches.
   void add_times_in_graph(const MicroBatch& batch, const plan::Selection& selection);
   GraphExec captured(const std::function<void()>& launch);
-  // Counts a use of `work` and captures it where that is due. Whether there is a graph of it now; why not, `work`
-  // keeps.
+  // Counts a use of `work` and captures it if that is due. Returns whether it has a graph now; `work` keeps the reason
+  // if not.
   bool ready(Captured& work, const std::function<void()>& launch);
-  // Allocates what drawing needs and sets where it begins; random numbers come with upload_draws().
+  // Allocates memory for sampling and sets its initial state. Random numbers follow with upload_draws().
   void set_draw_state(const ops::SampleSettings& settings, uint32_t step);
   void upload_draws(std::span<const Draw> ahead);
-  // Draws from the rows of logits that the launches before it leave, and waits for the tokens.
+  // Samples from the rows of logits of the previous launches, and waits for the tokens.
   void draw_rows(const MicroBatch& batch, const plan::Selection& selection);
-  // MicroBatch::likely of the rows of logits that the launches before it leave.
+  // Computes MicroBatch::likely from the rows of logits of the previous launches.
   void find_likely_rows(const MicroBatch& batch);
-  // Draws from the logits that are there and moves on to the next step.
+  // Samples from the current logits and advances to the next step.
   void launch_sampling(const MicroBatch& batch, const plan::Selection& selection);
 
   const model::ModelDesc& model_;
@@ -193,15 +195,15 @@ class CudaExecutor final : public Executor, public Backend {
   CacheMemory cache_;
   Blas blas_;
   DeviceBuffer inputs_, logits_, pinned_routing_, captured_routing_;
-  // Two, so that one can be filled while the copy of the other may be under way.
+  // Two, so that one can be filled while the other is being copied.
   std::array<PinnedBuffer, 2> staged_;
   std::array<Event, 2> staged_copied_;
   size_t next_stage_ = 0;
   std::shared_ptr<PinnedPool> host_logits_ = std::make_shared<PinnedPool>();
-  std::vector<Event> timing_;      // before the first launch and after each, when times are asked for
-  std::vector<int32_t> launched_;  // whose key each launch of a node has, of the last launch_all()
+  std::vector<Event> timing_;      // before the first launch and after each one, if times are requested
+  std::vector<int32_t> launched_;  // the key of each launch of the last launch_all()
   bool graphs_wanted_ = false, concurrent_ = false;
-  // Buffers that a stream beside the main one must not share with it.
+  // Buffers that each additional stream needs for itself.
   struct Beside {
     Stream stream;
     Event done;
@@ -210,20 +212,20 @@ class CudaExecutor final : public Executor, public Backend {
   std::array<Beside, kBesideStreams> beside_;
   Event fork_;
   std::map<Shape, Captured> graphs_;
-  // Of lists that span devices.
+  // For lists on several devices.
   std::map<Piece, CapturedPiece> pieces_;
   Turns turns_;
-  bool reaches_host_ = false;            // kernels can read and write what is page-locked, and no other GPU takes turns
-  bool last_by_turns_ = false;           // of copies_host_
-  const ValueMemory* values_ = nullptr;  // null where this GPU computes all
+  bool reaches_host_ = false;            // kernels can access page-locked memory, and no other GPU takes turns
+  bool last_by_turns_ = false;           // whether the last of copies_host_ used turns
+  const ValueMemory* values_ = nullptr;  // null if this GPU computes the whole model
   MicroBatch micro_batch_;
   const plan::Selection* selection_ = nullptr;
   Event host_copies_, followed_;
   WeightCopies copies_;
-  bool copies_host_ = false;  // since host_copies_ was waited for
+  bool copies_host_ = false;  // whether copies were started since the last wait for host_copies_
   int64_t capture_failures_ = 0;
   int failing_captures_ = 0;
-  // Of the generation that is under way.
+  // The current generation.
   struct Drawing {
     DeviceBuffer state;  // DrawState
     PinnedBuffer drawn;  // kDrawnSlots
@@ -231,17 +233,17 @@ class CudaExecutor final : public Executor, public Backend {
     std::array<Event, 2> copied;
     size_t next_stage = 0;
     PinnedBuffer fence;
-    Captured step;         // decoding, sampling and the move to the next token in one graph
+    Captured step;         // decoding, sampling and the advance to the next token in one graph
     DrawStart at;          // of the next step to launch; without its token
-    int32_t uploaded = 0;  // draws that lie on the device for steps to come
+    int32_t uploaded = 0;  // uploaded samples that no step has used yet
     uint32_t waited = 0;   // number of the next step to wait for
   };
   Drawing drawing_;
-  // Of draws from several rows: settings, random numbers and tokens, on the device and page-locked.
+  // For samples from several rows: settings, random numbers and tokens, on the device and in page-locked memory.
   struct RowDrawing {
     DeviceBuffer device;
     PinnedBuffer host;
-    // Nothing may be under way that uses the old memory.
+    // No running work may use the old memory.
     void fit(size_t bytes);
   };
   RowDrawing row_drawing_;

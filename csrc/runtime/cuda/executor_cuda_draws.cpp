@@ -1,4 +1,4 @@
-// Generation on the GPU: from token to token without the host, which reads what was drawn while the next steps run.
+// Generation on the GPU without the host between tokens. The host reads sampled tokens while the next steps run.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -34,7 +34,7 @@ void CudaExecutor::set_draw_state(const ops::SampleSettings& settings, uint32_t 
   DrawState state;
   state.settings = settings;
   state.step = step;
-  // From memory that is not page-locked, so that the driver has taken it when the call returns.
+  // From pageable memory, which the driver has read when the call returns.
   DYNO_CUDA_CHECK(cudaMemcpyAsync(d.state.data(), &state, sizeof(state), cudaMemcpyHostToDevice, stream_.get()));
 }
 
@@ -47,13 +47,13 @@ void CudaExecutor::begin_draws(const DrawStart& start) {
 
   const ops::SequenceRun run{0, 1, static_cast<int32_t>(start.position), start.slot};
   upload({.tokens = {&start.token, 1}, .positions = {&run.position, 1}, .runs = {&run, 1}, .logit_rows = {}});
-  // Steps of an earlier generation that nobody waited for have left their tokens, which must not be taken for those of
-  // this one: its numbers begin behind all that can have been used.
+  // Steps of an earlier generation that were not waited for have written their tokens, which must not be taken for
+  // tokens of this generation. So its numbers start after all numbers that may have been used.
   d.waited += kDrawnSlots;
   set_draw_state(start.settings, d.waited);
 }
 
-// Only what follows `drawn` in DrawState; the rest is the device's.
+// Uploads only the members after `drawn` in DrawState; the device owns the others.
 void CudaExecutor::upload_draws(std::span<const Draw> ahead) {
   Drawing& d = drawing_;
   constexpr size_t kFrom = offsetof(DrawState, uniform);
@@ -82,7 +82,7 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   if (d.uploaded == 0) upload_draws(ahead);
   --d.uploaded;
 
-  // The kernels read a copy of this on the device; the host's copy serves launches that depend on the position.
+  // Kernels read a copy on the device; the host's copy is for launches that depend on the position.
   const ops::SequenceRun run{0, 1, static_cast<int32_t>(d.at.position), d.at.slot};
   constexpr int32_t kRow = 0;
   const MicroBatch batch{
@@ -94,18 +94,17 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
     launch_sampling(batch, selection);
   };
 
-  // Several kernels read runs, and rows of the cache that earlier tokens left, before they wait for the launch before
-  // them. That is right as long as everything of the last token is over when the first kernel of this one begins.
-  // Between two launches of graphs that is so: edges by which a kernel may start early connect nodes of one graph, and
-  // a stream runs its graphs one after the other, whole.
+  // Several kernels read runs, and cache rows of earlier tokens, before they wait for the previous launch. This is
+  // correct if all work of the last token is complete when the first kernel of this token starts. Graph launches
+  // guarantee it: early starts occur only between nodes of one graph, and a stream runs its graphs one after the other.
   const bool fixed = list_for(batch).id != plan::ListId::expanded;  // as in run()
   if (graphs_wanted_ && fixed && !computed && ready(d.step, [&] { launch_step(/*capturing=*/true); })) {
     DYNO_CUDA_CHECK(cudaGraphLaunch(d.step.graph.get(), stream_.get()));
     return;
   }
   launch_step(/*capturing=*/false);
-  // Between plain launches it is not: the first kernel lets the second begin while it still waits itself. A copy is no
-  // kernel, so what stands behind it waits for it, and it for all before it.
+  // Plain launches do not guarantee it: the first kernel lets the second one start while it still waits itself. A copy
+  // is not a kernel, so later work waits for it, and it waits for all earlier work.
   DYNO_CUDA_CHECK(cudaMemcpyAsync(d.fence.data(), &state_of(d.state)->drawn, sizeof(int32_t), cudaMemcpyDeviceToHost,
                                   stream_.get()));
 }
@@ -114,7 +113,7 @@ void CudaExecutor::RowDrawing::fit(size_t bytes) {
   if (device.size() >= bytes) return;
   device = DeviceBuffer();
   host = PinnedBuffer(bytes, "draws");
-  device = DeviceBuffer(bytes, "draws");  // last: its size stands for both
+  device = DeviceBuffer(bytes, "draws");  // last, because its size represents both
 }
 
 void CudaExecutor::draw_rows(const MicroBatch& batch, const plan::Selection& selection) {
@@ -123,7 +122,7 @@ void CudaExecutor::draw_rows(const MicroBatch& batch, const plan::Selection& sel
   const size_t uniforms_at = count * sizeof(ops::SampleSettings), tokens_at = uniforms_at + count * sizeof(float),
                bytes = tokens_at + count * sizeof(int32_t);
   RowDrawing& d = row_drawing_;
-  d.fit(bytes);  // each call waits for its tokens
+  d.fit(bytes);  // safe, because each call waits for its tokens
   const RowDrawInputs inputs(batch.row_draws);
   std::memcpy(d.host.data(), inputs.settings.data(), uniforms_at);
   std::memcpy(d.host.data() + uniforms_at, inputs.uniforms.data(), tokens_at - uniforms_at);
@@ -169,8 +168,8 @@ int32_t CudaExecutor::wait_draw() {
   const uint32_t step = d.waited++;
   std::atomic_ref<uint64_t> slot(reinterpret_cast<uint64_t*>(d.drawn.data())[step % kDrawnSlots]);
   const auto arrived = [&](uint64_t value) { return value >> 32 == step; };
-  // The token comes before its step has ended and long before the steps behind it have, so no call of the driver tells
-  // of it. Now and then one is asked whether anything went wrong.
+  // The token arrives before its step ends and long before later steps end, so no driver call reports an error. The
+  // loop therefore checks for errors from time to time.
   constexpr int kLooks = 256;
   while (true) {
     for (int i = 0; i < kLooks; ++i) {

@@ -1,4 +1,4 @@
-// A GPU's part in lists that span devices: it runs its pieces and moves values between its memory and the host's.
+// A GPU's part of lists on several devices: runs its pieces and moves values between its memory and host memory.
 #include <algorithm>
 
 #include "core/cuda/check.h"
@@ -18,7 +18,7 @@ bool on_host(const plan::Plan& plan, const plan::Operand& operand) {
 
 }  // namespace
 
-// Whether the launch reads or writes memory of the host.
+// Whether the launch reads or writes host memory.
 bool CudaExecutor::crosses_host(const plan::Node& node) const {
   const auto* moved = std::get_if<plan::TransferOperands>(&node.operands);
   return moved != nullptr && (on_host(plan_, moved->x) || on_host(plan_, moved->y));
@@ -34,7 +34,7 @@ void CudaExecutor::connect(const ValueMemory& memory) {
   DYNO_CUDA_CHECK(cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, info().ordinal));
   reaches_host_ = same_address != 0 && std::count_if(plan_.devices.begin(), plan_.devices.end(), is_gpu) == 1;
   if (reaches_host_) turns_.prepare(stream_.get());
-  // Copies between GPUs go straight where the machine has a way; elsewhere the driver takes them through the host.
+  // Enables direct copies between GPUs if the machine supports them; otherwise the driver copies through the host.
   for (const plan::PlannedDevice& other : plan_.devices) {
     if (other.info.kind != DeviceKind::cuda || other.info.ordinal == info().ordinal) continue;
     int direct = 0;
@@ -76,7 +76,7 @@ CudaExecutor::CapturedPiece* CudaExecutor::piece_of(const plan::NodeList& list, 
   const bool repeats = batch.tokens.size() == batch.runs.size() && !batch.logit_rows.empty();
   const bool routing = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
   if (!graphs_wanted_ || !repeats || routing || batch.op_times != nullptr || nodes.size() < 2) return nullptr;
-  // A copy from or to memory that is not page-locked would keep a capture from ending.
+  // A copy to or from pageable memory would make the capture fail.
   const bool host = std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) { return crosses_host(node); });
   if (list.id == plan::ListId::expanded || (host && !values_->host_locked())) return nullptr;
   CapturedPiece& piece = pieces_[{list.id,
@@ -91,8 +91,8 @@ CudaExecutor::CapturedPiece* CudaExecutor::piece_of(const plan::NodeList& list, 
   return &piece;
 }
 
-// The GPU waits for the CPU where it first receives something, and gives it the turn at the end: what the piece read of
-// the CPU's memory may be overwritten then, and what it wrote there is there.
+// The GPU waits for the CPU at its first receive, and gives the CPU the turn at the end. At that point, the CPU may
+// overwrite what the piece has read, and everything that the piece wrote has arrived.
 void CudaExecutor::launch_in_turns(Env& env, const plan::NodeList& list, int32_t begin, int32_t end,
                                    const MicroBatch& batch, const Launching& how) {
   bool waits = true, gave = false;
@@ -137,7 +137,7 @@ void CudaExecutor::run_nodes(const plan::NodeList& list, int32_t begin, int32_t 
     Env env = env_of(batch, *selection_);
     env.tokens = tokens;
     env.list = list.id;
-    env.left = end - begin + env.batch.n_runs * (end - begin);  // all
+    env.left = end - begin + env.batch.n_runs * (end - begin);  // no limit
     if (batch.op_times != nullptr) DYNO_CUDA_CHECK(cudaEventRecord(timing_event(0).get(), stream_.get()));
     launched_.clear();
     if (capturing && work->crosses) {
@@ -162,8 +162,8 @@ void CudaExecutor::run_nodes(const plan::NodeList& list, int32_t begin, int32_t 
   copies_host_ = true;
 }
 
-// Only what has run as a graph before: the driver might wait for the device to load anything else. A piece that reads
-// nothing of the CPU would write to its memory during its turn.
+// Only a piece that has run as a graph before, because the driver might wait for the device to load anything else. A
+// piece that reads nothing from the CPU would write to its memory during the CPU's turn.
 bool CudaExecutor::start_ahead(const plan::NodeList& list, int32_t begin, int32_t end, int64_t) {
   const DeviceScope scope(info().ordinal, "decoding", static_cast<int64_t>(micro_batch_.tokens.size()));
   CapturedPiece* const work = piece_of(list, begin, end);
@@ -248,7 +248,7 @@ void CudaExecutor::set_places(int32_t layer, std::span<const int32_t> places) {
                                   stream_.get()));
 }
 
-// Behind all launches that read the old table, and before the next ones.
+// After all launches that read the old table, and before later ones.
 void CudaExecutor::set_cached_places(int32_t layer, std::span<const int32_t> places) {
   const DeviceScope scope(info().ordinal, "swapping experts");
   DYNO_CUDA_CHECK(
@@ -278,7 +278,7 @@ void CudaExecutor::await_copies(model::WeightId weight) {
 
 int64_t CudaExecutor::most_used_experts() const { return model_.experts_used(); }
 
-// Routing travels for all layers together; a layer's part of the host arrays holds `routing_stride` tokens.
+// Routing is copied for all layers together. Each layer has `routing_stride` tokens in the host arrays.
 void CudaExecutor::upload_routing(const MicroBatch& batch) {
   const int64_t used = most_used_experts();
   const size_t layer_bytes = batch.tokens.size() * static_cast<size_t>(used) * sizeof(int32_t);

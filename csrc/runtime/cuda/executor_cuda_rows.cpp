@@ -1,4 +1,4 @@
-// The part of the executor for a head that drafts: hidden rows, and the most probable token of a row of logits.
+// The executor's part for draft heads: hidden rows, and the most probable token of a row of logits.
 #include <cstring>
 #include <memory>
 
@@ -10,7 +10,7 @@ namespace dyno::runtime {
 
 std::shared_ptr<float[]> CudaExecutor::rows_memory(size_t count) {
   const DeviceScope scope(info().ordinal, "making room for hidden rows");
-  // One float more than is used: a copy must not go on into another block, even if that begins behind this one.
+  // One more float than needed: a copy must not continue into another allocation, even if that follows directly.
   const auto memory = std::make_shared<PinnedBuffer>((count + 1) * sizeof(float), "hidden rows");
   return {memory, reinterpret_cast<float*>(memory->data())};
 }
@@ -42,7 +42,7 @@ void CudaExecutor::download_rows(const MicroBatch& batch) {
 void CudaExecutor::find_likely_rows(const MicroBatch& batch) {
   const size_t rows = batch.logit_rows.size(), bytes = rows * sizeof(Likely);
   RowDrawing& d = row_drawing_;
-  d.fit(bytes);  // each call waits for its tokens
+  d.fit(bytes);  // safe, because each call waits for its tokens
   auto* likely = reinterpret_cast<Likely*>(d.device.data());
   find_likely(reinterpret_cast<const float*>(logits_.data()), static_cast<int64_t>(rows), model_.n_vocab, likely,
               stream_.get());

@@ -1,4 +1,4 @@
-// Copies of what sequences keep on a GPU.
+// Copies and memory of sequences on a GPU.
 #include <algorithm>
 #include <utility>
 
@@ -39,7 +39,7 @@ void CudaExecutor::for_rows(int32_t slot, int64_t begin, int64_t end, CacheLayer
   }
 }
 
-// A kernel reads whole tiles of rows, of which it uses those that the sequence holds.
+// Maps memory up to the end of a tile, because a kernel reads whole tiles of rows, although it uses only held rows.
 void CudaExecutor::take(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) {
   if (!cache_.by_need()) return;
   const DeviceScope scope(info().ordinal, "taking memory for a sequence");
@@ -50,8 +50,8 @@ void CudaExecutor::take(int32_t slot, int64_t begin, int64_t end, CacheLayers la
 void CudaExecutor::give_back(int32_t slot, int64_t begin, int64_t end, CacheLayers layers) {
   if (!cache_.by_need()) return;
   const DeviceScope scope(info().ordinal, "giving back the memory of a sequence");
-  // Rows that windows have left stand before rows that are held, and leave after each u-batch: the device shall not
-  // wait for that. Else nothing behind is held, up to the next sequence.
+  // Rows that windows have passed come before rows that are held, and are freed after each u-batch, so the device must
+  // not wait for them. In the other case nothing after the position is held, up to the next sequence.
   const bool windows = layers == CacheLayers::windowed;
   if (!windows) finish();
   const int64_t last = windows ? end : plan_.context.ctx;
@@ -59,7 +59,7 @@ void CudaExecutor::give_back(int32_t slot, int64_t begin, int64_t end, CacheLaye
            [&](size_t from, size_t to) { windows ? cache_.give_back_later(from, to) : cache_.give_back(from, to); });
 }
 
-// Launches and graphs that run later find the addresses as they were: a take() maps memory there before.
+// Later launches and graphs use the same addresses; a take() maps memory there first.
 void CudaExecutor::settle() {
   if (!cache_.unsettled()) return;
   const DeviceScope scope(info().ordinal, "giving back the memory of a sequence");

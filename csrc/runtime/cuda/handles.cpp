@@ -53,7 +53,7 @@ Event make_timing_event() {
 bool is_over(const Event& event) {
   const cudaError_t status = cudaEventQuery(event.get());
   if (status == cudaErrorNotReady) {
-    (void)cudaGetLastError();  // else the next launch would be thought to have failed
+    (void)cudaGetLastError();  // otherwise the next launch would report it
     return false;
   }
   DYNO_CUDA_CHECK(status);
@@ -105,7 +105,7 @@ std::shared_ptr<std::byte[]> PinnedPool::take(size_t bytes, const char* purpose)
       *buffer = std::move(*fits);
       free_.erase(fits);
     } else {
-      free_.clear();  // too small for what is asked for now
+      free_.clear();  // too small for this request
       *buffer = PinnedBuffer(bytes, purpose);
     }
     ++out_;

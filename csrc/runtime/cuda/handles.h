@@ -15,8 +15,8 @@
 
 namespace dyno::runtime {
 
-// Makes `ordinal` the calling thread's device for as long as it lives. `doing` and `tokens` go into messages of errors.
-// Throws DeviceLostError at once when this process has lost the device.
+// Makes `ordinal` the calling thread's device for its lifetime. `doing` and `tokens` are for error messages. Throws
+// DeviceLostError at once if this process has lost the device.
 class DeviceScope {
  public:
   explicit DeviceScope(int ordinal, const char* doing = "", int64_t tokens = 0);
@@ -29,7 +29,7 @@ class DeviceScope {
   int previous_ = 0;
 };
 
-// A handle of type T that `Destroy` frees.
+// A handle of type T that is freed with `Destroy`.
 template <typename T, void (*Destroy)(T) noexcept>
 class Handle {
  public:
@@ -66,7 +66,7 @@ using GraphExec = Handle<cudaGraphExec_t, destroy_graph_exec>;
 Stream make_stream();  // does not wait for the default stream
 Event make_event();    // without timing
 Event make_timing_event();
-// Whether all is over that was started before the event was recorded.
+// Whether all work before the event is complete.
 bool is_over(const Event& event);
 
 // Device memory of the current device. Throws OutOfMemoryError with the size and the purpose.
@@ -107,12 +107,13 @@ class PinnedBuffer {
   size_t size_ = 0;
 };
 
-// A few pieces of page-locked memory that are asked for again and again: what is given back is kept for the next.
+// A small pool of page-locked memory for repeated requests. Returned pieces are kept for the next request.
 class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
  public:
-  PinnedPool() { free_.reserve(kPieces); }  // giving back cannot fail
-  // Of at least `bytes`; goes back to the pool, which lives as long, when the last owner is gone. Null while kPieces
-  // are out: who keeps more does not need them fast, and such memory is taken from everyone else.
+  PinnedPool() { free_.reserve(kPieces); }  // so that returning a piece cannot fail
+  // Returns at least `bytes`. The piece goes back to the pool with its last owner, and keeps the pool alive. Returns
+  // null while kPieces are in use: a caller that keeps more does not need fast memory, and page-locked memory is
+  // scarce.
   std::shared_ptr<std::byte[]> take(size_t bytes, const char* purpose);
 
  private:

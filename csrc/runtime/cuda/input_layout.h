@@ -1,4 +1,4 @@
-// Where the inputs of a u-batch stand in the executor's memory for them.
+// Layout of a u-batch's inputs in the executor's memory.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace dyno::runtime {
 
-// Offsets in bytes, tokens first: in one piece of memory, so that one copy brings all.
+// Offsets in bytes; tokens come first. One contiguous range, so that one copy uploads everything.
 struct InputLayout {
   size_t positions, rows, runs, bytes;
   explicit InputLayout(int64_t ubatch) {

@@ -12,7 +12,7 @@
 
 namespace dyno::runtime {
 
-constexpr size_t kLeastBytes = size_t{16} << 20;  // below, caches and launches would be measured
+constexpr size_t kLeastBytes = size_t{16} << 20;  // with less, caches and launch times would be measured
 
 double median_seconds(cudaStream_t stream, const std::function<void()>& work) {
   constexpr int kWarm = 4, kSamples = 7;
@@ -33,7 +33,7 @@ double median_seconds(cudaStream_t stream, const std::function<void()>& work) {
 
 namespace {
 
-// Seconds of the host, from the call of a small copy until the copy is there.
+// Seconds on the host, from the call of a small copy until the copy is complete.
 double median_turn(cudaStream_t stream, std::byte* host, const std::byte* device) {
   using Clock = std::chrono::steady_clock;
   constexpr size_t kRow = 8 << 10, kSamples = 101;

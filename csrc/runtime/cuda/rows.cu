@@ -11,7 +11,7 @@
 namespace dyno::runtime {
 namespace {
 
-// A thread moves one column through all rows in ascending order, so nothing is overwritten before it was read.
+// A thread moves one column through all rows in ascending order, so no value is overwritten before it is read.
 __global__ void gather_rows_kernel(uint32_t* values, int64_t width, const int32_t* rows, int64_t count) {
   device::let_next_start();
   device::wait_for_previous();
@@ -27,7 +27,7 @@ __global__ void soft_cap_kernel(float* values, int64_t count, float cap) {
   if (i < count) values[i] = cap * tanhf(values[i] / cap);
 }
 
-// The largest of some logits, the first of several, and the sum of exp(logit - that) over all of them.
+// The largest of some logits (the first one of equals), and the sum of exp(logit - largest) over all of them.
 struct Largest {
   float value;
   int32_t at;
@@ -44,7 +44,7 @@ __device__ Largest larger_of(const Largest& a, const Largest& b) {
 
 constexpr int kRowThreads = 1024;
 
-// A block for each row.
+// One block per row.
 __global__ void find_likely_kernel(const float* logits, int64_t n_vocab, Likely* likely) {
   __shared__ Largest parts[kRowThreads];
   device::let_next_start();
@@ -54,7 +54,7 @@ __global__ void find_likely_kernel(const float* logits, int64_t n_vocab, Likely*
   bool finite = true;
   for (auto i = static_cast<int64_t>(threadIdx.x); i < n_vocab; i += kRowThreads) {
     const float x = row[i];
-    finite &= x < INFINITY;  // nor a NaN
+    finite &= x < INFINITY;  // false for NaN, too
     if (x > own.value) {
       own = {x, static_cast<int32_t>(i), own.sum * expf(own.value - x) + 1.0f};
     } else if (x > -INFINITY) {

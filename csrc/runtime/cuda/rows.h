@@ -1,4 +1,4 @@
-// Small kernels of the executor that are no ops of a plan.
+// Small kernels of the executor that are not ops of a plan.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ struct CUstream_st;
 
 namespace dyno::runtime {
 
-// row i of `values` = row rows[i], in place, for i < count; rows are ascending. `row_bytes` is a multiple of 4.
+// row i of `values` = row rows[i], in place, for i < count. `rows` must be ascending, and `row_bytes` a multiple of 4.
 void gather_rows(std::byte* values, size_t row_bytes, const int32_t* rows, int64_t count, CUstream_st* stream);
 
 // values = cap * tanh(values / cap)

@@ -11,8 +11,8 @@ namespace dyno::runtime {
 namespace {
 
 constexpr size_t kLine = 64;
-// Between two looks at the stream: about a millisecond, so that a turn that comes as it should has none. A device that
-// is lost never gives a turn.
+// Spins between two checks of the stream: about a millisecond, so that a normal turn needs no check. A lost device
+// never gives a turn.
 constexpr int kSpins = 20'000;
 
 uint32_t* word_of(const PinnedBuffer& words, size_t line) {
@@ -22,7 +22,7 @@ uint32_t* count_of(const DeviceBuffer& counts, size_t index) {
   return reinterpret_cast<uint32_t*>(counts.data()) + index;
 }
 
-// Few bytes cross in launches of a kernel, many in copies by the driver.
+// Few bytes are copied in kernel launches, many by the driver.
 template <typename Launch>
 void in_launches(std::span<const Crossing> rows, Launch&& launch) {
   Crossings some;
@@ -97,7 +97,7 @@ void Turns::await(cudaStream_t stream) const {
     }
     const cudaError_t status = cudaStreamQuery(stream);
     if (status == cudaErrorNotReady) {
-      (void)cudaGetLastError();  // none, but it would show up at the next launch
+      (void)cudaGetLastError();  // cudaErrorNotReady is not an error, but the next launch would report it
       continue;
     }
     cuda_check(status, "cudaStreamQuery(stream)", __FILE__, __LINE__);

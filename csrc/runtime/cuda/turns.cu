@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 512;
 
-// Memory of the host is read past the caches: it changes between two replays.
+// Host memory is read without caches, because it changes between two replays.
 __device__ __forceinline__ void cross(const Crossings& rows) {
   for (int r = 0; r < rows.count; ++r) {
     const Crossing& one = rows.rows[r];
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) send_rows_kernel(const Crossings row
   device::wait_for_previous();
   cross(rows);
   if (seen == nullptr) return;
-  __threadfence_system();  // each thread's rows are there before the count
+  __threadfence_system();  // every thread's rows arrive before the count
   __syncthreads();
   if (threadIdx.x == 0) {
     const uint32_t turn = ++*count;
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) send_rows_kernel(const Crossings row
 
 __global__ void __launch_bounds__(kThreads)
     receive_rows_kernel(const Crossings rows, uint32_t* count, const uint32_t* ready) {
-  // The next launches take their places and load their weights while the CPU computes.
+  // The next launches start and load their weights while the CPU computes.
   device::let_next_start();
   device::wait_for_previous();
   if (ready != nullptr) {

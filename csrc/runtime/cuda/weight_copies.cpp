@@ -14,7 +14,7 @@ namespace dyno::runtime {
 void WeightCopies::prepare() {
   const size_t bytes = plan_.devices.front().stream_bytes;
   if (memory_.size() != bytes) {
-    if (copies_.get() != nullptr) wait();  // a place may still be filled through a stage
+    if (copies_.get() != nullptr) wait();  // a place may still be filled through a staging buffer
     memory_ = {};
     memory_ = DeviceBuffer(bytes, "copies of the CPU's weights");
   }
@@ -27,7 +27,7 @@ void WeightCopies::prepare() {
   for (Stage& stage : stages_) stage = {.filled = make_event(), .free = make_event()};
 }
 
-// A stage can be filled at once. The place of a copy may still be read by launches.
+// Staging buffers can be filled at once, but launches may still read the destination of a copy.
 void WeightCopies::follow(cudaStream_t launches) {
   DYNO_CUDA_CHECK(cudaEventRecord(launched_.get(), launches));
   DYNO_CUDA_CHECK(cudaStreamWaitEvent(repacks_.get(), launched_.get()));
@@ -124,7 +124,7 @@ void WeightCopies::repack(model::WeightId weight, const std::byte* stage, int64_
   const model::Weight& w = model_.weight(weight);
   const auto* from = reinterpret_cast<const uint8_t*>(stage);
   auto* memory = reinterpret_cast<uint8_t*>(to.memory);
-  const int64_t each = w.batch / matrices;  // one behind the other where a matrix of the router is several
+  const int64_t each = w.batch / matrices;  // a matrix of the router may consist of several adjacent matrices
   if (placed.layout != ops::Layout::x16) {
     const size_t source = placed.bytes / static_cast<size_t>(matrices);
     for (const MatrixRange& piece : pieces) {
@@ -158,7 +158,7 @@ void WeightCopies::await(model::WeightId weight, cudaStream_t launches) const {
   if (there != there_.end()) DYNO_CUDA_CHECK(cudaStreamWaitEvent(launches, there->second.get()));
 }
 
-// On the streams of bring_own(), which reads places: in their order, no place changes that is still read there.
+// Uses the streams of bring_own(), which reads places. Their order guarantees that no place changes while it is read.
 void WeightCopies::fill(model::WeightId weight, const std::byte* from, model::WeightId own, std::byte* to,
                         cudaStream_t launches) {
   const plan::WeightPlacement &placed = plan_.weights[static_cast<size_t>(weight)],

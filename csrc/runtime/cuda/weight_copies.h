@@ -1,6 +1,6 @@
-// Copies of the CPU's weights on a GPU: for the streamed list, and for an expert cache that adapts. They cross on a
-// stream of their own. Those that kernels read in another layout than they lie in come to one of two stages first, and
-// are repacked from there on a third stream: while one stage is repacked, the link fills the other.
+// Copies of CPU weights on a GPU: for the streamed list, and for an adaptive expert cache. They have their own stream.
+// If kernels read another layout, copies first go to one of two staging buffers and are repacked from there on a third
+// stream: while one buffer is repacked, the link fills the other.
 #pragma once
 
 #include <array>
@@ -18,25 +18,25 @@ class WeightCopies {
   // Both must outlive it.
   WeightCopies(const plan::Plan& plan, const model::ModelDesc& model) : plan_(plan), model_(model) {}
 
-  // Takes the memory that the plan has for them. No copy is under way.
+  // Allocates the memory that the plan has for copies. No copy may be running.
   void prepare();
   std::byte* at(model::WeightId weight) const {
     return memory_.data() + plan_.weights[static_cast<size_t>(weight)].stream.offset;
   }
-  // As Backend's; `launches` is the stream of the launches.
+  // As in Backend; `launches` is the stream of launches.
   void follow(cudaStream_t launches);
   void bring(model::WeightId weight, const std::byte* from, int64_t matrices, std::span<const MatrixRange> ranges);
-  // `from`: of this device, in the layout of the copies.
+  // `from`: on this device, in the layout of the copies.
   void bring_own(model::WeightId weight, const std::byte* from, std::span<const MatrixMove> moves);
   void await(model::WeightId weight, cudaStream_t launches) const;
-  // A matrix of a weight, at `from`, becomes one of the weight `own` of this device, at `to`, when all launches so far
-  // are over.
+  // Copies a matrix of a weight at `from` to `to`, a place in the weight `own` of this device, after all launches so
+  // far.
   void fill(model::WeightId weight, const std::byte* from, model::WeightId own, std::byte* to, cudaStream_t launches);
-  // Whether it has, the last one of `own`.
+  // Whether the last fill() of `own` is complete.
   bool has_filled(model::WeightId own) const;
-  // Waits for the copies that launches wait for. What only fills a place may go on.
+  // Waits for the copies that launches wait for. Copies that fill places may continue.
   void finish();
-  // Waits for all, and tells of errors on stderr.
+  // Waits for all copies, and writes errors to stderr.
   void close() noexcept;
 
  private:
@@ -45,21 +45,21 @@ class WeightCopies {
   };
   void bring_as_it_is(const plan::WeightPlacement& placed, size_t matrix_bytes, const std::byte* from,
                       std::span<const MatrixRange> ranges);
-  // Where matrices go, of so many bytes each.
+  // The destination of matrices, and their size.
   struct Target {
     std::byte* memory = nullptr;
     size_t matrix_bytes = 0;
   };
   void bring_repacked(model::WeightId weight, size_t matrices, const std::byte* from,
                       std::span<const MatrixRange> ranges, const Target& to);
-  // On which these copies of a weight are made.
+  // The stream of this weight's copies.
   cudaStream_t stream_of(const plan::WeightPlacement& placed) const {
     return placed.stream.layout != placed.layout ? repacks_.get() : copies_.get();
   }
   void wait();
-  // Launches that wait for the weight go on behind what its stream has to do now.
+  // Lets launches that await the weight continue after the current work of its stream.
   void note_copies(model::WeightId weight);
-  // One stage full: such a piece of each range, `count` matrices together.
+  // Repacks one full staging buffer: a part of each range, `count` matrices in total.
   void repack(model::WeightId weight, const std::byte* stage, int64_t matrices, std::span<const MatrixRange> pieces,
               const Target& to);
 
@@ -71,7 +71,7 @@ class WeightCopies {
   std::array<Stage, plan::kStages> stages_;
   size_t next_ = 0;
   std::map<model::WeightId, Event> there_, filled_;
-  bool brings_ = false;  // since finish()
+  bool brings_ = false;  // whether copies were started since finish()
 };
 
 }  // namespace dyno::runtime

@@ -20,8 +20,8 @@ size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 
 constexpr size_t kStageBytes = size_t{64} << 20;
 
-// Copies host memory to the device through two page-locked buffers: one is filled by all threads while the other is on
-// its way.
+// Copies host memory to the device through two page-locked buffers: all threads fill one while the other is being
+// copied.
 class Uploader {
  public:
   Uploader(cudaStream_t stream, ThreadPool& pool, int threads) : stream_(stream), pool_(pool), threads_(threads) {
@@ -63,7 +63,7 @@ size_t plain_bytes(const model::Weight& w, DType type) {
   return static_cast<size_t>(w.batch) * ops::layout_bytes(type, ops::Layout::plain, w.rows, w.cols);
 }
 
-// The rows of `weight`, which are of its own type, in the type that the device reads.
+// The rows of `weight`, re-coded from its own type to the type that the device reads.
 HostBuffer recoded(const model::Weight& weight, DType type, const std::byte* rows, ThreadPool& pool, int threads) {
   HostBuffer out(plain_bytes(weight, type), "a weight of another type");
   const size_t from = row_bytes(weight.type, weight.cols), to = row_bytes(type, weight.cols);

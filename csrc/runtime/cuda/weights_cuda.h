@@ -13,9 +13,9 @@ namespace dyno::runtime {
 
 class CudaWeights {
  public:
-  // Those that the plan has on `device`. Copies through page-locked memory and repacks on the device; returns when all
-  // weights are there. Throws OutOfMemoryError, DeviceError. `lent`: where WeightPlacement::lent ones lie, parallel to
-  // the weights; empty without any.
+  // Loads the plan's weights on `device`. Copies them through page-locked memory, repacks on the device, and returns
+  // when all weights are complete. `lent`: the addresses of weights with WeightPlacement::lent, parallel to the
+  // weights; empty if there are none. Throws OutOfMemoryError, DeviceError.
   CudaWeights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, plan::DeviceId device,
               ThreadPool& pool, int threads, std::span<const std::byte* const> lent);
 
@@ -23,12 +23,12 @@ class CudaWeights {
     const auto at = static_cast<size_t>(id);
     return data_[at] != nullptr || lent_.empty() ? data_[at] : lent_[at];
   }
-  // For matrices that come to the place of others.
+  // For matrices that replace others.
   std::byte* memory(model::WeightId id) { return data_[static_cast<size_t>(id)]; }
 
  private:
   DeviceBuffer memory_;
-  std::vector<std::byte*> data_;  // null of what lies elsewhere
+  std::vector<std::byte*> data_;  // null for weights on other devices
   std::vector<const std::byte*> lent_;
 };
 
