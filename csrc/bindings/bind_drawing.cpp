@@ -1,4 +1,4 @@
-// dyno._core.Generation, draws from the rows of a step, and the rows that logits are made of.
+// dyno._core.Generation, sampling from the rows of a step, and hidden rows.
 #include "bindings/py_session.h"
 
 #include <nanobind/stl/optional.h>
@@ -18,16 +18,16 @@ using namespace nb::literals;
 namespace {
 
 using UniformArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-// temperature, top_k, top_p, min_p and the random number of a row.
+// temperature, top_k, top_p, min_p and random number of a row.
 using RowSettings = std::tuple<float, int32_t, float, float, float>;
 
-// A generation and the session that computes it, which Python keeps alive for it.
+// A generation and its session, which is kept alive with it.
 class PyGeneration {
  public:
   PyGeneration(PySession& session, runtime::Generation generation)
       : session_(session), generation_(std::move(generation)) {}
 
-  // Not while another thread draws.
+  // Must not be called while another thread samples.
   int32_t token() {
     int32_t token = 0;
     session_.change([&](runtime::Session&) { token = generation_.tokens().back(); });
@@ -60,7 +60,7 @@ class PyGeneration {
   runtime::Generation generation_;
 };
 
-// (tokens, logits of the rows asked for)
+// (tokens, logits of the requested rows)
 nb::tuple decode_and_draw(PySession& self, const Sequences& sequences, const std::vector<RowSettings>& draws,
                           const std::vector<int32_t>& logits_of, const std::vector<int64_t>& from) {
   return self.with([&](runtime::Session& session) {

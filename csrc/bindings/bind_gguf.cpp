@@ -37,7 +37,7 @@ nb::object copy_to_numpy(const std::byte* data, size_t count) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(raw, {count}, owner));
 }
 
-// File strings are UTF-8 by convention only; bytes that are not become lone surrogates, so that nothing is lost.
+// Strings in files are UTF-8 only by convention. Other bytes become lone surrogates, so that nothing is lost.
 nb::object to_str(std::string_view text) {
   PyObject* str = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
   if (str == nullptr) nb::raise_python_error();
@@ -59,7 +59,7 @@ nb::object array_to_python(const MetaArray& array) {
     return out;
   }
   nb::object out;
-  // An empty array has no first element to look at, so the type is taken from a zero.
+  // An empty array has no first element, so the type is taken from a zero.
   static constexpr std::byte kZero[8] = {};
   visit_number(array.element, kZero, [&](auto zero) { out = copy_to_numpy<decltype(zero)>(array.data, array.count); });
   return out;
@@ -105,7 +105,7 @@ nb::object numpy_f32(std::unique_ptr<float[]> values, const TensorInfo& tensor) 
   return nb::cast(nb::ndarray<nb::numpy, float>(raw, shape.size(), shape.data(), owner));
 }
 
-// The rows of a tensor, taken apart if several lie in a unit, as a GPU reads them.
+// The rows of a tensor in the type that a GPU reads, de-interleaved if several rows share a unit.
 nb::tuple recode(const GgufFile& file, std::string_view name) {
   const TensorInfo& tensor = file.tensor(name);
   const DTypeInfo& info = dtype_info(tensor.type);
@@ -169,7 +169,7 @@ nb::object numpy_copy(const std::vector<T>& values) {
   return copy_to_numpy<T>(reinterpret_cast<const std::byte*>(values.data()), values.size());
 }
 
-// The value that the engine reads when it asks for `key` as `kind`.
+// The value that the engine gets when it reads `key` as `kind`.
 nb::object value_as(const GgufFile& file, std::string_view key, std::string_view kind) {
   const Metadata& metadata = file.metadata();
   if (kind == "u32") return nb::cast(metadata.get_u32(key));
@@ -199,7 +199,7 @@ nb::bytes quantize(std::string_view dtype,
   const auto type = dtype_from_name(dtype);
   DYNO_CHECK(UnsupportedError, type && can_quantize(*type), "[gguf] no quantiser for type ", quoted(dtype));
   const auto n = static_cast<int64_t>(values.size());
-  // Blocks hold 16-bit fields; a vector of them is aligned for every type.
+  // Blocks have 16-bit fields; a vector of 32-bit words is aligned for every type.
   std::vector<uint32_t> blocks((row_bytes(*type, n) + 3) / 4);
   quantize_row(*type, values.data(), blocks.data(), n);
   return nb::bytes(reinterpret_cast<const char*>(blocks.data()), row_bytes(*type, n));

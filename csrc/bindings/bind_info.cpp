@@ -1,4 +1,4 @@
-// dyno._core.build_info and cpu_info: what was built, and what it runs on.
+// dyno._core.build_info and cpu_info: properties of the build and of the machine.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

@@ -1,4 +1,4 @@
-// dyno._core.describe_model: the table of facts of a model.
+// dyno._core.describe_model: the description of a model.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/string.h>
@@ -104,7 +104,7 @@ nb::dict ffn_dict(const model::FfnSpec& f) {
 
 }  // namespace
 
-// Fractions of the elements of matrices, by type; vectors are left out.
+// Share of each type in the elements of all matrices; vectors are not counted.
 static std::map<std::string, double> type_shares(const model::ModelDesc& m) {
   std::map<std::string, double> types;
   double total = 0;
@@ -162,8 +162,8 @@ nb::dict model_dict(const model::ModelDesc& m) {
   return d;
 }
 
-// Weight types of the head that drafts; none if the file has no head that this engine can load. The file itself is fine
-// then: load_draft_head() says why it has none.
+// Weight types of the draft head; empty if the file has no head that this engine can load. The file itself is then
+// still valid: load_draft_head() gives the reason.
 nb::list draft_types(const GgufFile& file, const model::ModelDesc& trunk) {
   nb::list names;
   if (trunk.draft_blocks == 0) return names;
@@ -171,8 +171,8 @@ nb::list draft_types(const GgufFile& file, const model::ModelDesc& trunk) {
     for (const auto& [name, share] : type_shares(model::describe_model(file, model::Part::draft_head))) {
       names.append(nb::str(name.c_str()));
     }
-  } catch (const UnsupportedError&) {  // no head of this architecture is known
-  } catch (const ModelError&) {        // the head lacks a tensor, or has another shape
+  } catch (const UnsupportedError&) {  // the engine has no draft head for this architecture
+  } catch (const ModelError&) {        // a tensor of the head is missing or has another shape
   }
   return names;
 }

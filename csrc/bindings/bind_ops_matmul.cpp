@@ -74,7 +74,7 @@ nb::object repack(std::string_view type_name, const Bytes& plain, int64_t rows, 
   return result;
 }
 
-// By the kernel that repacks copies of streamed weights. Matrix i of those at `x16` comes to place[i].
+// Uses the kernel that repacks copies of streamed weights. Matrix i of `x16` goes to place[i].
 nb::object repack_on_gpu(std::string_view type_name, const Bytes& x16, int64_t rows, int64_t k,
                          const std::vector<uint16_t>& place, std::string_view device_name) {
   const DType type = type_of(type_name);

@@ -1,4 +1,4 @@
-// dyno._core.Sampler: draws from logits that came to the host.
+// dyno._core.Sampler: draws from logits on the host.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -19,7 +19,8 @@ namespace {
 using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// A setting that the dict lacks keeps its default; each that was read is counted, so that an unknown one shows.
+// Reads settings from a dict; a missing one keeps its default. Counts the keys that were read, so that unknown ones are
+// detected.
 class Reader {
  public:
   explicit Reader(const nb::dict& dict) : dict_(dict) {}
@@ -62,7 +63,7 @@ runtime::SamplerSettings settings_from(const nb::dict& dict) {
   return s;
 }
 
-// No lock is needed: a sampler belongs to one generation.
+// No lock is needed, because a sampler belongs to one generation.
 int32_t draw(runtime::Sampler& sampler, const Logits& logits, float uniform, float xtc_uniform,
              const std::optional<Tokens>& mask) {
   const nb::gil_scoped_release unlocked;

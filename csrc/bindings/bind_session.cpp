@@ -1,4 +1,4 @@
-// dyno._core.Session: a loaded model that decodes token ids into logits. Text lives in Python.
+// dyno._core.Session: a loaded model that decodes token ids to logits. Text is handled in Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
@@ -131,8 +131,8 @@ nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows, 
       request.logits = logits.get();
       request.op_times = times.data();
       request.in_graph = in_graph;
-      // Replays of a graph write the same cache rows again, but each moves a recurrent state on: it goes back, and the
-      // tokens are appended once.
+      // Replays of a graph write the same cache rows again, but each one advances recurrent state. So the state is
+      // restored, and the tokens are appended once.
       std::vector<std::shared_ptr<const runtime::Checkpoint>> before;
       if (in_graph && !session.plan().states.empty()) {
         for (const auto& [slot, tokens] : sequences) before.push_back(session.checkpoint(slot));
@@ -147,7 +147,7 @@ nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows, 
     }
     nb::list out;
     for (size_t k = 0; k < keys.size(); ++k) {
-      if (times[k].launches == 0) continue;  // an op of the other list
+      if (times[k].launches == 0) continue;  // an op of another list
       nb::dict d;
       d["family"] = std::string(ops::family_name(ops::family_of(keys[k].desc)));
       d["key"] = keys[k].key;

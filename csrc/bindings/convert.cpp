@@ -79,7 +79,7 @@ std::vector<std::string> SettingsReader::texts(const char* name) {
   std::vector<std::string> out;
   remember(name, nb::list());
   if (value.is_none()) return out;
-  // A string is a sequence too, of characters.
+  // A string is also a sequence (of characters), so it must be excluded.
   if (nb::isinstance<nb::str>(value) || !nb::try_cast<std::vector<std::string>>(value, out)) {
     fail(name, "a list of strings", value);
   }

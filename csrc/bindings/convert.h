@@ -1,4 +1,4 @@
-// Engine values as Python dicts, shared by the binding files.
+// Conversion of engine values to Python dicts, shared by the binding files.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,7 +13,8 @@
 
 namespace dyno {
 
-// A `Gguf` of Python, which stays alive as long as the result, or a path, which is opened. Throws GgufError, TypeError.
+// The file of a Python `Gguf`, which stays alive as long as the result, or of a path, which is opened. Throws
+// GgufError, TypeError.
 std::shared_ptr<const GgufFile> gguf_of(const nanobind::object& file);
 nanobind::dict device_dict(const DeviceInfo& info);
 nanobind::dict model_dict(const model::ModelDesc& model);
@@ -26,11 +27,11 @@ class SettingsReader {
   double number(const char* name, double fallback);
   bool flag(const char* name, bool fallback);
   std::string text(const char* name, const std::string& fallback);
-  // A list of strings; empty where it is not given.
+  // A list of strings; empty if the key is missing.
   std::vector<std::string> texts(const char* name);
-  // Throws ProfileError that names every key nobody asked for.
+  // Throws ProfileError with every unknown key.
   void finish();
-  // {name: default} of everything that was asked for so far.
+  // {name: default} of every setting that was read so far.
   const nanobind::dict& asked() const { return asked_; }
 
  private:

@@ -84,7 +84,7 @@ void repack_x16_on_gpu([[maybe_unused]] const DeviceInfo& device, [[maybe_unused
 
 namespace {
 
-// Around every argument; a multiple of the alignment that kernels may count on.
+// Guard bytes around every argument; a multiple of the alignment that kernels rely on.
 constexpr size_t kGpuGuardBytes = 256;
 constexpr uint8_t kGpuGuard = 0xa5;
 
@@ -118,7 +118,8 @@ CudaLaunch::CudaLaunch(const DeviceInfo& device, const ops::OpDesc& desc, const 
   State& s = *state_;
   const size_t workspace_bytes = ops::scratch_bytes(desc, config);
   s.blas = blas_for(desc, config);
-  // Exactly what was asked for, filled with NaNs: memory checkers find what lies beyond, results what is not written.
+  // Exactly the requested size, filled with NaNs: memory checkers find accesses beyond it, and results show values that
+  // were not written.
   s.workspace = runtime::DeviceBuffer(std::max<size_t>(workspace_bytes, 4), "workspace");
   DYNO_CUDA_CHECK(cudaMemset(s.workspace.data(), 0xff, s.workspace.size()));
   s.counters = runtime::DeviceBuffer(ops::kStreamCounters * sizeof(int32_t), "counters");
@@ -149,7 +150,7 @@ void* CudaLaunch::mirror(const void* host, size_t bytes, bool written) {
 ops::CudaStream& CudaLaunch::stream() { return state_->launch; }
 
 void CudaLaunch::begin(bool captured) {
-  DYNO_CUDA_CHECK(cudaDeviceSynchronize());  // the copies above ran on another stream
+  DYNO_CUDA_CHECK(cudaDeviceSynchronize());  // the copies above used another stream
   if (captured) {
     DYNO_CUDA_CHECK(cudaStreamBeginCapture(state_->stream.get(), cudaStreamCaptureModeThreadLocal));
   }
@@ -232,8 +233,8 @@ ops::CudaStream& CudaTimer::stream() { return state_->launch; }
 std::vector<double> CudaTimer::time(const std::function<void()>& launch_all, size_t launches, double min_seconds) {
   constexpr size_t kLeast = 3, kUsual = 5, kMost = 100'000;
   cudaStream_t stream = state_->stream.get();
-  DYNO_CUDA_CHECK(cudaDeviceSynchronize());  // the copies ran on another stream
-  launch_all();                              // loads what cannot be loaded during a capture
+  DYNO_CUDA_CHECK(cudaDeviceSynchronize());  // the copies used another stream
+  launch_all();                              // loads modules that cannot be loaded during a capture
   DYNO_CUDA_CHECK(cudaStreamSynchronize(stream));
   DYNO_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   cudaGraph_t raw = nullptr;
@@ -263,7 +264,8 @@ std::vector<double> CudaTimer::time(const std::function<void()>& launch_all, siz
   for (int i = 0; i < 1 || (warm < 0.1 * min_seconds && i < 1000); ++i) warm += replay();
   std::vector<double> samples;
   double total = 0;
-  // A configuration that takes many times its share is a poor choice, and three replays of many launches tell that.
+  // A configuration that takes many times its share of the time is a poor choice, and three replays of many launches
+  // show that.
   const auto enough = [&] {
     return total >= min_seconds && samples.size() >= (min_seconds > 0 && total >= 3 * min_seconds ? kLeast : kUsual);
   };

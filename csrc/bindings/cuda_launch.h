@@ -1,4 +1,4 @@
-// A single launch on a GPU outside of a session: arguments are copied there, and back after it.
+// A single launch on a GPU outside a session: arguments are copied to the GPU before it and back after it.
 #pragma once
 
 #include <functional>
@@ -12,21 +12,22 @@
 
 namespace dyno {
 
-// The device of "cpu", "cuda" or "cuda:N"; `isa` lowers the CPU's. Throws ProfileError, UnsupportedError for the isa,
-// DeviceError for a GPU that is not there or that this build has no code for.
+// The device "cpu", "cuda" or "cuda:N"; `isa` limits the CPU's instruction set. Throws ProfileError, UnsupportedError
+// for the isa, and DeviceError for a GPU that does not exist or for which this build has no code.
 DeviceInfo device_from_name(std::string_view name, std::string_view isa);
-// Why this build cannot run on a device; empty where it can.
+// The reason that this build cannot run on a device; empty if it can.
 std::string device_problem(const DeviceInfo& device);
 
-// Matrices [rows, k] of layout x16 in layout gpu by the kernel of ops/matmul/cuda/from_x16.h; throws DeviceError in a
-// build without CUDA. `out` is of so many bytes, zeros where no matrix comes to.
+// Repacks matrices [rows, k] of layout x16 to layout gpu with the kernel of ops/matmul/cuda/from_x16.h. Matrix i goes
+// to place[i] of `out`, which has out_bytes; unused places become zero. Throws DeviceError in a build without CUDA.
 void repack_x16_on_gpu(const DeviceInfo& device, DType type, int64_t rows, int64_t k, const uint8_t* x16,
                        size_t x16_bytes, const std::vector<uint16_t>& place, uint8_t* out, size_t out_bytes);
 
 #ifdef DYNO_HAVE_CUDA
 class CudaLaunch final : public ArgMirror {
  public:
-  // `config` of the op that will be launched: only cuBLAS gets a handle, which takes longer to make than a launch.
+  // `config`: of the op that will be launched. A cuBLAS handle is created only if it is needed, because this takes
+  // longer than a launch.
   CudaLaunch(const DeviceInfo& device, const ops::OpDesc& desc, const ops::Config& config);
   ~CudaLaunch() override;
 
@@ -34,10 +35,10 @@ class CudaLaunch final : public ArgMirror {
   void* mirror(const void* host, size_t bytes, bool written) override;
   ops::CudaStream& stream();
 
-  // With `captured`, what is launched between these two is captured and then replayed once.
+  // With `captured`, launches between these two calls are captured and then replayed once.
   void begin(bool captured);
   void end(bool captured);
-  // Waits, checks that the counters were left at zero, and brings written arrays back.
+  // Waits, checks that the counters were reset to zero, and copies written arrays back.
   void finish();
 
  private:
@@ -48,15 +49,15 @@ class CudaLaunch final : public ArgMirror {
 // Times launches as a session runs them: captured in a graph and replayed.
 class CudaTimer {
  public:
-  // `configs` of the op that will be launched: memory for any of them, and a cuBLAS handle if one needs it.
+  // `configs`: of the op that will be launched. Allocates memory for any of them, and a cuBLAS handle if one needs it.
   CudaTimer(const DeviceInfo& device, const ops::OpDesc& desc, const std::vector<ops::Config>& configs);
   ~CudaTimer();
 
-  // A copy of a host array on the device, owned here.
+  // Copies a host array to the device; this object owns the copy.
   std::byte* upload(const std::byte* host, size_t bytes);
   ops::CudaStream& stream();
-  // Captures what `launch_all` launches, `launches` of them, and replays it until `min_seconds` have been measured and
-  // at least five times (three where those take three times min_seconds). Seconds of one launch, for every replay.
+  // Captures the `launches` launches of `launch_all`. Replays them until `min_seconds` have been measured, at least
+  // five times (three times if these take three times min_seconds). Returns the seconds of one launch for each replay.
   std::vector<double> time(const std::function<void()>& launch_all, size_t launches, double min_seconds);
 
  private:

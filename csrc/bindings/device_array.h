@@ -1,4 +1,4 @@
-// dyno._core.DeviceArray: float rows in the memory of the device that computed them, for anything that takes DLPack.
+// dyno._core.DeviceArray: float rows in the memory of the device that computed them, for libraries with DLPack.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,9 +10,9 @@
 
 namespace dyno {
 
-// A reader need not wait for a stream: the array is made after everything that writes to it has ended.
+// Readers need not wait for a stream, because the array is created after all writes to it have completed.
 struct DeviceArray {
-  std::shared_ptr<float[]> data;  // each capsule of __dlpack__ is an owner too
+  std::shared_ptr<float[]> data;  // shared with every capsule of __dlpack__
   size_t rows = 0;
   size_t columns = 0;
   DeviceKind kind = DeviceKind::cpu;

@@ -11,11 +11,11 @@ namespace nb = nanobind;
 namespace dyno {
 namespace {
 
-// Sets the Python error to dyno.errors.`name`. Imported on the first error only: dyno.errors is plain Python, and
-// importing it while this module is being imported would be circular.
+// Sets the Python error to dyno.errors.`name`. The module is imported at the first error, because importing it during
+// the import of this module would be circular.
 void raise(const char* name, const char* message) {
   nb::module_ errors = nb::module_::import_("dyno.errors");
-  // Paths in messages need not be UTF-8.
+  // Paths in messages may not be UTF-8.
   nb::object text = nb::steal(PyUnicode_DecodeUTF8(message, static_cast<Py_ssize_t>(std::strlen(message)), "replace"));
   PyErr_SetObject(nb::object(errors.attr(name)).ptr(), text.ptr());
 }

@@ -1,4 +1,4 @@
-// The context of a single launch outside of a session: instruction set, threads, scratch memory.
+// The context of a single launch outside a session: instruction set, threads, scratch memory.
 #pragma once
 
 #include <memory>
@@ -8,18 +8,18 @@
 
 namespace dyno {
 
-// This machine with the instruction set of that name, "auto" being its best. Throws UnsupportedError for one that this
-// machine or this build does not have.
+// This machine with the given instruction set; "auto" is its best one. Throws UnsupportedError if this machine or this
+// build does not have it.
 DeviceInfo device_with_isa(std::string_view isa);
 
 class LaunchContext {
  public:
-  // Scratch is exactly what scratch_bytes() asks for (rounded up to 64 bytes), with guard bytes behind it.
+  // Scratch memory has exactly the size of scratch_bytes(), rounded up to 64 bytes, and is followed by guard bytes.
   LaunchContext(size_t scratch_bytes, int threads, CpuIsa isa);
 
   ops::CpuContext& context() { return context_; }
 
-  // Throws Error when a launch wrote past its scratch: scratch_bytes() of its family is wrong.
+  // Throws Error if a launch wrote past its scratch memory, which means that scratch_bytes() of its family is wrong.
   void check_scratch() const;
 
  private:

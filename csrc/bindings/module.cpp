@@ -1,4 +1,4 @@
-// The Python module dyno._core. One bind_<stage>.cpp per stage of the engine; this file only lists them.
+// The Python module dyno._core. Each stage of the engine has a bind_<stage>.cpp; this file calls them.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 

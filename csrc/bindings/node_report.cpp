@@ -1,4 +1,4 @@
-// The op lists of a plan, launch by launch: from the fields of each family's operands.
+// Reports the op lists of a plan, launch by launch, from the fields of each family's operands.
 #include <nanobind/stl/string.h>
 
 #include "bindings/session_report.h"

@@ -1,4 +1,4 @@
-// Reads the arguments of a launch from a dict of NumPy arrays and scalars, checking types and extents.
+// Reads the arguments of a launch from a dict of NumPy arrays and scalars, and checks their types and sizes.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,7 +13,7 @@
 
 namespace dyno {
 
-// Where a launch on another device finds an array of the host.
+// Maps a host array to the address that a launch on another device uses.
 class ArgMirror {
  public:
   virtual ~ArgMirror() = default;
@@ -25,7 +25,7 @@ class OpArgs {
   OpArgs(std::string_view family, const nanobind::dict& args, ArgMirror* mirror = nullptr)
       : family_(family), args_(args), mirror_(mirror) {}
 
-  // An array of at least `count` elements of T. Names that are absent or None throw.
+  // An array of at least `count` elements of type T. Throws if the name is missing or None.
   template <typename T>
   const T* in(const char* name, int64_t count) {
     const T* data = optional_in<T>(name, count);
@@ -53,7 +53,7 @@ class OpArgs {
     T result{};
     bool cast = nanobind::try_cast(value, result);
     if constexpr (std::is_same_v<T, bool>) {
-      int flag = 0;  // 0 and 1 do as well
+      int flag = 0;  // 0 and 1 are accepted as well
       if (!cast && nanobind::try_cast(value, flag)) cast = true, result = flag != 0;
     }
     DYNO_CHECK(PlanError, cast, "[", family_, "] argument ", name, " is not a number");
@@ -66,7 +66,7 @@ class OpArgs {
     names_.push_back(name);
     return args_.contains(name) ? nanobind::object(args_[name]) : nanobind::object();
   }
-  // Throws for an argument that nothing asked for.
+  // Throws if an argument was not read.
   void finish() const {
     for (const auto& [key, value] : args_) {
       const auto text = nanobind::cast<std::string>(key);

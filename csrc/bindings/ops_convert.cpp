@@ -24,7 +24,7 @@ std::string text_of(nb::handle value, std::string_view what) {
 }
 
 int64_t integer_of(nb::handle value, std::string_view what) {
-  // bool is an int in Python, but never a size.
+  // A Python bool is an int, but never a valid size.
   int64_t out = 0;
   DYNO_CHECK(ProfileError, !nb::isinstance<nb::bool_>(value) && nb::try_cast(value, out), "[ops] ", what, " is a ",
              python_type(value), "; expected a whole number of 64 bits");
@@ -77,7 +77,7 @@ ops::OpDesc desc_from_dict(ops::Family family, const nb::dict& dict) {
           const std::string text = text_of(key, "a field's name");
           DYNO_CHECK(ProfileError, std::find(names.begin(), names.end(), text) != names.end(), "[ops] ",
                      ops::family_name(family), " has no field '", text, "'", suggestion(text, names));
-          // clang 14 captures no structured binding by reference.
+          // clang 14 cannot capture structured bindings by reference.
           ops::for_each_field(std::type_identity<D>{}, [&, value = value](std::string_view name, auto member, ops::In) {
             if (name == text) assign(value, name, d.*member);
           });

@@ -1,4 +1,5 @@
-// Values of the op contract as Python dicts and back: Desc, Config, DeviceInfo. Shared by the ops bindings.
+// Conversion of the op contract's values to and from Python dicts: Desc, Config, DeviceInfo. Shared by the ops
+// bindings.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,17 +10,18 @@
 
 namespace dyno {
 
-// {field: value} with the fields of the C++ struct, enumerations by name. Fields left out keep their default; an
-// unknown one throws ProfileError with the nearest name.
+// {field: value} with the fields of the C++ struct and names for enumeration values. Missing fields keep their default.
+// An unknown field throws ProfileError with the nearest name.
 ops::OpDesc desc_from_dict(ops::Family family, const nanobind::dict& dict);
 nanobind::dict desc_to_dict(const ops::OpDesc& desc);
 
-// {"variant": name, parameter: value, …}; as entries while the family is not known yet.
+// {"variant": name, parameter: value, …}; as entries, for use before the family is known.
 std::vector<ops::ConfigEntry> config_entries_from_dict(const nanobind::dict& dict);
 ops::Config config_from_dict(ops::Family family, const nanobind::dict& dict);
 nanobind::dict config_to_dict(ops::Family family, const ops::Config& config);
 
-// The device that `dyno._core.cpu_info()` describes; absent fields keep the defaults of DeviceInfo. None: this machine.
+// The device in the form of `dyno._core.cpu_info()`; missing fields keep the defaults of DeviceInfo. None: this
+// machine.
 DeviceInfo device_from_dict(const std::optional<nanobind::dict>& dict);
 
 }  // namespace dyno

@@ -31,7 +31,7 @@ std::vector<SequenceRun> read_runs(OpArgs& in, int64_t m) {
   return runs;
 }
 
-// Cells of the cache that the runs reach.
+// Number of cache positions that the runs use.
 int64_t cells(const std::vector<SequenceRun>& runs, int64_t slot_positions) {
   int64_t most = 0;
   for (const SequenceRun& run : runs) {
@@ -40,7 +40,7 @@ int64_t cells(const std::vector<SequenceRun>& runs, int64_t slot_positions) {
   return most;
 }
 
-// Reads what a family's arguments() names.
+// Reads the arguments that a family's arguments() names.
 class ReadArguments {
  public:
   explicit ReadArguments(OpArgs& in) : in_(in) {}

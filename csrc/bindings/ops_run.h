@@ -1,4 +1,4 @@
-// Launching single ops on NumPy arrays, for tests and benches.
+// Launches single ops on NumPy arrays, for tests and benchmarks.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -18,22 +18,22 @@ namespace {
 constexpr size_t kMinLaunches = 5;
 constexpr size_t kMaxLaunches = 200'000;
 
-// More copies bring nothing: the caches are cold long before.
+// More copies have no effect, because the caches are already cold.
 constexpr int64_t kMaxCopies = 256;
 constexpr int64_t kMaxChoices = 64;
 
 #ifdef DYNO_HAVE_CUDA
-// In one graph: its start is shared by them.
+// Launches in one graph, which share the start time of the graph.
 constexpr size_t kLeastCaptured = 16;
 #endif
 
-// Calls launch_copy(i) for copies in turn; see time_op().
+// Calls launch_copy(i) for all copies in a cycle; see time_op().
 template <typename Launch>
 std::vector<double> measure(double min_seconds, size_t copies, const Launch& launch_copy) {
   using Clock = std::chrono::steady_clock;
   const auto seconds = [](Clock::duration d) { return std::chrono::duration<double>(d).count(); };
   size_t at = 0;
-  // Touch every copy once, and go on for a tenth of the time: clocks and branch predictors settle.
+  // Uses every copy once, and continues for a tenth of the time, so that clocks and branch predictors settle.
   const Clock::time_point warm = Clock::now();
   do {
     launch_copy(at++ % copies);
@@ -77,9 +77,9 @@ Request request_of(ops::Family family, const nb::dict& desc, int threads, double
   return {desc_from_dict(family, desc), device, threads, min_seconds, rotate_bytes, seed, depth, absent};
 }
 
-// As many sets of arguments as fill what is to be rotated through. A launch reads only the experts that its ids name:
-// if each set had one choice of them, all sets together would read a small part of these bytes, again and again out of
-// the caches. So each set of weights stands in several, with other choices.
+// As many sets of arguments as fill `rotate_bytes`. A launch reads only the experts that its ids name. With one choice
+// of ids per set of weights, all sets together would read a small part of these bytes repeatedly from the caches. So
+// each set of weights appears in several sets of arguments, with different ids.
 template <typename D>
 auto make_copies(SyntheticArgs& owner, const D& d, int64_t rotate_bytes, double absent) {
   std::vector<decltype(owner.make(d))> copies;
@@ -100,7 +100,7 @@ auto make_copies(SyntheticArgs& owner, const D& d, int64_t rotate_bytes, double 
   return copies;
 }
 
-// Calls timed(i, samples) for every configuration, where samples() measures it; no GIL is held.
+// Calls timed(i, samples) for every configuration, without the GIL; samples() measures the configuration.
 template <typename Timed>
 void time_configs(const Request& r, const std::vector<ops::Config>& configs, const Timed& timed) {
   std::visit(
@@ -183,7 +183,7 @@ std::vector<std::vector<double>> time_op_configs(std::string_view family_text, c
     try {
       found[places[i]] = samples();
     } catch (const UnsupportedError&) {
-      // A launch that this device refuses: no samples say so.
+      // The device refuses this launch, so it has no samples.
     }
   });
   return found;

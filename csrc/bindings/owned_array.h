@@ -1,4 +1,4 @@
-// NumPy arrays that own what C++ has computed.
+// NumPy arrays that own data which C++ computed.
 #pragma once
 
 #include <nanobind/nanobind.h>

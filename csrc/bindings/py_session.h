@@ -1,4 +1,4 @@
-// Python's view of a session, which the sources of its bindings share.
+// The Python class of a session, shared by the sources of its bindings.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -28,18 +28,18 @@ using Sequences = std::vector<std::pair<int32_t, IdArray>>;
 using Kernels = std::vector<std::tuple<std::string, std::string, nb::dict, std::string>>;
 using RoutingArray = nb::ndarray<const int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-// Python's view: one lock, so that two threads cannot decode into the same cache, and a clear error after close().
-// Nobody waits for the lock while holding the GIL: whoever has the lock may wait for the GIL. It is recursive because
-// Python's garbage collector may run a finalizer, which uses the session, while a report of it is made.
+// A session behind one lock, so that two threads cannot decode into the same cache, with a clear error after close(). A
+// thread never waits for the lock while it holds the GIL, because the lock's owner may wait for the GIL. The lock is
+// recursive, because Python's garbage collector may run a finalizer that uses the session during a report.
 class PySession {
  public:
-  // `file`: a Gguf that is open, or a path.
+  // `file`: an open Gguf, or a path.
   PySession(const nb::object& file, const nb::dict& load, const nb::dict& context, const nb::dict& session,
             const Kernels& kernels, bool plan_only, const std::optional<nb::dict>& described,
             const nb::dict& placement);
   PySession(const PySession&) = delete;
   PySession& operator=(const PySession&) = delete;
-  // A forked child has none of the threads that the destructor waits for: it leaves the memory to the kernel.
+  // A forked child does not have the threads that the destructor waits for, so it leaves the memory to the kernel.
   ~PySession() {
     if (forked()) new std::shared_ptr<runtime::Session>(std::move(session_));
   }
@@ -65,10 +65,10 @@ class PySession {
     return decode_into(sequences, rows, std::move(pinned), capture, every, /*on_device=*/true);
   }
 
-  // The caller holds the lock.
+  // The caller must hold the lock.
   bool closed() const { return session_ == nullptr; }
 
-  // Calls `use` under the lock, with the GIL.
+  // Calls `use` with the lock and the GIL.
   template <typename Use>
   auto with(Use&& use) {
     check_process();
@@ -77,13 +77,13 @@ class PySession {
       const nb::gil_scoped_release release;
       lock.lock();
     }
-    // A finalizer or the handler of a signal may close it meanwhile.
+    // A finalizer or a signal handler may close it during the call.
     const std::shared_ptr<runtime::Session> session = session_;
     DYNO_CHECK(ClosedError, session != nullptr, "[session] the session is closed");
     return use(*session);
   }
 
-  // Calls `change` under the lock, without the GIL.
+  // Calls `change` with the lock and without the GIL.
   template <typename Change>
   void change(Change&& change) {
     check_process();
@@ -98,7 +98,7 @@ class PySession {
   nb::tuple decode_into(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
                         bool capture, int64_t every, bool on_device);
   bool forked() const { return getpid() != process_; }
-  // Before the lock: in a forked child a thread that is not there may hold it.
+  // Checked before the lock is taken: in a forked child, a thread that no longer exists may hold it.
   void check_process() const {
     DYNO_CHECK(DeviceError, !forked(), "[session] the session was opened in process ", process_, ", not in its child ",
                getpid(), "; open it again in this one");
@@ -109,8 +109,8 @@ class PySession {
   pid_t process_ = getpid();
 };
 
-// Lets handlers of signals run, so that Ctrl-C ends a long decode: now and then, because the GIL may have to be waited
-// for. Python runs them in its main thread only. A handler may close the session, which ends the decode, too.
+// Lets signal handlers run, so that Ctrl-C ends a long decode. Checks only occasionally, because the GIL may not be
+// free. Python runs handlers only in its main thread. A handler may also close the session, which ends the decode.
 class SignalCheck {
  public:
   explicit SignalCheck(const PySession& session) : session_(&session) {}
@@ -130,7 +130,7 @@ class SignalCheck {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-// Binds the functions that draw tokens: Session.generation(), Session.decode_and_draw(), Generation.
+// Binds the functions that sample tokens: Session.generation(), Session.decode_and_draw(), Generation.
 void bind_drawing(nb::module_& m, nb::class_<PySession>& session);
 
 }  // namespace dyno

@@ -85,7 +85,7 @@ plan::PlacementOptions read_placement(const nb::dict& dict, plan::PlacementOptio
   placement.n_cpu_moe = r.integer("n_cpu_moe", placement.n_cpu_moe);
   if (dict.contains("n_gpu_layers")) placement.n_gpu_layers = r.integer("n_gpu_layers", 0);
   if (dict.contains("beside_gpu")) {
-    int gpus = 0;  // besides the main one
+    int gpus = 0;  // in addition to the main one
     for (const nb::handle one : nb::cast<nb::list>(dict["beside_gpu"])) {
       DeviceInfo& device = placement.beside_gpu.emplace_back(device_from_dict(nb::cast<nb::dict>(one)));
       if (device.kind == DeviceKind::cuda) device.ordinal = ++gpus;

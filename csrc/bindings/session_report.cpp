@@ -20,7 +20,7 @@ plan::PlanCost session_cost(const runtime::Session& session, const plan::Load& l
                             const std::vector<std::tuple<std::string, std::string, int64_t, double>>& measured) {
   const plan::Plan& p = session.plan();
   std::vector<plan::NamedRates> all = p.load.placement.rates;
-  all.insert(all.end(), rates.begin(), rates.end());  // the later one of a name counts
+  all.insert(all.end(), rates.begin(), rates.end());  // the last entry of a name wins
   std::vector<plan::DeviceRates> devices = plan::rates_for(p, all);
   for (const auto& [name, key, rows, seconds] : measured) {
     DYNO_CHECK(PlanError, seconds >= 0, "[plan] ", key, " has the time ", seconds, " s; expected 0 or more");
@@ -136,7 +136,7 @@ nb::dict plan_dict(const runtime::Session& session) {
 
 namespace {
 
-// The field of a desc that makes it read or write tiles of halves of that height, as the session does; else none.
+// The desc's field for f16 tiles of that height, if the session's op reads or writes tiles; otherwise empty.
 nb::dict tiles_dict(const ops::OpDesc& desc, int64_t height) {
   nb::dict tiles;
   std::visit(
@@ -169,7 +169,7 @@ nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens
   for (size_t k = 0; k < p.keys.size(); ++k) {
     const plan::OpUse& use = p.keys[k];
     for (const int64_t count : counts) {
-      // One token is what a step of generation feeds, and draws from.
+      // A u-batch of one token is a step of generation, which also samples.
       const plan::ListId list =
           count == 1 && use.count_in(plan::ListId::draw) > 0 ? plan::ListId::draw : p.list_for(count).id;
       if (use.count_in(list) == 0) continue;

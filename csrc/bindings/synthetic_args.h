@@ -1,4 +1,4 @@
-// Arguments of every family filled with plausible random data, owned here: what single ops are timed on.
+// Arguments of every family, filled with plausible random data, for timing single ops. The object owns them.
 #pragma once
 
 #include <algorithm>
@@ -18,18 +18,18 @@ namespace dyno {
 
 class SyntheticArgs {
  public:
-  // Takes a filled host array and gives the address that launches use; what it copied may be freed.
+  // Takes a filled host array and returns the address for launches. The host array may be freed if it was copied.
   using Publish = std::function<std::byte*(const std::byte* host, size_t bytes)>;
 
-  // `publish`: where arrays go for launches on another device; without it they stay in host memory.
-  // `absent`: the share of rows (token, slot) without an expert.
+  // `publish`: copies arrays for launches on another device; without it they stay in host memory. `absent`: share of
+  // rows (token, slot) without an expert.
   SyntheticArgs(uint64_t seed, int64_t depth, double absent, Publish publish = nullptr)
       : random_(seed), depth_(depth), absent_(absent), publish_(std::move(publish)) {}
 
-  // Bytes of all arrays made so far.
+  // Bytes of all arrays so far.
   int64_t total_bytes() const { return bytes_; }
 
-  // Those that the family's arguments() names.
+  // The arguments that the family's arguments() names.
   template <typename Desc>
   ops::ArgsOf<Desc> make(const Desc& d) {
     ops::ArgsOf<Desc> args;
@@ -97,7 +97,7 @@ class SyntheticArgs {
     bytes_ += static_cast<int64_t>(size);
     return {owned_.back().get(), size};
   }
-  // The address that launches use for the array that was allocated last.
+  // The address for launches of the most recently allocated array.
   template <typename T>
   T* publish(Block block) {
     std::byte* address = block.data;
@@ -107,7 +107,7 @@ class SyntheticArgs {
     }
     return reinterpret_cast<T*>(address);
   }
-  // An array repeats its first megabyte: drawing all of it would take longer than timing it.
+  // An array repeats its first megabyte, because random data for all of it would take longer than the timing.
   static constexpr int64_t kPeriod = int64_t{1} << 20;
   static void repeat(Block block, size_t drawn) {
     for (size_t at = drawn; drawn > 0 && at < block.size; at += drawn) {
@@ -135,8 +135,8 @@ class SyntheticArgs {
     for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(random_() % static_cast<uint64_t>(limit));
     return publish<int32_t>(block);
   }
-  // Bytes from 0x20 to 0x3f: read as the scales of any type they are ordinary positive numbers, never subnormal,
-  // infinite or NaN, which would be timed at another speed.
+  // Bytes from 0x20 to 0x3f. As scales of any type they are ordinary positive numbers, never subnormal, infinite or
+  // NaN, which would change the speed.
   std::byte* weights(int64_t bytes) {
     const Block block = allocate(bytes);
     const size_t drawn = std::min<size_t>(block.size, kPeriod);
@@ -157,7 +157,7 @@ class SyntheticArgs {
     quantize_row(type, values.get(), block.data, elements);
     return publish<std::byte>(block);
   }
-  // Each token to `used` distinct experts, of which some lie on another device.
+  // Routes each token to `used` distinct experts, some of which are on another device.
   int32_t* draw_routing(int64_t m, int64_t used, int64_t experts) {
     const Block block = allocate(m * used * 4);
     auto* ids = reinterpret_cast<int32_t*>(block.data);
