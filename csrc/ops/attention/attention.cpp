@@ -21,12 +21,12 @@ namespace dyno::ops {
 
 namespace {
 
-// Tokens up to which the decode variant is offered: beyond, its re-reading of the cache is hopeless.
+// Maximum tokens of the decode variant; with more, it reads the cache too often.
 constexpr int64_t kDecodeMaxTokens = 64;
-// Tokens from which f32 caches go through tensor cores: below, most rows of their tiles would be empty.
+// Minimum tokens for f32 caches on tensor cores; with fewer, most rows of their tiles would be empty.
 constexpr int64_t kPairsLeastTokens = 16;
 
-// Tokens up to which heads wider than 256 take 8 rows a block: more rows do not fit into registers.
+// Up to this many tokens, heads wider than 256 use 8 rows per block, because more rows do not fit into registers.
 constexpr int64_t kWideDirectTokens = 16;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -52,17 +52,17 @@ namespace {
 #if defined(DYNO_HAVE_CUDA)
 constexpr std::string_view kArchitectures = DYNO_CUDA_ARCHITECTURES;
 #else
-constexpr std::string_view kArchitectures = "90a";  // selection for a chip that this build holds no code for
+constexpr std::string_view kArchitectures = "90a";  // for the selection for a chip without code in this build
 #endif
 
 bool has_wgmma(const DeviceInfo& device) {
   return device.compute_capability == 90 && kArchitectures.find("90a") != std::string_view::npos;
 }
 
-// Tokens up to which parts of the keys are offered to the kernels for prompts: beyond, tiles alone fill any chip.
+// Maximum tokens for which prompt kernels offer parts of the keys; with more, tiles alone fill any chip.
 constexpr int64_t kPromptSplitTokens = 2048;
 
-// Whether `splits` parts of the keys are offered to a kernel for prompts with tiles of `rows`.
+// Whether a prompt kernel with tiles of `rows` offers `splits` parts of the keys.
 Support prompt_splits(const AttentionDesc& desc, int64_t rows, int splits) {
   if (splits == 1) return Support::yes();
   if (desc.m > kPromptSplitTokens) {
@@ -89,7 +89,7 @@ Support flash_pairs_supports(const AttentionDesc& desc, const Config& config, co
                                " and ", flash_value_head(kFlashPairsMaxHead), " of flash attention over f16 pairs"));
   }
   const auto pairs = flash_pairs_params::of(config);
-  const size_t shared = flash_pairs_shared_bytes(head, pairs.rows) + 1024;  // and what is not dynamic
+  const size_t shared = flash_pairs_shared_bytes(head, pairs.rows) + 1024;  // plus static shared memory
   if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
     return Support::no(
         str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
@@ -97,7 +97,7 @@ Support flash_pairs_supports(const AttentionDesc& desc, const Config& config, co
   return prompt_splits(desc, pairs.rows, pairs.splits);
 }
 
-// The demands of the tensor core variants beyond the common ones.
+// Requirements of the tensor core variants, in addition to the common ones.
 Support flash_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
   if (desc.exact) return Support::no("exact=1: flash attention multiplies with 11 or 8 bits only");
   const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;
@@ -137,7 +137,7 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
   if (shape == FlashShape::rows128 && head > 128) {
     return Support::no(str_cat("rows=128 do not fit into registers with heads of ", head));
   }
-  const size_t shared = flash_shared_bytes(head, shape) + 1024;  // and what is not dynamic
+  const size_t shared = flash_shared_bytes(head, shape) + 1024;  // plus static shared memory
   if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
     return Support::no(
         str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
@@ -164,7 +164,7 @@ Support direct_supports(const AttentionDesc& desc, const Config& config, const D
   if (rows == 16 && head > 128) {
     return Support::no(str_cat("rows=16 do not fit into registers with heads of ", head));
   }
-  const size_t shared = direct_shared_bytes(head, rows) + 4096;  // and what is not dynamic
+  const size_t shared = direct_shared_bytes(head, rows) + 4096;  // plus static shared memory
   if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
     return Support::no(
         str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
@@ -172,7 +172,7 @@ Support direct_supports(const AttentionDesc& desc, const Config& config, const D
   return Support::yes();
 }
 
-// The kernel for steps (steps.cuh) writes HalfTiles.
+// HalfTiles are written by the kernel for steps (steps.cuh).
 Support tiles_supports(const AttentionDesc& desc, const Config& config) {
   const bool in_one_part = (config.variant == k_direct && direct_params::of(config).splits == 1) ||
                            config.variant == k_flash || config.variant == k_flash_wgmma;
@@ -217,7 +217,7 @@ Support fits_shared(size_t bytes, const DeviceInfo& device) {
 
 Support latent_supports(const AttentionDesc& desc, const DeviceInfo& device) {
   if (const Support shape = latent_shape(desc, device); !shape) return shape;
-  return fits_shared(latent_shared_bytes(desc.k_type) + 8192, device);  // and what is not dynamic
+  return fits_shared(latent_shared_bytes(desc.k_type) + 8192, device);  // plus static shared memory
 }
 
 Support latent_cluster_supports(const AttentionDesc& desc, const DeviceInfo& device) {
@@ -294,7 +294,7 @@ bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device) {
   return device.kind == DeviceKind::cuda && supports(desc, flash_pairs_params{.rows = 64, .splits = 1}, device).ok;
 }
 
-// Multiprocessors come in groups of up to 18, and a cluster of eight lies within one: two of them fill a group.
+// Multiprocessors are grouped by up to 18, and a cluster of eight runs within one group: two clusters fill a group.
 constexpr int64_t kMultiprocessorsOfCluster = 9;
 
 int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device) {
@@ -307,14 +307,14 @@ int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device) {
 
 namespace {
 
-// Parts such that every multiprocessor has a block or two.
+// As many parts as give every multiprocessor one or two blocks.
 int16_t cuda_splits(int64_t tiles, const DeviceInfo& device) {
   int16_t splits = 1;
   while (splits < 32 && tiles * splits < device.sm_count) splits = static_cast<int16_t>(splits * 2);
   return splits;
 }
 
-// The best variant that the device supports: tensor cores, then rows.
+// The best variant that the device supports: tensor core variants first, then rows.
 Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
   const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
   const auto blocks = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
@@ -343,12 +343,12 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
     }
     if (best) return *best;
   }
-  // Splits pay as long as whole tiles would leave multiprocessors without work.
+  // Splits pay off as long as whole tiles would leave multiprocessors idle.
   if (desc.m <= kDecodeMaxTokens && blocks(64) < device.sm_count) {
     const Config split = flash_split_params{.splits = cuda_splits(blocks(16), device)};
     if (supports(desc, split, device)) return split;
   }
-  // Blocks of 128 rows where they fill nine tenths of the multiprocessors; else of 64, with the keys in parts.
+  // Blocks of 128 rows if they fill nine tenths of the multiprocessors; otherwise of 64 rows, with the keys in parts.
   int16_t parts = 1;
   while (parts < 8 && blocks(64) * parts * 2 <= device.sm_count) parts = static_cast<int16_t>(parts * 2);
   const bool large = blocks(128) * 10 >= device.sm_count * 9 && std::max(desc.dk, desc.dv) <= kFlashMaxHead;
@@ -356,7 +356,7 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
       large ? flash_wgmma_params{.rows = 128, .splits = 1} : flash_wgmma_params{.rows = 64, .splits = parts};
   if (supports(desc, wgmma, device)) return wgmma;
   if (desc.m >= kPairsLeastTokens) {
-    int16_t pair_parts = 1;  // two blocks of 64 rows find room on a multiprocessor
+    int16_t pair_parts = 1;  // two blocks of 64 rows fit on a multiprocessor
     while (pair_parts < 8 && blocks(64) * pair_parts <= device.sm_count)
       pair_parts = static_cast<int16_t>(pair_parts * 2);
     for (const flash_pairs_params pairs :
@@ -382,13 +382,13 @@ Config default_config(const AttentionDesc& desc, const DeviceInfo& device) {
   }
   const int64_t rows = desc.m * (desc.heads / std::max<int64_t>(1, desc.kv_heads));
   const auto tiles = [&](int64_t tile_rows) { return desc.kv_heads * ceil_div(rows, tile_rows); };
-  // Transposed scores waste the lanes that few rows leave empty; and only the decode variant splits the keys, for when
-  // there are fewer tiles than cores.
+  // With few rows, transposed scores waste lanes. And only the decode variant splits the keys, which helps if there are
+  // fewer tiles than cores.
   if (rows <= kDecodeRows || (desc.m <= kDecodeMaxTokens && tiles(16) < device.cores)) {
     return decode_params{.splits = static_cast<int16_t>(decode_splits(desc, device.cores))};
   }
-  // The largest tile that leaves every core several of them and half of its second-level cache to others: a tile reads
-  // and widens the keys anew.
+  // The largest tile that gives every core several tiles and uses at most half of its second-level cache. Each tile
+  // reads and widens the keys again.
   constexpr std::array<std::pair<int64_t, int64_t>, 2> kLarge = {{{256, 128}, {128, 64}}};
   for (const auto& [q_tile, k_block] : kLarge) {
     const int64_t bytes = blocked_floats(q_tile, k_block, desc.dk, desc.dv) * static_cast<int64_t>(sizeof(float));
@@ -397,7 +397,7 @@ Config default_config(const AttentionDesc& desc, const DeviceInfo& device) {
   return blocked_config(tiles(64) < device.cores ? 16 : 64, 64);
 }
 
-// For a cache that holds nothing but this batch: how deep it is, a Desc does not say.
+// Assumes a cache with only this batch, because a Desc does not have the depth.
 Cost cost(const AttentionDesc& desc) {
   const double m = static_cast<double>(desc.m), heads = static_cast<double>(desc.heads);
   const double pairs = m * (m + 1) / 2 * heads;
@@ -408,7 +408,7 @@ Cost cost(const AttentionDesc& desc) {
   return {keys + values + m * heads * width * 4, pairs * width * 2};
 }
 
-// Partial results of a kernel for prompts that shares the keys out.
+// Bytes of partial results of a prompt kernel that splits the keys.
 static size_t prompt_partials_bytes(const AttentionDesc& desc, int64_t splits) {
   return splits == 1 ? 0 : static_cast<size_t>(desc.m * desc.heads * splits * (2 + desc.dv)) * sizeof(float);
 }
@@ -460,8 +460,8 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CudaStream& stream) {
   check_scalars(desc, args);
-  // A key does not tell a prompt from a step of more sequences than `direct` is for. Tiles of a prompt would hold the
-  // rows of one token each.
+  // An op key does not distinguish a prompt from a step with more sequences than `direct` supports. Tiles of a prompt
+  // would have the rows of one token each.
   const bool prompts = config.variant == k_flash || config.variant == k_flash_wgmma;
   if (desc.out_tiles != 0) {
     const bool launched = attention_steps_cuda(args, desc, stream);

@@ -1,4 +1,4 @@
-// Family attention: causal attention over the KV cache, with an online softmax; the score matrix is never whole.
+// Family attention: causal attention over the KV cache with an online softmax, without storing the score matrix.
 #pragma once
 
 #include "ops/args.h"
@@ -15,17 +15,18 @@ Config default_config(const AttentionDesc& desc, const DeviceInfo& device);
 Support supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device);
 Cost cost(const AttentionDesc& desc);
 size_t scratch_bytes(const AttentionDesc& desc, const Config& config);
-// Clusters for each of `tiles` of latents. One tile takes as many as run at once, for a second wave doubles the time
-// (32768 positions on an H200 with 8, 12, 14, 16 clusters: f16 50, 36, 32 and 45 us, f32 77, 54, 49 and 67). Several
-// tiles take half of the multiprocessors, as they find the keys in L2 (128 heads on an H200: 48 us with one cluster a
-// tile, 55 with two). Several tiles of a float32 cache take several waves, as its blocks take longer: then shorter ones
-// leave less of the last wave empty (4096 positions, 4, 8, 16, 31 tiles: 35, 68, 127 and 210 us; by the rule for halves
-// 42, 75, 148 and 221). At most 8: empty ones cost.
+// The default number of clusters for each of `tiles` tiles of latents. One tile gets as many clusters as run at once,
+// because a second wave doubles the time. Several tiles together get half of the multiprocessors, because they find the
+// keys in L2. Several tiles of a float32 cache get enough clusters for several waves: its blocks take longer, and
+// shorter blocks leave less of the last wave empty. At most 8 per tile, because empty clusters cost time. Times:
+//   one tile, 32768 positions, H200; 8, 12, 14, 16 clusters: f16 50, 36, 32, 45 us; f32 77, 54, 49, 67 us
+//   128 heads, H200; 1 or 2 clusters per tile: 48, 55 us
+//   f32, 4096 positions; 4, 8, 16, 31 tiles: 35, 68, 127, 210 us; by the rule for f16 42, 75, 148, 221 us
 int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device);
-// Whether f32 keys and values of such heads go through tensor cores as pairs of halves.
+// Whether f32 keys and values of such heads are multiplied on tensor cores as f16 pairs.
 bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device);
-// The cache must already hold the keys and values of this batch's tokens. Throws PlanError for runs outside of the
-// batch or the cache.
+// The cache must already have the keys and values of this batch's tokens. Throws PlanError for runs outside the batch
+// or the cache.
 void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context);
 void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CudaStream& stream);
 

@@ -1,4 +1,4 @@
-// The launch of direct attention, alone and with norm, rotation and store: which instance, and how the cache lies.
+// The launch of direct attention, alone or with norm, rotation and store: selects the instance.
 #include "ops/attention/direct.cuh"
 
 namespace dyno::ops {
@@ -28,8 +28,8 @@ DirectTask task_of(const AttentionArgs& args, const AttentionDesc& desc, int spl
   return task;
 }
 
-// `rows` is the most: if every run has one token, no tile has more rows than the heads of a kv head, and a block of 8
-// rows has half the registers of one of 16.
+// `most`: upper bound. If every run has one token, a tile has no more rows than the heads of a kv head, and a block of
+// 8 rows needs half the registers of a block of 16.
 int rows_of(const DirectTask& task, const AttentionDesc& desc, int most) {
   return task.common.args.n_runs == desc.m && task.common.group <= 8 ? 8 : most;
 }
@@ -52,7 +52,7 @@ void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int mo
       case 256:
         return fused ? direct_attention_256_true : direct_attention_256_false;
       default:
-        return direct_attention_512_false;  // never fused: rope_attention's supports()
+        return direct_attention_512_false;  // never fused, see rope_attention's supports()
     }
   };
   choose()(task, type, rows, grid, stream.handle);

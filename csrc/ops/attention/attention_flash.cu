@@ -1,4 +1,4 @@
-// The launch of flash attention: which instance, and how the cache lies.
+// The launch of flash attention: selects the instance.
 #include "ops/attention/flash_launch.cuh"
 
 namespace dyno::ops {

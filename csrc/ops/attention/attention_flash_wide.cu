@@ -11,7 +11,7 @@ void flash_wgmma_512(const FlashTask& task, int /*rows*/, bool bf16, const Flash
   const auto kernel = bf16 ? flash_wide_kernel<true> : flash_wide_kernel<false>;
   constexpr auto kShared = static_cast<int>(FlashWide::kSharedBytes);
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  // Tiles of all heads before the next, shorter tiles.
+  // The same tiles of all heads come before the next, shorter tiles.
   launch_dependent("attention", kernel, dim3(grid.kv_heads, grid.tiles, grid.splits), FlashWide::kThreads, kShared,
                    stream, task);
 }

@@ -1,4 +1,4 @@
-// The launch of latent attention by clusters, alone and with norm, rotation and store.
+// The launch of latent attention by clusters, alone or with norm, rotation and store.
 #include "ops/attention/latent_cluster.cuh"
 
 #include "core/cuda/launch_cluster.h"
@@ -28,7 +28,7 @@ latent_cluster::LatentTask task_of(const AttentionArgs& args, const AttentionDes
     return (reinterpret_cast<uintptr_t>(p) | static_cast<uintptr_t>(row)) % 16 == 0;
   };
   task.direct.aligned = whole(args.k_cache, args.k_row_bytes);
-  task.direct.early = args.settled && task.direct.aligned;  // copied past the first cache, which may hold old rows
+  task.direct.early = args.settled && task.direct.aligned;  // loads bypass L1, which may have old rows
   task.vector = whole(args.q, args.q_stride * 4) && desc.dk % 4 == 0;
   return task;
 }

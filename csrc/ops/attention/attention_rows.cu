@@ -1,6 +1,6 @@
-// Attention in f32 for every head size and cache type: a block holds kCudaRowTile query rows and walks the keys in
-// chunks. Scores: a warp takes a key, its lanes the dimensions. Values: a thread takes a dimension of all rows, and
-// where heads are narrower than the block, groups of threads share the keys.
+// Attention in f32 for every head size and cache type. A block has kCudaRowTile query rows and processes the keys in
+// chunks. For scores, a warp takes a key and its lanes the dimensions. For values, a thread takes a dimension of all
+// rows; if heads are narrower than the block, groups of threads share the keys.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"
@@ -19,7 +19,7 @@ constexpr int kRows = kCudaRowTile;
 constexpr int kChunk = 64;
 static_assert(kRows == kWarps, "a warp brings one row's softmax up to date");
 
-// Sums of kRows values over the warp; lane 4·r' ends up with row r, whose three bits are those of r' reversed.
+// Sums kRows values over the warp. Lane 4·r' gets row r, whose three bits are the bits of r' in reverse order.
 __device__ __forceinline__ float sum_rows(float (&v)[kRows], int lane) {
 #pragma unroll
   for (int width = kRows / 2, offset = 16; width >= 1; width /= 2, offset /= 2) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ int summed_row(int lane) {
   return ((lane >> 4) & 1) * 4 + ((lane >> 3) & 1) * 2 + ((lane >> 2) & 1);
 }
 
-// kDims: dimensions of the value that a thread holds.
+// kDims: dimensions of the value per thread.
 template <Scalar kKey, Scalar kValue, int kDims>
 __global__ void __launch_bounds__(kThreads) attention_rows(CudaAttention task) {
   device::let_next_start();
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) attention_rows(CudaAttention task) {
     total[threadIdx.x] = 0.0f;
   }
 
-  // Threads of one dimension: `groups` of them share the keys.
+  // `groups` threads of the same dimension share the keys.
   int width = kThreads;
   if constexpr (kDims == 1) {
     for (width = 32; width < dv; width *= 2) {
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) attention_rows(CudaAttention task) {
 
   for (int first = begin; first < end; first += kChunk) {
     const int count = min(kChunk, end - first);
-    __syncthreads();  // queries are there; the last chunk's scores are no longer needed
+    __syncthreads();  // queries are written; the scores of the last chunk are no longer needed
     for (int j = warp; j < count; j += kWarps) {
       const uint8_t* key = key_base + (first + j) * task.args.k_row_bytes;
       float dot[kRows] = {};
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) attention_rows(CudaAttention task) {
       const float a = lane < count ? scores[warp][lane] : minus_infinity();
       const float b = lane + 32 < count ? scores[warp][lane + 32] : minus_infinity();
       const float old = best[warp], top = fmaxf(old, device::warp_max(fmaxf(a, b)));
-      const float base = top == minus_infinity() ? 0.0f : top;  // nothing seen yet: all weights are e^-inf = 0
+      const float base = top == minus_infinity() ? 0.0f : top;  // no key was read yet: all weights are e^-inf = 0
       const float wa = expf(a - base), wb = expf(b - base);
       const float sum = device::warp_sum(wa + wb);
       __syncwarp();  // all lanes have read the row's maximum
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) attention_rows(CudaAttention task) {
         __syncthreads();  // all groups' sums are written
         sum = 0;
         for (int g = 0; g < groups; ++g) sum += partial[g * width + dim];
-        __syncthreads();  // … and read, before the next row
+        __syncthreads();  // … and read
       }
       const int d = dim + i * kThreads;
       if (group == 0 && d < dv) out[d] = sum * factor;

@@ -1,19 +1,20 @@
-// Attention of a tile of query rows over blocks of keys, as two register-tiled matrix products with the online softmax
+// Attention of a tile of query rows over blocks of keys: two register-tiled matrix products with the online softmax
 // between them.
 //
-// Queries lie transposed, so that a vector holds one dimension of kLanes rows: the scores of a block are then
-// S[key][row], every step of the softmax works on whole vectors of rows without a horizontal operation, and S is at
-// once the left operand of the second product in the order in which that reads it. Keys and values of a block are
-// widened to f32 once for all rows of the tile. Rows are worked on in panels of up to kPanel, so that a panel of
-// queries and its scores stay in the first-level cache.
+// Queries are transposed, so that a vector has one dimension of kLanes rows. The scores of a block are then
+// S[key][row]. Every softmax step works on whole vectors of rows without horizontal operations, and S is already the
+// left operand of the second product in its reading order. Keys and values of a block are widened to f32 once for all
+// rows of the tile. Rows are processed in panels of up to kPanel, so that a panel of queries and its scores stay in the
+// first-level cache.
 //
-// Every number of a row depends on that row and its keys alone, so how rows fall into tiles changes no bit of it.
+// The results of a row depend only on that row and its keys, so the division of rows into tiles does not change any
+// bit.
 #include "ops/attention/cache_load.h"
 
 namespace DYNO_KERNEL_NAMESPACE {
 namespace {
 
-// Accumulators of the products: kRegRows x kRegVectors vectors, plus the operands, fill the register file.
+// Accumulators of the products: kRegRows x kRegVectors vectors and the operands fill the register file.
 constexpr int kRegRows = 6;
 constexpr int kRegVectors = kLanes == 16 ? 4 : 2;
 constexpr int64_t kPanel = kLanes * kRegVectors;
@@ -133,7 +134,7 @@ void value_columns(const float* weights, int64_t width, const float* values, int
   step.template operator()<1>();
 }
 
-// The online softmax of one panel: scores become weights; best, total and shrink are brought up to date.
+// The online softmax of one panel: turns scores into weights, and updates best, total and shrink.
 template <int V>
 void softmax_panel(const AttentionTask& task, float* scores, int64_t first_key, int64_t count, bool mask,
                    const int32_t* position, float* best, float* total, float* shrink) {
@@ -143,7 +144,7 @@ void softmax_panel(const AttentionTask& task, float* scores, int64_t first_key, 
     }
   }
   if (mask) {
-    // Row p sees key j iff j <= p and, within a window, p - j < window.
+    // Row p reads key j iff j <= p and, with a window, p - j < window.
     const int64_t window = task.windowed ? task.args->window : int64_t{1} << 30;
     for (int64_t j = 0; j < count; ++j) {
       const vi key = broadcast_int(static_cast<int32_t>(first_key + j));
@@ -163,7 +164,7 @@ void softmax_panel(const AttentionTask& task, float* scores, int64_t first_key, 
   vf base[V];
   for (int v = 0; v < V; ++v) {
     store(best + v * kLanes, top[v]);
-    base[v] = top[v] == broadcast(kMasked) ? vf{} : top[v];  // nothing seen yet: all weights are e^-inf = 0
+    base[v] = top[v] == broadcast(kMasked) ? vf{} : top[v];  // no key was read yet: all weights are e^-inf = 0
   }
   for (int64_t j = 0; j < count; ++j) {
     for (int v = 0; v < V; ++v) {
@@ -200,7 +201,7 @@ void widen_block(CacheType type, const std::byte* first, int64_t stride_bytes, i
   }
 }
 
-// Queries of a panel, scaled, as [dk][width]; rows past the end are zeros.
+// The scaled queries of a panel as [dk][width]; rows past the end are zeros.
 void pack_queries(const AttentionTask& task, int64_t first_row, int64_t rows, int64_t width, float* out) {
   const float scale = query_scale(task);
   for (int64_t group = 0; group < width; group += kLanes) {
@@ -257,7 +258,7 @@ void attention_blocked(const AttentionTask& task, int64_t q_tile, int64_t k_bloc
     pack_queries(task, task.row_begin + panel, in_panel, round_up(in_panel, kLanes), b.queries + panel * task.dk);
   }
 
-  // Blocks start at multiples of k_block whatever the tile is.
+  // Blocks start at multiples of k_block for every tile.
   for (int64_t block = task.key_begin / k_block * k_block; block < task.key_end; block += k_block) {
     const int64_t begin = block > task.key_begin ? block : task.key_begin;
     const int64_t end = block + k_block < task.key_end ? block + k_block : task.key_end;

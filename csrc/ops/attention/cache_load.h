@@ -1,4 +1,4 @@
-// Reading rows of the KV cache as f32, for kernel sources.
+// Reads rows of the KV cache as f32, for kernel sources.
 #pragma once
 
 #include "ops/attention/kernels.h"
@@ -8,7 +8,7 @@ namespace DYNO_KERNEL_NAMESPACE {
 
 constexpr int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
-// load<T>(row, d): elements [d, d + kLanes) of a row that lies at `row`.
+// load_cache<T>(row, d): elements [d, d + kLanes) of the row at `row`.
 template <CacheType T>
 DYNO_INLINE vf load_cache(const std::byte* row, int64_t d) {
   if constexpr (T == CacheType::f32) {
@@ -26,7 +26,8 @@ DYNO_INLINE vf load_cache(const std::byte* row, int64_t d) {
   }
 }
 
-// load_cache_step<T>(row, d, out): as many vectors from element d on as share a scale, or one; d is a multiple of them.
+// load_cache_step<T>(row, d, out): the vectors from element d on that share a scale, or one vector; d must be a
+// multiple of their elements.
 template <CacheType T>
 constexpr int kCacheStep = T == CacheType::q8_0 ? 32 / kLanes : 1;
 
@@ -47,11 +48,11 @@ DYNO_INLINE void load_cache_step(const std::byte* row, int64_t d, vf (&out)[N]) 
   }
 }
 
-// The first `count` < kLanes of them, zeros after; reads nothing past the row.
+// The first `count` < kLanes of them, then zeros; reads nothing past the row.
 template <CacheType T>
 DYNO_INLINE vf load_cache_tail(const std::byte* row, int64_t d, int64_t count) {
   if constexpr (T == CacheType::q8_0) {
-    return load_cache<T>(row, d);  // rows are whole blocks, so there is no tail
+    return load_cache<T>(row, d);  // rows consist of whole blocks, so there is no tail
   } else {
     constexpr int64_t kSize = T == CacheType::f32 ? 4 : 2;
     alignas(64) std::byte part[kLanes * kSize] = {};
@@ -60,7 +61,7 @@ DYNO_INLINE vf load_cache_tail(const std::byte* row, int64_t d, int64_t count) {
   }
 }
 
-// Row of `n` elements to f32, zero-padded to whole vectors.
+// Converts a row of `n` elements to f32, zero-padded to whole vectors.
 template <CacheType T>
 DYNO_INLINE void widen_row(const std::byte* row, float* out, int64_t n) {
   int64_t d = 0;
@@ -68,7 +69,7 @@ DYNO_INLINE void widen_row(const std::byte* row, float* out, int64_t n) {
   if (d < n) store(out + d, load_cache_tail<T>(row, d, n - d));
 }
 
-// The score's last step: cap * tanh(score / cap); `scores` are already divided by the cap.
+// The last step of a score: cap * tanh(score / cap); `score` is already divided by the cap.
 DYNO_INLINE vf apply_softcap(vf score, float cap) { return broadcast(cap) * tanh(score); }
 
 DYNO_INLINE const std::byte* key_row(const AttentionTask& task, int64_t position) {
@@ -91,7 +92,7 @@ DYNO_INLINE float* output_row(const AttentionTask& task, int64_t row) {
 DYNO_INLINE int64_t row_position(const AttentionTask& task, int64_t row) {
   return task.run.position + row / task.group;
 }
-// The factor of queries: the scale, and the division by the cap.
+// The factor of queries: the scale, divided by the cap if there is one.
 DYNO_INLINE float query_scale(const AttentionTask& task) {
   return task.softcap ? task.args->scale / task.args->softcap : task.args->scale;
 }
@@ -101,7 +102,7 @@ DYNO_INLINE float row_sink(const AttentionTask& task, int64_t row) {
 
 DYNO_INLINE float exp_one(float x) { return exp(broadcast(x))[0]; }
 
-// out = sum / total over dv elements, with the sink joining the denominator.
+// out = sum / total over dv elements; the sink is added to the denominator.
 DYNO_INLINE void write_output(const AttentionTask& task, int64_t row, const float* sum, float best, float total) {
   float factor = 1.0f / total;
   if (task.sinks) {

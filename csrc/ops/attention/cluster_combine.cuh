@@ -1,6 +1,6 @@
-// The end of a tile whose keys lie with the blocks of clusters: blocks add up what the others of their cluster hold in
-// shared memory, each a slice of the dimensions; what is left of several clusters meets in the workspace. Always in the
-// same order.
+// The end of a tile whose keys are divided among the blocks of clusters. Each block adds a slice of the dimensions over
+// the shared memory of all blocks in its cluster. Results of several clusters are combined in the workspace. The order
+// of additions is always the same.
 #pragma once
 
 #include "device/cluster_shared.cuh"
@@ -17,7 +17,7 @@ struct Sum {
   float total = 0;
   float4 value = make_float4(0, 0, 0, 0);
 };
-// Of `count` parts at most kMost, all of whose loads are under way together.
+// Adds `count` (at most kMost) parts; all loads are issued before the first use.
 template <int kMost, typename LoadStat, typename LoadValue>
 __device__ __forceinline__ Sum add_parts(int count, const LoadStat& stat, const LoadValue& value) {
   float2 stats[kMost];
@@ -49,19 +49,19 @@ __device__ __forceinline__ void write_row(const CudaAttention& t, const CudaTile
   out[2] = sum.value.z * factor, out[3] = sum.value.w * factor;
 }
 
-// Called by every thread of every block of a cluster with work. `results` [kRows][pitch] and `stats` {maximum in units
-// of log2, sum} are shared memory that the block has written; `active` blocks of the tile have some, `cluster` is the
-// number of this one.
+// Must be called by every thread of every block of a cluster with work. `results` [kRows][pitch] and `stats` {maximum
+// in units of log2, sum} are shared memory that the block has written; `active` blocks of the tile have results;
+// `cluster` is the index of this cluster.
 template <int kRows>
 __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& tile, int kv_head, int cluster,
                                         int active, const float* results, int pitch, const float2* stats) {
   const int rank = device::block_of_cluster(), members = min(kClusterBlocks, active - cluster * kClusterBlocks);
   const int clusters = (active + kClusterBlocks - 1) / kClusterBlocks;
-  const int quads = (t.dv / 4 + kClusterBlocks - 1) / kClusterBlocks;  // of a block
+  const int quads = (t.dv / 4 + kClusterBlocks - 1) / kClusterBlocks;  // per block
   const int items = tile.rows() * quads;
   const direct::Partials parts(t, kRows, kv_head);
   device::cluster_arrive();
-  device::cluster_wait();  // all blocks' results are written
+  device::cluster_wait();  // the results of all blocks are written
   for (int i = static_cast<int>(threadIdx.x); i < items; i += static_cast<int>(blockDim.x)) {
     const int row = i / quads, dim = (rank * quads + i % quads) * 4;
     if (dim >= t.dv) continue;
@@ -74,11 +74,11 @@ __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& 
       write_row(t, tile, row, kv_head, dim, sum);
     } else {
       *reinterpret_cast<float4*>(parts.values + (int64_t{cluster} * kRows + row) * t.dv + dim) = sum.value;
-      // All blocks of a cluster write the same numbers here, so that each may count for itself.
+      // All blocks of a cluster write the same numbers here, so that each block can count separately.
       parts.stats[cluster * kRows + row] = make_float2(sum.top, sum.total);
     }
   }
-  device::cluster_arrive();  // what the others hold is read
+  device::cluster_arrive();  // the results of other blocks were read
   if (clusters > 1) {
     __shared__ bool last;
     __threadfence();  // this thread's part is visible to the block that counts last
@@ -90,7 +90,7 @@ __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& 
     }
     __syncthreads();
     if (last) {
-      __threadfence();  // the other clusters' parts are read after their counts
+      __threadfence();  // the parts of other clusters are read after their counts
       for (int i = static_cast<int>(threadIdx.x); i < items; i += static_cast<int>(blockDim.x)) {
         const int row = i / quads, dim = (rank * quads + i % quads) * 4;
         if (dim >= t.dv) continue;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& 
       }
     }
   }
-  device::cluster_wait();  // no block ends whose memory is still read
+  device::cluster_wait();  // no block may end while its memory is read
 }
 
 }  // namespace clustered

@@ -61,7 +61,7 @@ struct Tiles {
     for (int32_t r = 0; r < args.n_runs; ++r) tiles += row_blocks(args.runs[r]) * desc.kv_heads;
     return tiles;
   }
-  // Within a run the last rows come first: they see the most keys, so they are the longest.
+  // The last rows of a run come first, because they read the most keys and take the longest.
   AttentionTask get(AttentionTask task, int64_t tile) const {
     const SequenceRun* run = args.runs;
     while (tile >= row_blocks(*run) * desc.kv_heads) {
@@ -80,10 +80,10 @@ struct Tiles {
   }
 };
 
-// Multiply-adds that are worth waking a thread for.
+// Minimum multiply-adds for which waking a thread pays off.
 constexpr int64_t kThreadWork = int64_t{1} << 16;
 
-// Multiply-adds of a launch; a window makes it an upper bound, which costs no more than a thread woken in vain.
+// Multiply-adds of a launch; an upper bound if there is a window, which at worst wakes a thread unnecessarily.
 int64_t total_work(const AttentionDesc& desc, const AttentionArgs& args) {
   int64_t pairs = 0;
   for (int32_t r = 0; r < args.n_runs; ++r) {
@@ -122,7 +122,7 @@ void launch_decode(int64_t splits, const AttentionDesc& desc, const AttentionArg
   int64_t parts = 0;
   for (int64_t tile = 0; tile < all; tile += desc.kv_heads) parts += parts_of(tiles.get(base, tile)).count;
   const DecodeCut cut = cut_decode(desc.kv_heads, all, parts, layout.tiles_per_share, context.threads);
-  // Of a tile of the round. The groups are dealt out to the shares of all threads, one after the other.
+  // The partial results of a tile in the round. Groups are distributed over the shares of all threads in order.
   const auto partials_of = [&](int64_t tile) {
     const int64_t group = tile / cut.heads, share = group % context.threads;
     const int64_t at = group / context.threads * cut.heads + tile % cut.heads;

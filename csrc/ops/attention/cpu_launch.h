@@ -1,4 +1,4 @@
-// The variants of attention on the CPU: what they need of scratch memory, and how their work is cut into tasks.
+// The CPU variants of attention: their scratch memory, and the division of their work into tasks.
 #pragma once
 
 #include "ops/args.h"
@@ -7,10 +7,10 @@
 
 namespace dyno::ops {
 
-// Floats of a thread of variant blocked, over all instruction sets: blocked.cpp pads rows to whole panels.
+// Scratch floats per thread of variant blocked, for any instruction set; blocked.cpp pads rows to whole panels.
 int64_t blocked_floats(int64_t q_tile, int64_t k_block, int64_t dk, int64_t dv);
 
-// Parameters as variants.def names them.
+// The parameters have the names in variants.def.
 void launch_blocked(int64_t q_tile, int64_t k_block, const AttentionDesc& desc, const AttentionArgs& args,
                     CpuContext& context);
 void launch_decode(int64_t splits, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context);

@@ -1,5 +1,5 @@
-// Attention of a few query rows over a part of the keys, read from the cache as they lie: dot products of a key with
-// all rows while it is in registers, then the online softmax, then the weighted values.
+// Attention of a few query rows over a part of the keys, read directly from the cache: dot products of a key with all
+// rows while it is in registers, then the online softmax, then the weighted values.
 #include "ops/attention/cache_load.h"
 #include "ops/attention/row_sums.h"
 
@@ -8,18 +8,18 @@ namespace {
 
 constexpr float kMasked = -__builtin_inff();
 
-// Keys that all heads of a task meet before the next ones. As many are on their way beside them, so both fit into the
+// Keys that all heads of a task process before the next ones. The same number is being prefetched, so both fit into the
 // second-level cache of any processor.
 constexpr int64_t kTileKeys = 32;
 
 // The rows that a task reads, in the order of their addresses: keys of a block, its values, keys of the next block. The
-// heads of a position lie side by side, so a thread that takes them all reads whole pages. Requests in that order are a
-// stream that the processor's own prefetchers follow; the products jump from key to key.
+// heads of a position are adjacent, so a thread that processes them all reads whole pages. Prefetches in this order
+// form a stream that the hardware prefetchers follow; the products jump from key to key.
 class Ahead {
  public:
   explicit Ahead(const AttentionTask& task) : task_(&task), key_(task.key_begin), row_(kTileKeys) { enter(); }
 
-  // Asks for the next `bytes`.
+  // Prefetches the next `bytes`.
   DYNO_INLINE void fetch(int64_t bytes) {
     at_ += static_cast<uintptr_t>(bytes);
     if (at_ > end_) return next();
@@ -29,15 +29,15 @@ class Ahead {
  private:
   const AttentionTask* task_;
   uintptr_t line_ = 0, at_ = 0, end_ = 0;  // the next line, the next byte, the end of the row
-  int64_t key_, row_;                      // the block, and the row within it
+  int64_t key_, row_;                      // the block, and the row in it
   bool values_ = false;
 
-  // Into the second-level cache alone: the first one has no room, and its few buffers would wait for memory.
+  // Only into the second-level cache: the first one is too small, and its few fill buffers would wait for memory.
   DYNO_INLINE void ask(uintptr_t end) {
     for (; line_ < end; line_ += 64) __builtin_prefetch(reinterpret_cast<const void*>(line_), 0, 2);
   }
 
-  // To row `row_` of the block or, if it has no such row, to the first row after it.
+  // Moves to row `row_` of the block or, if it does not exist, to the next row.
   void enter() {
     const AttentionTask& task = *task_;
     for (; key_ < task.key_end; row_ = 0) {
@@ -46,7 +46,7 @@ class Ahead {
         const int64_t stride = values_ ? task.args->v_row_bytes : task.args->k_row_bytes;
         const int64_t bytes = task.kv_heads * (values_ ? task.v_head_bytes : task.k_head_bytes);
         const std::byte* row = values_ ? value_row(task, key_ + row_) : key_row(task, key_ + row_);
-        const bool whole = bytes == stride;  // then rows follow each other
+        const bool whole = bytes == stride;  // rows are contiguous
         at_ = reinterpret_cast<uintptr_t>(row);
         line_ = at_ / 64 * 64;
         end_ = at_ + static_cast<uintptr_t>(whole ? (count - row_) * stride : bytes);
@@ -56,7 +56,7 @@ class Ahead {
       if (values_ || task.v_in_k) key_ += kDecodeKeys;
       values_ = !values_ && !task.v_in_k;
     }
-    at_ = 0;  // nothing is left
+    at_ = 0;  // the end
     line_ = end_ = UINTPTR_MAX;
   }
 
@@ -73,7 +73,7 @@ class Ahead {
   }
 };
 
-// scores[i][j] for R rows and K keys from `key` on.
+// scores[i][j] for R rows and K keys, starting at `key`.
 template <CacheType T, int R, int K>
 DYNO_INLINE void dot_tile(const float* queries, int64_t query_stride, const std::byte* key, int64_t key_stride,
                           int64_t dk, float* scores) {
@@ -92,7 +92,7 @@ DYNO_INLINE void dot_tile(const float* queries, int64_t query_stride, const std:
       }
     }
   }
-  if (d < dk) {  // unrolled too: accumulators that are indexed by a variable lie on the stack
+  if (d < dk) {  // unrolled too, because accumulators with a variable index would be on the stack
 #pragma GCC unroll 16
     for (int j = 0; j < K; ++j) {
       const vf k = load_cache_tail<T>(key + j * key_stride, d, dk - d);
@@ -187,7 +187,7 @@ void value_rows(const float* weights, const std::byte* value, int64_t value_stri
   }
 }
 
-// body.operator()<R>(i) for rows [i, i + R) until all have been met.
+// Calls body.operator()<R>(i) for rows [i, i + R), until all rows are covered.
 template <typename Body>
 DYNO_INLINE void by_rows(int64_t rows, const Body& body) {
   int64_t i = 0;
@@ -200,7 +200,7 @@ DYNO_INLINE void by_rows(int64_t rows, const Body& body) {
   step.template operator()<1>();
 }
 
-// `bytes` of the rows ahead are wanted for each key.
+// `bytes`: bytes to prefetch per key.
 template <CacheType T>
 void dot_block(const float* queries, int64_t query_stride, const std::byte* key, int64_t key_stride, int64_t dk,
                int64_t count, int64_t rows, Ahead& ahead, int64_t bytes, float* scores) {
@@ -219,7 +219,7 @@ void value_block(const float* weights, const std::byte* value, int64_t value_str
   });
 }
 
-// One row's scores of a block become weights; its running maximum, total and sum are brought up to date.
+// Turns one row's scores of a block into weights, and updates its maximum, total and sum.
 void softmax_row(const AttentionTask& task, int64_t position, int64_t first_key, int64_t count, float* scores,
                  float* partial) {
   if (task.softcap) {
@@ -288,7 +288,7 @@ void attention_decode(const AttentionTask& task, float* scratch, float* partial,
   const int64_t key_stride = task.args->k_row_bytes;
   const int64_t value_stride = task.v_in_k ? key_stride : task.args->v_row_bytes;
   const int64_t value_bytes = task.v_in_k ? task.k_head_bytes : task.v_head_bytes;
-  // Where values lie within keys, both halves of a block ask for keys.
+  // If values are part of keys, both steps of a block prefetch keys.
   const int64_t wanted_by_values = task.v_in_k ? task.k_head_bytes / 2 : task.v_head_bytes;
   const int64_t wanted_by_keys = task.v_in_k ? task.k_head_bytes - wanted_by_values : task.k_head_bytes;
   Ahead ahead(task);

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kMostHeads = 8;
 constexpr int64_t kMostSplits = 16;
-// Partial results that a share has room for.
+// Floats of partial results in a share.
 constexpr int64_t kPartialFloats = int64_t{1} << 18;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -23,7 +23,7 @@ int64_t most_decode_heads(int64_t kv_heads) {
   return most;
 }
 
-// Enough for items of heads that lie together, which are read faster than heads apart.
+// Enough for items of adjacent heads, which are read faster than separate heads.
 int64_t decode_splits(const AttentionDesc& desc, int cores) {
   const int64_t group = desc.heads / std::max<int64_t>(1, desc.kv_heads);
   const int64_t tiles = desc.kv_heads * ceil_div(desc.m * group, kDecodeRows);
@@ -44,8 +44,8 @@ DecodeLayout::DecodeLayout(const AttentionDesc& desc, int64_t splits) {
   tiles_per_share = std::clamp<int64_t>(kPartialFloats / tile_floats, 1, std::max<int64_t>(most_tiles, 1));
 }
 
-// The thread that adds the parts up reads lines that others have written. So parts have four blocks, unless splits are
-// so many beside the heads that threads would have no part then.
+// The thread that adds the parts reads lines that other threads wrote. So a part has four blocks, unless there are so
+// many splits per head that threads would otherwise have no part.
 KeyParts::KeyParts(int64_t begin, int64_t end, int64_t kv_heads, int64_t splits) : begin(begin), end(end) {
   const int64_t least_blocks = std::clamp<int64_t>(2 * kv_heads / splits, 1, 4);
   count = std::clamp<int64_t>(ceil_div(end - begin, kDecodeKeys) / least_blocks, 1, splits);
@@ -65,8 +65,8 @@ DecodeCut cut_decode(int64_t kv_heads, int64_t tiles, int64_t parts, int64_t til
     const auto items_in_a_row = [&](int64_t groups_of_round) {
       return ceil_div(groups_of_round * parts * kv_heads, tiles * threads);
     };
-    // A position of the keys costs about half a head beside its heads: eight that lie next to each other are one
-    // stream, and were 1.4 times as fast as one or two.
+    // A position of the keys has a fixed cost of about half a head, in addition to its heads: eight adjacent heads are
+    // one stream, and were 1.4 times as fast as one or two.
     const int64_t way = (groups / round * items_in_a_row(round) + items_in_a_row(groups % round)) * (2 * heads + 1);
     if (way <= shortest) best = {.heads = heads, .round_groups = round};
     shortest = std::min(shortest, way);

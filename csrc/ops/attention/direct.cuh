@@ -1,19 +1,21 @@
-// Attention of few query rows over a long cache: keys and values go from the cache straight into the registers that
-// tensor cores read, without shared memory on the way, so that as many loads as registers hold are under way.
+// Attention of few query rows over a long cache. Keys and values are loaded directly into the registers of the tensor
+// core fragments, without shared memory, so that as many loads as registers allow are in flight.
 //
-// Both products are transposed, with keys, then dimensions, as the 16 rows of an MMA and 8 query rows as its columns:
+// Both products are transposed: keys, then dimensions, are the 16 rows of an MMA, and 8 query rows are its columns:
 //   scores[16 keys, 8 rows] = K · Qᵀ,   out[16 dims, 8 rows] += Vᵀ · P
-// The order of what is summed over is free, as is the order of rows, so lane 4·g + t reads 16 bytes where it would
-// read 4 pieces of 4: of keys g and g + 8 the dimensions 32·c + 8·t … + 7, of keys 2·t, 2·t + 1, 2·t + 8, 2·t + 9 the
-// dimensions 64·c + 8·g … + 7. A q8_0 key is multiplied as it is and its scales meet the scores of each 32 dimensions.
+// The order of the summed index is free, and so is the order of rows. So lane 4·g + t reads 16 contiguous bytes instead
+// of 4 pieces of 4 bytes: of keys g and g + 8 the dimensions 32·c + 8·t … + 7; of keys 2·t, 2·t + 1, 2·t + 8, 2·t + 9
+// the dimensions 64·c + 8·g … + 7. A q8_0 key is multiplied as integers, and its scales are applied to the scores of
+// each 32 dimensions.
 //
-// A warp walks every eighth tile of 16 keys of its block's part, its loads one step ahead; warps meet in shared memory,
-// blocks in the workspace, always in the same order. Heads wider than 256 take a team of two warps a tile: each has
-// half of the dimensions, and they exchange what their halves add to the scores. A launch of its own adds up their
-// parts.
+// A warp processes every eighth tile of 16 keys of its block's part, with loads one step ahead. Warps combine their
+// results in shared memory, and blocks in the workspace, always in the same order. For heads wider than 256, a team of
+// two warps processes a tile: each has half of the dimensions, and they exchange their halves of the scores. A separate
+// launch adds their parts.
 //
-// kFused: queries come before their norm and rotation, and so do keys and values of new tokens, which the kernel stores
-// (direct_fresh.cuh). Each block makes the rows that it needs in shared memory while its first loads are under way.
+// kFused: queries, and keys and values of new tokens, are inputs before norm and rotation; the kernel also stores the
+// new keys and values (direct_fresh.cuh). Each block computes the rows that it needs in shared memory while its first
+// loads are in flight.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,19 +31,19 @@ namespace dyno::ops {
 
 struct DirectTask {
   CudaAttention common;
-  FreshRows fresh;  // of the fused kernels
+  FreshRows fresh;  // for fused kernels
   bool aligned;     // rows of the cache start at 16-byte addresses
-  // Rows of earlier tokens are settled and share no 32-byte sector, so that loading one before the last launch has
-  // ended leaves nothing stale of its neighbour, which that launch may write, in a cache.
+  // Whether rows of earlier tokens are settled and do not share a 32-byte sector. Such a row can be loaded before the
+  // previous launch has ended: this leaves no stale data of a neighbour row, which that launch may write, in a cache.
   bool early;
 };
 
 DirectTask rope_direct_task(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits,
                             CudaStream& stream);
 
-// steps.cuh, for launches that it takes: one token a run, f16 or bf16, one part of the keys.
+// Whether steps.cuh supports the launch: one token per run, f16 or bf16, one part of the keys.
 bool steps_attention_takes(const DirectTask& task);
-// `tiles`: 0, or the height of the HalfTiles that it gives.
+// `tiles`: 0, or the height of the HalfTiles that it writes.
 void steps_attention(const DirectTask& task, bool bf16, int64_t tiles, CUstream_st* stream);
 
 namespace direct {
@@ -52,7 +54,7 @@ inline constexpr int kWarps = kDirectWarps;
 inline constexpr int kTileKeys = 16;
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-// The rows that a load takes of a tile of keys: all of it, or only rows before or from the run's position on.
+// The rows that a load takes from a tile of keys: all rows, or only rows before or from the run's position on.
 enum class Rows { all, settled, fresh };
 
 __device__ __forceinline__ uint4 load_16(const uint8_t* p, bool aligned) {
@@ -68,7 +70,7 @@ __device__ __forceinline__ uint4 load_16(const uint8_t* p, bool aligned) {
   return {word(0), word(1), word(2), word(3)};
 }
 
-// Bytes of a signed code each, as halves.
+// Four signed bytes as f16.
 __device__ __forceinline__ uint2 code_halves(uint32_t codes) {
   const uint32_t biased = codes ^ 0x80808080u;
   const __half2 offset = device::as_half2(0x64806480u);  // 1024 + 128
@@ -77,7 +79,7 @@ __device__ __forceinline__ uint2 code_halves(uint32_t codes) {
           device::as_bits(__hsub2(device::as_half2(high), offset))};
 }
 
-// Eight neighbouring elements of a row as they come from the cache.
+// Eight adjacent elements of a row in the form of the cache.
 template <Scalar kType>
 struct Piece {
   uint4 v;
@@ -115,7 +117,8 @@ struct Piece<Scalar::q8_0> {
   __device__ float scale() const { return __half2float(__ushort_as_half(d)); }
 };
 
-// The transpose of an 8x8 matrix of 16-bit elements that lies over the warp, two of a row in each lane.
+// Transposes an 8x8 matrix of 16-bit elements that is distributed over the warp, two adjacent elements of a row per
+// lane.
 __device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
   uint32_t out;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(out) : "r"(v));
@@ -135,7 +138,7 @@ __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-// The keys of a block: at least one tile for each of its warps or teams, so that few keys need no second block.
+// The keys of a block: at least one tile for each of its warps or teams, so that few keys need only one block.
 template <int kTeams = kWarps>
 __device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const CudaTile& tile, int split) {
   const int keys = tile.key_end - tile.key_begin;
@@ -145,7 +148,7 @@ __device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const Cud
   return {begin, min(begin + each, tile.key_end), (keys + each - 1) / each};
 }
 
-// The last of a tile's active blocks adds up what all of them wrote.
+// The last of a tile's active blocks adds the results of all of them.
 template <int kRows>
 __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& tile, int kv_head, int active,
                                         float* weights) {
@@ -159,7 +162,7 @@ __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& 
   }
   __syncthreads();
   if (!last) return;
-  __threadfence();  // the other blocks' parts are read after their counts
+  __threadfence();  // the parts of other blocks are read after their counts
   const Partials parts(t, kRows, kv_head);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int row = warp; row < tile.rows(); row += kWarps) {
@@ -196,12 +199,12 @@ __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& 
   }
 }
 
-// Blocks for which a multiprocessor has registers. A step of many sequences has more blocks than multiprocessors; one
-// at a time, their latencies add up.
+// Blocks that must fit the registers of a multiprocessor. A step of many sequences has more blocks than
+// multiprocessors; if they ran one at a time, their latencies would add up.
 template <int kHead, int kTiles, bool kFused>
 inline constexpr int kBlocks = kHead <= 128 && kTiles == 1 && !kFused ? 2 : 1;
 
-// kTiles: of 8 query rows.
+// kTiles: number of tiles of 8 query rows.
 template <int kHead, Scalar kType, int kTiles, bool kFused>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
     direct_kernel(const __grid_constant__ DirectTask task) {
@@ -215,9 +218,9 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
   device::let_next_start();
   const CudaAttention& t = task.common;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
-  const int team = warp / kSharers, dims = warp % kSharers * kWidth;  // the first of the warp's dimensions
+  const int team = warp / kSharers, dims = warp % kSharers * kWidth;  // first dimension of the warp
   const int kv_head = blockIdx.y, split = blockIdx.z;
-  // The runs and what earlier tokens stored do not come from the launches that are still under way.
+  // The runs, and rows of earlier tokens, do not depend on launches that are still running.
   const CudaTile tile = find_tile_warp(t, blockIdx.x, kRows, lane);
   const KeyRange range = block_keys<kTeams>(t, tile, split);
   if (tile.empty() || split >= range.active) return;
@@ -230,7 +233,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
   auto& memory = *reinterpret_cast<Memory*>(merged + kTeams * kRows * kPitch);
   const FreshKeys fresh(tile, range);
   const int fresh_begin = tile.run.position + fresh.first;
-  // A row of the cache, or one that lies in shared memory as the cache will have it.
+  // Loads a row from the cache, or from shared memory, which has new rows in the form of the cache.
   const auto load_row = [&](auto& to, int cache, const uint8_t* row, int key, int dim, int width, Rows which) {
     const bool is_fresh = key >= fresh_begin && key < range.end;
     if (which != Rows::all && is_fresh != (which == Rows::fresh)) return;
@@ -273,7 +276,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
   }
   if (with_fresh) load_keys(start, Rows::fresh), load_values(start, 0, Rows::fresh);
 
-  // Queries, scaled: of row g of each 8 the dimensions that this lane has of the keys.
+  // Scaled queries: of row g of each 8, the dimensions for which this lane has the keys.
   uint32_t query[kKeyChunks][kTiles][4];
   const float scale = t.query_scale();
 #pragma unroll
@@ -293,7 +296,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
       }
     }
   }
-  // Positions of rows 2·quad and 2·quad + 1 of each 8; rows past the end see what the last row sees.
+  // Positions of rows 2·quad and 2·quad + 1 of each 8; rows past the end use the position of the last row.
   int position[kTiles][2];
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
@@ -310,7 +313,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) best[n][0] = best[n][1] = minus_infinity();
 
-  // Scores of a step by the dimensions of one warp, [step % 2][warp][tile of rows][lane].
+  // Scores of a step from the dimensions of one warp, [step % 2][warp][tile of rows][lane].
   auto* exchanged = reinterpret_cast<float4*>(merged + kTeams * kRows * kPitch);
   int step = 0;
   for (int first = start; first < range.end; first += kTeams * kTileKeys) {
@@ -344,7 +347,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
       for (int n = 0; n < kTiles; ++n) {
         place(warp, n) = make_float4(scores[n][0], scores[n][1], scores[n][2], scores[n][3]);
       }
-      // Both have written, and both have read what the place of the last step but one held.
+      // Both warps have written, and both have read the scores of the step before the last one.
       device::named_sync(1 + team, 64);
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
@@ -377,12 +380,12 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
           top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, offset));
         }
         top = fmaxf(top, best[n][e]);
-        const float base = top == minus_infinity() ? 0.0f : top;  // nothing seen yet: all weights are 0
+        const float base = top == minus_infinity() ? 0.0f : top;  // no key was read yet: all weights are 0
         const float shrink = device::exp2_fast(best[n][e] - base);
         best[n][e] = top;
         scores[n][e] = device::exp2_fast(scores[n][e] - base);
         scores[n][2 + e] = device::exp2_fast(scores[n][2 + e] - base);
-        total[n][e] = total[n][e] * shrink + scores[n][e] + scores[n][2 + e];  // of this lane's keys
+        total[n][e] = total[n][e] * shrink + scores[n][e] + scores[n][2 + e];  // over this lane's keys
 #pragma unroll
         for (int m = 0; m < 4 * kValueChunks; ++m) out[m][n][e] *= shrink, out[m][n][2 + e] *= shrink;
       }
@@ -415,7 +418,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
     }
   }
 
-  // The warps' results, in their order.
+  // The results of the warps, in order.
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
@@ -425,7 +428,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
         total[n][e] += __shfl_xor_sync(device::kFullMask, total[n][e], offset);
       }
       const int row = n * 8 + 2 * quad + e;
-      if (g == 0) stats[team][row] = make_float2(best[n][e], total[n][e]);  // a team's warps have the same
+      if (g == 0) stats[team][row] = make_float2(best[n][e], total[n][e]);  // the warps of a team have the same values
       float* to = merged + (team * kRows + row) * kPitch + dims + 8 * g;
 #pragma unroll
       for (int c = 0; c < kValueChunks; ++c) {
@@ -465,12 +468,12 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
     }
   }
   if (kSharers == 1 && !whole) {
-    __syncthreads();  // what the warps wrote is read; its memory is used again
+    __syncthreads();  // the results are read; the memory is reused
     combine<kRows>(t, tile, kv_head, range.active, merged);
   }
 }
 
-// The parts of wide heads, a row's kCombineDims dimensions a block.
+// Adds the parts of wide heads; a block has kCombineDims dimensions of a row.
 template <int kRows, int kTeams>
 __global__ void __launch_bounds__(kCombineThreads) direct_combine(const __grid_constant__ DirectTask task) {
   device::let_next_start();

@@ -1,5 +1,5 @@
-// How a block of direct attention makes the new rows that it needs (fresh.cuh): queries as floats, keys and values as
-// the cache has them, all in shared memory.
+// Computes the new rows that a block of direct attention needs (fresh.cuh) in shared memory: queries as floats, keys
+// and values in the form of the cache.
 #pragma once
 
 #include "ops/attention/fresh.cuh"
@@ -8,17 +8,17 @@ namespace dyno::ops::direct {
 
 using device::Scalar;
 
-// Shared memory of the fused kernels behind that of the others.
+// Additional shared memory of the fused kernels, after the common part.
 template <int kHead, int kRows>
 struct FreshMemory {
   static constexpr int kPitch = kHead + 4, kRowBytes = 2 * kHead + 16;
   float queries[kRows][kPitch];
-  float keys[kDirectWarps][kPitch];                     // of each warp
-  uint8_t stored[2][kFusedAttentionTokens][kRowBytes];  // keys and values as the cache has them
+  float keys[kDirectWarps][kPitch];                     // per warp
+  uint8_t stored[2][kFusedAttentionTokens][kRowBytes];  // keys and values in the form of the cache
   float2 angles[kFusedAttentionTokens * kHead / 2];
 };
 
-// Queries of the tile and the new rows among the block's keys, a warp a row, two at a time.
+// Computes the queries of the tile, and the new rows among the block's keys: a warp per row, two at a time.
 template <int kHead, Scalar kType, int kRows>
 struct FreshWork {
   static constexpr int kPer = kHead / 32;
@@ -30,7 +30,7 @@ struct FreshWork {
   int kv_head, lane, warp;
   float q_weight[kPer], k_weight[kPer];
 
-  // Work that depends on no earlier launch.
+  // The part that depends on no earlier launch.
   __device__ void prepare() {
     fill_angles(f, tile.run.position, tile_tokens(t, tile), memory.angles);
 #pragma unroll
@@ -57,7 +57,9 @@ struct FreshWork {
     for (int j = 0; j < kPer; ++j) {
       if (32 * j >= width) break;
       const int i = lane + 32 * j;
-      if (kType != Scalar::q8_0 && i >= width) break;  // rows of q8_0 are whole blocks, which warps write together
+      if (kType != Scalar::q8_0 && i >= width)
+        break;  // q8_0 rows consist of whole blocks, which a warp writes
+                // together
       device::store_scalar(kType, x[j], shared, i, lane);
       if (write) device::store_scalar(kType, x[j], cache, i, lane);
     }
@@ -82,14 +84,14 @@ struct FreshWork {
     const int token = query ? (tile.row_begin + item) / t.group : fresh.first + at;
 #pragma unroll
     for (int j = 0; j < kPer; ++j) row[lane + 32 * j] = x[j];
-    __syncwarp();  // the row is written; pairs lie with other lanes
+    __syncwarp();  // the row is written; the elements of a pair are in different lanes
     rotate_row(f, row, memory.angles + token * (f.n_rot / 2), lane);
     __syncwarp();  // the pairs are rotated
     if (query) return;
 #pragma unroll
     for (int j = 0; j < kPer; ++j) x[j] = row[lane + 32 * j];
     store(x, t.dk, at, false);
-    __syncwarp();  // the row is read before the warp's next one is written
+    __syncwarp();  // the row is read before the next one is written
   }
   __device__ void run() {
     const int items = tile.rows() + 2 * fresh.count;

@@ -1,4 +1,4 @@
-// The parts of rows that the blocks of direct attention leave in the workspace, and a launch that adds them up.
+// The partial rows that blocks of direct attention write to the workspace, and a launch that adds them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,9 +21,9 @@ struct Partials {
   }
 };
 
-// Adds up the parts of kCombineDims dimensions of row blockIdx.z / pieces, kCombineThreads together. Such a launch of
-// its own is for parts that are as large as a short cache: too much for one block that comes last. Four warps take a
-// quarter of the parts each.
+// Adds the parts of kCombineDims dimensions of row blockIdx.z / pieces with kCombineThreads threads. A separate launch
+// is worth it for parts that are as large as a short cache, which is too much work for the last block. Each of four
+// warps adds a quarter of the parts.
 inline constexpr int kCombineDims = 128, kCombineThreads = 128;
 template <int kRows>
 __device__ __forceinline__ void combine_piece(const CudaAttention& t, const CudaTile& tile, int active) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ void combine_piece(const CudaAttention& t, const Cuda
   __shared__ float scratch[2][4];
   const int kv_head = blockIdx.y, pieces = (t.dv + kCombineDims - 1) / kCombineDims;
   const int row = blockIdx.z / pieces, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (row >= tile.rows() || active == 1) return;  // one part is written without a detour
+  if (row >= tile.rows() || active == 1) return;  // a single part was written directly
   const Partials parts(t, kRows, kv_head);
   float best = minus_infinity();
   for (int s = threadIdx.x; s < active; s += 128) best = fmaxf(best, parts.stats[s * kRows + row].x);

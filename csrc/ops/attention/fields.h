@@ -1,4 +1,4 @@
-// The fields of family attention, by name: of its key, a node's operands and a launch's arguments.
+// The fields of family attention, by name: of its key, of a node's operands and of a launch's arguments.
 #pragma once
 
 #include "ops/arguments.h"
@@ -20,7 +20,7 @@ constexpr void for_each_field(std::type_identity<AttentionDesc>, V&& v) {
 }
 // clang-format on
 
-// Keys and values come from the cache, or, if `keys` and `values` are given, from these.
+// Keys and values come from the cache, or from `keys` and `values` if these are given.
 struct AttentionOperands {
   Reads q;
   MayRead keys{}, values{};
@@ -28,21 +28,21 @@ struct AttentionOperands {
   float scale = 1.0f;
   float softcap = 0.0f;
   int32_t window = 0;
-  int32_t cache_layer = -1;  // whose cache it is; -1: of the node's own layer
+  int32_t cache_layer = -1;  // layer whose cache is read; -1: the node's own layer
   Writes out;
 };
 DYNO_FIELDS(AttentionOperands, q, keys, values, sinks, scale, softcap, window, cache_layer, out)
 
 DYNO_FIELDS(AttentionArgs, q, q_stride, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs, sinks,
             scale, softcap, window, settled, out, out_stride)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<AttentionArgs>) {
   return {"k_cache", "v_cache", "k_row_bytes", "v_row_bytes", "slot_positions", "runs", "n_runs", "settled"};
 }
-// No argument of its name.
+// Operands without an argument of the same name.
 constexpr FieldNames only_plan(std::type_identity<AttentionOperands>) { return {"keys", "values", "cache_layer"}; }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const AttentionDesc& d, AttentionArgs& a, Visitor& v) {
   v.runs(d.m, a);

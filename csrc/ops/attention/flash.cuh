@@ -1,13 +1,13 @@
 // Flash attention with tensor cores: scores, online softmax and weighted values of a tile of query rows, key block by
-// key block, nothing of the score matrix in memory.
+// key block, without the score matrix in memory.
 //
-// A warp owns 16 query rows: the fragments of its scores are, without a move, the left operand of the second product.
-// kRowWarps > 1: the warps of a block own different rows and share key blocks in shared memory; the load of the next
-// keys runs under the second product, that of the values under the first. kKeyWarps > 1: all warps own the same rows
-// and walk different keys with shared memory of their own; their results meet at the end.
+// A warp has 16 query rows: the fragments of its scores are also the left operand of the second product. kRowWarps > 1:
+// the warps of a block have different rows and share key blocks in shared memory; the next keys are loaded during the
+// second product, and the values during the first. kKeyWarps > 1: all warps have the same rows and process different
+// keys with separate shared memory; their results are combined at the end.
 //
-// Heads are padded with zeros to kHead and flash_value_head(kHead). Rows and key blocks always lie the same way, so
-// results are the same every time.
+// Heads are padded with zeros to kHead and flash_value_head(kHead). Rows and key blocks have a fixed assignment, so
+// results are bit-exact between runs.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,7 +25,7 @@ struct Flash {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowWarps;
   static constexpr int kValueHead = flash_value_head(kHead);
-  // In halves; the pad spreads the 8 rows of a matrix over all banks.
+  // In f16 values; the padding spreads the 8 rows of a matrix over all banks.
   static constexpr int kPitch = kHead + 8, kValuePitch = kValueHead + 8;
   static constexpr int kKeyHalves = kKeys * kPitch, kTileHalves = kKeyHalves + kKeys * kValuePitch;
   static constexpr bool kQueriesInRegisters = kHead <= 128;
@@ -41,7 +41,7 @@ struct Flash {
   }
 };
 
-// Threads that share a key block wait for each other.
+// Synchronises the threads that share a key block.
 template <int kRowWarps>
 __device__ __forceinline__ void group_sync() {
   if constexpr (kRowWarps == 1) {
@@ -51,8 +51,8 @@ __device__ __forceinline__ void group_sync() {
   }
 }
 
-// Fills `kKeys` rows of shared memory with the halves of cache rows first, first + 1, …; zeros from row `count` and
-// column `width` on. Asynchronous where the cache holds what the products want.
+// Fills `kKeys` rows of shared memory with the f16 or bf16 values of cache rows first, first + 1, …; zeros from row
+// `count` and column `width` on. Asynchronous if the cache has the type of the products.
 template <int kHead, bool kBf16, int kKeys, int kLoaders>
 __device__ __forceinline__ void load_block(uint16_t* out, const uint8_t* rows, int64_t stride, int type, bool aligned,
                                            int width, int count, int thread) {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
   uint16_t* values = keys + Shape::kKeyHalves;
   auto* queries = reinterpret_cast<uint16_t*>(shared) + kKeyWarps * Shape::kTileHalves;
 
-  // Queries, scaled, as halves.
+  // Scaled queries in the type of the products.
   const float scale = t.query_scale();
   for (int i = threadIdx.x; i < Shape::kRows * kHead / 2; i += Shape::kThreads) {
     const int row = i / (kHead / 2), column = i % (kHead / 2) * 2;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
   const uint32_t value_address =
       device::shared_address(values + (lane / 8 % 2 * 8 + lane % 8) * kValuePitch + lane / 16 * 8);
 
-  // Which keys: a part of the tile's, in blocks; key warps take turns.
+  // A part of the tile's keys, in blocks; key warps take them in a cycle.
   const int begin = range.begin, end = range.end;
   const uint8_t* key_base = key_rows(t, tile.run, kv_head);
   const uint8_t* value_base = value_rows(t, tile.run, kv_head);
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
     device::copy_async_commit();
   };
 
-  // Positions of this lane's rows g and g + 8; rows past the end see what the last row sees and are never stored.
+  // Positions of this lane's rows g and g + 8; rows past the end use the position of the last row and are never stored.
   int position[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
   }
   for (int first = start; first < end; first += kStride) {
     device::copy_async_wait<1>();
-    group_sync<kRowWarps>();  // the keys have arrived for all
+    group_sync<kRowWarps>();  // the keys have arrived for all threads
     float scores[kKeyTiles][4] = {};
 #ifdef DYNO_CUDA_F16
     uint32_t half_scores[kKeyTiles][2] = {};
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
     if (first + kStride < end) {
       load_keys(first + kStride);
     } else {
-      device::copy_async_commit();  // an empty group keeps the count
+      device::copy_async_commit();  // an empty group keeps the count correct
     }
 
     // Scores in units of log2.
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
       for (int n = 0; n < kKeyTiles; ++n) top = fmaxf(top, fmaxf(scores[n][2 * h], scores[n][2 * h + 1]));
       top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, 1));
       top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, 2));
-      const float base = top == minus_infinity() ? 0.0f : top;  // nothing seen yet: all weights are 0
+      const float base = top == minus_infinity() ? 0.0f : top;  // no key was read yet: all weights are 0
       const float shrink = device::exp2_fast(best[h] - base);
       best[h] = top;
       float sum = 0;
@@ -265,13 +265,13 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
         scores[n][2 * h + 1] = device::exp2_fast(scores[n][2 * h + 1] - base);
         sum += scores[n][2 * h] + scores[n][2 * h + 1];
       }
-      total[h] = total[h] * shrink + sum;  // of this lane's columns; the quad adds up at the end
+      total[h] = total[h] * shrink + sum;  // over this lane's columns; the quad is summed at the end
 #pragma unroll
       for (int n = 0; n < kValueTiles; ++n) sums[n][2 * h] *= shrink, sums[n][2 * h + 1] *= shrink;
     }
 
     device::copy_async_wait<1>();
-    group_sync<kRowWarps>();  // the values have arrived for all
+    group_sync<kRowWarps>();  // the values have arrived for all threads
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
       const uint32_t a[4] = {device::pack2<kBf16>(scores[2 * k][0], scores[2 * k][1]),
@@ -302,9 +302,9 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
 
   const bool whole = range.active == 1;
   if constexpr (kKeyWarps > 1) {
-    // The warps' results, in their order: [warp][row][2 + kValueHead] in the memory of keys and values.
+    // The results of the warps, in order: [warp][row][2 + kValueHead] in the memory of keys and values.
     constexpr int kRow = kValueHead + 2;
-    __syncthreads();  // all warps are done with keys and values
+    __syncthreads();  // all warps have finished with keys and values
     auto* merged = reinterpret_cast<float*>(shared);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

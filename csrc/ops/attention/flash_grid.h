@@ -1,4 +1,4 @@
-// How many blocks a launch of flash attention has.
+// The grid of a flash attention launch.
 #pragma once
 
 namespace dyno::ops {

@@ -1,4 +1,4 @@
-// From run-time shapes to the instances of flash.cuh for one head size.
+// Selects the instances of flash.cuh for one head size from run-time shapes.
 #pragma once
 
 #include "core/cuda/check.h"
@@ -15,7 +15,7 @@ void launch_flash_instance(const FlashTask& task, const FlashGrid& grid, CUstrea
   static_assert(Shape::shared_bytes() <= flash_shared_bytes(kHead, kRowWarps, kKeyWarps, kKeys));
   const auto kernel = flash_kernel<kHead, kBf16, kRowWarps, kKeyWarps, kKeys>;
   constexpr auto kShared = static_cast<int>(Shape::shared_bytes());
-  // A property of the function on the current device; setting it again costs next to nothing.
+  // A property of the function on the current device; setting it again costs almost nothing.
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   launch_dependent("attention", kernel, dim3(grid.tiles, grid.kv_heads, grid.splits), Shape::kThreads, kShared, stream,
                    task);

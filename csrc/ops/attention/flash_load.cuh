@@ -1,4 +1,4 @@
-// The loads of flash attention from a batch and its cache into the swizzled panels of wgmma.
+// Loads of flash attention from a batch and its cache to the swizzled panels of wgmma.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 
 namespace dyno::ops {
 
-// 8 elements of a cache row from `column` on, of any type; zeros from `width` on.
+// 8 elements of a cache row of any type, from `column` on; zeros from `width` on.
 template <bool kBf16>
 __device__ __forceinline__ uint4 convert_chunk(const uint8_t* row, int type, int column, int width) {
   const auto scalar = static_cast<device::Scalar>(type);
@@ -34,8 +34,8 @@ __device__ __forceinline__ void store_shared_4(uint32_t to, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(to), "r"(v) : "memory");
 }
 
-// 8 elements of a q8_0 block: the scale and four pairs of signed bytes, as loaded and as halves. A code plus 128 in the
-// mantissa of 1024 is an integer that one subtraction makes exact, so that only the product with the scale rounds.
+// 8 elements of a q8_0 block: the scale and four pairs of signed bytes, as loaded and as f16. A code plus 128 in the
+// mantissa of 1024 becomes an exact integer by one subtraction, so only the product with the scale rounds.
 struct Q8Chunk {
   uint16_t scale, pairs[4];
 
@@ -57,8 +57,8 @@ struct Q8Chunk {
   }
 };
 
-// By 128 threads: kRows cache rows from `rows` on to the panels at `to`, zeros from row `count` and column `width` on.
-// Every thread arrives at `full` when its part is there.
+// Called by 128 threads: loads kRows cache rows from `rows` on to the panels at `to`; zeros from row `count` and column
+// `width` on. Every thread arrives at `full` when its part is complete.
 template <int kColumns, bool kBf16, int kRows>
 __device__ __forceinline__ void load_panels(uint32_t to, const uint8_t* rows, int64_t stride, int type, bool aligned,
                                             int width, int count, uint32_t full) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void load_panels(uint32_t to, const uint8_t* rows, in
   device::barrier_arrive_copied(full);
 }
 
-// By 256 threads: the tile's queries, scaled such that scores are in units of log2, to panels of kRows rows.
+// Called by 256 threads: loads the tile's queries to panels of kRows rows, scaled so that scores are in units of log2.
 template <int kColumns, bool kBf16, int kRows>
 __device__ __forceinline__ void load_queries(const CudaAttention& t, const CudaTile& tile, int kv_head, uint32_t to,
                                              int thread) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void load_queries(const CudaAttention& t, const CudaT
   constexpr int kChunks = kColumns / 8, kCount = kRows * kChunks / 256, kBatch = kCount % 4 == 0 ? 4 : 2;
   static_assert(kCount % kBatch == 0);
   for (int first = 0; first < kCount; first += kBatch) {
-    // All loads of a batch are under way before the first is used.
+    // All loads of a batch are issued before the first value is used.
     float v[kBatch][8];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {

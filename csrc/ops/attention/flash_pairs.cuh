@@ -1,13 +1,13 @@
-// Flash attention over f32 caches with nearly the accuracy of float32, on tensor cores: queries, keys, weights and
-// values are pairs of halves (half_pairs.cuh), and each product is three, the small ones first.
+// Flash attention over f32 caches on tensor cores, with nearly the accuracy of float32: queries, keys, weights and
+// values are f16 pairs (half_pairs.cuh), and each product consists of three, the small ones first.
 //
-// A warp owns 16 query rows, as in flash.cuh; all warps of a block share key blocks in shared memory. Keys and values
-// come through registers, where they are split: those of the next step are under way while this one's products run.
+// A warp has 16 query rows, as in flash.cuh; all warps of a block share key blocks in shared memory. Keys and values
+// are split in registers: the next step's values are in flight during this step's products.
 //
-// Tensor cores cut off what a sum cannot hold instead of rounding it, which adds up over a long row of keys. So no sum
-// grows in there: four steps of a score, and the weighted values of one key block, are added to the rest by float32
-// additions. Queries of a row have a power of two for their scale, weights stand 2^14 high: the range of halves is used
-// whole.
+// Tensor cores truncate what a sum cannot hold instead of rounding it, which accumulates over a long row of keys. So
+// sums do not grow there: four steps of a score, and the weighted values of one key block, are added to the rest by
+// float32 additions. Queries of a row have a power-of-two scale, and weights are multiplied by 2^14, so that the whole
+// f16 range is used.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,9 +23,9 @@ template <int kHead, int kRowWarps>
 struct FlashPairs {
   static constexpr int kThreads = 32 * kRowWarps, kRows = 16 * kRowWarps, kKeys = kFlashPairsKeys;
   static constexpr int kValueHead = flash_value_head(kHead);
-  // In halves; the pad spreads the 8 rows of a matrix over all banks.
+  // In f16 values; the padding spreads the 8 rows of a matrix over all banks.
   static constexpr int kPitch = kHead + 8, kValuePitch = kValueHead + 8;
-  // Of halves; the rests follow.
+  // The high parts; the rests follow.
   static constexpr int kKeyPlane = kKeys * kPitch, kValuePlane = kKeys * kValuePitch, kQueryPlane = kRows * kPitch;
 
   static constexpr size_t shared_bytes() {
@@ -33,15 +33,16 @@ struct FlashPairs {
   }
 };
 
-// A block of cache rows on its way into shared memory: eight threads share 64 columns of a row, eight numbers each.
+// A block of cache rows during its transfer to shared memory: eight threads share 64 columns of a row, eight numbers
+// each.
 template <int kColumns, int kThreads>
 struct PairBlock {
   static constexpr int kPanels = kColumns / 64, kRowStep = kThreads / 8, kTurns = kFlashPairsKeys / kRowStep;
   static_assert(kColumns % 64 == 0 && kFlashPairsKeys % kRowStep == 0);
   float v[kTurns][kPanels][8];
 
-  // Rows first, first + 1, …; zeros from row `count` and column `width` on. `aligned`: rows start at 16-byte addresses
-  // and hold whole eights.
+  // Loads rows first, first + 1, …; zeros from row `count` and column `width` on. `aligned`: rows start at 16-byte
+  // addresses and have a multiple of eight elements.
   __device__ __forceinline__ void load(const uint8_t* rows, int64_t stride, bool aligned, int width, int count) {
     const int first_row = threadIdx.x / 8, first_column = threadIdx.x % 8 * 8;
     if (aligned) {
@@ -85,7 +86,7 @@ struct PairBlock {
   }
 };
 
-// The exponent of the power of two that brings `largest` into [2^14, 2^15); 0 for zero and for what is not finite.
+// The exponent of the power of two that scales `largest` into [2^14, 2^15); 0 if it is zero or not finite.
 __device__ __forceinline__ int query_exponent(float largest) {
   if (!(largest > 0.0f) || largest > 3.0e38f) return 0;
   return min(14 - (static_cast<int>(__float_as_uint(largest) >> 23) - 127), 126);  // subnormal: -127
@@ -94,7 +95,7 @@ __device__ __forceinline__ float power_of_two(int exponent) {
   return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// A warp's 16 rows of queries as pairs. `factors` get what undoes the rows' powers of two.
+// A warp's 16 rows of queries as pairs. `factors` get the inverses of the rows' powers of two.
 template <int kHead>
 __device__ __forceinline__ void load_query_pairs(const CudaAttention& t, const CudaTile& tile, int kv_head,
                                                  int first_row, uint16_t* halves, uint16_t* rests, float* factors) {
@@ -102,7 +103,7 @@ __device__ __forceinline__ void load_query_pairs(const CudaAttention& t, const C
   const int lane = threadIdx.x % 32;
   const float scale = t.query_scale();
   for (int first = first_row; first < first_row + 16; first += kBatch) {
-    float v[kBatch][kPieces][2];  // all loads of a batch are under way before the first is used
+    float v[kBatch][kPieces][2];  // all loads of a batch are issued before the first use
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       const bool valid = first + b < tile.rows();
@@ -177,9 +178,9 @@ __global__ void __launch_bounds__(32 * kRowWarps, kRowWarps == 4 ? 2 : 1)
   const uint32_t value_address =
       device::shared_address(values + (lane / 8 % 2 * 8 + lane % 8) * kValuePitch + lane / 16 * 8);
   constexpr uint32_t kQueryRests = 2 * Shape::kQueryPlane, kKeyRests = 2 * Shape::kKeyPlane;
-  constexpr uint32_t kValueRests = 2 * Shape::kValuePlane;  // bytes from halves to rests
+  constexpr uint32_t kValueRests = 2 * Shape::kValuePlane;  // bytes from high parts to rests
 
-  // Positions of this lane's rows g and g + 8; rows past the end see what the last row sees and are never stored.
+  // Positions of this lane's rows g and g + 8; rows past the end use the position of the last row and are never stored.
   int position[2];
   float factor[2];
 #pragma unroll
@@ -273,7 +274,7 @@ __global__ void __launch_bounds__(32 * kRowWarps, kRowWarps == 4 ? 2 : 1)
       for (int n = 0; n < kKeyTiles; ++n) top = fmaxf(top, fmaxf(scores[n][2 * h], scores[n][2 * h + 1]));
       top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, 1));
       top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, 2));
-      const float base = top == minus_infinity() ? 0.0f : top;  // nothing seen yet: all weights are 0
+      const float base = top == minus_infinity() ? 0.0f : top;  // no key was read yet: all weights are 0
       shrink[h] = device::exp2_fast(best[h] - base);
       best[h] = top;
       float sum = 0;
@@ -285,7 +286,7 @@ __global__ void __launch_bounds__(32 * kRowWarps, kRowWarps == 4 ? 2 : 1)
           sum += scores[n][e];
         }
       }
-      total[h] = total[h] * shrink[h] + sum;  // of this lane's columns; the quad adds up at the end
+      total[h] = total[h] * shrink[h] + sum;  // over this lane's columns; the quad is summed at the end
     }
     uint32_t weight[kWeightSteps][4], weight_rest[kWeightSteps][4];
 #pragma unroll

@@ -1,4 +1,4 @@
-// From run-time shapes to the instances of flash_pairs.cuh for one head size.
+// Selects the instances of flash_pairs.cuh for one head size from run-time shapes.
 #pragma once
 
 #include "core/cuda/check.h"
@@ -15,7 +15,7 @@ void launch_flash_pairs_instance(const FlashTask& task, const FlashGrid& grid, C
   const auto kernel = flash_pairs_kernel<kHead, kRowWarps>;
   constexpr auto kShared = static_cast<int>(Shape::shared_bytes());
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  // Tiles of all heads before the next, shorter tiles.
+  // The same tiles of all heads come before the next, shorter tiles.
   launch_dependent("attention", kernel, dim3(grid.kv_heads, grid.tiles, grid.splits), Shape::kThreads, kShared, stream,
                    task);
 }

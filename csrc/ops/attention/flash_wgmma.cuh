@@ -1,13 +1,15 @@
-// Flash attention for prompts on Hopper: products by wgmma, a warpgroup that only loads, two that only compute.
+// Flash attention for prompts on Hopper: products by wgmma, with one warpgroup that only loads and two that only
+// compute.
 //
 // The loading warpgroup fills stages of keys and of values in shared memory, each guarded by a pair of barriers (full,
-// empty). A computing warpgroup owns 64 query rows; it starts the scores of the next keys, then the weighted values of
+// empty). A computing warpgroup has 64 query rows. It starts the scores of the next keys, then the weighted values of
 // the last ones, and computes the next weights while the latter run (FlashAttention-3, arXiv:2407.08608, section 3).
-//   kRowGroups = 2: the two own different rows and share every block of keys. They take turns in starting products, so
-//                   that one's exponentials run under the other's products.
-//   kRowGroups = 1: both own the same rows and take every other block of keys; their results meet at the end.
+//   kRowGroups = 2: the two have different rows and share every block of keys. They take turns in starting
+//                   products, so that the exponentials of one run during the products of the other.
+//   kRowGroups = 1: both have the same rows and process alternating blocks of keys; their results are combined at
+//                   the end.
 //
-// Heads are padded with zeros to kDk and kDv. Sums are made in an order that depends on the shapes alone.
+// Heads are padded with zeros to kDk and kDv. The order of sums depends only on the shapes.
 #pragma once
 
 #include "device/dependent.cuh"
@@ -26,18 +28,18 @@ struct FlashWgmma {
   static constexpr uint32_t kQueryPanel = kRows * 128, kKeyPanel = kKeys * 128;  // bytes of 64 columns
   static constexpr uint32_t kQueryBytes = kQueryPanel * (kDk / 64);
   static constexpr uint32_t kKeyBytes = kKeyPanel * (kDk / 64), kStageBytes = kKeyPanel * ((kDk + kDv) / 64);
-  static constexpr uint32_t kBarriers = kQueryBytes + kStages * kStageBytes;    // offset of them
-  static constexpr uint32_t kSharedBytes = kBarriers + kStages * 4 * 8 + 1024;  // and to align the start
+  static constexpr uint32_t kBarriers = kQueryBytes + kStages * kStageBytes;    // their offset
+  static constexpr uint32_t kSharedBytes = kBarriers + kStages * 4 * 8 + 1024;  // and padding to align the start
 };
 
 #ifdef DYNO_DEVICE_WGMMA
 
 inline constexpr int kConsumers = 256, kMostParts = 8;
 inline constexpr int kMeet = 1,
-                     kTurn = 2;  // named barriers: of all computing threads; of each computing warpgroup's turn
+                     kTurn = 2;  // named barriers: all computing threads; the turn of each computing warpgroup
 
-// By the computing threads, after they have written the block's part of each row. The last of the tile's active blocks
-// adds the parts up, always in the order of the splits, several threads a row.
+// Called by the computing threads after they have written the block's part of each row. The last of the tile's active
+// blocks adds the parts, always in the order of the splits, with several threads per row.
 template <int kDv, int kRows>
 __device__ __forceinline__ void combine_rows(const CudaAttention& t, const CudaTile& tile, int tile_index, int kv_head,
                                              int active, int thread) {
@@ -51,7 +53,7 @@ __device__ __forceinline__ void combine_rows(const CudaAttention& t, const CudaT
   }
   device::named_sync(kMeet, kConsumers);
   if (!last) return;
-  __threadfence();  // the other blocks' parts are read after their counts
+  __threadfence();  // the parts of other blocks are read after their counts
   constexpr int kSharers = kConsumers / kRows, kWidth = kDv / kSharers;
   const int row = thread / kSharers, first = thread % kSharers * kWidth;
   if (row >= tile.rows()) return;
@@ -84,14 +86,14 @@ __device__ __forceinline__ void combine_rows(const CudaAttention& t, const CudaT
   }
 }
 
-// Keeps the compiler from moving uses of accumulators over the wait for them.
+// Prevents the compiler from moving uses of accumulators before the wait.
 template <int kCount>
 __device__ __forceinline__ void hold_registers(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// The share of a thread of a computing warpgroup in its 64 rows: rows g and g + 8 of its warp's 16.
+// A thread's part of the 64 rows of a computing warpgroup: rows g and g + 8 of its warp's 16.
 template <int kDk, int kDv, bool kBf16, int kRowGroups>
 struct FlashRows {
   using Shape = FlashWgmma<kDk, kDv, kRowGroups>;
@@ -138,7 +140,7 @@ struct FlashRows {
     device::wgmma_commit();
   }
 
-  // Scores of keys first, first + 1, … to weights, in place; what earlier sums shrink by.
+  // Turns the scores of keys first, first + 1, … into weights in place, and computes the factor of earlier sums.
   __device__ __forceinline__ void softmax(int first) {
     if (t.softcap) {
       const float cap = t.args.softcap * kLog2E;
@@ -162,7 +164,7 @@ struct FlashRows {
       for (int i = 0; i < kKeys / 2; i += 4) top = fmaxf(top, fmaxf(scores[i + 2 * h], scores[i + 2 * h + 1]));
       top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, 1));
       top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, 2));
-      const float base = top == minus_infinity() ? 0.0f : top;  // nothing seen yet: all weights are 0
+      const float base = top == minus_infinity() ? 0.0f : top;  // no key was read yet: all weights are 0
       shrink[h] = device::exp2_fast(best[h] - base);
       best[h] = top;
       float sum[2] = {0, 0};
@@ -175,7 +177,7 @@ struct FlashRows {
           sum[e] += score;
         }
       }
-      total[h] = total[h] * shrink[h] + (sum[0] + sum[1]);  // of this lane's columns; the quad adds up at the end
+      total[h] = total[h] * shrink[h] + (sum[0] + sum[1]);  // over this lane's columns; the quad is summed at the end
     }
   }
   __device__ __forceinline__ void shrink_sums() {
@@ -190,7 +192,7 @@ struct FlashRows {
         weights[k][j] = device::pack2<kBf16>(scores[8 * k + 2 * j], scores[8 * k + 2 * j + 1]);
     }
   }
-  // To sums over whole rows, in units of e.
+  // Completes sums over whole rows, in units of e.
   __device__ __forceinline__ void finish() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -199,17 +201,18 @@ struct FlashRows {
       best[h] /= kLog2E;
     }
   }
-  // Both warpgroups' results of the same rows, in the first one's registers. `place` holds kDv / 2 + 4 floats a thread.
+  // Combines both warpgroups' results of the same rows in the first one's registers. `place` has kDv / 2 + 4 floats per
+  // thread.
   __device__ __forceinline__ void merge(float* place, int group) {
     float* mine = place + threadIdx.x % 128;
-    device::named_sync(kMeet, kConsumers);  // no stage is read any more
+    device::named_sync(kMeet, kConsumers);  // stages are no longer read
     if (group == 1) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) mine[h * 128] = best[h], mine[(2 + h) * 128] = total[h];
 #pragma unroll
       for (int i = 0; i < kDv / 2; ++i) mine[(4 + i) * 128] = sums[i];
     }
-    device::named_sync(kMeet, kConsumers);  // the second one's results are written
+    device::named_sync(kMeet, kConsumers);  // the results of the second one are written
     if (group == 1) return;
     float scale[2], other_scale[2];
 #pragma unroll
@@ -224,7 +227,7 @@ struct FlashRows {
       sums[i] = sums[i] * scale[i / 2 % 2] + mine[(4 + i) * 128] * other_scale[i / 2 % 2];
     }
   }
-  // The sums are those of value columns from `first_column` on.
+  // The sums belong to value columns from `first_column` on.
   __device__ __forceinline__ void store(const CudaTile& tile, int row_offset, int kv_head, int split, bool whole,
                                         int first_column = 0) const {
 #pragma unroll
@@ -279,11 +282,11 @@ __global__ void __launch_bounds__(384, 1) flash_wgmma_kernel(const __grid_consta
   const auto parity = [&](int block) { return block / kStages & 1; };
   constexpr int kFullKeys = 0, kEmptyKeys = 1, kFullValues = 2, kEmptyValues = 3;
   if (threadIdx.x < 4 * kStages) {
-    // All loading threads fill; one lane of each warp that reads empties.
+    // All loading threads arrive at full barriers, and one lane of each reading warp at empty ones.
     const int which = threadIdx.x / kStages;
     device::barrier_init(barrier(which, threadIdx.x % kStages), which % 2 == 0 ? 128 : 4 * kRowGroups);
   }
-  __syncthreads();  // barriers are there
+  __syncthreads();  // barriers are initialised
 
   if (group < 0) {
     device::fewer_registers<40>();
@@ -335,7 +338,7 @@ __global__ void __launch_bounds__(384, 1) flash_wgmma_kernel(const __grid_consta
         wait_full(kFullValues, block);
         rows.start_values(value_stage(block));
         if constexpr (kRowGroups == 2) {
-          // The last turn is nobody's.
+          // After the last turn, nobody waits.
           if (group == 0 || next + 1 < blocks) device::named_arrive(kTurn + (group ^ 1), kConsumers);
         }
         device::wgmma_wait<1>();

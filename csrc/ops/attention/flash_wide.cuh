@@ -1,12 +1,10 @@
 // Flash attention for prompts on Hopper with heads of 257 to 512 dimensions. The weighted sums of 64 query rows fill
 // the registers of two warpgroups, so a block has four:
 //   loader   fills parts of keys and of values in shared memory, each guarded by a pair of barriers (full, empty).
-//   scorer   multiplies queries with keys and makes weights, which it leaves in shared memory as halves, with the
-//   factors
-//            by which earlier sums shrink.
-//   summers  two of them, each for 256 of the value columns: add up weighted values.
-// The scorer runs up to two blocks of keys ahead of the summers, so that its exponentials run under their products.
-// Sums are made in an order that depends on the shapes alone.
+//   scorer   multiplies queries by keys, and writes f16 weights and the factors of earlier sums to shared memory.
+//   summers  two of them, each for 256 of the value columns: add the weighted values.
+// The scorer runs up to two blocks of keys ahead of the summers, so that its exponentials run during their products.
+// The order of sums depends only on the shapes.
 #pragma once
 
 #include "ops/attention/flash_wgmma.cuh"
@@ -14,27 +12,27 @@
 namespace dyno::ops {
 
 struct FlashWide {
-  static constexpr int kHead = static_cast<int>(kFlashWideHead), kHalf = kHead / 2;  // of value columns
+  static constexpr int kHead = static_cast<int>(kFlashWideHead), kHalf = kHead / 2;  // kHalf: value columns of a summer
   static constexpr int kRows = 64, kKeys = 64, kThreads = 512;
-  static constexpr int kKeyParts = 4, kPartColumns = kHead / kKeyParts;   // parts of a block of keys: of their columns
-  static constexpr int kValueParts = 2, kPartKeys = kKeys / kValueParts;  // of a half of its values: of their rows
-  static constexpr int kBuffers = 2;                                      // of weights
+  static constexpr int kKeyParts = 4, kPartColumns = kHead / kKeyParts;        // parts of a block of keys, by columns
+  static constexpr int kValueParts = 2, kPartKeys = kKeys / kValueParts;       // parts of a half of its values, by rows
+  static constexpr int kBuffers = 2;                                           // of weights
   static constexpr uint32_t kPanel = 64 * 128, kValuePanel = kPartKeys * 128;  // bytes of 64 columns
   static constexpr uint32_t kKeyPart = kPanel * (kPartColumns / 64), kValuePart = kValuePanel * (kHalf / 64);
-  // Where things lie, behind the queries.
+  // Offsets after the queries.
   static constexpr uint32_t kKeysAt = kPanel * (kHead / 64);
   static constexpr uint32_t kValuesAt = kKeysAt + kKeyParts * kKeyPart;
   static constexpr uint32_t kWeightsAt = kValuesAt + 2 * kValueParts * kValuePart;
-  static constexpr uint32_t kStatsAt = kWeightsAt + kBuffers * kPanel;  // floats of rows: factors, maxima, totals
+  static constexpr uint32_t kStatsAt = kWeightsAt + kBuffers * kPanel;  // floats per row: factors, maxima, totals
   static constexpr uint32_t kBarriersAt = kStatsAt + (kBuffers + 2) * kRows * 4;
-  // Full and empty barriers of the parts of keys, of the parts of values of both halves, of the weights.
+  // Full and empty barriers of: the parts of keys, the parts of values of both halves, the weights.
   static constexpr int kPairs = kKeyParts + 2 * kValueParts + kBuffers;
-  static constexpr uint32_t kSharedBytes = kBarriersAt + 2 * kPairs * 8 + 1024;  // and to align the start
+  static constexpr uint32_t kSharedBytes = kBarriersAt + 2 * kPairs * 8 + 1024;  // and padding to align the start
 };
 
 #ifdef DYNO_DEVICE_WGMMA
 
-inline constexpr int kWideMeet = 2;  // named barrier of scorer and summers; kMeet is that of the summers
+inline constexpr int kWideMeet = 2;  // named barrier of scorer and summers; kMeet is for the summers
 
 struct FlashWideMemory {
   using Shape = FlashWide;
@@ -52,7 +50,7 @@ struct FlashWideMemory {
   __device__ float& maximum(int row) const { return stats[Shape::kBuffers * Shape::kRows + row]; }
   __device__ float& total(int row) const { return stats[(Shape::kBuffers + 1) * Shape::kRows + row]; }
 
-  // The full barrier of a pair; the empty one follows.
+  // The full barrier of a pair; the empty one follows it.
   __device__ uint32_t pair(int index) const { return base + Shape::kBarriersAt + index * 16; }
   __device__ uint32_t key_pair(int part) const { return pair(part); }
   __device__ uint32_t value_pair(int half, int part) const {
@@ -61,8 +59,8 @@ struct FlashWideMemory {
   __device__ uint32_t weight_pair(int block) const {
     return pair(Shape::kKeyParts + 2 * Shape::kValueParts + block % Shape::kBuffers);
   }
-  // By one thread. All loading threads fill, and so do all threads of the scorer; a lane of each warp that reads
-  // empties.
+  // Called by one thread. All loading threads, and all threads of the scorer, arrive at full barriers; one lane of each
+  // reading warp arrives at empty ones.
   __device__ void init_barriers() const {
     for (int i = 0; i < Shape::kPairs; ++i) {
       device::barrier_init(pair(i), 128);
@@ -79,7 +77,7 @@ struct FlashWideMemory {
   }
 };
 
-// The parity of the use of a buffer of weights by a block of keys; parts of keys and of values serve every block.
+// The parity of a weight buffer's use by a block of keys. Parts of keys and of values are used by every block.
 __device__ __forceinline__ int weight_parity(int block) { return block / FlashWide::kBuffers & 1; }
 
 template <bool kBf16>
@@ -93,7 +91,7 @@ __device__ __forceinline__ void load_wide(const FlashTask& task, const CudaTile&
   const int64_t value_stride = t.v_in_k ? t.args.k_row_bytes : t.args.v_row_bytes;
   const uint8_t* key_base = key_rows(t, tile.run, kv_head) + range.begin * t.args.k_row_bytes;
   const uint8_t* value_base = value_rows(t, tile.run, kv_head) + range.begin * value_stride;
-  // The keys of a block come before the values of the last one, as they are read.
+  // The keys of a block come before the values of the previous one, in the order of use.
   for (int block = 0; block <= blocks; ++block) {
     if (block < blocks) {
       const int first = block * Shape::kKeys;
@@ -126,7 +124,7 @@ template <bool kBf16>
 __device__ __forceinline__ void score_wide(const CudaAttention& t, const CudaTile& tile, const KeyRange& range,
                                            int blocks, const FlashWideMemory& memory) {
   using Shape = FlashWide;
-  FlashRows<Shape::kHead, 64, kBf16, 1> rows(t, tile, 0, range.end);   // its sums are not used
+  FlashRows<Shape::kHead, 64, kBf16, 1> rows(t, tile, 0, range.end);   // its sums are unused
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // and row + 8
   for (int block = 0; block < blocks; ++block) {
 #pragma unroll
@@ -158,7 +156,7 @@ __device__ __forceinline__ void score_wide(const CudaAttention& t, const CudaTil
     for (int k = 0; k < Shape::kKeys / 16; ++k) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        // Register j holds columns 8·(2k + j / 2) + 2·quad of row + 8·(j % 2); rows eight apart are swizzled alike.
+        // Register j has columns 8·(2k + j / 2) + 2·quad of row + 8·(j % 2); rows eight apart have the same swizzle.
         const uint32_t chunk = static_cast<uint32_t>(2 * k + j / 2) ^ (row & 7);
         store_shared_4(to + j % 2 * 1024 + (chunk << 4), rows.weights[k][j]);
       }
@@ -182,7 +180,7 @@ __device__ __forceinline__ void sum_wide(const CudaAttention& t, const CudaTile&
                                          int split, const KeyRange& range, int blocks, int half,
                                          const FlashWideMemory& memory) {
   using Shape = FlashWide;
-  FlashRows<Shape::kHead, Shape::kHalf, kBf16, 1> rows(t, tile, 0, range.end);  // its scores are not used
+  FlashRows<Shape::kHead, Shape::kHalf, kBf16, 1> rows(t, tile, 0, range.end);  // its scores are unused
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;           // and row + 8
   for (int block = 0; block < blocks; ++block) {
     const uint32_t pair = memory.weight_pair(block);
@@ -243,9 +241,9 @@ __global__ void __launch_bounds__(FlashWide::kThreads, 1) flash_wide_kernel(cons
   uint8_t* shared = shared_raw + (1024 - device::shared_address(shared_raw) % 1024) % 1024;
   const FlashWideMemory memory{device::shared_address(shared), reinterpret_cast<float*>(shared + Shape::kStatsAt)};
   if (threadIdx.x == 0) memory.init_barriers();
-  __syncthreads();  // barriers are there
+  __syncthreads();  // barriers are initialised
 
-  // Together the registers that 512 threads of 128 have.
+  // The sum equals the registers of 512 threads with 128 each.
   if (group == 0) {
     device::fewer_registers<56>();
     load_wide<kBf16>(task, tile, kv_head, range, blocks, memory);

@@ -1,4 +1,4 @@
-// CUDA kernels of attention and what they share with the host: how a batch is cut into tiles.
+// CUDA kernels of attention, and the division of a batch into tiles, which the host shares.
 #pragma once
 
 #include "ops/args.h"
@@ -7,37 +7,37 @@
 
 namespace dyno::ops {
 
-// A tile is up to `rows` query rows of one run and one kv head; row r of a run is token r / group, head r % group.
+// A tile has up to `rows` query rows of one run and one kv head; row r of a run is token r / group, head r % group.
 struct AttentionTiles {
   int64_t rows = 1;
   int64_t group = 1;
 
   int64_t of_run(int64_t n_tokens) const { return (n_tokens * group + rows - 1) / rows; }
-  // No batch of m tokens in n_runs runs has more.
+  // Upper bound of the tiles of any batch with m tokens in n_runs runs.
   int64_t bound(int64_t m, int64_t n_runs) const {
     const int64_t apart = m * of_run(1), together = m * group / rows + n_runs;
     return apart < together ? apart : together;
   }
 };
 
-// Widest head of the kernels, and the rows of a tile of attention_rows_cuda.
+// Largest head size of the kernels, and rows in a tile of attention_rows_cuda.
 inline constexpr int64_t kCudaMaxHead = 1024;
 inline constexpr int kCudaRowTile = 8;
 
-// Parts of the keys are independent blocks; their results meet in the workspace.
+// Bytes of workspace. Parts of the keys are computed by independent blocks, which combine their results there.
 inline size_t attention_partials_bytes(const AttentionDesc& desc, int64_t tile_rows, int splits) {
   if (splits == 1) return 0;
   const AttentionTiles tiles{tile_rows, desc.heads / desc.kv_heads};
   const int64_t rows = tiles.bound(desc.m, desc.m) * desc.kv_heads * splits * tile_rows;
   return static_cast<size_t>(rows * (2 + desc.dv)) * sizeof(float);
 }
-// ---- Flash attention (flash.cuh): half or bfloat16 products on tensor cores ---------------------------------------
+// ---- Flash attention (flash.cuh): f16 or bf16 products on tensor cores --------------------------------------------
 
 enum class FlashShape : int { rows16 = 16, rows64 = 64, rows128 = 128 };  // query rows of a block
 inline constexpr int64_t kFlashMaxHead = 256;
-inline constexpr int64_t kFlashWideHead = 512;  // of flash_wide.cuh
+inline constexpr int64_t kFlashWideHead = 512;  // for flash_wide.cuh
 
-// The sizes that key heads, and value heads with them, are padded to. Expanded latent attention has 192 and 128.
+// Sizes to which key heads, and their value heads, are padded. Expanded latent attention has 192 and 128.
 constexpr int flash_head(int64_t dk, int64_t dv) {
   const int64_t widest = dk > dv ? dk : dv;
   return widest <= 64 ? 64 : widest <= 128 ? 128 : dk <= 192 && dv <= 128 ? 192 : widest <= 256 ? 256 : 512;
@@ -56,11 +56,11 @@ constexpr size_t flash_shared_bytes(int head, FlashShape shape) {
   if (shape == FlashShape::rows16) return flash_shared_bytes(head, 1, flash_key_warps(head), 32);
   return flash_shared_bytes(head, static_cast<int>(shape) / 16, 1, flash_keys(head));
 }
-// Whether the products run in bfloat16: what a bfloat16 cache needs, and all but half caches with GGML_CUDA_FORCE_BF16.
+// Whether products use bfloat16: required for a bfloat16 cache; used for all but f16 caches with GGML_CUDA_FORCE_BF16.
 bool flash_in_bf16(const AttentionDesc& desc);
-// ---- The same on Hopper chips (flash_wgmma.cuh)
+// ---- The same on Hopper chips (flash_wgmma.cuh) -------------------------------------------------------------------
 
-// Shared memory of any of its blocks is at most this.
+// Upper bound of the shared memory of any of its blocks.
 inline constexpr size_t kFlashWgmmaShared = 232448;
 constexpr int flash_wgmma_keys(int head, int row_groups) { return row_groups == 2 && head <= 192 ? 128 : 64; }
 constexpr int flash_wgmma_stages(int head, int row_groups) {
@@ -69,11 +69,11 @@ constexpr int flash_wgmma_stages(int head, int row_groups) {
 void attention_flash_wgmma_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
                                 CudaStream& stream);
 
-// ---- The same over f32 caches, with pairs of halves (flash_pairs.cuh)
+// ---- The same over f32 caches, with f16 pairs (flash_pairs.cuh) ---------------------------------------------------
 
-inline constexpr int64_t kFlashPairsMaxHead = 192;  // of keys; of values 128
-inline constexpr int kFlashPairsKeys = 32;          // of a step
-// Keys, values and queries as halves and rests, and a factor of each row.
+inline constexpr int64_t kFlashPairsMaxHead = 192;  // for keys; 128 for values
+inline constexpr int kFlashPairsKeys = 32;          // in one step
+// Keys, values and queries as high parts and rests, and a factor per row.
 constexpr size_t flash_pairs_shared_bytes(int head, int rows) {
   const size_t key_pitch = static_cast<size_t>(head) + 8, value_pitch = static_cast<size_t>(flash_value_head(head)) + 8;
   const size_t rows_of_keys = static_cast<size_t>(rows) + kFlashPairsKeys;
@@ -85,23 +85,23 @@ void attention_flash_pairs_cuda(const AttentionArgs& args, const AttentionDesc& 
 void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, FlashShape shape, int splits,
                           CudaStream& stream);
 
-// ---- Direct (direct.cuh): few rows over a long cache, no shared memory on the way ---------------------------------
+// ---- Direct (direct.cuh): few rows over a long cache, without shared memory for keys and values -------------------
 
-// Most tokens of a launch that norms, rotates and stores as well (family rope_attention).
+// Maximum tokens of a launch that also computes norm, rotation and store (family rope_attention).
 inline constexpr int kFusedAttentionTokens = 8;
 
 inline constexpr int kDirectWarps = 8;
 inline constexpr int64_t kDirectMaxHead = 512, kDirectMaxFusedHead = 256;
-// The size that heads of `dim` are padded to, and the warps that share a tile of keys of such heads.
+// The size to which heads of `dim` are padded, and the number of warps that share a tile of their keys.
 constexpr int direct_head(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 512; }
 constexpr int direct_sharers(int head) { return head <= 256 ? 1 : 2; }
-// One float for each value of the rows of each team of warps, then the scores that its warps exchange. The weights of
-// the splits come later in the same memory.
+// One float for each value of each team's rows, then the scores that the warps of a team exchange. Later, the same
+// memory has the weights of the splits.
 constexpr size_t direct_shared_bytes(int head, int rows) {
   const int sharers = direct_sharers(head), exchanged = sharers == 1 ? 0 : 2 * kDirectWarps * rows * 16;
   return static_cast<size_t>(kDirectWarps / sharers * rows * (head + 4) + exchanged) * sizeof(float);
 }
-// The further shared memory of fused kernels (direct.cuh): queries, a key row of each warp, stored rows, angles.
+// Additional shared memory of fused kernels (direct.cuh): queries, a key row per warp, stored rows, angles.
 constexpr size_t direct_fresh_bytes(int head, int rows) {
   const size_t width = static_cast<size_t>(head), floats = (static_cast<size_t>(rows) + kDirectWarps) * (width + 4);
   return floats * 4 + 2 * kFusedAttentionTokens * (2 * width + 16) + kFusedAttentionTokens * width * 4;
@@ -111,25 +111,25 @@ void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc,
 void rope_attention_direct_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int rows, int splits,
                                 CudaStream& stream);
 
-inline constexpr int kStepsRows = 8;  // query rows of a kv head at most
-// Steps (steps.cuh): one token of each run, keys in one part. False: nothing was launched, because runs or shapes are
-// others.
+inline constexpr int kStepsRows = 8;  // maximum of query rows per kv head
+// Steps (steps.cuh): one token per run, keys in one part. Returns false without a launch if runs or shapes do not
+// match.
 bool attention_steps_cuda(const AttentionArgs& args, const AttentionDesc& desc, CudaStream& stream);
 
 // ---- Token (token.cuh): one token with norm, rotation and store ---------------------------------------------------
 
-inline constexpr int kTokenRows = 8;  // query rows of a kv head at most
-// With `clusters` the splits are a multiple of kClusterBlocks, each such number of them a cluster.
+inline constexpr int kTokenRows = 8;  // maximum of query rows per kv head
+// With `clusters`, the splits are a multiple of kClusterBlocks, and each kClusterBlocks of them form a cluster.
 void rope_attention_token_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits, bool clusters,
                                CudaStream& stream);
 
-// ---- Latent (latent.cuh): values within wide keys that many heads share -------------------------------------------
+// ---- Latent (latent.cuh): values are part of wide keys that many heads share --------------------------------------
 
 inline constexpr int64_t kLatentMaxKey = 576, kLatentMaxValue = 512;
-inline constexpr int64_t kLatentMaxRotary = 128;  // of fused kernels
+inline constexpr int64_t kLatentMaxRotary = 128;  // for fused kernels
 inline constexpr int kLatentMaxSplits = 132;
 inline constexpr int kLatentRows = 16;
-// The queries as fragments; twice for a float32 cache.
+// The queries as fragments; two values per number for a float32 cache.
 constexpr size_t latent_shared_bytes(DType type) {
   return static_cast<size_t>(kLatentMaxKey / 32) * 2 * 32 * 16 * (type == DType::f32 ? 2 : 1);
 }
@@ -137,12 +137,12 @@ void attention_latent_cuda(const AttentionArgs& args, const AttentionDesc& desc,
 
 // ---- The same by clusters of blocks (latent_cluster.cuh) ----------------------------------------------------------
 
-inline constexpr int kClusterBlocks = 8;  // of a cluster
-inline constexpr int kMostClusters = 16;  // of a tile
-inline constexpr int kClusterKeys = 32;   // of a step of a block
+inline constexpr int kClusterBlocks = 8;  // in a cluster
+inline constexpr int kMostClusters = 16;  // per tile
+inline constexpr int kClusterKeys = 32;   // in one step of a block
 inline constexpr int kClusterStages = 2;
-inline constexpr int kLatentPadBytes = 16;  // behind a row in shared memory
-// Rows of the cache, scores of each warp, weights; and of fused kernels new rows and angles.
+inline constexpr int kLatentPadBytes = 16;  // after each row in shared memory
+// Rows of the cache, scores of each warp, weights; for fused kernels also new rows and angles.
 constexpr size_t latent_cluster_shared_bytes(DType type, bool fused) {
   const size_t row = static_cast<size_t>(kLatentMaxKey) * (type == DType::f32 ? 4 : 2) + kLatentPadBytes;
   const size_t rows = kClusterStages * kClusterKeys * row;
@@ -157,7 +157,7 @@ void rope_attention_latent_cuda(const RopeAttentionArgs& args, const RopeAttenti
 
 // ---- Rows ---------------------------------------------------------------------------------------------------------
 
-// f32 arithmetic throughout, any head and cache type.
+// f32 arithmetic throughout, for any head size and cache type.
 void attention_rows_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream);
 
 }  // namespace dyno::ops

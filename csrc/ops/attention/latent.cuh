@@ -1,10 +1,10 @@
-// Attention over latents (MLA, absorbed): one key row serves up to 16 query heads at once and its first dimensions are
-// the values. The operands lie as in direct.cuh, but a head is too wide for a warp's registers: queries are fragments
-// in shared memory, each warp makes the scores of its own 16 keys and then 64 dimensions of the output of all keys of
-// the block, whose rows it finds in the caches.
+// Attention over latents (MLA, absorbed): one key row serves up to 16 query heads at once, and its first dimensions are
+// the values. The operands are arranged as in direct.cuh, but a head is too wide for a warp's registers. So queries are
+// fragments in shared memory. Each warp computes the scores of its own 16 keys, and then 64 dimensions of the output
+// for all keys of the block, whose rows are in the caches.
 //
-// A float32 cache is multiplied as two halves a number, with the scaled queries likewise: the rounding of a latent
-// would reach every head.
+// A float32 cache is multiplied as f16 pairs, and so are the scaled queries, because the rounding of a latent would
+// affect every head.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,12 +21,12 @@ using direct::kLog2E;
 using direct::kTileKeys;
 using direct::kWarps;
 
-inline constexpr int kTiles = 2;  // of 8 query rows
+inline constexpr int kTiles = 2;  // tiles of 8 query rows
 inline constexpr int kRows = 8 * kTiles;
 inline constexpr int kChunks = kLatentMaxKey / 32;
-inline constexpr int kMinKeys = 64;  // of a block: with fewer, adding up the parts costs more than it saves
+inline constexpr int kMinKeys = 64;  // per block: with fewer keys, adding the parts costs more than it saves
 
-// Eight neighbouring elements: halves, and what these leave over of float32.
+// Eight adjacent elements: f16 values, and the rests for float32.
 template <Scalar kType>
 struct Element8 {
   uint4 v;
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
   constexpr bool kBf16 = kType == Scalar::bf16, kTwice = kType == Scalar::f32;
   constexpr int kBatch = kTwice ? 3 : 6;            // chunks of 32 dimensions that are loaded at once
   constexpr int kDepth = kTwice ? 2 : 4;            // tiles of values that are loaded ahead
-  extern __shared__ __align__(16) uint4 queries[];  // [halves, rests][chunk][8 rows][lane]
-  __shared__ uint2 weights[kWarps][kTiles][32];     // of each tile of keys
+  extern __shared__ __align__(16) uint4 queries[];  // [high parts, rests][chunk][8 rows][lane]
+  __shared__ uint2 weights[kWarps][kTiles][32];     // for each tile of keys
   __shared__ float tops[kWarps][kRows], sums[kWarps][kRows];
   device::let_next_start();
   const CudaAttention& t = task.common;
@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
       to[i].load(base + key * stride, value_dim, key < range.end && value_dim < t.dv, task.aligned);
     }
   };
-  // A tile's rows come in several steps; all but the first shall not wait for memory. L2 holds nothing stale.
+  // The rows of a tile are loaded in several steps. The prefetch avoids waits for memory in all but the first; L2 has
+  // no stale data.
   const int row_bytes = t.dk * (kTwice ? 4 : 2), lines = (row_bytes + 127) / 128;
   const auto prefetch_rows = [&](int first) {
     for (int i = lane; i < kTileKeys * lines; i += 32) {
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
       if (key < range.end) device::prefetch_l2(base + key * stride + min(i % lines * 128, row_bytes - 4));
     }
   };
-  int mine = range.begin + warp * kTileKeys;  // of this warp's scores
+  int mine = range.begin + warp * kTileKeys;  // the keys of this warp's scores
   prefetch_rows(mine);
   const bool early = task.early && mine + kTileKeys <= tile.run.position;
   if (early && mine < range.end) load_keys(keys, mine, 0);
@@ -223,12 +224,12 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
         float top = best[n][e];
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) top = fmaxf(top, tops[w][n * 8 + 2 * quad + e]);
-        const float from = top == minus_infinity() ? 0.0f : top;  // nothing seen yet: all weights are 0
+        const float from = top == minus_infinity() ? 0.0f : top;  // no key was read yet: all weights are 0
         const float shrink = device::exp2_fast(best[n][e] - from);
         best[n][e] = top;
         scores[n][e] = device::exp2_fast(scores[n][e] - from);
         scores[n][2 + e] = device::exp2_fast(scores[n][2 + e] - from);
-        total[n][e] = total[n][e] * shrink + scores[n][e] + scores[n][2 + e];  // of this lane's keys
+        total[n][e] = total[n][e] * shrink + scores[n][e] + scores[n][2 + e];  // over this lane's keys
 #pragma unroll
         for (int m = 0; m < 4; ++m) out[m][n][e] *= shrink, out[m][n][2 + e] *= shrink;
       }
@@ -296,7 +297,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
   }
 }
 
-// The parts of a row's kCombineDims dimensions.
+// Adds the parts of kCombineDims dimensions of a row.
 using direct::kCombineDims;
 __global__ void __launch_bounds__(direct::kCombineThreads) latent_combine(const __grid_constant__ DirectTask task) {
   device::let_next_start();

@@ -1,18 +1,18 @@
-// Attention over latents (MLA, absorbed) by clusters of eight blocks, for few tokens: made for its latency. A block
-// takes 16 query rows and a share of the keys, 32 at a step, which lie in shared memory once for both products. Of
+// Attention over latents (MLA, absorbed) by clusters of eight blocks, for few tokens, optimised for latency. A block
+// has 16 query rows and a share of the keys, 32 per step, which are in shared memory once for both products. In
 //   scores[16 rows, 32 keys] = Q · Kᵀ
-// each of eight warps makes the part of every eighth 16 dimensions, for which it keeps the queries in registers; of
+// each of eight warps computes the part of every eighth 16 dimensions, for which it keeps the queries in registers; in
 //   out[16 rows, 512 dims] += P · V
-// 64 dimensions. The order of what is summed over is free, so lane 4·g + t has the dimensions 16·c + 4·t … + 3 of
-// queries and keys in one piece. The sums of the blocks are added up in shared memory of the cluster
+// it computes 64 dimensions. The order of the summed index is free, so lane 4·g + t has the contiguous dimensions 16·c
+// + 4·t … + 3 of queries and keys. The sums of the blocks are combined in shared memory of the cluster
 // (cluster_combine.cuh).
 //
-// Rows of a float32 cache lie in shared memory as they are. Their fragments are split into two halves a number on the
-// way to the tensor cores, with the scaled queries likewise (latent.cuh): each number is read once for the scores and
-// once for the output, so that halves in shared memory would save no reads and cost a pass.
+// Rows of a float32 cache are stored in shared memory as floats. Their fragments are split into f16 pairs just before
+// the tensor cores, and so are the scaled queries (latent.cuh). Each number is read once for the scores and once for
+// the output, so f16 pairs in shared memory would save no reads and cost an additional pass.
 //
-// kFused: the rotary part of the queries comes unrotated from another place and the latents of new tokens come before
-// their norm, rotation and store (fresh.cuh).
+// kFused: the rotary part of the queries comes unrotated from a separate input, and the latents of new tokens are
+// inputs before norm, rotation and store (fresh.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -33,14 +33,14 @@ inline constexpr int kRows = kLatentRows;
 inline constexpr int kChunksOfWarp = (kLatentMaxKey / 16 + kWarps - 1) / kWarps;
 inline constexpr int kScorePitch = kClusterKeys + 8;
 
-// Element: float, or uint16_t for both kinds of halves.
+// Element: float, or uint16_t for f16 and bf16.
 template <typename Element>
 struct Memory {
   static constexpr int kPitch = kLatentMaxKey + kLatentPadBytes / static_cast<int>(sizeof(Element));
-  // Spreads what a quarter of a warp (floats: 16 bytes a lane) or half of it writes over all banks.
+  // Spreads the writes of a quarter of a warp (floats: 16 bytes per lane), or of half of it, over all banks.
   static constexpr int kResultPitch = kLatentMaxValue + (sizeof(Element) == 4 ? 4 : 8);
-  Element rows[kClusterStages][kClusterKeys][kPitch];  // at the end float [kRows][kResultPitch]
-  float scores[kWarps][kRows][kScorePitch];            // before them the new rows as floats, of each warp
+  Element rows[kClusterStages][kClusterKeys][kPitch];  // at the end: float [kRows][kResultPitch]
+  float scores[kWarps][kRows][kScorePitch];            // earlier: the new rows as floats, per warp
   uint16_t weights[kRows][kScorePitch];
 };
 template <typename Element>
@@ -59,7 +59,7 @@ static_assert(kLatentMaxKey <= kRows * kScorePitch);
 
 struct LatentTask {
   DirectTask direct;
-  bool vector;  // queries can be read by 16 bytes
+  bool vector;  // queries can be read in units of 16 bytes
 };
 
 __device__ __forceinline__ float4 load_floats(const float* p, bool vector) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ float4 load_floats(const float* p, bool vector) {
   return make_float4(p[0], p[1], p[2], p[3]);
 }
 
-// The keys of block `index` of a tile. One cluster does until its blocks have more than one step.
+// The keys of block `index` of a tile. One cluster is used until its blocks have more than one step.
 __device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const CudaTile& tile, int index) {
   const int keys = tile.key_end - tile.key_begin;
   const int wanted = (keys + kClusterBlocks * kClusterKeys - 1) / (kClusterBlocks * kClusterKeys);
@@ -77,7 +77,7 @@ __device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const Cud
   return {begin, min(begin + each, tile.key_end), (keys + each - 1) / each};
 }
 
-// Dimensions [dim, dim + 4) of a row of rotary dimensions at `row`, rotated.
+// Dimensions [dim, dim + 4) of the row of rotary dimensions at `row`, rotated.
 __device__ __forceinline__ float4 rotate(const FreshRows& f, const float* row, int dim, const float2* angles,
                                          bool vector) {
   const float4 x = load_floats(row + dim, vector);
@@ -93,7 +93,7 @@ __device__ __forceinline__ float4 rotate(const FreshRows& f, const float* row, i
                      x.w * d.x + sign * y.w * d.y);
 }
 
-// A new token's latent by one warp: norm, rotation, and the way into the cache and shared memory.
+// Norm, rotation and store of a new token's latent, to the cache and shared memory, by one warp.
 template <Scalar kType, typename Element>
 struct FreshLatents {
   static constexpr int kPer = kLatentMaxKey / 32;
@@ -130,7 +130,7 @@ struct FreshLatents {
     float* row = memory.scores[warp][0];
 #pragma unroll
     for (int j = 0; j < kPer; ++j) row[lane + 32 * j] = x[j];
-    __syncwarp();  // the row is written; pairs lie with other lanes
+    __syncwarp();  // the row is written; the elements of a pair are in different lanes
     rotate_row(f, row + rest, memory.angles + token * (f.n_rot / 2), lane);
     __syncwarp();  // the pairs are rotated
     auto* shared = reinterpret_cast<uint8_t*>(memory.fresh[warp]);
@@ -168,14 +168,15 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
   const int kv_head = blockIdx.y, cluster = blockIdx.z / kClusterBlocks;
   const CudaTile tile = find_tile(t, blockIdx.x, kRows);
   const KeyRange range = block_keys(t, tile, blockIdx.z);
-  // A cluster without work leaves as one.
+  // A cluster without work exits as a whole.
   if (tile.empty() || cluster * kClusterBlocks >= range.active) return;
 
   const uint8_t* base = key_rows(t, tile.run, kv_head);
-  const int chunks = (t.dk + 15) / 16, pieces = chunks * 16 / kOfPiece;  // of a row
+  const int chunks = (t.dk + 15) / 16, pieces = chunks * 16 / kOfPiece;  // per row
   const FreshKeys fresh(tile, range);
   const int fresh_begin = tile.run.position + fresh.first;
-  // Keys [first, first + 32) into a stage; rows up to the next multiple of 16 and dimensions of the last 16 are zeros.
+  // Loads keys [first, first + 32) to a stage; rows up to the next multiple of 16 and the rest of the last 16
+  // dimensions are zeros.
   const auto load_keys = [&](int first, int stage, Rows which) {
     const int rows = min((range.end - first + 15) / 16 * 16, kClusterKeys);
     for (int r = warp; r < rows; r += kWarps) {
@@ -209,7 +210,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
   load_keys(range.begin + kClusterKeys, 1, Rows::all);
   device::copy_async_commit();
 
-  // Queries, scaled: of rows g and g + 8 every eighth 16 dimensions.
+  // Scaled queries: of rows g and g + 8, every eighth 16 dimensions.
   float latent[FreshLatents<kType, Element>::kPer];
   if (kFused && latents.works()) latents.load(latent);
   uint32_t query[kChunksOfWarp][4], query_rest[kTwice ? kChunksOfWarp : 1][4];
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
     const float2* angles[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = min(tile.row_begin + g + 8 * h, tile.row_end - 1);  // one past the end is not written
+      const int row = min(tile.row_begin + g + 8 * h, tile.row_end - 1);  // a row past the end is not written
       from[h] = query_row(t, tile, row, kv_head);
       if constexpr (kFused) {
         const int token = row / t.group, head = kv_head * t.group + row % t.group;
@@ -264,20 +265,20 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
   }
   if (kFused && latents.works()) latents.finish(latent);
 
-  // Of the softmax thread 16·row + i has keys 2·i and 2·i + 1.
+  // In the softmax, thread 16·row + i has keys 2·i and 2·i + 1.
   const int row = static_cast<int>(threadIdx.x) / 16, pair = static_cast<int>(threadIdx.x) % 16;
   const int position = tile.run.position + min(tile.row_begin + row, tile.row_end - 1) / t.group;
   float best = minus_infinity(), total = 0;
-  // Of dimensions 64·warp + 8·i; floats: column c of tile 4·b + j has dimension 64·warp + 32·b + 4·c + j.
+  // Dimensions 64·warp + 8·i; for floats, column c of tile 4·b + j has dimension 64·warp + 32·b + 4·c + j.
   float out[8][4] = {};
-  // The key whose scores are column g of a tile of 8: floats of two neighbouring columns lie in different banks.
+  // The key whose scores are column g of a tile of 8; for floats, two adjacent columns are in different banks.
   const int column_key = kTwice ? g / 2 + g % 2 * 4 : g;
 
   int stage = 0;
   for (int first = range.begin; first < range.end; first += kClusterKeys, stage ^= 1) {
     const int keys = min(range.end - first, kClusterKeys);
     device::copy_async_wait<1>();
-    __syncthreads();  // the keys of this step are there
+    __syncthreads();  // the keys of this step have arrived
     if (kFused && first + keys > fresh_begin) {
       for (int r = warp; r < fresh.count; r += kWarps) {
         const int to = fresh_begin + r - first;
@@ -287,7 +288,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
               *reinterpret_cast<const uint4*>(&fused_memory.fresh[r][kOfPiece * piece]);
         }
       }
-      __syncthreads();  // and so are the new ones
+      __syncthreads();  // … and so have the new ones
     }
     float part[kClusterKeys / 8][4] = {}, part_rest[kTwice ? kClusterKeys / 8 : 1][4] = {};
 #pragma unroll
@@ -342,11 +343,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
 #pragma unroll
     for (int offset = 8; offset > 0; offset /= 2) top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, offset));
     top = fmaxf(top, best);
-    const float from = top == minus_infinity() ? 0.0f : top;  // nothing seen yet: all weights are 0
+    const float from = top == minus_infinity() ? 0.0f : top;  // no key was read yet: all weights are 0
     const float shrink = device::exp2_fast(best - from);
     best = top;
     score.x = device::exp2_fast(score.x - from), score.y = device::exp2_fast(score.y - from);
-    total = total * shrink + (score.x + score.y);  // of this thread's keys
+    total = total * shrink + (score.x + score.y);  // over this thread's keys
     *reinterpret_cast<uint32_t*>(&memory.weights[row][2 * pair]) = device::pack2<kBf16>(score.x, score.y);
     if (pair == 0) shrinks[row] = shrink;
     __syncthreads();  // all weights are written
@@ -364,7 +365,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
       if constexpr (kTwice) {
 #pragma unroll
         for (int b = 0; b < 2; ++b) {
-          float v[4][4];  // of the keys that this lane's weights have
+          float v[4][4];  // of the keys for which this lane has weights
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int r = 16 * half + 2 * quad + (i & 1) + 8 * (i >> 1);
@@ -403,7 +404,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {  // of row g + 8·(e / 2) column 2·quad + e % 2
+      for (int e = 0; e < 4; ++e) {  // column 2·quad + e % 2 of row g + 8·(e / 2)
         float* to = results + (g + e / 2 * 8) * kResultPitch + 64 * warp + 32 * b + 8 * quad + e % 2 * 4;
         *reinterpret_cast<float4*>(to) =
             make_float4(out[4 * b][e], out[4 * b + 1][e], out[4 * b + 2][e], out[4 * b + 3][e]);

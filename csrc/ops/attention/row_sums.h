@@ -1,14 +1,14 @@
-// Sums over the lanes of many vectors together, for kernel sources.
+// Sums over the lanes of several vectors at once, for kernel sources.
 #pragma once
 
 #include "ops/simd.h"
 
 namespace DYNO_KERNEL_NAMESPACE {
 
-// Vectors whose lanes are added together: as many accumulators as leave registers for the operands.
+// Number of vectors whose lanes are summed together: the accumulators leave enough registers for the operands.
 constexpr int kSums = kLanes == 16 ? 16 : 8;
 
-// Where horizontal_sums() wants the vector whose sum becomes out[n].
+// The index in v of the vector whose sum becomes out[n].
 constexpr int sum_slot(int n) {
 #if defined(__AVX512F__)
   return n / 4 + n % 4 * 4;
@@ -19,7 +19,7 @@ constexpr int sum_slot(int n) {
 #endif
 }
 
-// out[n] = horizontal_sum(v[sum_slot(n)]), to the bit: halves are added pairwise here too, but two vectors at a time.
+// out[n] = horizontal_sum(v[sum_slot(n)]), bit-exact: halves are added pairwise as well, but for two vectors at a time.
 DYNO_INLINE void horizontal_sums(const vf (&v)[kSums], float* out) {
 #if defined(__AVX512F__)
   const auto lanes = [](__m512 a, __m512 b) {

@@ -1,11 +1,11 @@
-// Attention of one token of each of many sequences, as direct.cuh with 8 query rows and one part of the keys, for the
-// shapes that most models have: about 1,000 instead of 2,000 instructions a warp. They bound a step of some dozens of
-// sequences, not the cache: keys and values of the first 128 positions are on their way before the launch before has
-// ended.
+// Attention of one token of each of many sequences: as direct.cuh with 8 query rows and one part of the keys, for the
+// shapes of most models. A warp runs about 1,000 instead of 2,000 instructions. Instructions bound a step of some
+// dozens of sequences, not the cache: the loads of keys and values of the first 128 positions are issued before the
+// previous launch has ended.
 //
-// A block has one sequence and one head of keys. Its eight warps walk the keys as in direct.cuh, and every thread adds
-// up four dimensions of a row. What it gives leaves in float32, or as HalfTiles that the next product multiplies: two
-// warps have 256 neighbours.
+// A block has one sequence and one key head. Its eight warps process the keys as in direct.cuh, and every thread adds
+// four dimensions of a row. The output is float32, or HalfTiles for the next product: two warps have 256 adjacent
+// values.
 #pragma once
 
 #include "ops/attention/direct.cuh"
@@ -25,14 +25,14 @@ struct Shared {
   float merged[kWarps][kRows][kPitch];
 };
 
-// Read again for every tile: registers that keep it would be missing elsewhere.
+// Reloaded for every tile, because keeping it would take registers that are needed elsewhere.
 __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
   return v;
 }
 
-// 16 bytes of the cache where `condition` holds; written as a branch they cost an array its registers.
+// Loads 16 bytes from the cache if `condition` holds. Written as a branch, it would move an array out of registers.
 __device__ __forceinline__ void load_if(bool condition, uint4& to, const uint8_t* from) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n}\n"
                : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
@@ -40,7 +40,7 @@ __device__ __forceinline__ void load_if(bool condition, uint4& to, const uint8_t
                : "memory");
 }
 
-// kTiles: gives HalfTiles of that height, at `out` of the task.
+// kTiles: writes HalfTiles of height `height`, at `out` of the task.
 template <int kHead, bool kBf16, bool kTiles>
 __device__ __forceinline__ void attend(const DirectTask& task, [[maybe_unused]] int height) {
   constexpr int kKeyChunks = kHead / 32, kValueChunks = kHead / 64;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void attend(const DirectTask& task, [[maybe_unused]] 
   const CudaAttention& t = task.common;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
   const int kv_head = blockIdx.y;
-  // The runs and what earlier tokens stored do not come from the launches that are still under way.
+  // The runs, and rows of earlier tokens, do not depend on launches that are still running.
   const SequenceRun run = t.args.runs[blockIdx.x];
   if (run.n_tokens == 0) return;
   const int position = run.position;
@@ -61,8 +61,8 @@ __device__ __forceinline__ void attend(const DirectTask& task, [[maybe_unused]] 
   const uint8_t* value_at = value_rows(t, run, kv_head) + (start + 2 * quad) * t.args.v_row_bytes + 16 * g;
   const uint32_t k_step = static_cast<uint32_t>(t.args.k_row_bytes), v_step = static_cast<uint32_t>(t.args.v_row_bytes);
   uint4 keys[kKeyChunks][2], values[kValueChunks][4];
-  // Of the tile at `first`, which the pointers are at: positions in [from, to). `fresh`: nothing else changes; else
-  // other rows become zeros.
+  // Loads rows of the tile at `first`, which the pointers refer to, for positions in [from, to). `fresh`: leaves other
+  // rows unchanged; otherwise sets them to zero.
   const auto load_keys = [&](int first, int from, int to, bool fresh) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void attend(const DirectTask& task, [[maybe_unused]] 
   if (works && start + kTileKeys > settled)
     load_keys(start, settled, end, true), load_values(start, settled, end, true);
 
-  // A warp packs each query row, scaled, as the products read it; columns that are not stored are zeros.
+  // A warp packs each scaled query row in the reading order of the products; columns that are not stored are zeros.
   {
     constexpr int kPer = kHead / 32;
     uint32_t packed[kPer / 2] = {};
@@ -117,13 +117,14 @@ __device__ __forceinline__ void attend(const DirectTask& task, [[maybe_unused]] 
     float best[2] = {minus_infinity(), minus_infinity()}, total[2] = {};
 #pragma unroll 1
     for (int first = start; first < end; first += kWarps * kTileKeys) {
-      // Two sums, so that no product waits for more than every second of the others.
+      // Two sums, so that a product waits only for every second product before it.
       float part[2][4] = {};
 #pragma unroll
       for (int c = 0; c < kKeyChunks; ++c) {
         const uint4 &low = keys[c][0], &high = keys[c][1];
         const uint32_t a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
-        const uint4 query = load_shared(query_at + 64 * c);  // of row g the dimensions that this lane has of the keys
+        const uint4 query = load_shared(query_at + 64 * c);  // of row g, the dimensions for which this lane has the
+                                                             // keys
         direct::mma<kBf16>(part[0], a[0], query.x, query.y);
         direct::mma<kBf16>(part[1], a[1], query.z, query.w);
       }
@@ -146,7 +147,7 @@ __device__ __forceinline__ void attend(const DirectTask& task, [[maybe_unused]] 
           top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, offset));
         }
         top = fmaxf(top, best[e]);
-        const float base = top == minus_infinity() ? 0.0f : top;  // nothing seen yet: all weights are 0
+        const float base = top == minus_infinity() ? 0.0f : top;  // no key was read yet: all weights are 0
         scores[e] = device::exp2_fast(scores[e] - base);
         scores[2 + e] = device::exp2_fast(scores[2 + e] - base);
         if (first != start) {
@@ -156,7 +157,7 @@ __device__ __forceinline__ void attend(const DirectTask& task, [[maybe_unused]] 
           for (int m = 0; m < 4 * kValueChunks; ++m) out[m][e] *= shrink, out[m][2 + e] *= shrink;
         }
         best[e] = top;
-        total[e] += scores[e] + scores[2 + e];  // of this lane's keys
+        total[e] += scores[e] + scores[2 + e];  // over this lane's keys
       }
       weights[0] = direct::transpose_8x8(device::pack2<kBf16>(scores[0], scores[1]));
       weights[1] = direct::transpose_8x8(device::pack2<kBf16>(scores[2], scores[3]));
@@ -199,7 +200,7 @@ __device__ __forceinline__ void attend(const DirectTask& task, [[maybe_unused]] 
   constexpr int kQuads = kHead / 4;
   const int row = static_cast<int>(threadIdx.x) / kQuads, dim = static_cast<int>(threadIdx.x) % kQuads * 4;
   if (row >= t.group) return;
-  const int warps = (end - begin + kTileKeys - 1) / kTileKeys;  // with keys, or more
+  const int warps = (end - begin + kTileKeys - 1) / kTileKeys;  // warps with keys; may exceed the number of warps
   float2 stat[kWarps];
   float4 part[kWarps];
 #pragma unroll
@@ -228,7 +229,7 @@ __device__ __forceinline__ void attend(const DirectTask& task, [[maybe_unused]] 
     float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
     most = device::warp_max(most);
     if (lane == 0) largest[warp] = most;
-    device::named_sync(1 + warp / 2, 64);  // both warps of 256 neighbours have theirs
+    device::named_sync(1 + warp / 2, 64);  // both warps of 256 adjacent values have their results
     const float scale = device::row_scale(fmaxf(most, largest[warp ^ 1]));
     uint8_t* block =
         reinterpret_cast<uint8_t*>(t.args.out) +
@@ -240,7 +241,7 @@ __device__ __forceinline__ void attend(const DirectTask& task, [[maybe_unused]] 
   }
 }
 
-// Two blocks find room on a multiprocessor.
+// Two blocks fit on a multiprocessor.
 template <int kHead, bool kBf16>
 __global__ void __launch_bounds__(32 * kWarps, 2) steps_kernel(const __grid_constant__ DirectTask task) {
   attend<kHead, kBf16, false>(task, 0);

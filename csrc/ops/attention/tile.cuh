@@ -1,5 +1,5 @@
-// The work of a block of an attention kernel, and its end: writing rows, or parts of rows that the last
-// block to arrive combines in their order.
+// The work of a block of an attention kernel, and its end: it writes complete rows, or parts of rows that the last
+// block combines in order.
 #pragma once
 
 #include "device/arithmetic.cuh"
@@ -23,15 +23,15 @@ struct CudaAttention {
 
 struct CudaTile {
   SequenceRun run;
-  int row_begin = 0, row_end = 0;  // empty: no such tile
+  int row_begin = 0, row_end = 0;  // both 0: no such tile
   int rows_before = 0;             // of earlier runs
-  int key_begin = 0, key_end = 0;  // what any of its rows sees
+  int key_begin = 0, key_end = 0;  // keys that any of its rows reads
 
   __device__ bool empty() const { return row_begin >= row_end; }
   __device__ int rows() const { return row_end - row_begin; }
 };
 
-// Tile `tile` of the `tiles` of a run. Within a run the last rows come first: they see the most keys, so they are the
+// Tile `tile` of the `tiles` of a run. The last rows of a run come first, because they read the most keys and take the
 // longest.
 __device__ __forceinline__ CudaTile tile_of_run(const CudaAttention& task, const SequenceRun& run, int tile, int tiles,
                                                 int tile_rows, int rows_before) {
@@ -58,15 +58,15 @@ __device__ __forceinline__ CudaTile find_tile(const CudaAttention& task, int til
   return {};
 }
 
-// The same by a whole warp, whose lanes look at a run each: one by one, the runs of many sequences take as long as the
-// attention of few keys.
+// find_tile() by a whole warp, whose lanes check one run each. A serial search over the runs of many sequences would
+// take as long as attention over few keys.
 __device__ __forceinline__ CudaTile find_tile_warp(const CudaAttention& task, int tile, int tile_rows, int lane) {
   int before = 0;
   for (int base = 0; base < task.args.n_runs; base += 32) {
     SequenceRun run;
     if (base + lane < task.args.n_runs) run = task.args.runs[base + lane];
     const int rows = run.n_tokens * task.group, tiles = (rows + tile_rows - 1) / tile_rows;
-    int tiles_to = tiles, rows_to = rows;  // of this run and those before it
+    int tiles_to = tiles, rows_to = rows;  // of this run and the previous ones
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
       const int more_tiles = __shfl_up_sync(device::kFullMask, tiles_to, offset);
@@ -104,7 +104,7 @@ __device__ __forceinline__ float* output_row(const CudaAttention& t, const CudaT
   return t.args.out + token * t.args.out_stride + int64_t{kv_head * t.group + row % t.group} * t.dv;
 }
 
-// Whether `row` (of the run) sees key `key`.
+// Whether `row` (of the run) reads key `key`.
 __device__ __forceinline__ bool sees(const CudaAttention& t, const CudaTile& tile, int row, int key) {
   const int distance = tile.run.position + row / t.group - key;
   return distance >= 0 && (!t.windowed || distance < t.args.window);
@@ -112,8 +112,8 @@ __device__ __forceinline__ bool sees(const CudaAttention& t, const CudaTile& til
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
-// The factor of the weighted values of a row, given its maximum and the sum of its weights: the sink joins
-// the denominator.
+// The factor of a row's weighted values, given its maximum and the sum of its weights; the sink is added to the
+// denominator.
 __device__ __forceinline__ float output_factor(const CudaAttention& t, int row, int kv_head, float best, float total) {
   if (!t.sinks) return device::quotient(1.0f, total);
   const float sink = t.args.sinks[kv_head * t.group + row % t.group];
@@ -128,15 +128,15 @@ __device__ __forceinline__ float* partial_row(const CudaAttention& t, int tile, 
   return t.partials + index * (2 + t.dv);
 }
 
-// The same by rows of the batch, without room for tiles that are not full: [kv head][split][row of the batch][2 + dv].
+// The same by rows of the batch, without space for incomplete tiles: [kv head][split][row of the batch][2 + dv].
 __device__ __forceinline__ float* batch_partial_row(const CudaAttention& t, const CudaTile& tile, int kv_head,
                                                     int split, int row) {
   const int64_t rows = int64_t{t.tokens} * t.group, at = tile.rows_before + tile.row_begin + row;
   return t.partials + ((int64_t{kv_head} * t.splits + split) * rows + at) * (2 + t.dv);
 }
 
-// The part of a tile's keys that a split works on. Splits beyond `active` have none and leave at once; a tile with one
-// active split is written without a detour.
+// The keys of a tile that a split processes. Splits beyond `active` have none and exit at once; a tile with one active
+// split is written directly.
 struct KeyRange {
   int begin, end;
   int active;
@@ -149,8 +149,9 @@ __device__ __forceinline__ KeyRange split_keys(const CudaAttention& t, const Cud
 }
 
 // Called by every thread after the block has written its partial rows. The last of the tile's active blocks combines
-// them, always in the order of the splits: a warp takes a row, its lanes the splits' weights and then the dimensions.
-// `first_part(row)` is where split 0's part of a row of the tile lies; those of the others follow `step` floats apart.
+// them, always in the order of the splits: a warp takes a row, and its lanes take the splits' weights and then the
+// dimensions. `first_part(row)` is split 0's part of a row; the parts of other splits follow at distances of `step`
+// floats.
 template <typename FirstPart>
 __device__ __forceinline__ void combine_parts(const CudaAttention& t, const CudaTile& tile, int tile_index, int kv_head,
                                               int active, int64_t step, const FirstPart& first_part) {
@@ -164,7 +165,7 @@ __device__ __forceinline__ void combine_parts(const CudaAttention& t, const Cuda
   }
   __syncthreads();
   if (!last) return;
-  __threadfence();  // the other blocks' parts are read after their counts
+  __threadfence();  // the parts of other blocks are read after their counts
   const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
   for (int row = threadIdx.x / 32; row < tile.rows(); row += warps) {
     const float* first = first_part(row);

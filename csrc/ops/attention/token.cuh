@@ -1,12 +1,13 @@
-// Attention of one token with norm, rotation and store, made for its latency: what a token waits for is not the cache,
-// which is in registers before the launch before has ended, but the instructions behind it. So one token, one head
-// size, one cache type; products and layouts are those of direct.cuh.
+// Attention of one token with norm, rotation and store, optimised for latency. Instructions bound such a launch, not
+// the cache, which is in registers before the previous launch has ended. So it supports one token, one head size and
+// one cache type. Products and layouts are as in direct.cuh.
 //
-// A warp makes each query row, two more the new key and value, which meet in shared memory as the products read them.
-// Then eight warps walk the keys as in direct.cuh, and every thread adds up four dimensions of a row.
+// A warp computes each query row, and two more warps the new key and value, in shared memory in the reading order of
+// the products. Then eight warps process the keys as in direct.cuh, and every thread adds four dimensions of a row.
 //
-// With clusters, the eight blocks of one that have keys send their results for row r to block r of the cluster, whose
-// barrier counts the bytes; what several clusters have meets in the workspace, row by row. Without, all results do.
+// With clusters, the eight blocks of a cluster that have keys send their results for row r to block r of the cluster,
+// whose barrier counts the bytes. Results of several clusters are combined in the workspace, row by row. Without
+// clusters, all results are combined there.
 #pragma once
 
 #include "device/bulk_copy.cuh"
@@ -24,7 +25,7 @@ inline constexpr int kThreads = 32 * (kWarps + kFreshWarps);
 
 static_assert(kRows <= kClusterBlocks, "each block of a cluster adds up one row");
 
-// The parts of one row that the blocks of a cluster have sent.
+// The parts of one row that the blocks of a cluster send.
 template <int kHead>
 struct Sent {
   float values[kClusterBlocks][kHead];
@@ -35,14 +36,15 @@ struct Sent {
 template <int kHead>
 struct Shared {
   static constexpr int kHalfPitch = kHead + 8, kPitch = kHead + 4;
-  uint16_t queries[kRows][kHalfPitch];  // scaled, as the products read them
-  uint16_t fresh[2][kHalfPitch];        // the new key and the new value, as the cache has them
+  uint16_t queries[kRows][kHalfPitch];  // scaled, in the reading order of the products
+  uint16_t fresh[2][kHalfPitch];        // the new key and value in the form of the cache
   float2 angles[kHead / 2];
   float2 stats[kWarps][kRows];  // maximum in units of log2, sum
   float merged[kWarps][kRows][kPitch];
 };
 
-// 16 bytes from shared memory where `condition` holds; written as a branch they cost the array its registers.
+// Loads 16 bytes from shared memory if `condition` holds. Written as a branch, it would move the array out of
+// registers.
 __device__ __forceinline__ void load_shared_if(bool condition, uint4& to, const uint16_t* from) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n}\n"
                : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
@@ -50,19 +52,19 @@ __device__ __forceinline__ void load_shared_if(bool condition, uint4& to, const 
                : "memory");
 }
 
-// The result of a warp for its row: a query, the new key or the new value. Lane l has dimensions kPer·l … + kPer - 1.
+// A warp's row: a query, the new key or the new value. Lane l has dimensions kPer·l … + kPer - 1.
 template <int kHead, bool kBf16>
 struct FreshRow {
   static constexpr int kPer = kHead / 32;
-  const float* from = nullptr;  // null: nothing to do
+  const float* from = nullptr;  // null: no work
   uint16_t* to;                 // in shared memory
   uint8_t* cache = nullptr;
   bool normed = false, rotated = false, query;
   float factor = 1;
-  int partner = 0;  // the lane whose dimensions ours are rotated with
+  int partner = 0;  // the lane with the other dimensions of the rotation
   float gain[kPer], cosine[kPer], sine[kPer];
 
-  // `sine` carries the sign that it has in the sum of a dimension.
+  // `sine` has the sign that it has in the sum of a dimension.
   __device__ void prepare(const FreshRows& f, const float2* angles, const float* weights, int lane) {
     const int half = f.n_rot / 2, first = kPer * lane;
     partner = first < half ? lane + half / kPer : lane - half / kPer;
@@ -124,7 +126,7 @@ struct FreshRow {
 };
 
 #if __CUDA_ARCH__ >= 900
-// A row of what the blocks of a cluster, and then the clusters, have; called by the first lanes of its block.
+// Adds a row over the blocks of a cluster, and then over clusters; called by the first lanes of its block.
 template <int kHead>
 __device__ __forceinline__ void add_clusters(const CudaAttention& t, const CudaTile& tile, Sent<kHead>& sent, int row,
                                              int kv_head, int cluster, int members, int clusters) {
@@ -151,7 +153,7 @@ __device__ __forceinline__ void add_clusters(const CudaAttention& t, const CudaT
       if (before == clusters - 1) *counter = 0;  // for the next launch
     }
     if (__shfl_sync(device::kFullMask, before, 0) != clusters - 1) return;
-    __threadfence();  // the other clusters' parts are read after their counts
+    __threadfence();  // the parts of other clusters are read after their counts
     sum = clustered::add_parts<kMostClusters>(
         clusters, [&](int c) { return __ldcg(&parts.stats[c * kRows + row]); },
         [&](int c) { return __ldcg(values_of(c)); });
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
   const FreshRows& f = task.fresh;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
   const int kv_head = blockIdx.y, split = blockIdx.z;
-  // The run and what earlier tokens stored do not come from the launches that are still under way.
+  // The run, and rows of earlier tokens, do not depend on launches that are still running.
   CudaTile tile;
   tile.run = t.args.runs[0];
   const int position = tile.run.position;
@@ -197,11 +199,11 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
         device::barrier_init(device::shared_address(&sent.arrived), 1);
         device::barrier_init_done();
       }
-      device::cluster_arrive_relaxed();  // this block runs, and its barrier is there
+      device::cluster_arrive_relaxed();  // this block runs, and its barrier is initialised
     }
   }
 #endif
-  const bool has_fresh = range.begin <= position && range.end > position;  // its last key; this block alone stores it
+  const bool has_fresh = range.begin <= position && range.end > position;  // its last key; only this block stores it
 
   const int start = range.begin + warp * kTileKeys;
   const bool works = warp < kWarps && start < range.end;
@@ -210,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
   const uint8_t* key_at = key_rows(t, tile.run, kv_head) + (start + g) * t.args.k_row_bytes + 16 * quad;
   const uint8_t* value_at = value_rows(t, tile.run, kv_head) + (start + 2 * quad) * t.args.v_row_bytes + 16 * g;
   uint4 keys[kKeyChunks][2], values[kValueChunks][4];
-  // Of the tile at `first`, which the pointers are at; rows that are not settled become zeros.
+  // Loads rows of the tile at `first`, which the pointers refer to; rows that are not settled become zeros.
   const auto load_keys = [&](int first) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -238,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
     shared.angles[i] = device::cos_sin(position, f.inv_freq[i], f.mscale);
   }
   FreshRow<kHead, kBf16> row;
-  const float* weights = f.q_norm;  // of its norm
+  const float* weights = f.q_norm;  // of the norm
   row.query = warp < kWarps;
   if (row.query) {
     row.to = shared.queries[warp];
@@ -269,7 +271,7 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
         const auto bytes = static_cast<uint32_t>(members) * (kHead * 4 + 16);
         device::barrier_arrive_for_bytes(device::shared_address(&sent.arrived), bytes);
       }
-      device::cluster_wait();  // all blocks of the cluster run
+      device::cluster_wait();  // all blocks of the cluster are running
     }
   }
 #endif
@@ -279,7 +281,7 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
   __syncthreads();  // queries and new rows are written
 
   if (works) {
-    uint4 query[kKeyChunks];  // of row g the dimensions that this lane has of the keys
+    uint4 query[kKeyChunks];  // of row g, the dimensions for which this lane has the keys
 #pragma unroll
     for (int c = 0; c < kKeyChunks; ++c) {
       query[c] = *reinterpret_cast<const uint4*>(shared.queries[g] + 32 * c + 8 * quad);
@@ -305,7 +307,7 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
           }
         }
       }
-      // Two sums, so that no product waits for more than every second of the others.
+      // Two sums, so that a product waits only for every second product before it.
       float part[2][4] = {};
 #pragma unroll
       for (int c = 0; c < kKeyChunks; ++c) {
@@ -333,7 +335,7 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
           top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, offset));
         }
         top = fmaxf(top, best[e]);
-        const float base = top == minus_infinity() ? 0.0f : top;  // nothing seen yet: all weights are 0
+        const float base = top == minus_infinity() ? 0.0f : top;  // no key was read yet: all weights are 0
         scores[e] = device::exp2_fast(scores[e] - base);
         scores[2 + e] = device::exp2_fast(scores[2 + e] - base);
         if (first != start) {
@@ -343,7 +345,7 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
           for (int m = 0; m < 4 * kValueChunks; ++m) out[m][e] *= shrink, out[m][2 + e] *= shrink;
         }
         best[e] = top;
-        total[e] += scores[e] + scores[2 + e];  // of this lane's keys
+        total[e] += scores[e] + scores[2 + e];  // over this lane's keys
       }
       weights[0] = direct::transpose_8x8(device::pack2<kBf16>(scores[0], scores[1]));
       weights[1] = direct::transpose_8x8(device::pack2<kBf16>(scores[2], scores[3]));
@@ -386,7 +388,8 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
   constexpr int kQuads = kHead / 4;
   const int query_row = static_cast<int>(threadIdx.x) / kQuads, dim = static_cast<int>(threadIdx.x) % kQuads * 4;
   if (query_row < t.group && range.begin < range.end) {
-    const int warps = (range.end - range.begin + kTileKeys - 1) / kTileKeys;  // with keys, or more
+    const int warps = (range.end - range.begin + kTileKeys - 1) / kTileKeys;  // warps with keys; may exceed the number
+                                                                              // of warps
     float2 stat[kWarps];
     float4 part[kWarps];
 #pragma unroll
@@ -427,14 +430,14 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
   if (whole) return;
   if constexpr (kClusters) {
 #if __CUDA_ARCH__ >= 900
-    const int mine = split % kClusterBlocks;  // the row that this block adds up
+    const int mine = split % kClusterBlocks;  // the row that this block adds
     if (mine < t.group && warp == 0) {
       const int clusters = (range.active + kClusterBlocks - 1) / kClusterBlocks;
       add_clusters(t, tile, sent, mine, kv_head, cluster, members, clusters);
     }
 #endif
   } else {
-    __syncthreads();  // what the warps wrote is read; its memory is used again
+    __syncthreads();  // the results are read; the memory is reused
     direct::combine<kRows>(t, tile, kv_head, range.active, &shared.merged[0][0][0]);
   }
 }
