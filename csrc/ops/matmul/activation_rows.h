@@ -1,4 +1,4 @@
-// Reading quantised activations (ops/copy/act_q8.h) in a kernel.
+// Reads quantised activations (ops/copy/act_q8.h) in a kernel.
 #pragma once
 
 #include <cstring>
@@ -8,11 +8,11 @@
 
 namespace DYNO_KERNEL_NAMESPACE {
 
-// One token row from column `k0` on.
+// One token row, from column `k0` on.
 struct ActRow {
   const uint8_t* q;
-  const uint8_t* d;    // f32, one for 32
-  const uint8_t* sum;  // int16, one for 16
+  const uint8_t* d;    // f32, one per 32 values
+  const uint8_t* sum;  // int16, one per 16 values
 
   ActRow() = default;
   ActRow(const void* row, int64_t k, int64_t k0) {

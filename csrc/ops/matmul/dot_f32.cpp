@@ -1,6 +1,6 @@
-// Matrix product with f32 activations: dot products along k, 16 partial sums each, for a register tile of weight rows
-// by tokens. F32, F16 and BF16 weights are read in place; quantised ones are turned into floats first, 16 rows at a
-// time. Each sum is made in one order whatever the tile, so results do not depend on the configuration.
+// Matrix product with f32 activations: dot products along k with 16 partial sums each, for a register tile of weight
+// rows by tokens. F32, F16 and BF16 weights are read in place; quantised weights are first converted to floats, 16 rows
+// at a time. The order of each sum is the same for every tile, so results do not depend on the configuration.
 #include "ops/matmul/kernels.h"
 #include "ops/matmul/unpack.h"
 
@@ -20,7 +20,7 @@ struct Bf16 {
   static F load(const uint8_t* p) { return f_from_bf16(p); }
 };
 
-// The last k % 16 values, the rest zeros.
+// The last k % 16 values, followed by zeros.
 template <typename Weight>
 inline F load_tail(const uint8_t* p, int n) {
   alignas(64) uint8_t buffer[16 * 4] = {};
@@ -45,7 +45,7 @@ void register_tile(const uint8_t* w, int64_t row_bytes, const std::byte* const* 
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) v[r] = Weight::load(w + r * row_bytes + i * Weight::bytes);
     if constexpr (kMr <= 2) {
-      // Memory is what few tokens wait for: ask for the same place of the rows that come next.
+      // With few tokens, memory is the bottleneck: prefetches the same position of the next rows.
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) __builtin_prefetch(w + (kRows + r) * row_bytes + i * Weight::bytes);
     }
@@ -77,7 +77,7 @@ void register_tile(const uint8_t* w, int64_t row_bytes, const std::byte* const* 
 
 using RegisterTile = void (*)(const uint8_t*, int64_t, const std::byte* const*, int64_t, float*, int64_t);
 
-// Twice the accumulators of the integer kernels: there are no integer ones beside them.
+// Twice the accumulators of the integer kernels, because there are no integer accumulators.
 template <typename Weight, int kRows, int kMr>
 RegisterTile pick_tokens(int mr) {
   if (mr == kMr) return register_tile<Weight, kRows, kMr>;

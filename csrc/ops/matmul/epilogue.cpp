@@ -1,4 +1,4 @@
-// From sums in scratch to rows of y. Writes only the columns that exist.
+// Computes rows of y from sums in scratch. Writes only existing columns.
 #include "ops/matmul/kernels.h"
 #include "ops/matmul/vector_math.h"
 

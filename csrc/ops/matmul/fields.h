@@ -1,4 +1,4 @@
-// The fields of family matmul, by name: of its key, a node's operands and a launch's arguments.
+// The fields of family matmul, by name: of its key, of a node's operands and of a launch's arguments.
 #pragma once
 
 #include "ops/arguments.h"
@@ -26,16 +26,16 @@ struct MatmulOperands {
   MayRead residual{};
   float scale = 1.0f;
   Writes y;
-  float softcap = 0.0f;  // of y, after the product; 0: none
+  float softcap = 0.0f;  // of y, applied after the product; 0: none
 };
 DYNO_FIELDS(MatmulOperands, x, norm, w, bias, residual, scale, y, softcap)
 
 DYNO_FIELDS(MatmulArgs, x, x_stride_bytes, x_batch_stride_bytes, w, w_batch_stride_bytes, bias, residual, scale, y,
             y_stride, y_batch_stride, norm)
-// No argument of its name.
+// Operands without an argument of the same name.
 constexpr FieldNames only_plan(std::type_identity<MatmulOperands>) { return {"softcap"}; }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const MatmulDesc& d, MatmulArgs& a, Visitor& v) {
   const int64_t x_row = act_row_bytes(d.act, d.k);

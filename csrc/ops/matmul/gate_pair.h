@@ -1,4 +1,4 @@
-// Host half of the gated pair of products, shared by up_gate and moe_up_gate.
+// Host code of the gated pair of products, shared by up_gate and moe_up_gate.
 #pragma once
 
 #include "ops/matmul/product.h"
@@ -13,8 +13,8 @@ struct GatePair {
   Activation activation = Activation::silu;
 };
 
-// Tiles [first, first + tiling.group) of both matrices times the m token rows in scratch.rows. The rows of scratch.y
-// start at column 0. The products stand side by side in scratch.c: gate tiles, then up tiles.
+// Multiplies tiles [first, first + tiling.group) of both matrices by the m token rows in scratch.rows. The rows of
+// scratch.y start at column 0. The products are adjacent in scratch.c: gate tiles, then up tiles.
 void run_gate_pair(const Tiling& tiling, const Weights& weights, const GatePair& pair, int64_t first, int m,
                    const ProductScratch& scratch, CpuIsa isa);
 

@@ -1,7 +1,7 @@
-// Matrix product of quantised weights with quantised activations. For kc columns at a time, up to four tiles of 16
-// weight rows are unpacked into scratch that stays in the first-level cache; a register tile of nr * 16 rows by mr
-// tokens then runs over all token rows. All types share this code, only unpacking differs.
-// Instantiated by gemm_q8.cpp and gemm_q8_coded.cpp.
+// Matrix product of quantised weights by quantised activations. For kc columns at a time, up to four tiles of 16 weight
+// rows are unpacked to scratch that stays in the first-level cache. A register tile of nr * 16 rows by mr tokens then
+// covers all token rows. All types share this code; only unpacking differs. Instantiated by gemm_q8.cpp and
+// gemm_q8_coded.cpp.
 #pragma once
 
 #include "ops/matmul/activation_rows.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMaxChunk = 1024;
 
-// The facts of a type that the register kernel needs.
+// The properties of a type that the register kernel needs.
 template <int kGroup, bool kHasMin, int kWidenSteps>
 struct Class {
   static constexpr int group = kGroup;
@@ -21,7 +21,7 @@ struct Class {
   static constexpr int widen = kWidenSteps;
 };
 
-// Unpacked tiles of one chunk, tile i at offset i * stride.
+// Unpacked tiles of one chunk; tile i is at offset i * stride.
 struct Panel {
   const uint8_t* q;  // [k / 4][16][4]
   int64_t q_stride;
@@ -30,12 +30,12 @@ struct Panel {
   int64_t scale_stride;
 };
 
-// One int32 (-offset * sum of a group, where the accumulator starts) or float (-d * sum, what the minima are
-// multiplied with) for every group of the chunk.
+// For every group of the chunk, one int32 (-offset * sum of the group, the accumulator's start value) or one float (-d
+// * sum, the factor of the minima).
 template <typename Type>
 inline void prepare_sums(const ActRow& row, int n_blocks, int offset, int32_t* start) {
   constexpr int kGroups = 32 / Type::group;
-  int i = 0;  // of groups
+  int i = 0;  // index of the group
 #if defined(__AVX2__)
   for (; i + 8 <= n_blocks * kGroups; i += 8) {
     __m256i sum;
@@ -81,7 +81,7 @@ template <typename Type, int kNr, int kMr>
 void register_tile(const Panel& panel, int n_blocks, int offset, const std::byte* const* rows, int64_t k, int64_t k0,
                    bool first, float* c, int64_t ldc) {
   constexpr int kSteps = Type::group / 4;
-  constexpr int kGroups = 32 / Type::group;  // of a block of 32
+  constexpr int kGroups = 32 / Type::group;  // in a block of 32
   alignas(64) int32_t start[kMr][kMaxChunk / 16];
   const uint8_t* a[kMr];
   const uint8_t* d[kMr];
@@ -224,7 +224,7 @@ void unpack_chunk(Source& source, int64_t k0, int columns, uint8_t* q, float* s,
   }
 }
 
-// nr tiles and all tokens.
+// Computes nr tiles for all tokens.
 template <typename Source>
 void gemm_tiles(const ProductJob& job, const WeightTile* tiles, int nr, float* c) {
   constexpr WeightFormat f = Source::format;
@@ -245,7 +245,7 @@ void gemm_tiles(const ProductJob& job, const WeightTile* tiles, int nr, float* c
       unpack_chunk(source, k0, columns, q + r * q_stride, s + r * scale_stride, b + r * scale_stride);
     }
     const Panel panel = {q, q_stride, s, b, scale_stride};
-    // Register tiles of nearly equal height: 7 tokens in tiles of at most 6 are 4 + 3, not 6 + 1.
+    // Register tiles of nearly equal height: 7 tokens with tiles of at most 6 are 4 + 3, not 6 + 1.
     int left = job.m;
     for (int t = 0; t < job.m;) {
       const int tiles_left = (left + job.tokens - 1) / job.tokens;

@@ -9,7 +9,7 @@
 namespace dyno::ops {
 namespace {
 
-// Calls f<type>() for a type that has the layout.
+// Calls f<type>() for a type with this layout.
 template <typename F>
 void with_gpu_type(DType type, F&& f) {
   switch (type) {
@@ -27,7 +27,7 @@ void with_gpu_type(DType type, F&& f) {
   }
 }
 
-// The stripe of the rows from row0 on.
+// Packs the stripe of the rows from row0 on.
 template <DType kType, typename Rows>
 void pack_stripe(const Rows& rows, typename Rows::Index row0, int64_t k, std::byte* out) {
   constexpr GpuFormat f = gpu_format(kType);
@@ -71,7 +71,7 @@ void repack_gpu_from_x16(DType type, int64_t n, int64_t k, const std::byte* x16,
         const auto left = static_cast<int>(std::min<int64_t>(kX16Rows, n - stripe * kGpuRows));
         const auto* from = reinterpret_cast<const uint8_t*>(x16) + stripe * tile;
         std::byte* to = out + stripe * gpu_stripe_bytes(kType, k);
-        for (int64_t k0 = 0; k0 < k; k0 += kX16RunK) {  // as the kernel does
+        for (int64_t k0 = 0; k0 < k; k0 += kX16RunK) {  // as in the kernel
           const auto here = static_cast<int>(std::min<int64_t>(kX16RunK, k - k0));
           const Rows rows{from + k0 / Rows::per_block * Rows::record, left, here};
           pack_stripe<kType>(rows, 0, here, to + k0 / f.unit_k() * f.unit_bytes());

@@ -1,4 +1,4 @@
-// Layout::gpu: weights in the order in which tensor cores and 16-byte loads want them. The same bits as in the file.
+// Layout::gpu: weights in the order of tensor core fragments and 16-byte loads. The bits are the same as in the file.
 //
 // A matrix [n, k] is cut into stripes of 16 rows (n padded up) and tiles of 64 k (k padded up); pads are zero weights.
 // A stripe is contiguous along k, so a warp that walks one stripe reads one stream:
@@ -42,7 +42,7 @@
 
 namespace dyno::ops {
 
-inline constexpr int kGpuRows = 16;  // of a stripe
+inline constexpr int kGpuRows = 16;  // in a stripe
 inline constexpr int kGpuTile = 64;  // elements of k in a tile
 
 enum class GpuScale : uint8_t {
@@ -69,8 +69,8 @@ struct GpuFormat {
   constexpr int bits() const { return low_bits + high_bits; }
   constexpr bool lookup() const { return codebook == GpuCodebook::iq4nl || codebook == GpuCodebook::table; }
   constexpr bool super_block() const { return scale >= GpuScale::k_min32; }
-  constexpr int code_bytes() const { return kGpuRows * kGpuTile * bits() / 8; }  // of a tile
-  constexpr int scale_bytes() const {                                            // of a tile
+  constexpr int code_bytes() const { return kGpuRows * kGpuTile * bits() / 8; }  // per tile
+  constexpr int scale_bytes() const {                                            // per tile
     switch (scale) {
       case GpuScale::none:
         return 0;
@@ -88,16 +88,16 @@ struct GpuFormat {
     if (!super_block()) return 0;
     return scale == GpuScale::k_min32 || scale == GpuScale::k_min16 || scale == GpuScale::f_table16 ? 64 : 32;
   }
-  constexpr int table_bytes() const { return codebook == GpuCodebook::table ? 32 : 0; }  // of a super-block
+  constexpr int table_bytes() const { return codebook == GpuCodebook::table ? 32 : 0; }  // per super-block
   constexpr int super_bytes() const { return super_row_bytes() + table_bytes(); }
   constexpr int tile_bytes() const { return code_bytes() + scale_bytes(); }
   constexpr int unit_k() const { return super_block() ? 256 : kGpuTile; }
-  constexpr int unit_bytes() const {  // of a tile or, where there are super-blocks, of 4 tiles with their d
+  constexpr int unit_bytes() const {  // per tile or, for types with super-blocks, per 4 tiles with their d
     return super_block() ? 4 * tile_bytes() + super_bytes() : tile_bytes();
   }
 };
 
-// Of a type without this layout (f32): low_bits = 0.
+// For a type without this layout (f32), low_bits = 0.
 constexpr GpuFormat gpu_format(DType type) {
   switch (type) {
     case DType::f16:
@@ -138,12 +138,12 @@ constexpr GpuFormat gpu_format(DType type) {
   }
 }
 
-// Where element e of pair j stands in a step's word of codes that a table is asked with.
+// Bit position of element e of pair j in a step's word of codes, for table lookups.
 constexpr int gpu_codebook_bit(int j, int e) { return 16 * (j & 1) + 8 * (j >> 1) + 4 * e; }
 
 constexpr bool has_gpu_layout(DType type) { return gpu_format(type).low_bits != 0; }
 
-// Whether repack_gpu_from_x16() knows a type: all whose codes layout x16 holds.
+// Whether repack_gpu_from_x16() supports a type: all types whose codes are in layout x16.
 constexpr bool packs_from_x16(DType type) {
   return has_gpu_layout(type) && gpu_format(type).low_bits != 16 && type != DType::q8_16 && type != DType::q4_16;
 }
@@ -152,22 +152,23 @@ constexpr int64_t gpu_stripe_bytes(DType type, int64_t k) {
   const GpuFormat f = gpu_format(type);
   return (k + f.unit_k() - 1) / f.unit_k() * f.unit_bytes();
 }
-// Of one matrix [n, k]; experts follow each other at this distance.
+// Bytes of one matrix [n, k]; experts follow each other at this distance.
 constexpr int64_t gpu_layout_bytes(DType type, int64_t n, int64_t k) {
   return (n + kGpuRows - 1) / kGpuRows * gpu_stripe_bytes(type, k);
 }
 
-// Repacks stripes [first, last) of the matrix [n, k] at `plain` (rows as in the file) into `out`, where the first byte
-// of stripe 0 is out[0]. Stripes are independent: callers split them over threads.
-// Throws UnsupportedError for a type without this layout or a k that is no multiple of its block.
+// Repacks stripes [first, last) of the matrix [n, k] at `plain` (rows as in the file) to `out`, where stripe 0 starts
+// at out[0]. Stripes are independent, so callers divide them among threads. Throws UnsupportedError for a type without
+// this layout or a k that is not a multiple of its block.
 void repack_gpu(DType type, int64_t n, int64_t k, const std::byte* plain, std::byte* out, int64_t first, int64_t last);
 
-// The same bytes from a matrix in layout x16, which the CPU's kernels read: weights that a GPU takes copies of lie so.
-// Throws UnsupportedError for a type without both layouts or a k that is no multiple of its block.
+// Writes the same bytes from a matrix in layout x16, which the CPU's kernels read and in which the CPU keeps weights
+// that a GPU copies. Throws UnsupportedError for a type without both layouts or a k that is not a multiple of its
+// block.
 void repack_gpu_from_x16(DType type, int64_t n, int64_t k, const std::byte* x16, std::byte* out, int64_t first,
                          int64_t last);
 
-// Row `row` as a kernel reads it, in float32: equal to dequantize_row() of the file's bytes.
+// Row `row` in float32, as a kernel reads it: equal to dequantize_row() of the file's bytes.
 void dequantize_gpu_row(DType type, int64_t k, const std::byte* packed, int64_t row, float* out);
 
 }  // namespace dyno::ops

@@ -1,5 +1,6 @@
-// One 32-bit word of Layout::gpu from the file's blocks or from layout x16, and single elements of blocks: for the host
-// and for the device. gpu_layout.h describes the layout, gguf/quant_blocks.h the blocks, layout.h and unpack.h x16.
+// Computes one 32-bit word of Layout::gpu from the file's blocks or from layout x16, and single elements of blocks, on
+// the host and on the device. gpu_layout.h describes the layout, gguf/quant_blocks.h the blocks, layout.h and unpack.h
+// x16.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +46,7 @@ inline constexpr int kFileBlock = gpu_format(kType).super_block()               
                                   : kType == DType::q8_16                                   ? kQ8_16Block
                                                                                             : kQuantBlock;
 
-// The code u of element i of a block; the bits of an f16 or bf16.
+// The code u of element i of a block, or the bits of an f16 or bf16 value.
 template <DType kType>
 DYNO_HOST_DEVICE inline uint32_t code_of(const typename FileBlock<kType>::Type& block, int i) {
   if constexpr (kType == DType::f16 || kType == DType::bf16) {
@@ -71,7 +72,7 @@ DYNO_HOST_DEVICE inline uint32_t code_of(const typename FileBlock<kType>::Type& 
   }
 }
 
-// Scale and min of sub-block s as bytes; signed scales biased by 128.
+// Scale and min of sub-block s as bytes; signed scales are biased by 128.
 template <DType kType>
 DYNO_HOST_DEVICE inline uint32_t sub_scale(const typename FileBlock<kType>::Type& block, int s) {
   if constexpr (kType == DType::q2_k) {
@@ -112,7 +113,7 @@ DYNO_HOST_DEVICE inline float codebook_value(uint32_t code) {
   }
 }
 
-// Element i of a block in float32, in the order of operations of the reference (gguf/dequantize.cpp).
+// Element i of a block in float32, with the reference's order of operations (gguf/dequantize.cpp).
 template <DType kType>
 DYNO_HOST_DEVICE inline float value_of(const typename FileBlock<kType>::Type& block, int i) {
   constexpr GpuFormat f = gpu_format(kType);
@@ -157,7 +158,7 @@ DYNO_HOST_DEVICE inline uint32_t bits_of(float value) {
   return bits;
 }
 
-// Rows of a matrix in the file's order. Elements beyond n and k read as zero bits.
+// Rows of a matrix in the file's order. Elements beyond n and k are zero bits.
 template <DType kType>
 struct FileRows {
   using Block = typename FileBlock<kType>::Type;
@@ -165,7 +166,7 @@ struct FileRows {
   const uint8_t* base = nullptr;
   int64_t n = 0, k = 0;
 
-  // Blocks may be unaligned in a mapped file: nothing wider than their fields is read.
+  // Blocks may be unaligned in a mapped file, so only their fields are read, not wider words.
   DYNO_HOST_DEVICE const Block* block(int64_t row, int64_t at_k) const {
     if (row >= n || at_k >= k) return nullptr;
     const int64_t blocks = k / kFileBlock<kType>;
@@ -175,7 +176,7 @@ struct FileRows {
     const Block* b = block(row, at_k);
     return b == nullptr ? 0u : code_of<kType>(*b, static_cast<int>(at_k % kFileBlock<kType>));
   }
-  // Of the block at `at_k`: the bits of its d (or its e8m0 exponent), and of its m or dmin.
+  // The bits of d (or of the e8m0 exponent), and of m or dmin, of the block at `at_k`.
   DYNO_HOST_DEVICE uint32_t d(int64_t row, int64_t at_k) const {
     const Block* b = block(row, at_k);
     if constexpr (gpu_format(kType).scale == GpuScale::e8m0) {
@@ -195,7 +196,7 @@ struct FileRows {
       return b == nullptr ? 0u : b->dmin;
     }
   }
-  // Word `word` of the table and of what follows it, of the block at `at_k`, which is there.
+  // Word `word` of the table and of the bytes after it, of the block at `at_k`, which must exist.
   DYNO_HOST_DEVICE uint32_t table(int64_t row, int64_t at_k, int word) const {
     const Block* b = block(row, at_k);
     if (word > 4) return 0;
@@ -204,7 +205,7 @@ struct FileRows {
     for (int i = 0; i < 4; ++i) out |= (static_cast<uint8_t>(b->table[4 * word + i]) ^ 0x80u) << (8 * i);
     return out;
   }
-  // As sub_scale() and sub_min() of the super-block at `at_k`.
+  // As sub_scale() and sub_min() for the super-block at `at_k`.
   DYNO_HOST_DEVICE uint32_t scale(int64_t row, int64_t at_k, int s) const {
     const Block* b = block(row, at_k);
     return b == nullptr ? 0u : sub_scale<kType>(*b, s);
@@ -218,15 +219,15 @@ struct FileRows {
 constexpr int kX16Rows = 16;
 constexpr int kX16RunK = 512;  // elements of k that are repacked together: whole units
 
-// The same of 16 rows, a tile of layout x16, of which `n` exist. `base`: the record of the block at k = 0.
+// The same for 16 rows, a tile of layout x16, of which `n` exist. `base`: the record of the block at k = 0.
 template <DType kType>
 struct X16Rows {
   static constexpr WeightFormat format = kFormat<kType>;
   static constexpr int per_block = format.block, bits = format.bits;
   static constexpr int record = record_bytes(format), header = header_bytes(format), planes = planes_bytes(format);
   static_assert(packs_from_x16(kType) && kFileBlock<kType> == per_block && shift_bytes(format) == 0);
-  static_assert(kX16Rows == kGpuRows && record % 16 == 0);  // a tile makes a stripe, by loads of 16 bytes
-  using Index = int;                                        // on the GPU a block has few records
+  static_assert(kX16Rows == kGpuRows && record % 16 == 0);  // a tile becomes a stripe, with 16-byte loads
+  using Index = int;                                        // on the GPU, a block has few records
   const uint8_t* base = nullptr;
   int n = 0, k = 0;
 
@@ -279,13 +280,13 @@ struct X16Rows {
   DYNO_HOST_DEVICE static uint32_t half_at(const uint8_t* p) { return p[0] | static_cast<uint32_t>(p[1]) << 8; }
 };
 
-// Row of a stripe and k of a tile that step s, pair j, element e have in lane `lane`.
+// The row within a stripe and the k within a tile of step s, pair j, element e in lane `lane`.
 DYNO_HOST_DEVICE constexpr int gpu_pair_row(int lane, int j) { return lane / 4 + 8 * (j & 1); }
 DYNO_HOST_DEVICE constexpr int gpu_pair_k(int lane, int s, int j, int e) {
   return 16 * s + 2 * (lane % 4) + 8 * (j >> 1) + e;
 }
 
-// Codes: word `word` of the planes of the tile that starts at (row0, k0).
+// Codes: word `word` of the planes of the tile at (row0, k0).
 template <DType kType, typename Rows>
 DYNO_HOST_DEVICE inline uint32_t pack_codes(const Rows& rows, typename Rows::Index row0, typename Rows::Index k0,
                                             int word) {
@@ -301,7 +302,7 @@ DYNO_HOST_DEVICE inline uint32_t pack_codes(const Rows& rows, typename Rows::Ind
   } else if constexpr (f.low_bits == 8) {
     const int lane = word % 128 / 4, s = word / 128 * 2 + word % 4 / 2;
     for (int i = 0; i < 4; ++i) {
-      const int at = word % 2 * 4 + i;  // of the 8 codes of a step
+      const int at = word % 2 * 4 + i;  // index among the 8 codes of a step
       out |= code(lane, s, at / 2, at % 2) << (8 * i);
     }
     return out;
@@ -325,7 +326,7 @@ DYNO_HOST_DEVICE inline uint32_t pack_codes(const Rows& rows, typename Rows::Ind
   }
 }
 
-// Scales: word `word` of those of the tile at (row0, k0).
+// Scales: word `word` of the scales of the tile at (row0, k0).
 template <DType kType, typename Rows>
 DYNO_HOST_DEVICE inline uint32_t pack_scales(const Rows& rows, typename Rows::Index row0, typename Rows::Index k0,
                                              int word) {
@@ -347,10 +348,10 @@ DYNO_HOST_DEVICE inline uint32_t pack_scales(const Rows& rows, typename Rows::In
     for (int i = 0; i < 4; ++i) out |= rows.d(row0 + word + 8 * (i % 2), k0 + 32 * (i / 2)) << (8 * i);
     return out;
   } else if constexpr (f.super_block()) {
-    // Bytes of one word are rows g and g + 8 of a sub-block, then those of the next one or their mins.
+    // The bytes of a word: rows g and g + 8 of a sub-block, then the same of the next sub-block, or their mins.
     constexpr int kSub =
         f.scale == GpuScale::k_min16 || f.scale == GpuScale::k_scale16 || f.scale == GpuScale::f_table16 ? 16 : 32;
-    const int words = f.scale_bytes() / 32;  // for each g
+    const int words = f.scale_bytes() / 32;  // per g
     const int g = word / words, w = word % words;
     const int first = static_cast<int>(k0 % kSuperBlock) / kSub;
     uint32_t out = 0;
@@ -388,7 +389,7 @@ DYNO_HOST_DEVICE inline uint32_t pack_word(const Rows& rows, typename Rows::Inde
     if (word < kRows) return rows.d(row0 + word / 2 + 8 * (word % 2), k0);
     return rows.table(row0, k0, word - kRows);
   } else if constexpr (f.super_block()) {
-    constexpr int kWords = f.super_bytes() / 32;  // for each g
+    constexpr int kWords = f.super_bytes() / 32;  // per g
     const auto row = row0 + word / kWords;
     if constexpr (kWords == 2) {
       if (word % 2 == 1) return rows.m(row, k0) | rows.m(row + 8, k0) << 16;

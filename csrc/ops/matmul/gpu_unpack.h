@@ -1,4 +1,4 @@
-// Single elements of Layout::gpu in float32, for the host and for the device. gpu_layout.h describes the layout.
+// Reads single elements of Layout::gpu as float32, on the host and on the device. gpu_layout.h describes the layout.
 #pragma once
 
 #include "ops/matmul/gpu_pack.h"
@@ -19,7 +19,7 @@ DYNO_HOST_DEVICE inline float gpu_half(const uint8_t* at, int64_t i) {
   return f16_to_f32(static_cast<uint16_t>(at[2 * i] | at[2 * i + 1] << 8));
 }
 
-// Where the element (row, k) of a tile stands: the inverse of gpu_pair_row and gpu_pair_k.
+// The position of element (row, k) in a tile: the inverse of gpu_pair_row and gpu_pair_k.
 struct GpuSlot {
   int lane, s, j, e;
 };

@@ -1,5 +1,6 @@
-// The kernels behind matmul, matmul_id, up_gate and moe_up_gate. They know tiles of 16 weight rows and token rows, not
-// families: every family's launch calls them and then an epilogue. One set per instruction set (ops/isa.h).
+// The CPU kernels of matmul, matmul_id, up_gate and moe_up_gate. They process tiles of 16 weight rows and token rows,
+// independent of the family: every family's launch calls them, and then an epilogue. One set per instruction set
+// (ops/isa.h).
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 namespace dyno::ops {
 
-// 16 consecutive rows of a weight matrix. In layout plain only `rows` of them may exist (the last tile of a matrix).
+// 16 consecutive rows of a weight matrix. In layout plain, the last tile of a matrix may have only `rows` of them.
 struct WeightTile {
   const std::byte* base = nullptr;
   int64_t row_bytes = 0;  // layout plain
@@ -19,7 +20,7 @@ struct WeightTile {
 };
 
 // c[t * ldc + 16 * i + r] = sum over k of tile[i] row r times token row t. Sums run over k in order, 32 (or 16) values
-// at a time, in every kernel and with every number below, so results do not depend on the configuration.
+// at a time, in every kernel and with every parameter below, so results do not depend on the configuration.
 struct ProductJob {
   DType type = DType::f32;
   Layout layout = Layout::plain;
@@ -35,7 +36,7 @@ struct ProductJob {
   int tokens = 1;                // gemm, dot: tokens of a register tile
   int weight_rows = 4;           // dot: weight rows of a register tile
   int kc = 256;                  // gemm: k unpacked at a time, a multiple of 256
-  int prefetch = 0;              // matvec, layout x16: bytes ahead that come into the second-level cache
+  int prefetch = 0;              // matvec, layout x16: prefetch distance in bytes, to the second-level cache
 };
 
 // Scratch of gemm: `nr` unpacked tiles of kc columns with their scales.
@@ -59,7 +60,7 @@ struct LinearEpilogue {
 struct GateEpilogue {
   const float* gate = nullptr;
   const float* up = nullptr;
-  int64_t ldc = 0;  // of both
+  int64_t ldc = 0;  // of both products
   int m = 0;
   int columns = 0;
   const float* bias_gate = nullptr;
@@ -95,7 +96,7 @@ DYNO_DECLARE_MATMUL_KERNELS(avx2)
 DYNO_DECLARE_MATMUL_KERNELS(avx512_vnni)
 #endif
 #ifdef DYNO_ISA_NS
-// In a kernel source the folder-wide definitions above may be absent.
+// A kernel source may not have the folder-wide definitions above.
 DYNO_DECLARE_MATMUL_KERNELS(DYNO_ISA_NS)
 #endif
 

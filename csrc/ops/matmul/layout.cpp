@@ -56,7 +56,7 @@ void repack_rows(DType type, const void* plain, void* out, int64_t rows, int64_t
 
 void repack_rows(DType type, const void* plain, void* out, int64_t rows, int64_t k, int64_t first_tile,
                  int64_t n_tiles) {
-  (void)layout_bytes(type, Layout::x16, rows, k);  // its checks
+  (void)layout_bytes(type, Layout::x16, rows, k);  // for its checks
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   DYNO_CHECK(PlanError, first_tile >= 0 && n_tiles >= 0 && n_tiles <= tiles - first_tile, "[layout] tiles ", first_tile,
              " to ", first_tile + n_tiles, " do not lie in a matrix of ", tiles, " tiles");

@@ -1,5 +1,5 @@
-// Family matmul: tokens times the transpose of a weight matrix, any number of tokens; the matrix-vector case is a
-// variant.
+// Family matmul: tokens times the transpose of a weight matrix, for any number of tokens; the matrix-vector product is
+// a variant.
 #pragma once
 
 #include "ops/args.h"

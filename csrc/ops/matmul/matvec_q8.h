@@ -1,6 +1,5 @@
-// Quantised weights times few tokens: weights go from memory through registers into the dot products, nothing is
-// stored in between. Instantiated by matvec_q8_x16.cpp, matvec_q8_coded.cpp (layout x16 of coded types) and
-// matvec_q8_plain.cpp.
+// Quantised weights times few tokens: weights are unpacked in registers directly before the dot products and are not
+// stored. Instantiated by matvec_q8_x16.cpp, matvec_q8_coded.cpp (layout x16 of coded types) and matvec_q8_plain.cpp.
 #pragma once
 
 #include "ops/matmul/activation_rows.h"
@@ -10,8 +9,8 @@
 namespace DYNO_KERNEL_NAMESPACE {
 namespace {
 
-// Bytes from which weights come into the first-level cache. Its buffers are few: a request that waits there for memory
-// keeps one from the loads behind it. So weights further ahead go into the second-level cache alone.
+// Prefetch distance below which weights go to the first-level cache. It has few fill buffers, and a prefetch that waits
+// for memory there blocks a later load. So weights further ahead go only to the second-level cache.
 constexpr int kNearBytes = 2048;
 
 inline void prefetch_lines(const uint8_t* p, int bytes, int ahead) {
@@ -37,7 +36,7 @@ void matvec_tile(const ProductJob& job, const WeightTile& tile, const std::byte*
     total[t] = f_zero();
   }
   const int64_t records = job.k / f.block;
-  int64_t block = 0;  // of 32
+  int64_t block = 0;  // block of 32
   for (int64_t record = 0; record < records; ++record) {
     source.seek(record);
     for (int sub = 0; sub < f.block / 32; ++sub, ++block) {

@@ -8,7 +8,7 @@ namespace {
 
 size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Register tiles that are compiled: as many accumulators as the instruction set has room for (kMaxAccumulators).
+// Accumulators of the compiled register tiles, limited by the registers of the instruction set (kMaxAccumulators).
 int max_accumulators(CpuIsa isa) { return isa == CpuIsa::avx512_vnni ? 12 : 4; }
 
 }  // namespace
@@ -98,7 +98,7 @@ void run_coded(const ProductJob& job, bool few, CpuIsa isa) {
   }
 }
 
-// Layout plain: a few tiles at a time become layout x16 in `room`.
+// In layout plain, a few tiles at a time are repacked to layout x16 in `room`.
 void coded_product(ProductJob job, bool few, std::byte* room, CpuIsa isa) {
   if (job.layout == Layout::x16) return run_coded(job, few, isa);
   const size_t tile_bytes = layout_bytes(job.type, Layout::x16, kTileRows, job.k);

@@ -1,7 +1,7 @@
-// The common host code of the four families of matrix products: how a Config becomes a way to compute a block of
-// products, which scratch it needs, and how tasks are dealt out to threads.
+// Host code that the four families of matrix products share: the mapping from a Config to a method, its scratch, and
+// the distribution of tasks to threads.
 //
-// A task is a group of weight tiles (for up_gate: as many of the gate as of up) times a block of tokens.
+// A task is a group of weight tiles (in up_gate: the same number of gate and up tiles) times a block of tokens.
 #pragma once
 
 #include <algorithm>
@@ -15,32 +15,33 @@
 
 namespace dyno::ops {
 
-inline constexpr int64_t kMatvecTokens = 8;  // more tokens than this are gemm's
-inline constexpr int kMaxGroupTiles = 16;    // weight tiles of a task, both matrices of up_gate together
+inline constexpr int64_t kMatvecTokens = 8;  // more tokens use gemm
+inline constexpr int kMaxGroupTiles = 16;    // weight tiles of a task, for both matrices of up_gate together
 
 enum class Method : uint8_t {
-  matvec,  // q8: unpack in registers, nothing stored
-  gemm,    // q8: unpack into the cache, register tiles over many tokens
+  matvec,  // q8: unpacks in registers, stores nothing
+  gemm,    // q8: unpacks to the cache, register tiles over many tokens
   dot,     // f32 activations
 };
 
-// How tasks are split over threads; the values of the parameter `split`.
+// Distribution of tasks to threads; the values of the parameter `split`.
 enum class Split : int16_t {
   fixed_rows = 0,  // contiguous weight rows for each thread
-  rows = 1,        // contiguous groups of weight rows for each thread, which then takes groups of slower threads
-  blocks = 2,      // groups of weight rows by blocks of tokens, handed out one by one
+  rows = 1,        // contiguous groups of weight rows per thread; a thread that has finished takes groups of slower
+                   // threads
+  blocks = 2,      // groups of weight rows by blocks of tokens, assigned one by one
 };
 
 struct Tiling {
   Method method = Method::gemm;
   int group = 1;        // tiles of one matrix in a task
-  int nr = 1;           // gemm: tiles of a register tile
-  int tokens = 1;       // of a register tile
+  int nr = 1;           // gemm: weight tiles in a register tile
+  int tokens = 1;       // tokens in a register tile
   int kc = 256;         // gemm
-  int block = 8;        // tokens of a task
+  int block = 8;        // tokens in a task
   int weight_rows = 4;  // dot
   int prefetch = 0;     // matvec, bytes
-  int few = 0;          // by_expert: experts with no more tokens than this go through matvec
+  int few = 0;          // by_expert: experts with at most this many tokens use matvec
   Split split = Split::rows;
 };
 
@@ -48,7 +49,7 @@ struct Weights {
   DType type = DType::f32;
   Layout layout = Layout::plain;
   int64_t n = 0, k = 0;
-  const NumaCopies* copies = nullptr;  // of CpuContext
+  const NumaCopies* copies = nullptr;  // from the CpuContext
 
   int64_t tiles() const { return (n + kTileRows - 1) / kTileRows; }
   WeightTile tile(const void* base, int64_t index) const {
@@ -60,12 +61,13 @@ struct Weights {
   }
 };
 
-// Reasons why a product cannot be had with this type, layout, activation and k; one wording for all families.
+// Reasons that products with this type, layout, activation and k are not supported, with the same wording for all
+// families.
 Support supports_weights(DType type, Layout layout, ActType act, int64_t k);
-// Reasons why `tiling` does not fit the desc's activation, its tokens or the device.
+// Reasons that `tiling` does not match the desc's activation, its tokens or the device.
 Support supports_tiling(const Tiling& tiling, DType type, ActType act, int64_t m, const DeviceInfo& device);
 
-// Scratch of a task, carved from a thread's part of the context.
+// Scratch of a task, within a thread's part of the context's scratch.
 struct ProductScratch {
   const std::byte** rows;
   const float** residual;
@@ -81,7 +83,7 @@ size_t product_scratch_bytes(const Tiling& tiling, const Weights& weights, int m
 void compute_product(const Tiling& tiling, const Weights& weights, const WeightTile* tiles, int n_tiles, int m,
                      const ProductScratch& scratch, CpuIsa isa);
 
-// body(task, scratch) for all tasks. Which thread runs a task never matters to its result.
+// Calls body(task, scratch) for all tasks. The result of a task does not depend on its thread.
 template <typename Body>
 void run_tasks(CpuContext& context, int64_t tasks, Split split, const Body& body) {
   if (split == Split::rows) {
@@ -97,7 +99,7 @@ void run_tasks(CpuContext& context, int64_t tasks, Split split, const Body& body
   });
 }
 
-// Cost of a MoE product with `matrices` weight matrices an expert: every expert that m * used rows can reach is read
+// Cost of a MoE product with `matrices` weight matrices per expert: every expert that m * used rows can reach is read
 // once, at most all of them.
 template <typename Desc>
 Cost moe_cost(const Desc& desc, int matrices) {
@@ -109,9 +111,9 @@ Cost moe_cost(const Desc& desc, int matrices) {
 }
 
 #ifdef DYNO_TEST_FAULTS
-// A build to test the check of answers with: configurations of faults.def, told by a prefetch that no other has or a
-// block that no other has, are wrong by a factor. Every other group of rows is wrong the other way round, because a
-// factor that all rows share can do no harm or even good.
+// Only for a build that tests the check of answers. Configurations in faults.def, identified by a unique prefetch or
+// block, compute results that are wrong by a factor. Every other group of rows has the opposite error, because a common
+// factor of all rows may have no effect, or even a positive one.
 inline float fault_factor(const Tiling& tiling, int64_t group) {
   int error = 0;
   if (tiling.method == Method::matvec && tiling.prefetch < 1024) error = tiling.prefetch;
@@ -134,7 +136,7 @@ Tiling matvec_tiling(const Matvec& matvec, int matrices) {
   return t;
 }
 
-// `rows` are of a register tile, of both matrices together where `pairs`.
+// `rows`: rows of a register tile; with `pairs`, of both matrices together.
 template <typename Gemm>
 Tiling gemm_tiling(const Gemm& gemm, bool pairs) {
   Tiling t;
@@ -160,8 +162,8 @@ Tiling dot_tiling(const Dot& dot) {
   return t;
 }
 
-// `wanted` if `accepts` takes it, or else the first instance of `all` (a variants.def) of its variant, or of any: so a
-// default is always a candidate. `accepts` refuses what is no instance.
+// Returns `wanted` if `accepts` allows it; else the first allowed instance in `all` (a variants.def) of the same
+// variant, or of any variant. So a default is always a candidate. `accepts` rejects anything that is not an instance.
 template <typename Instances, typename Accepts>
 Config nearest_instance(const Instances& all, const Config& wanted, const Accepts& accepts) {
   if (accepts(wanted)) return wanted;

@@ -1,10 +1,10 @@
-// Facts on each quantised type that the kernels and the x16 layout share.
+// Properties of each quantised type that the kernels and layout x16 share.
 //
-// Every type is affine per group of 16 or 32 values: w = s * (u - offset) - b, u an unsigned integer of at most 8 bits
-// (codebook types look u up), s and b floats made from the header of the record. A record is the file's block: 32 to
-// 256 values of k. In layout x16 a record holds 16 rows: a header (the scales, one array of 16 per field), for types
-// with shifts the shift bits of the rows, one word for each run of `every` values, and then for each 32 k the bit
-// planes of u, see unpack.h. The formats themselves are those of gguf/weight_format.h.
+// Every type is affine per group of 16 or 32 values: w = s * (u - offset) - b. u is an unsigned integer of at most 8
+// bits (codebook types look u up); s and b are floats from the header of the record. A record corresponds to the file's
+// block: 32 to 256 values of k. In layout x16 a record has 16 rows: a header (the scales, one array of 16 per field);
+// for types with shifts the shift bits of the rows, one word for each run of `every` values; and then for each 32 k the
+// bit planes of u, see unpack.h. The formats themselves are in gguf/weight_format.h.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace dyno::ops {
 
-// Internal linkage: kernel sources of every instruction set include this.
+// Internal linkage, because kernel sources of every instruction set include this.
 static constexpr int header_bytes(const WeightFormat& f) {
   switch (f.header) {
     case Header::d:
@@ -46,15 +46,15 @@ static constexpr int record_bytes(const WeightFormat& f) {
   return header_bytes(f) + shift_bytes(f) + f.block / 32 * planes_bytes(f);
 }
 
-// A codebook as kernels look it up: unsigned bytes, value + offset.
+// A codebook for lookups in kernels: unsigned bytes, value + offset.
 struct Codes {
   alignas(16) uint8_t bytes[32] = {};
   int offset = 0;
-  uint32_t shift = 0;  // what is added where a row's shift bit is set, in each byte
+  uint32_t shift = 0;  // added to each byte if a row's shift bit is set
   float unit = 1.0f;
 };
 
-// Largest code less smallest, shifts included.
+// Largest code minus smallest code, including shifts.
 static constexpr int code_range(const Codebook& book, int shift) {
   int least = book.values[0], most = book.values[0];
   for (int i = 1; i < book.size; ++i) {
@@ -64,7 +64,7 @@ static constexpr int code_range(const Codebook& book, int shift) {
   return most - least + shift;
 }
 
-// 2 * 127 * 129 still fits int16: up to there AVX2 multiplies unsigned codes.
+// 2 * 127 * 129 still fits int16: up to this range AVX2 multiplies unsigned codes.
 inline constexpr int kMaxUnsignedRange = 129;
 
 static constexpr Codes codes_of(const Codebook& book, int shift) {
@@ -72,7 +72,7 @@ static constexpr Codes codes_of(const Codebook& book, int shift) {
   int least = book.values[0];
   for (int i = 1; i < book.size; ++i) least = book.values[i] < least ? book.values[i] : least;
   c.offset = code_range(book, shift) <= kMaxUnsignedRange ? -least : 128;
-  // Tables of 16 entries that fewer codes use repeat: indices never leave them.
+  // If there are fewer codes, tables of 16 entries repeat them; indices never exceed the table.
   for (int i = 0; i < 32 && book.size > 0; ++i) {
     c.bytes[i] = static_cast<uint8_t>(book.values[i % book.size] + c.offset);
   }

@@ -1,4 +1,4 @@
-// Between layout plain, layout x16 and floats. Lossless: the same integers and the same scales.
+// Conversion between layout plain, layout x16 and floats. Lossless: the same integers and the same scales.
 #include "gguf/decode.h"
 #include "gguf/dequantize.h"
 #include "ops/matmul/kernels.h"
@@ -70,7 +70,7 @@ void pack_record(const CodedBlock blocks[16], uint8_t* p) {
   }
 }
 
-// The rows that a last tile lacks repeat its last row.
+// If the last tile has fewer than 16 rows, its last row is repeated.
 template <WeightFormat f>
 void repack_coded(BlockDecoder decode, int meta_bytes, int block_bytes, const std::byte* plain, std::byte* out,
                   int64_t rows, int64_t k, int64_t first, int64_t count) {
@@ -120,7 +120,7 @@ void to_f32_typed(DType type, const WeightTile& tile, int64_t k, float* out, int
           const int g = f.group == 32 ? 0 : i / 16;
           const uint8_t byte = q[i / 4][r][i % 4];
           const int value = (Source::tile.widen == 0 ? static_cast<int8_t>(byte) : byte) - source.offset();
-          // s * value is exact wherever there is a minimum (at most 22 bits), so a fused multiply-add changes nothing.
+          // s * value is exact if there is a minimum (at most 22 bits), so a fused multiply-add changes nothing.
           const float x = s[g][r] * static_cast<float>(value);
           row[i] = f.has_min ? x - b[g][r] : x;
         }

@@ -1,4 +1,4 @@
-// Sixteen lanes, one for each row of a weight tile: the only vector width that the matmul kernels know.
+// Vectors of sixteen lanes, one for each row of a weight tile: the only vector width in the matmul kernels.
 //
 //   F  16 floats            I  16 int32            B  64 bytes: 16 lanes of 4 consecutive k
 //

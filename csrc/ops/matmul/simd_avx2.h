@@ -15,7 +15,7 @@ struct B {
   __m256i a, b;
 };
 
-// 8-bit weights are signed here (value): vpmaddubsw would saturate with 255, |value| <= 128 does not.
+// 8-bit weights are signed here (value): vpmaddubsw would saturate with 255, but not with |value| <= 128.
 inline constexpr bool kSignedBytes = true;
 inline constexpr int kMaxAccumulators = 4;
 inline constexpr int kMaxMatvec = 4;  // tokens that share one pass over weights
@@ -43,7 +43,7 @@ inline F f_add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y
 inline F f_sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 inline F f_mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline F f_div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
-// The second operand is returned when either is NaN.
+// Returns the second operand if either is NaN.
 inline F f_min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline F f_max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline F f_fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
@@ -89,12 +89,12 @@ inline __m256 e8m0_half(__m128i bytes) {
   const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
   return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }
-// 2^(e - 128) of E8M0 bytes, subnormal results included.
+// 2^(e - 128) of E8M0 bytes, including subnormal results.
 inline F f_from_e8m0_half(const void* p) {
   const __m128i x = _mm_loadu_si128(static_cast<const __m128i*>(p));
   return {e8m0_half(x), e8m0_half(_mm_srli_si128(x, 8))};
 }
-// Adjacent lanes first; the same tree in every version.
+// Adds adjacent lanes first; every version uses the same tree.
 inline float f_sum(F x) {
   const __m256 a = _mm256_add_ps(x.a, x.b);
   const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -119,7 +119,7 @@ inline B b_set1(int x) {
 inline B b_and(B x, B y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 inline B b_xor(B x, B y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
 inline B b_or(B x, B y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
-// Shifts cross byte borders: mask afterwards.
+// Bits move across byte boundaries: mask afterwards.
 template <int N>
 inline B b_shr(B x) {
   if constexpr (N == 0) return x;
@@ -146,7 +146,7 @@ inline B b_lut32(Lut low, Lut high, B index) {
   return {lut32_half(low, high, index.a), lut32_half(low, high, index.b)};
 }
 inline B b_add(B x, B y) { return {_mm256_add_epi8(x.a, y.a), _mm256_add_epi8(x.b, y.b)}; }
-// `bytes` in the rows whose bit is set, zeros in the others.
+// `bytes` in the rows whose bit is set, zeros in other rows.
 inline B b_rows(uint16_t rows, uint32_t bytes) {
   const __m256i all = _mm256_set1_epi32(rows), value = _mm256_set1_epi32(static_cast<int>(bytes));
   const __m256i low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), high = _mm256_slli_epi32(low, 8);
@@ -154,7 +154,7 @@ inline B b_rows(uint16_t rows, uint32_t bytes) {
           _mm256_and_si256(_mm256_cmpeq_epi32(_mm256_and_si256(all, high), high), value)};
 }
 
-// Sums of products over a group of kSteps times 4 k. vpmaddubsw gives int16 sums of two products, which are added up
+// Sums of products over a group of kSteps times 4 k. vpmaddubsw gives int16 sums of two products, which are accumulated
 // in int16 for kWiden steps before they are widened. No sum saturates: with activations in [-127, 127] a step adds at
 // most 2 * 127 * max(u), so u <= 16 allows 8 steps (32512), u <= 32 four, u <= 64 two, u <= 129 one (32766). kWiden = 0
 // is for signed weights: |w| times sign(a, w), at most 2 * 128 * 127 = 32512.

@@ -2,7 +2,7 @@
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)
-// gcc 12 warns of its own _mm512_undefined_ps() wherever an intrinsic is inlined (gcc bug 105593).
+// gcc 12 warns about its own _mm512_undefined_ps() wherever an intrinsic is inlined (gcc bug 105593).
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -18,7 +18,7 @@ using F = __m512;
 using I = __m512i;
 using B = __m512i;
 
-// 8-bit weights stay unsigned (value + 128): what vpdpbusd takes.
+// 8-bit weights stay unsigned (value + 128), as vpdpbusd needs.
 inline constexpr bool kSignedBytes = false;
 inline constexpr int kMaxAccumulators = 12;
 inline constexpr int kMaxMatvec = 8;  // tokens that share one pass over weights
@@ -35,7 +35,7 @@ inline F f_add(F a, F b) { return _mm512_add_ps(a, b); }
 inline F f_sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F f_mul(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F f_div(F a, F b) { return _mm512_div_ps(a, b); }
-// The second operand is returned when either is NaN.
+// Returns the second operand if either is NaN.
 inline F f_min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F f_max(F a, F b) { return _mm512_max_ps(a, b); }
 inline F f_fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
@@ -62,14 +62,14 @@ inline F f_from_high_nibble(const void* p) {
   const I x = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
   return _mm512_cvtepi32_ps(_mm512_srli_epi32(x, 4));
 }
-// 2^(e - 128) of E8M0 bytes, subnormal results included.
+// 2^(e - 128) of E8M0 bytes, including subnormal results.
 inline F f_from_e8m0_half(const void* p) {
   const I e = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
   const I normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
   const I small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
   return _mm512_castsi512_ps(_mm512_mask_blend_epi32(_mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)), normal, small));
 }
-// Adjacent lanes first; the same tree in every version.
+// Adds adjacent lanes first; every version uses the same tree.
 inline float f_sum(F x) {
   const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
   const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -84,7 +84,7 @@ inline B b_set1(int x) { return _mm512_set1_epi8(static_cast<char>(x)); }
 inline B b_and(B a, B b) { return _mm512_and_si512(a, b); }
 inline B b_xor(B a, B b) { return _mm512_xor_si512(a, b); }
 inline B b_or(B a, B b) { return _mm512_or_si512(a, b); }
-// Shifts cross byte borders: mask afterwards.
+// Bits move across byte boundaries: mask afterwards.
 template <int N>
 inline B b_shr(B a) {
   if constexpr (N == 0) return a;
@@ -108,7 +108,7 @@ inline B b_lut32(Lut low, Lut high, B index) {
   return _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low.v, index), upper, high.v, index);
 }
 inline B b_add(B a, B b) { return _mm512_add_epi8(a, b); }
-// `bytes` in the rows whose bit is set, zeros in the others.
+// `bytes` in the rows whose bit is set, zeros in other rows.
 inline B b_rows(uint16_t rows, uint32_t bytes) {
   return _mm512_maskz_set1_epi32(static_cast<__mmask16>(rows), static_cast<int>(bytes));
 }

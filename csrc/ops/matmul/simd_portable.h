@@ -22,7 +22,7 @@ inline constexpr bool kSignedBytes = false;
 inline constexpr int kMaxAccumulators = 4;
 inline constexpr int kMaxMatvec = 2;
 
-// Loops over arrays multiply when they are inlined: keep the large pieces apart.
+// Not inlined, because inlined loops over arrays multiply the code size.
 #define DYNO_OUTLINE __attribute__((noinline))
 
 #define DYNO_LANES for (int i = 0; i < 16; ++i)
@@ -61,7 +61,7 @@ inline F f_div(F a, const F& b) {
   DYNO_LANES a.v[i] /= b.v[i];
   return a;
 }
-// The second operand is returned when either is NaN.
+// Returns the second operand if either is NaN.
 inline F f_min(F a, const F& b) {
   DYNO_LANES a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
   return a;
@@ -78,7 +78,7 @@ inline F f_fnma(F a, const F& b, const F& c) {
   DYNO_LANES a.v[i] = c.v[i] - a.v[i] * b.v[i];
   return a;
 }
-// Ties to even for |x| < 2^22, by the rounding of the addition.
+// Rounds to nearest even for |x| < 2^22, by the rounding of an addition.
 inline F f_round(F a) {
   DYNO_LANES {
     volatile float shifted = a.v[i] + 12582912.0f;
@@ -86,7 +86,7 @@ inline F f_round(F a) {
   }
   return a;
 }
-// A number outside int32_t (NaN, infinities) takes the integer that x86 converts it to; the result is 1.
+// A number outside int32_t (NaN, infinities) becomes the integer that x86 converts it to; the result is 1.
 inline F f_exp2i(F n) {
   DYNO_LANES {
     const bool fits = n.v[i] >= -0x1p31f && n.v[i] < 0x1p31f;
@@ -156,7 +156,7 @@ inline F f_from_high_nibble(const void* p) {
   DYNO_LANES r.v[i] = static_cast<float>(static_cast<const uint8_t*>(p)[i] >> 4);
   return r;
 }
-// 2^(e - 128) of E8M0 bytes, subnormal results included.
+// 2^(e - 128) of E8M0 bytes, including subnormal results.
 inline F f_from_e8m0_half(const void* p) {
   F r;
   DYNO_LANES {
@@ -166,7 +166,7 @@ inline F f_from_e8m0_half(const void* p) {
   }
   return r;
 }
-// The same tree in every version.
+// Every version uses the same tree.
 inline float f_sum(const F& x) {
   float t[8];
   for (int i = 0; i < 8; ++i) t[i] = x.v[i] + x.v[i + 8];
@@ -203,7 +203,7 @@ DYNO_OUTLINE inline B b_or(B a, const B& b) {
   for (int i = 0; i < 64; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] | b.v[i]);
   return a;
 }
-// Bits that other versions carry over byte borders are lost here: mask afterwards.
+// Bits that other versions move across byte boundaries are lost here: mask afterwards.
 template <int N>
 DYNO_OUTLINE inline B b_shr(B a) {
   for (int i = 0; i < 64; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] >> N);
@@ -238,7 +238,7 @@ DYNO_OUTLINE inline B b_add(B a, const B& b) {
   for (int i = 0; i < 64; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] + b.v[i]);
   return a;
 }
-// `bytes` in the rows whose bit is set, zeros in the others.
+// `bytes` in the rows whose bit is set, zeros in other rows.
 DYNO_OUTLINE inline B b_rows(uint16_t rows, uint32_t bytes) {
   B r;
   DYNO_LANES {

@@ -1,12 +1,12 @@
-// From stored weights to tiles: 16 rows x 32 k of unsigned bytes (signed with kSignedBytes, where the type has 8 bits)
-// as 8 vectors of 16 rows x 4 k, and scales per row. Kernel sources only. How a coded type stands in a file is known to
-// gguf/decode.h alone.
+// Unpacks stored weights to tiles: 16 rows x 32 k of unsigned bytes (signed with kSignedBytes for types of 8 bits) as 8
+// vectors of 16 rows x 4 k, and scales per row. Kernel sources only. Only gguf/decode.h knows the file layout of coded
+// types.
 //
 // Bit planes of layout x16, for each 32 k, in this order; "step" j is the vector of k = 4j .. 4j+3:
 //   low 4 bits (4, 5, 6 bit types)  4 vectors: vector j has step j in the low and step j + 4 in the high nibble
 //   low 2 bits (2, 3 bit types) and bits 4-5 (6 bit types)  2 vectors: vector p has step 4p + i at bits 2i, 2i+1
 //   top bit (3, 5 bit types)        1 vector: step j at bit j
-//   8 bits                          8 vectors, one a step, plus 128
+//   8 bits                          8 vectors, one per step, plus 128
 #pragma once
 
 #include "ops/matmul/quant_format.h"
@@ -16,14 +16,14 @@
 
 namespace DYNO_KERNEL_NAMESPACE {
 
-// 16 rows of a weight matrix; in layout plain only `rows` of them exist and the last one stands in for the others.
+// 16 rows of a weight matrix. In layout plain, only `rows` of them exist, and the last one replaces the others.
 struct TileRef {
   const uint8_t* base = nullptr;
   int64_t row_bytes = 0;  // plain
   int rows = 16;
 };
 
-// How the tiles of a type are computed with: what is common to all types that share code.
+// The properties of a type's tiles that determine the code.
 struct TileFormat {
   WeightFormat format;
   int widen = 8;  // steps between widenings, see Dot; 0 for signed bytes
@@ -31,7 +31,7 @@ struct TileFormat {
   friend constexpr bool operator==(const TileFormat&, const TileFormat&) = default;
 };
 
-// Steps of Dot whose sums fit int16 for unsigned integers up to `most`.
+// Number of Dot steps whose sums fit int16 for unsigned integers up to `most`.
 constexpr int steps_of(int most) { return most <= 16 ? 8 : most <= 32 ? 4 : most <= 64 ? 2 : 1; }
 
 template <DType T>
@@ -42,7 +42,7 @@ constexpr TileFormat tile_format() {
   return {f, f.lookup ? steps_of(code_range(*kCodebook<T>, kShift<T>)) : steps_of((1 << f.bits) - 1)};
 }
 
-// The facts of a type that a kernel needs and types of one format do not share.
+// Properties of a type that kernels need and that types of one format do not share.
 inline const Codes& codes_of_type(DType type) {
   static constexpr Codes kNone = {};
   switch (type) {
@@ -58,7 +58,7 @@ inline const Codes& codes_of_type(DType type) {
   }
 }
 
-// The bytes that indices stand for.
+// The byte values of indices.
 template <TileFormat kTile>
 class Lookup {
  public:
@@ -149,7 +149,7 @@ DYNO_OUTLINE inline void load_planes(const uint8_t* p, B w[8]) {
   }
 }
 
-// The inverse, for repacking: `w` as load_planes gives it.
+// The inverse, for repacking: `w` in the form of load_planes().
 template <TileFormat kTile>
 DYNO_OUTLINE inline void store_planes(uint8_t* p, const B w_in[8]) {
   constexpr WeightFormat f = kTile.format;
@@ -189,7 +189,7 @@ DYNO_OUTLINE inline void store_planes(uint8_t* p, const B w_in[8]) {
   }
 }
 
-// Scales of the 32 k number `sub` of a record: one pair for groups of 32, two for groups of 16.
+// Scales of group number `sub` of 32 k in a record: one pair for groups of 32, two for groups of 16.
 template <WeightFormat f>
 DYNO_OUTLINE inline void load_scales(const uint8_t* h, int sub, F s[2], F b[2]) {
   if constexpr (f.header == Header::d) {
@@ -227,7 +227,7 @@ DYNO_OUTLINE inline void load_scales(const uint8_t* h, int sub, F s[2], F b[2]) 
 // Adds what the rows' shift bits say to the 32 k number `sub` of a record; `bits` are those of the record.
 template <WeightFormat f>
 inline void add_shifts(const uint8_t* bits, int sub, uint32_t bytes, B w[8]) {
-  constexpr int kSteps = f.every / 4;  // under one bit
+  constexpr int kSteps = f.every / 4;  // steps under one shift bit
   for (int run = 0; run < 8 / kSteps; ++run) {
     uint16_t rows;
     std::memcpy(&rows, bits + 2 * (sub * (8 / kSteps) + run), 2);
@@ -238,7 +238,7 @@ inline void add_shifts(const uint8_t* bits, int sub, uint32_t bytes, B w[8]) {
 
 // ---- plain ----
 
-// The x16 header of one row's block, `row` of 16.
+// The x16 header of one row's block; `row` of 16.
 template <DType T>
 DYNO_OUTLINE inline void pack_header(const uint8_t* block, int row, uint8_t* h) {
   constexpr WeightFormat f = kFormat<T>;
@@ -253,8 +253,8 @@ DYNO_OUTLINE inline void pack_header(const uint8_t* block, int row, uint8_t* h) 
   } else if constexpr (f.header == Header::k_min32) {
     std::memcpy(d, block, 2);
     std::memcpy(d + 32, block + 2, 2);
-    // Twelve bytes hold eight 6-bit scales and eight 6-bit minima: 0-3 in bytes 0-3 and 4-7, 4-7 in the nibbles of
-    // bytes 8-11 with their top bits in the top bits of bytes 0-7.
+    // Twelve bytes have eight 6-bit scales and eight 6-bit minima: number 0-3 in bytes 0-3 and 4-7; number 4-7 in the
+    // nibbles of bytes 8-11, with their top bits in the top bits of bytes 0-7.
     const uint8_t* q = block + 4;
     uint8_t* sc = h + 64 + row;
     uint8_t* m = h + 192 + row;
@@ -269,7 +269,7 @@ DYNO_OUTLINE inline void pack_header(const uint8_t* block, int row, uint8_t* h) 
     for (int j = 0; j < 16; ++j) h[32 + 16 * j + row] = block[192 + j];
   } else if constexpr (T == DType::q3_k) {
     std::memcpy(d, block + 108, 2);
-    // Sixteen 6-bit scales less 32: low nibbles in bytes 0-7 (0-7 low, 8-15 high), top bits in bytes 8-11.
+    // Sixteen 6-bit scales minus 32: low nibbles in bytes 0-7 (0-7 low, 8-15 high), top bits in bytes 8-11.
     const uint8_t* q = block + 96;
     for (int j = 0; j < 16; ++j) {
       const int low = q[j & 7] >> (j < 8 ? 0 : 4) & 15;
@@ -294,7 +294,7 @@ DYNO_OUTLINE inline void pack_header(const uint8_t* block, int row, uint8_t* h) 
 
 // ---- the two layouts behind one interface ----
 //
-// The integers of a tile, less offset(), are the values that they stand for.
+// The integers of a tile minus offset() are their values.
 
 template <TileFormat kTile>
 class X16Source {
@@ -362,7 +362,7 @@ class PlainSource {
       }
     }
   }
-  // Without the codebook: what store_planes() takes.
+  // Without the codebook lookup, as store_planes() needs it.
   void load_indices(int sub, B w[8]) const {
     Row32 rows[16];
 #pragma GCC unroll 16
@@ -380,7 +380,7 @@ class PlainSource {
   alignas(64) uint8_t header_[header_bytes(format)];
 };
 
-// The source of a type in a layout; coded types are read in layout x16 alone.
+// The source of a type in a layout; coded types are read in layout x16 only.
 template <DType T, Layout L>
 struct SourceOf {
   using Type = X16Source<tile_format<T>()>;

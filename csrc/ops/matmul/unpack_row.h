@@ -1,5 +1,5 @@
-// One row of a block of the file as integers: the 32 values number `sub` of the block, as u; for codebook types the
-// index, for 8-bit types as tiles have them (unpack.h). Reads nothing outside of the block. Kernel sources only.
+// One row of a file block as integers: the 32 values of group number `sub`, as u (codebook types: the index; 8-bit
+// types: as in tiles, see unpack.h). Reads nothing outside the block. Kernel sources only.
 #pragma once
 
 #include "ops/matmul/quant_format.h"
@@ -7,7 +7,7 @@
 
 namespace DYNO_KERNEL_NAMESPACE {
 
-// Whether tiles of this type hold signed bytes.
+// Whether tiles of this type have signed bytes.
 template <DType T>
 inline constexpr bool kBytesSigned =
     kSignedBytes &&
@@ -23,7 +23,7 @@ inline __m256i nibbles(const uint8_t* p) {
   const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(x, 4), x), bytes(15));
 }
-// Bit i of 32 bits at bit 4 of byte i.
+// Bit i of 32 bits, moved to bit 4 of byte i.
 inline __m256i fifth_bits(const uint8_t* p) {
   int32_t word;
   std::memcpy(&word, p, 4);
@@ -32,7 +32,7 @@ inline __m256i fifth_bits(const uint8_t* p) {
   const __m256i spread = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(word), byte_of), bit_of);
   return _mm256_and_si256(_mm256_cmpeq_epi8(spread, bit_of), bytes(16));
 }
-// (x >> shift) & mask of every byte.
+// (x >> shift) & mask in every byte.
 inline __m256i field(__m256i x, int shift, int mask) {
   return _mm256_and_si256(_mm256_srl_epi16(x, _mm_cvtsi32_si128(shift)), bytes(mask));
 }
@@ -87,7 +87,7 @@ inline void add_bits_32(const uint8_t* bits, uint8_t* out) {
   for (int i = 0; i < 32; ++i) out[i] = static_cast<uint8_t>(out[i] | (bits[i >> 3] >> (i & 7) & 1) << 4);
 }
 
-// The 32 values number `sub` of a block of the file, as u; for codebook types the index.
+// The 32 values of group number `sub` of a file block, as u; for codebook types the index.
 template <DType T>
 DYNO_OUTLINE inline void unpack_block(const uint8_t* block, int sub, uint8_t* out) {
   if constexpr (T == DType::q4_0 || T == DType::iq4_nl) {

@@ -32,7 +32,7 @@ inline F v_gate(F gate, F up) {
   if constexpr (kActivation == Activation::silu) {
     return f_mul(v_times_sigmoid(gate, gate), up);
   } else if constexpr (kActivation == Activation::gelu_tanh) {
-    // 0.5 x (1 + tanh u) = x / (1 + e^-2u), which loses no digits for negative x.
+    // 0.5 x (1 + tanh u) = x / (1 + e^-2u), which keeps precision for negative x.
     const F cubic = f_fma(f_mul(f_mul(gate, gate), gate), f_set1(0.044715f), gate);
     return f_mul(v_times_sigmoid(gate, f_mul(cubic, f_set1(1.5957691216057308f))), up);
   } else if constexpr (kActivation == Activation::relu) {

@@ -1,4 +1,4 @@
-// cuBLAS as a way to multiply unpacked weights: the handle, and the products of one part of path `dequantize`.
+// cuBLAS for products of unpacked weights: the handle, and the products of one part of path `dequantize`.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace dyno::ops::cuda {
 
 struct DequantizePlan;
 
-// Device memory that cuBLAS works in; it allocates none itself then.
+// Device memory for cuBLAS, so that it does not allocate.
 inline constexpr size_t kBlasWorkspace = size_t{32} << 20;
 
 // CudaStream::blas of the current device; null in a build without this path. Throws DeviceError.
@@ -22,11 +22,11 @@ void* make_blas();
 void destroy_blas(void* blas) noexcept;
 #endif
 
-// Products of `part` (unpacked rows of weights, x as the plan says) into the sums of the workspace, and from there,
-// with scales, biases, activation or residual, into y.
+// Multiplies the unpacked weight rows of `part` by x (in the form of `plan`) to sums in the workspace. Then computes y
+// from the sums with scales, biases, activation or residual.
 void multiply_with_blas(const Problem& part, const DequantizePlan& plan, ComputeType compute, CudaStream& stream);
 
-// y of `part` from sums [matrices, rows, n] of one product, or of a gated pair. `half_rows`: x has scales.
+// Computes y of `part` from sums [matrices, rows, n] of one product or a gated pair. `half_rows`: x has scales.
 void finish_sums(const Problem& part, const float* sums, const float* sums_up, bool half_rows, CUstream_st* stream);
 
 }  // namespace dyno::ops::cuda

@@ -1,9 +1,9 @@
-// A chunk of a stripe in shared memory (16 rows by 256 k of Layout::gpu) as A operands of mma.m16n8k16 that are the
-// bare codes, and the factors that make weights of them afterwards, in float32.
+// A chunk of a stripe in shared memory (16 rows by 256 k of Layout::gpu) as A operands of mma.m16n8k16 that contain
+// only the codes, and the factors that convert their sums to products with weights afterwards, in float32.
 //
-// Codes stay where the OR with 1024 puts them: an operand h is 1024 + u, and in a row g + 8 of the types of four to six
-// bits 1024 + 16·u, which saves the shift. With w = s·(h − o) + c for all of a block, sum(w·x) = s·sum(h·x) + (c −
-// s·o)·sum(x): one instruction for two codes, and nothing is rounded but the sums.
+// Codes stay where the OR with 1024 puts them: an operand h is 1024 + u; in a row g + 8 of the types of four to six
+// bits it is 1024 + 16·u, which saves the shift. With w = s·(h − o) + c for a whole block, sum(w·x) = s·sum(h·x) + (c −
+// s·o)·sum(x). This takes one instruction for two codes, and only the sums are rounded.
 #pragma once
 
 #include "ops/matmul/cuda/ring.h"
@@ -15,7 +15,7 @@ template <DType kType>
 struct BlockCodes {
   using Tile = WeightTile<kType>;
   static constexpr GpuFormat kFormat = gpu_format(kType);
-  // k of one pair of factors, and how many groups of eight such blocks a chunk has.
+  // k per pair of factors, and the number of groups of eight such blocks in a chunk.
   static constexpr int kBlock = kFormat.scale == GpuScale::k_scale16 || kFormat.scale == GpuScale::k_min16 ||
                                         kFormat.scale == GpuScale::d_scale16 || kFormat.scale == GpuScale::f_table16
                                     ? 16
@@ -36,7 +36,7 @@ struct BlockCodes {
     if constexpr (Tile::kTable) words<4>(to.table, chunk + 4 * kFormat.tile_bytes() + kFormat.super_row_bytes());
   }
 
-  // The operand of step kStep of the tile.
+  // The A operand of step kStep of the tile.
   template <int kStep>
   static __device__ __forceinline__ void operand(const Tile& tile, uint32_t (&a)[4]) {
     constexpr uint32_t kMagic = 0x64006400u;
@@ -54,7 +54,7 @@ struct BlockCodes {
       spread(bytes[0], a[0], a[2]);
       spread(bytes[1], a[1], a[3]);
     } else if constexpr (kFormat.codebook == GpuCodebook::mxfp4) {
-      // e2m1 at the top of a half is its value times 2^-14.
+      // e2m1 bits at the top of an f16 are its value times 2^-14.
       const uint32_t w = tile.low[kStep];
       a[0] = and_or(w << 12, 0x80008000u, (w << 9) & 0x0e000e00u);
       a[1] = and_or(w << 8, 0x80008000u, (w << 5) & 0x0e000e00u);
@@ -80,8 +80,8 @@ struct BlockCodes {
     }
   }
 
-  // Of rows g + 8·r and blocks 8·set + 2·t + b, with lane = 4·g + t: sum(w·x) = scale[r][b]·sum(h·x) +
-  // rest[r][b]·sum(x). Blocks of tiles from `tiles` on give nothing.
+  // For rows g + 8·r and blocks 8·set + 2·t + b, with lane = 4·g + t: sum(w·x) = scale[r][b]·sum(h·x) +
+  // rest[r][b]·sum(x). Blocks of tiles from `tiles` on contribute nothing.
   struct Factors {
     float scale[2][2], rest[2][2];
   };
@@ -164,7 +164,7 @@ struct BlockCodes {
         s[0][0] = d[0] * byte<0>(even, bias), s[1][0] = d[1] * byte<1>(even, bias);
         s[0][1] = d[0] * byte<2>(even, bias), s[1][1] = d[1] * byte<3>(even, bias);
         const uint32_t odd = w & 0x01010101u;
-        if (shift != 0.0f) {  // the same for all of a matrix
+        if (shift != 0.0f) {  // uniform within a matrix
           c[0][0] = s[0][0] * (shift * byte<0>(odd)), c[1][0] = s[1][0] * (shift * byte<1>(odd));
           c[0][1] = s[0][1] * (shift * byte<2>(odd)), c[1][1] = s[1][1] * (shift * byte<3>(odd));
         }
@@ -176,7 +176,7 @@ struct BlockCodes {
       }
     }
     Factors out;
-    const bool there = kFormat.super_block() || tile < tiles;  // else: whatever was left in the memory
+    const bool there = kFormat.super_block() || tile < tiles;  // otherwise the memory has undefined content
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       constexpr float kMagic = kFormat.codebook == GpuCodebook::mxfp4 ? 0.0f : 1024.0f;
@@ -192,10 +192,10 @@ struct BlockCodes {
   }
 
  protected:
-  static constexpr float kBias128 = 8388608.0f + 128.0f;  // of byte()
-  // Codes whose first plane has four bits, without a codebook: those of rows g + 8 stand four bits up.
+  static constexpr float kBias128 = 8388608.0f + 128.0f;  // for byte()
+  // Codes whose first plane has four bits, without a codebook: codes of rows g + 8 are four bits higher.
   static constexpr bool four_bits_up() { return kFormat.low_bits == 4 && kFormat.codebook == GpuCodebook::none; }
-  // The second plane of pair kPair above the four bits that `code` has.
+  // Adds the second plane of pair kPair above the four bits in `code`.
   template <int kStep, int kPair>
   static __device__ __forceinline__ uint32_t with_high(const Tile& tile, uint32_t code) {
     constexpr int kFrom = kFormat.high_bits == 1 ? 4 * kStep + kPair : 2 * (4 * (kStep % 2) + kPair);
@@ -221,7 +221,7 @@ struct BlockCodes {
     const float2 v = __half22float2(as_half2(halves));
     out[0] = v.x, out[1] = v.y;
   }
-  // Byte kAt less an integer as a float, exact; `bias` is 2^23 and that integer.
+  // Byte kAt minus an integer as an exact float; `bias` is 2^23 plus that integer.
   template <int kAt>
   static __device__ __forceinline__ float byte(uint32_t word, float bias = 8388608.0f) {
     return __uint_as_float(__byte_perm(word, 0x4b000000u, kAt | 4 << 4 | 4 << 8 | 7 << 12)) - bias;

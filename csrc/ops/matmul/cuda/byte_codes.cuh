@@ -1,20 +1,20 @@
-// A chunk of a stripe in shared memory (16 rows by 256 k of Layout::gpu) of a type whose codes are looked up in a
-// table, multiplied with one row of x: signed bytes on tensor cores, sums as integers, which are exact.
+// A chunk of a stripe in shared memory (16 rows by 256 k of Layout::gpu) of a type with a lookup table, multiplied by
+// one row of x: signed bytes on tensor cores with exact integer sums.
 //
-// A table is two registers of values below zero (codes 0 … 7) and two of the others. Both are asked with the codes as
-// they stand: a permutation answers a code from 8 on with the sign of what it would have chosen. So the first two give
-// −1 for the codes of the others, which hold their values plus 1, and those give 0 for the codes of the first. The
-// tensor cores add the two up, and no code is masked and no answer chosen.
+// A table has two registers of values below zero (codes 0 … 7) and two of the other values. Both are indexed with the
+// unmodified codes: for a code of 8 or more, a permutation returns the sign of the selected byte. So the first two
+// registers give −1 for the codes of the others, which have their values plus 1; and those give 0 for the codes of the
+// first. The tensor cores add the two, so that no code is masked and no result selected.
 //
-// Values of x are numbers of 16 bits, two signed bytes (ring_rows.cuh). Column 2·c + i of an MMA has byte i, the higher
-// one first, of the blocks of k that count as column c; zeros stand for other blocks.
+// Values of x are 16-bit numbers, as two signed bytes (ring_rows.cuh). Column 2·c + i of an MMA has byte i (the high
+// one first) of the blocks of k that belong to column c; other blocks are zeros.
 #pragma once
 
 #include "ops/matmul/cuda/block_codes.cuh"
 
 namespace dyno::ops::cuda {
 
-// The table of a type, and sums of 16 or 32 k of rows g and g + 8.
+// The table of a type, and sums over 16 or 32 k of rows g and g + 8.
 template <DType kType>
 struct ByteCodes : BlockCodes<kType> {
   using Base = BlockCodes<kType>;
@@ -25,25 +25,25 @@ struct ByteCodes : BlockCodes<kType> {
   static __device__ __forceinline__ void table(const uint8_t* chunk, int tiles, uint32_t (&out)[4]) {
     if constexpr (kSmall) {
       Base::template words<4>(out, chunk + 4 * kFormat.tile_bytes() + kFormat.super_row_bytes());
-      out[0] |= 0x80808080u, out[1] |= 0x80808080u;  // less the bias of 128: below zero
+      out[0] |= 0x80808080u, out[1] |= 0x80808080u;  // without the bias of 128: below zero
       out[2] -= 0x7f7f7f7fu, out[3] -= 0x7f7f7f7fu;
     } else {
-      // -127 -104 -83 -65 | -49 -35 -22 -10 | 1 13 25 38 | 53 69 89 113. Registers: if the compiler knew that they are
-      // constants, it would move one before each permutation.
+      // -127 -104 -83 -65 | -49 -35 -22 -10 | 1 13 25 38 | 53 69 89 113. Kept in registers: if the compiler knew that
+      // they are constants, it would emit a move before each permutation.
       const auto zero = static_cast<uint32_t>(tiles >> 8);
       out[0] = zero ^ 0xbfad9881u, out[1] = zero ^ 0xf6eaddcfu, out[2] = zero ^ 0x271a0e02u,
       out[3] = zero ^ 0x725a4636u;
     }
   }
 
-  // Adds to `value` (rows g and g + 8) what the chunk gives. x, sums: of the chunk's slice.
+  // Adds the contribution of the chunk to `value` (rows g and g + 8). x, sums: of the chunk's slice.
   static __device__ __forceinline__ void chunk(const uint8_t* chunk, int tiles, const uint8_t* x, const int32_t* sums,
                                                int lane, float (&value)[2]) {
     const int g = lane >> 2, t = lane & 3, column = g >> 1;
     const uint8_t* of_lane = x + (g & 1) * 32 + t * 8;
     uint32_t book[4];
     table(chunk, tiles, book);
-    // Blocks of 32: 2·column and the next one, two steps each. Of 16: column, column + 4, …
+    // Blocks of 32: 2·column and the next one, with two steps each. Blocks of 16: column, column + 4, …
     constexpr int kSets = kSmall ? 4 : 2;
     uint32_t mine[kSets][2];
 #pragma unroll
@@ -61,7 +61,7 @@ struct ByteCodes : BlockCodes<kType> {
       Base::template words<4>(codes, chunk + kTile * kFormat.tile_bytes() + lane * 16);
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        const int both = 2 * kTile + pair;  // steps 2·both and the next one
+        const int both = 2 * kTile + pair;  // steps 2·both and 2·both + 1
         uint32_t low[4], high[4];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -99,7 +99,7 @@ struct ByteCodes : BlockCodes<kType> {
         for (int r = 0; r < 2; ++r) of_blocks[set][r] = products[set][2 * r] * 256 + products[set][2 * r + 1];
       }
       const int shift = static_cast<int>(more[0] << 16) >> 24;
-      if (shift != 0) {  // the same for all of a matrix
+      if (shift != 0) {  // uniform within a matrix
         uint32_t of_x[4];
         Base::template words<4>(of_x, reinterpret_cast<const uint8_t*>(sums + 4 * t));
 #pragma unroll

@@ -1,5 +1,5 @@
-// Which kernel multiplies a shape: the shapes that each kernel supports, then the defaults, then the launch. They share
-// a file because a default is taken only where the rule of support beside it holds, and a new kernel changes all three.
+// The choice of a kernel for a shape: the shapes that each kernel supports, the defaults, and the launch. They share a
+// file, because a default is used only if the support rule next to it allows it, and a new kernel changes all three.
 #include "ops/matmul/cuda/choice.h"
 
 #include <algorithm>
@@ -21,14 +21,14 @@ namespace {
 #if defined(DYNO_HAVE_CUDA)
 constexpr std::string_view kArchitectures = DYNO_CUDA_ARCHITECTURES;
 #else
-constexpr std::string_view kArchitectures = "90a";  // selection for a chip that this build holds no code for
+constexpr std::string_view kArchitectures = "90a";  // for the selection for a chip without code in this build
 #endif
 
 bool has_wgmma(const DeviceInfo& device) {
   return device.compute_capability == 90 && kArchitectures.find("90a") != std::string_view::npos;
 }
 
-// Blocks that a tile size makes; with experts, of the rows that an even routing gives each of them.
+// Number of blocks for a tile size; with experts, for the rows that even routing gives to each expert.
 int64_t blocks_of(const Shape& s, int tokens, int warps) {
   const int64_t rows_of_w = warps * (s.gated ? 16 : 32);
   const int64_t groups = s.experts ? std::min(s.matrices, s.rows) : s.matrices;
@@ -36,18 +36,18 @@ int64_t blocks_of(const Shape& s, int tokens, int warps) {
   return groups * ((rows + tokens - 1) / tokens) * ((s.n + rows_of_w - 1) / rows_of_w);
 }
 
-// The shared memory that every chip gives a block, for descriptions of devices that do not name it.
+// The shared memory that every chip gives a block, for device descriptions without it.
 int64_t shared_of(const DeviceInfo& device) {
   return device.shared_per_block_bytes > 0 ? device.shared_per_block_bytes : 48 << 10;
 }
 
-// The least shared memory of a block of stream.
+// The minimum shared memory of a block of stream.
 int64_t least_shared(const Shape& s, int warps, int stripes) {
   const int64_t columns = s.experts ? 1 : std::min<int64_t>(s.rows, 8);
   return stream_least_bytes(s.type, s.other.value_or(s.type), columns, warps, s.gated ? 2 : stripes);
 }
 
-// Whether this build has code of sm_90 or later for the device: what ring.cuh needs.
+// Whether this build has code of sm_90 or later for the device, which ring.cuh needs.
 bool has_bulk_copy(const DeviceInfo& device) {
   return device.compute_capability >= 90 &&
          kArchitectures.find(std::to_string(device.compute_capability)) != std::string_view::npos;
@@ -76,7 +76,7 @@ Support supports_ring(const Shape& s, const Choice& choice, const DeviceInfo& de
   return Support::yes();
 }
 
-// The reason that keeps tf32_pairs from a product with plain weights.
+// Whether tf32_pairs supports a product with plain weights, and the reason if it does not.
 Support supports_pairs(const Shape& s, const DeviceInfo& device) {
   if (s.type != DType::f32 || s.layout != Layout::plain) {
     return Support::no(str_cat("tf32_pairs reads float32 weights of layout plain, not ", dtype_name(s.type), " of ",
@@ -124,7 +124,7 @@ GemmRingShape ring_shape_of(const Shape& s, const Choice& choice) {
                          choice.kernel == Kernel::wgmma_codes, form_of(s));
 }
 
-// The reason that keeps a product from rows in HalfTiles.
+// Whether a product supports rows in HalfTiles, and the reason if it does not.
 Support supports_tiles(const Shape& s, const Choice& choice) {
   if (choice.kernel != Kernel::wgmma_codes) return Support::no("only wgmma_codes reads and writes f16 tiles");
   if (s.x_tiles > 0 && s.y_tiles > 0) return Support::no("a kernel reads or writes f16 tiles, not both");
@@ -193,13 +193,13 @@ constexpr std::pair<std::string_view, Kernel> kNames[] = {{"exact", Kernel::exac
                                                           {"half_staged", Kernel::half_staged},
                                                           {"float32", Kernel::float32}};
 
-// Parameters of these variants, by their names in variants.def.
+// Parameters of these variants, with their names in variants.def.
 constexpr std::pair<std::string_view, int Choice::*> kParams[] = {
     {"tokens", &Choice::tokens},    {"warps", &Choice::warps}, {"stripes", &Choice::stripes},
     {"rows", &Choice::rows},        {"share", &Choice::share}, {"blocks", &Choice::blocks},
     {"group_size", &Choice::group}, {"parts", &Choice::parts}};
 
-// Calls visit(place in Config::params, member of Choice) for each parameter of the variant.
+// Calls visit(index in Config::params, member of Choice) for each parameter of the variant.
 template <typename Visit>
 void for_each_param(const VariantInfo& variant, const Visit& visit) {
   for (size_t p = 0; p < kMaxParams && !variant.param_names[p].empty(); ++p) {
@@ -277,7 +277,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   }
   if (s.k % 32 != 0) return Support::no(str_cat("k=", s.k, " is not a multiple of 32"));
   const ProductPath path = path_of(choice.kernel);
-  // A product that norms its rows is of path matvec at any number of tokens.
+  // A product that normalises its rows is on path matvec for any number of tokens.
   if (s.path != ProductPath::any && s.path != path && !(s.norm && is_gemm_ring(choice.kernel))) {
     return Support::no(str_cat("the session's settings send ", s.rows, " rows to path ", product_path_name(s.path),
                                ", but the variant is of path ", product_path_name(path)));
@@ -296,7 +296,8 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
       return Support::no(str_cat("warps=", choice.warps, " need ", needed, " bytes of shared memory; a block has ",
                                  shared_of(device)));
     }
-    // One block row each; and who has not asked for it does not want it timed.
+    // The grid has one block row per row. Above 64 tokens, stream is offered only if the path asks for it, so that it
+    // is not timed.
     if (s.experts && s.rows > 65535) return Support::no(str_cat(s.rows, " rows: stream takes at most 65535"));
     if (!s.experts && s.path == ProductPath::any && s.rows > 64) {
       return Support::no(str_cat("m=", s.rows, ": above 64 tokens, stream runs only if matvec_max_tokens is as large"));
@@ -323,7 +324,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
     return Support::no("half_staged multiplies experts; dense products have cublas");
   }
   if (choice.kernel == Kernel::half_staged && s.compute == ComputeType::bf16) return Support::yes();
-  // Without Hopper's tiles nothing else multiplies experts in bfloat16.
+  // Without Hopper's tiles, no other kernel multiplies experts in bfloat16.
   if (choice.kernel == Kernel::float32 && s.compute == ComputeType::bf16 && s.experts && !has_wgmma(device)) {
     return Support::yes();
   }
@@ -336,7 +337,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
 }
 
 std::optional<int> stream_warps(int64_t blocks, int64_t k_tiles, const DeviceInfo& device) {
-  constexpr int64_t kWarpsAtOnce = 16;  // of a multiprocessor
+  constexpr int64_t kWarpsAtOnce = 16;  // on a multiprocessor
   for (const int warps : {16, 8, 4}) {
     if (warps > 4 && k_tiles < 2 * warps) continue;
     if (blocks * warps <= kWarpsAtOnce * std::max(device.sm_count, 1)) return warps;
@@ -345,11 +346,11 @@ std::optional<int> stream_warps(int64_t blocks, int64_t k_tiles, const DeviceInf
 }
 
 std::optional<Choice> default_ring(const Shape& s, int64_t tasks, int64_t segments, const DeviceInfo& device) {
-  // Below, stream's blocks are done before the rings are full. A sum over experts costs stream a start for each, and
-  // codes of a table cost it more instructions.
+  // For fewer bytes, the blocks of stream finish before the rings are full. A sum over experts costs stream a start for
+  // each expert, and codes of a table cost it more instructions.
   const bool in_bytes = rings_in_bytes(s.type) && s.other.value_or(s.type) == s.type;
   const int64_t least_bytes = int64_t{in_bytes ? 8 : segments > 2 ? 16 : 20} << 20;
-  constexpr int64_t kTaskCost = 2;  // of starting and summing up, in chunks
+  constexpr int64_t kTaskCost = 2;  // of the start and the final sum, in chunks
   Choice best{.kernel = Kernel::ring, .blocks = 2};
   if (tasks * segments * gpu_stripe_bytes(s.type, s.k) < least_bytes || !supports_ring(s, best, device)) {
     return std::nullopt;
@@ -368,8 +369,8 @@ std::optional<Choice> default_ring(const Shape& s, int64_t tasks, int64_t segmen
 
 namespace {
 
-// Defaults within a path. Measured on an H200 (benchmarks/results); other chips follow the same order of sizes.
-// A gated pair is two stripes, one of each matrix.
+// Defaults within a path. Measured on an H200 (benchmarks/results); the order of sizes is the same on other chips. A
+// gated pair has two stripes, one of each matrix.
 Choice default_stream(const Shape& s, const DeviceInfo& device) {
   if (s.rows == 1 || s.experts) {
     const int64_t stripes = (s.n + kGpuRows - 1) / kGpuRows;
@@ -387,7 +388,7 @@ Choice default_stream(const Shape& s, const DeviceInfo& device) {
     choice.warps = one;
     choice.stripes = 1;
   } else {
-    // Several rounds: warps enough for a k that is long, few where blocks are many anyhow.
+    // Several rounds: enough warps for a long k, and few warps if there are many blocks anyway.
     choice.warps = two > 0 ? two : s.n > 65536 || k_tiles < 16 ? 4 : 8;
   }
   while (choice.warps > 4 && least_shared(s, choice.warps, choice.stripes) > shared_of(device)) {
@@ -407,7 +408,7 @@ TiledRows ring_rows(const Shape& s, const Choice& choice) {
   return format;
 }
 
-// Whether wide tiles give nearly every multiprocessor work and hold few rows that do not exist.
+// Whether wide tiles give work to nearly every multiprocessor and have few rows that do not exist.
 bool is_wide(const Shape& s, int tokens, const DeviceInfo& device) {
   if (!has_wgmma(device) || s.experts) return false;
   const int64_t rows = s.x_rows / s.matrices, token_tiles = (rows + tokens - 1) / tokens;
@@ -416,16 +417,16 @@ bool is_wide(const Shape& s, int tokens, const DeviceInfo& device) {
   return clusters >= std::max(device.sm_count, 1) * 9 / 20 && rows * 8 >= token_tiles * tokens * 7;
 }
 
-// Tiles of few tokens are fewer than the chip can hold, so blocks of a cluster share k. Measured on an H200
-// (h200_split_k.json): within 5 % of the best tile and number of blocks on average.
+// Tiles of few tokens are too few to fill the chip, so blocks of a cluster share k. Measured on an H200
+// (h200_split_k.json): on average within 5 % of the best tile and number of blocks.
 std::optional<Choice> default_split(const Shape& s, const DeviceInfo& device) {
   constexpr int64_t kMaxRows = 256, kFewRows = 128;
-  constexpr int64_t kLeastTiles = 4;  // of k for a block
+  constexpr int64_t kLeastTiles = 4;  // of k, per block
   constexpr int kMaxParts = 16, kPartsOfManyRows = 4;
   if (!has_wgmma(device) || s.experts || s.rows > kMaxRows) return std::nullopt;
   int tokens = 16;
   while (tokens < 64 && tokens < s.rows) tokens *= 2;
-  const double blocks_each = tokens == 16 ? 5 : tokens == 32 ? 3.6 : 2.7;  // of a multiprocessor
+  const double blocks_each = tokens == 16 ? 5 : tokens == 32 ? 3.6 : 2.7;  // per multiprocessor
   const double room = blocks_each * std::max(device.sm_count, 1);
   const int64_t blocks = blocks_of(s, tokens, 4), tiles = (s.k + kGpuTile - 1) / kGpuTile;
   int parts = 1;
@@ -437,24 +438,24 @@ std::optional<Choice> default_split(const Shape& s, const DeviceInfo& device) {
 }
 
 // Measured on an H100 (h100_wgmma_codes.json): within 4 % of the best configuration for 16, 32 and 64 tokens. Two
-// blocks share a multiprocessor; more of them than three for two multiprocessors gain less than their exchange costs.
+// blocks share a multiprocessor. More than three blocks for two multiprocessors gain less than their exchange costs.
 std::optional<Choice> default_gemm_codes(const Shape& s, const DeviceInfo& device) {
   constexpr int64_t kMaxRows = 64;
   if ((s.rows > kMaxRows && !has_tiles(s)) || s.experts || s.type != DType::q4_k) return std::nullopt;
   Choice choice{.kernel = Kernel::wgmma_codes, .tokens = s.rows <= 16 ? 16 : s.rows <= 32 ? 32 : 64, .blocks = 2};
   if (has_tiles(s)) choice.tokens = static_cast<int>(std::max(s.x_tiles, s.y_tiles));
-  choice.rows = choice.tokens == 16 ? 256 : 128;  // of 256 rows by 64 tokens one block fills a multiprocessor
+  choice.rows = choice.tokens == 16 ? 256 : 128;  // one block of 256 rows by 64 tokens fills a multiprocessor
   const int64_t rows_of_w = s.gated ? choice.rows / 2 : choice.rows, chunks = gemm_ring_chunks(s.type, s.k);
   const int64_t blocks = s.matrices * ((s.n + rows_of_w - 1) / rows_of_w);
   const int64_t room = std::max(device.sm_count, 1) * (choice.tokens == 16 ? 7 : 6) / 4;
-  const int most = s.y_tiles > 0 ? choice.rows / 64 : 8;  // a cluster has further blocks then
+  const int most = s.y_tiles > 0 ? choice.rows / 64 : 8;  // to_tiles adds further blocks to a cluster
   while (choice.parts < most && choice.parts * 2 <= chunks && blocks * choice.parts * 2 <= room) choice.parts *= 2;
   if (!supports_choice(s, choice, device)) return std::nullopt;
   return choice;
 }
 
-// Measured on an H200 (h200_wgmma_ring.json): within 4 % of the best of all configurations on average. Launches of half
-// the chip run in pairs, the weights of the second on their way while the first multiplies.
+// Measured on an H200 (h200_wgmma_ring.json): on average within 4 % of the best configuration. Launches of half the
+// chip overlap in pairs: the weights of the second are loaded while the first multiplies.
 std::optional<Choice> default_gemm_ring(const Shape& s, const DeviceInfo& device) {
   constexpr int64_t kMaxRows = 128, kLongPart = 16;  // chunks
   if (s.rows > kMaxRows || s.experts) return std::nullopt;
@@ -465,7 +466,7 @@ std::optional<Choice> default_gemm_ring(const Shape& s, const DeviceInfo& device
     const int64_t rows_of_w = s.gated ? choice.rows / 2 : choice.rows;
     return s.matrices * ((s.rows + choice.tokens - 1) / choice.tokens) * ((s.n + rows_of_w - 1) / rows_of_w);
   };
-  // Two tiles of 32 tokens are faster than one of 64, where they find room side by side.
+  // Two tiles of 32 tokens are faster than one of 64, if both fit at once.
   if (s.rows > 64 || (s.rows > 32 && blocks() * 2 > sms)) choice.tokens = 64;
   if (choice.tokens == 64) {
     if (blocks() > sms) choice.rows = 256;
@@ -490,16 +491,17 @@ Choice default_mmq(const Shape& s, const DeviceInfo& device) {
   const bool wgmma = has_wgmma(device);
   const Kernel kernel = wgmma ? Kernel::wgmma : Kernel::mma;
   if (s.experts) {
-    // Rows of x that meet the same weights, were the routing even. Tiles follow them; a tile that is half empty still
-    // multiplies.
+    // Rows of x that share weights, if routing were even. Tiles are chosen for this number, because a half-empty tile
+    // still costs a full multiplication.
     const int64_t shared = (s.rows + s.matrices - 1) / s.matrices;
-    // Codes of mxfp4 take longer to unpack than those of q4_0: for two matrices longer than 64 rows multiply.
+    // Codes of mxfp4 take longer to unpack than codes of q4_0: for two matrices, longer than the multiplication of 64
+    // rows.
     if (wgmma && s.gated && s.type == DType::mxfp4 && shared >= 256) return {kernel, 128, 4};
     if (shared >= 96) return {kernel, 64, 8};
     if (shared >= 24) return wgmma ? Choice{kernel, 64, 8} : Choice{kernel, 32, 4};
     return {kernel, shared >= 12 ? 32 : 16, 4};
   }
-  // The largest tile that still gives nearly every multiprocessor a block.
+  // The largest tile that still gives a block to nearly every multiprocessor.
   const int64_t wanted = std::max(device.sm_count, 1) * 9 / 10;
   for (const Choice& choice :
        {Choice{kernel, 128, 8}, Choice{kernel, 128, 4}, Choice{kernel, 64, 4}, Choice{kernel, 32, 4}}) {
@@ -518,10 +520,10 @@ Choice default_dequantize(const Shape& s, const DeviceInfo& device) {
   return {Kernel::half_mma, 64, 8};
 }
 
-// On tensor cores from so many rows on: below, one block a row of w is as fast.
+// Tensor cores from this number of rows on; with fewer rows, one block per row of w is as fast.
 Choice default_plain(const Shape& s, const DeviceInfo& device) {
   constexpr int64_t kFewRows = 8;
-  constexpr int kMaxParts = 8, kBlocksEach = 4;  // of a multiprocessor
+  constexpr int kMaxParts = 8, kBlocksEach = 4;  // per multiprocessor
   constexpr int kPairsStep = 32;                 // of k
   if (s.rows < kFewRows || !supports_pairs(s, device)) return {Kernel::exact};
   const int64_t rows = tf32_pairs_rows(s.n), columns = tf32_pairs_columns(s.n);
@@ -547,7 +549,7 @@ Choice default_choice(const Shape& s, const DeviceInfo& device) {
     path = few ? ProductPath::matvec : kForceBlas && !s.experts ? ProductPath::dequantize : ProductPath::mmq;
   }
   if (path == ProductPath::matvec) {
-    constexpr int64_t kStreamedRows = 3;  // as of matvec_max_tokens on Hopper
+    constexpr int64_t kStreamedRows = 3;  // as matvec_max_tokens on Hopper
     if (s.norm && s.rows > kStreamedRows) {
       if (const auto ring = default_gemm_ring(s, device)) return *ring;
     }

@@ -1,14 +1,14 @@
-// Operands of tensor cores that are whole numbers: codes times the small scales within a super-block. The factors of
-// the super-block wait for float32 sums, one product for 256 of k, and of types with a minimum its part is a product of
-// its own. So a pair of weights takes a mask and a multiplication, where WeightTile (weight_tile.cuh) subtracts, scales
-// and rounds.
+// Tensor core operands that are integers: codes times the small scales within a super-block. The factors of the
+// super-block are applied to the float32 sums, one product per 256 k. For types with a minimum, its contribution is a
+// separate product. So a pair of weights takes a mask and a multiplication, while WeightTile (weight_tile.cuh)
+// subtracts, scales and rounds.
 #pragma once
 
 #include "ops/matmul/cuda/weight_tile.cuh"
 
 namespace dyno::ops::cuda {
 
-// Rows g of an operand times `unit_low()`, rows g + 8 times `unit_high()`, are codes times small scales.
+// Rows g of an operand times `unit_low()`, and rows g + 8 times `unit_high()`, are codes times small scales.
 template <DType kType>
 struct CodeTile : WeightTile<kType> {
   using Base = WeightTile<kType>;
@@ -18,11 +18,11 @@ struct CodeTile : WeightTile<kType> {
   using Base::scale;
   static constexpr bool kMin = kFormat.scale == GpuScale::k_min32;
 
-  // A code in the lowest bits of a half is code·2^-24, exact; that of a row g + 8 stands four bits up.
+  // A code in the lowest bits of an f16 is exactly code·2^-24; the code of a row g + 8 is four bits higher.
   static constexpr float unit_low() { return kMin ? 0x1p24f : 1.0f; }
   static constexpr float unit_high() { return kMin ? 0x1p20f : 1.0f; }
 
-  // Pair kPair of step kStep in the halves of a word: rows g in the lowest bits, rows g + 8 four bits up.
+  // Pair kPair of step kStep in the 16-bit halves of a word: rows g in the lowest bits, rows g + 8 four bits higher.
   template <int kStep, int kPair>
   __device__ __forceinline__ uint32_t codes() const {
     constexpr int kUp = 4 * (kPair % 2);
@@ -39,7 +39,7 @@ struct CodeTile : WeightTile<kType> {
     return code;
   }
 
-  // Of rows g and g + 8; signed scales of rows g + 8 as sixteenths.
+  // For rows g and g + 8; signed scales of rows g + 8 are divided by 16.
   template <int kStep>
   __device__ __forceinline__ __half2 small_scales() const {
     if constexpr (kMin) {
@@ -73,7 +73,7 @@ struct CodeTile : WeightTile<kType> {
   }
 };
 
-// Factors of the super-block `unit` in shared memory, of rows g and g + 8.
+// Factors of the super-block `unit` in shared memory, for rows g and g + 8.
 template <DType kType>
 __device__ __forceinline__ __half2 code_factors(const uint8_t* unit, int lane) {
   constexpr GpuFormat kFormat = gpu_format(kType);
@@ -81,13 +81,13 @@ __device__ __forceinline__ __half2 code_factors(const uint8_t* unit, int lane) {
       *reinterpret_cast<const uint32_t*>(unit + 4 * kFormat.tile_bytes() + (lane >> 2) * (kFormat.super_bytes() / 8)));
 }
 
-// The A operand that meets the sums of x: minus the minima of eight blocks, twice.
+// The A operand for the sums of x: the negated minima of eight blocks, twice.
 template <DType kType>
 __device__ __forceinline__ void code_minima(const uint8_t* unit, int lane, uint32_t (&a)[4]) {
   constexpr GpuFormat kFormat = gpu_format(kType);
   const __half2 factors = as_half2(*reinterpret_cast<const uint32_t*>(unit + 4 * kFormat.tile_bytes() +
                                                                       (lane >> 2) * (kFormat.super_bytes() / 8) + 4));
-  // Lane t has blocks 2t and 2t + 1: tile t's.
+  // Lane t has blocks 2t and 2t + 1, the ones of tile t.
   const uint2 of_tile = *reinterpret_cast<const uint2*>(unit + (lane & 3) * kFormat.tile_bytes() +
                                                         kFormat.code_bytes() + (lane >> 2) * 8);
   const __half2 magic = as_half2(0x64006400u);

@@ -1,4 +1,4 @@
-// The end of a gated product of gemm_codes.cuh whose y goes straight to the next product, as HalfTiles.
+// The epilogue of a gated product of gemm_codes.cuh whose y is written as HalfTiles for the next product.
 #pragma once
 
 #include "device/cluster_shared.cuh"
@@ -11,21 +11,21 @@ namespace dyno::ops::cuda {
 
 #ifdef DYNO_DEVICE_WGMMA
 
-// A block has kColumns neighbours of y of its share of the tokens. The blocks whose columns make 256 neighbours are one
-// cluster together with those that share k: they exchange the largest value of each token, from which the scale
-// follows.
+// A block has kColumns adjacent columns of y for its share of the tokens. The blocks that together have 256 adjacent
+// columns, and the blocks that share k, form one cluster. They exchange the largest value of each token, which
+// determines the scale.
 template <int kTokens, int kWarps, int kStripes>
 struct CodesTiles {
   static constexpr int kColumns = kGpuRows * kWarps * kStripes / 2, kJoint = HalfTiles::kBlock / kColumns;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kQuads = kColumns / 4;                // four neighbours of y, each of one thread
-  static constexpr int kMost = kTokens * kQuads / kThreads;  // that a thread has
+  static constexpr int kQuads = kColumns / 4;                // groups of four adjacent values of y, one thread each
+  static constexpr int kMost = kTokens * kQuads / kThreads;  // per thread
   static_assert(kQuads == 16 || kQuads == 32, "a warp has whole rows");
 
   const Problem& p;
   const TiledRows& format;
   const GemmRingShape& shape;
-  int part, joint;  // which of the blocks that share k, and of those that share 256 columns
+  int part, joint;  // index among the blocks that share k, and among the blocks that share 256 columns
   uint32_t sums;
 
   __device__ __forceinline__ CodesTiles(const Problem& problem, const TiledRows& rows, const GemmRingShape& s,
@@ -37,7 +37,7 @@ struct CodesTiles {
         joint(static_cast<int>(blockIdx.y) % kJoint),
         sums(sums_at) {}
 
-  // Four neighbours of y, from the sums of all blocks that share k.
+  // Four adjacent values of y, from the sums of all blocks that share k.
   __device__ __forceinline__ float4 values(int column, int quad, float scale) const {
     // Each warp has 16 rows of the gate before 16 of the other.
     const uint32_t from = sums + (column * shape.sums_stride + quad / 4 * 32 + quad % 4 * 4) * 4;
@@ -59,7 +59,7 @@ struct CodesTiles {
     return make_float4(y[0], y[1], y[2], y[3]);
   }
 
-  // The whole end: all threads of all blocks of the cluster come here with their sums written.
+  // The complete epilogue. All threads of all blocks of the cluster must call it after they have written their sums.
   __device__ __forceinline__ void finish() const {
     __shared__ float largest[kTokens];
     const int share = kTokens / shape.parts, items = share * kQuads, first = blockIdx.x * kTokens;
@@ -67,8 +67,9 @@ struct CodesTiles {
     float4 y[kMost];
     float scale[kMost];
     const auto column_of = [&](int i) { return part * share + static_cast<int>(threadIdx.x + i * kThreads) / kQuads; };
-    const int quad = static_cast<int>(threadIdx.x) % kQuads;  // of all of its items: kThreads is a multiple
-    // Whole warps have no item: a share has at least 32.
+    const int quad = static_cast<int>(threadIdx.x) % kQuads;  // the same for all items of a thread, because kThreads is
+                                                              // a multiple of kQuads
+    // Only whole warps have no item, because a share has at least 32.
     const auto there = [&](int i) { return static_cast<int>(threadIdx.x) + i * kThreads < items; };
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
@@ -107,7 +108,7 @@ struct CodesTiles {
       }
       scale[i] = device::row_scale(most);
     }
-    device::cluster_arrive();  // no block of the cluster is read any more by this one
+    device::cluster_arrive();  // this block no longer reads other blocks of the cluster
     uint8_t* block = reinterpret_cast<uint8_t*>(p.y) +
                      (int64_t{blockIdx.x} * (p.n / HalfTiles::kBlock) + static_cast<int>(blockIdx.y) / kJoint) *
                          (kTokens * HalfTiles::kRowBytes);

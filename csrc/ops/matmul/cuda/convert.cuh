@@ -1,4 +1,4 @@
-// Layout::gpu from plain weights.
+// Repacks plain weights to Layout::gpu.
 #pragma once
 
 #include "ops/matmul/cuda/problem.h"
@@ -6,7 +6,7 @@
 
 namespace dyno::ops::cuda {
 
-// A thread makes one word of the unit (blockIdx.x) of the stripe (blockIdx.y).
+// A thread computes one word of the unit (blockIdx.x) of the stripe (blockIdx.y).
 template <DType kType>
 __global__ void __launch_bounds__(256) repack_kernel(const uint8_t* plain, uint8_t* out, int64_t n, int64_t k) {
   constexpr GpuFormat f = gpu_format(kType);

@@ -10,7 +10,7 @@ namespace dyno::ops::cuda {
 
 namespace {
 
-// Of the unpacked weights of a part, and of its sums.
+// Maximum bytes of a part's unpacked weights, and of its sums.
 constexpr int64_t kPartBytes = int64_t{256} << 20;
 constexpr int64_t kPartRows = 256;  // parts are a multiple of this
 
@@ -18,7 +18,7 @@ size_t aligned(int64_t bytes) { return static_cast<size_t>((bytes + 255) / 256 *
 
 bool is_tiles(Unpacked form) { return form == Unpacked::tiles_f16 || form == Unpacked::tiles_bf16; }
 
-// float32 throughout.
+// Whether everything is float32.
 bool is_wide(const Shape& s, Kernel kernel) { return kernel == Kernel::float32 || s.compute == ComputeType::f32; }
 
 Unpacked form_of(const Shape& s, Kernel kernel) {
@@ -85,13 +85,13 @@ DequantizePlan plan_dequantize(const Shape& s, const Choice& choice) {
 }
 
 #if defined(DYNO_HAVE_CUDA) && !defined(DYNO_CUDA_FORCE_MMQ)
-// In every build (type_kernels() has the types of weights alone).
+// In every build (type_kernels() has only weight types).
 template <DType kType>
 void gemm_mma(const Problem& p, int tokens, int warps, CUstream_st* stream);
 
 namespace {
 
-// The problem of rows [first, first + rows) of every matrix.
+// The problem for rows [first, first + rows) of every matrix.
 Problem part_of(const Problem& p, int64_t first, int64_t rows) {
   Problem part = p;
   const auto shift = [&](auto*& pointer) {

@@ -1,4 +1,4 @@
-// From sums to y: bias, activation or residual, of one element at a time.
+// Computes y from sums: bias, activation or residual, one element at a time.
 #pragma once
 
 #include "device/arithmetic.cuh"
@@ -23,7 +23,7 @@ __device__ __forceinline__ float activate(Activation activation, float gate, flo
   }
 }
 
-// `matrix`: index of the expert, or 0 where biases are not per matrix. `at`: of y and residual.
+// `matrix`: index of the expert, or 0 if biases are not per matrix. `at`: index in y and residual.
 __device__ __forceinline__ void store_product(const Problem& p, int64_t matrix, int row_of_w, int64_t at, float sum) {
   if (p.bias != nullptr) sum += p.bias[matrix * p.n + row_of_w];
   sum *= p.scale;

@@ -1,5 +1,5 @@
 // Plain weights and float32 throughout: the reference path, and float32 weights such as routers. Elements are
-// dequantised as the file format defines them and summed by fused multiply-adds in a fixed order.
+// dequantised exactly as the file format defines and summed by fused multiply-adds in a fixed order.
 #pragma once
 
 #include "core/cuda/launch.h"
@@ -19,7 +19,7 @@ __device__ __forceinline__ float weight_value(const uint8_t* matrix, int64_t row
   return value_of<kType>(blocks[at / kElements], at % kElements);
 }
 
-// A warp for each row of w; up to 8 rows of x a block, one with experts.
+// A warp per row of w; up to 8 rows of x per block, one with experts.
 template <DType kType>
 __global__ void __launch_bounds__(256) exact_rows_kernel(const Problem p) {
   device::let_next_start();
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(256) exact_tiles_kernel(const Problem p) {
         }
       }
     }
-    __syncthreads();  // all have read the tiles
+    __syncthreads();  // all threads have read the tiles
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

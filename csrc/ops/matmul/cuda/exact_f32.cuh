@@ -1,5 +1,5 @@
-// Dense products with float32 weights in float32: the routers of mixtures of experts, few rows of w with a long k. The
-// sums run in a fixed order.
+// Dense products with float32 weights in float32: the routers of mixtures of experts, with few rows of w and a long k.
+// The order of sums is fixed.
 #pragma once
 
 #include "core/cuda/launch.h"
@@ -11,7 +11,7 @@ namespace dyno::ops::cuda {
 
 inline bool fits_exact_f32(const Problem& p) {
   const auto address = reinterpret_cast<uintptr_t>(p.x) | reinterpret_cast<uintptr_t>(p.w);
-  // Large products load less through the tiles of exact.cuh, whose blocks fill the chip from here on.
+  // Larger products load less with the tiles of exact.cuh, whose blocks fill the chip from this size on.
   const bool small = static_cast<int64_t>(p.rows) * p.n < 1 << 19;
   return p.grouping == Grouping::dense && p.matrices == 1 && !p.gated() && small && p.n <= 1024 && p.k % 32 == 0 &&
          (address | static_cast<uintptr_t>(p.x_stride)) % 16 == 0;
@@ -21,9 +21,9 @@ __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-// Up to 4 rows of x: a block for each row of w, its threads share k. The weights are on their way before the rows of x
-// are there.
-template <int kThreads>  // templates, because each weight type's unit has them
+// Up to 4 rows of x: a block per row of w, whose threads share k. Loads of weights are issued before the rows of x are
+// ready.
+template <int kThreads>  // templates, because every weight type's unit includes them
 __global__ void __launch_bounds__(kThreads) exact_f32_few_kernel(const Problem p) {
   constexpr int kAhead = 8, kWarps = kThreads / 32;
   __shared__ float parts[kWarps][4];
@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(kThreads) exact_f32_few_kernel(const Problem p
   }
 }
 
-// 16 rows of x by 16 rows of w a block; its 8 warps share k and meet in shared memory. A lane has 2 by 4 of the sums.
+// 16 rows of x by 16 rows of w per block. Its 8 warps share k and combine in shared memory. A lane has 2 by 4 of the
+// sums.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) exact_f32_tile_kernel(const Problem p) {
   device::let_next_start();

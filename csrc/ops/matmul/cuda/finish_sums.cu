@@ -7,7 +7,7 @@
 namespace dyno::ops::cuda {
 namespace {
 
-// A thread for each column of y, a block row for each row.
+// A thread per column of y, and a block row per row.
 __global__ void __launch_bounds__(256)
     finish_sums_kernel(const Problem p, const float* sums, const float* sums_up, bool half_rows) {
   const int column = blockIdx.y * 256 + threadIdx.x, row = blockIdx.x;

@@ -1,5 +1,5 @@
-// A block brings a run (kX16RunK of k) of 16 rows into shared memory, as it lies, and writes the run's
-// words of layout gpu: both ways are contiguous, and bytes are only gathered within the chip.
+// A block loads a run (kX16RunK of k) of 16 rows to shared memory unchanged, and writes the run's words of layout gpu.
+// Both transfers are contiguous; bytes are rearranged only on the chip.
 #include "core/cuda/check.h"
 #include "core/error.h"
 #include "ops/matmul/cuda/from_x16.h"

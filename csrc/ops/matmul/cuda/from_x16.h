@@ -1,4 +1,4 @@
-// Layout::gpu from layout x16, behind copies of weights that lie on the CPU. Plain host code.
+// Repacks layout x16 to Layout::gpu after copies of CPU weights. Plain host code.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace dyno::ops::cuda {
 
-// Matrices that come together: matrix i of those at `x16` becomes matrix place[i] of those at `out`.
+// Matrices of one launch: matrix i at `x16` becomes matrix place[i] at `out`.
 struct X16Matrices {
   static constexpr int kMost = 256;
   const uint8_t* x16 = nullptr;
@@ -18,8 +18,8 @@ struct X16Matrices {
   uint16_t place[kMost] = {};
 };
 
-// The bytes that repack_gpu_from_x16() gives. `x16` and `out` are aligned to 16 bytes. Throws UnsupportedError for a
-// type without both layouts.
+// Writes the same bytes as repack_gpu_from_x16(). `x16` and `out` must be aligned to 16 bytes. Throws UnsupportedError
+// for a type without both layouts.
 void repack_from_x16(DType type, const X16Matrices& matrices, CUstream_st* stream);
 
 }  // namespace dyno::ops::cuda

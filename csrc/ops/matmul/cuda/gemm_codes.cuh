@@ -1,15 +1,15 @@
-// Dense products of few tokens (Hopper, code for 90a) with weights of super-blocks, whose operands are whole numbers
-// (code_tile.cuh). Sums of one super-block of k stand in registers of their own; once it has been multiplied they go,
-// times its factors, to the sums of all. The minima of a super-block meet the sums of x in one step of 16
-// (TiledRows::sums). Codes and scales of the next tile are on their way to registers while one is multiplied.
+// Dense products of few tokens (Hopper, code for 90a) with super-block weights, whose operands are integers
+// (code_tile.cuh). Sums of one super-block of k have separate registers. After the super-block, they are multiplied by
+// its factors and added to the total sums. The minima of a super-block are multiplied by the sums of x in one step of
+// 16 (TiledRows::sums). Codes and scales of the next tile are loaded to registers while one is multiplied.
 //
-// As in gemm_ring.cuh weights and x come through a ring in shared memory, and blocks of a cluster share k. But no warp
-// waits for all: each has a ring of its own for its stripes of w, and asks for the next chunk as soon as it has read
-// one. The last warp that has read a stage of x asks for what comes next there. A block has eight warps with one or two
-// stripes each, or sixteen with 512 rows of w, which read x half as often.
+// As in gemm_ring.cuh, weights and x go through a ring in shared memory, and blocks of a cluster share k. But warps do
+// not wait for each other: each has a separate ring for its stripes of w, and requests the next chunk as soon as it has
+// read one. The last warp that reads a stage of x requests the next x for it. A block has eight warps with one or two
+// stripes each, or sixteen warps for 512 rows of w, which read x half as often.
 //
-// Rows of x in HalfTiles have a scale for each super-block, which multiplies the sums as its factors do. Products with
-// the minima then get sums of their own, or are added up before the others begin.
+// Rows of x in HalfTiles have a scale per super-block, which multiplies the sums like the weights' factors. Products
+// with the minima then have separate sums, or are added before the others begin.
 #pragma once
 
 #include "ops/matmul/cuda/code_tile.cuh"
@@ -20,11 +20,11 @@ namespace dyno::ops::cuda {
 
 #ifdef DYNO_DEVICE_WGMMA
 
-// Rows of w by kTokens, in the order of wgmma's sums: of the stripes of a warp.
+// Sums of a warp's stripes: rows of w by kTokens, in the order of wgmma's sums.
 template <int kTokens, int kStripes>
 using CodeSums = float[kStripes][kTokens / 2];
 
-// A warp's view of the ring. Stages follow each other; x comes first in each, then the stripes of all warps.
+// A warp's view of the ring. Stages are adjacent; each has x first, then the stripes of all warps.
 template <DType kType, int kTokens, int kStripes, CodesForm kForm>
 struct CodeRing {
   static constexpr bool kScaled = kForm == CodesForm::from_tiles;
@@ -35,9 +35,9 @@ struct CodeRing {
   uint8_t* shared;
   uint32_t at;  // the same
   int warp, warps, chunks;
-  int there = 0;        // so many stripes exist
+  int there = 0;        // number of existing stripes
   const uint8_t* w;     // chunk 0 of this block's part
-  int64_t next_stripe;  // bytes from there to the second one
+  int64_t next_stripe;  // bytes between the first and the second stripe
   const uint8_t* x;
 
   __device__ __forceinline__ uint32_t barriers(int stage) const {
@@ -50,7 +50,7 @@ struct CodeRing {
     return stage * shape.stage_bytes + kXBytes + warp * kStripes * kChunkBytes;
   }
 
-  // One lane.
+  // Called by one lane.
   __device__ __forceinline__ void ask_weights(int number, int stage, uint64_t policy) const {
     if (there == 0) return device::barrier_arrive(weights_barrier(stage));
     device::barrier_arrive_for_bytes(weights_barrier(stage), there * kChunkBytes);
@@ -64,17 +64,17 @@ struct CodeRing {
   __device__ __forceinline__ void ask_x(int number, int stage) const {
     device::bulk_copy(at + stage * shape.stage_bytes, x + int64_t{number} * kXBytes, kXBytes, x_barrier(stage));
   }
-  // Chunk `number` has been read by this warp: what comes next in its stage. One lane.
+  // This warp has read chunk `number`: requests the next chunk for its stage. Called by one lane.
   __device__ __forceinline__ void done(int number, int stage, uint64_t policy) const {
     const int next = number + shape.stages;
     if (next >= chunks) return;
     ask_weights(next, stage, policy);
-    // In order: the copy may not overtake the reads of warps that counted earlier.
+    // In order, because the copy must not overtake the reads of warps that counted earlier.
     if (device::count_in_order(readers(stage)) % warps == warps - 1u) ask_x(next, stage);
   }
 };
 
-// Adds what a super-block gave to the sums of all. `unit`: of its stripes, for rows g and g + 8.
+// Adds the sums of a super-block to the total sums. `unit`: of its stripes, for rows g and g + 8.
 template <int kTokens, int kStripes>
 __device__ __forceinline__ void add_super_block(CodeSums<kTokens, kStripes>& sums, CodeSums<kTokens, kStripes>& block,
                                                 const float (&unit)[kStripes][2]) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ void add_super_block(CodeSums<kTokens, kStripes>& sum
   }
 }
 
-// The scales of x in a super-block, of the tokens whose sums a lane has.
+// The scales of x in a super-block, for the tokens whose sums a lane has.
 template <int kTokens>
 __device__ __forceinline__ void load_scales(const uint8_t* x, int lane, float2 (&scales)[kTokens / 8]) {
   const auto* from = reinterpret_cast<const float2*>(x + HalfTiles::kScalesAt * kTokens) + lane % 4;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void load_scales(const uint8_t* x, int lane, float2 (
   for (int nb = 0; nb < kTokens / 8; ++nb) scales[nb] = from[4 * nb];
 }
 
-// As add_super_block(), of rows of x with a scale for each super-block. kApart: `minima` are added before the scale.
+// As add_super_block(), for rows of x with a scale per super-block. kApart: `minima` are added before the scale.
 template <bool kApart, int kTokens, int kStripes>
 __device__ __forceinline__ void add_scaled(CodeSums<kTokens, kStripes>& sums, CodeSums<kTokens, kStripes>& block,
                                            CodeSums<kTokens, kStripes>& minima, const float (&unit)[kStripes][2],
@@ -122,14 +122,14 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
                                                     uint64_t policy, int lane) {
   using Tile = CodeTile<kType>;
   constexpr bool kScaled = kForm == CodesForm::from_tiles;
-  // Where registers allow it, products with the minima have sums of their own in a super-block.
+  // If registers allow it, products with the minima have separate sums in a super-block.
   constexpr bool kApart = kScaled && Tile::kMin && kTokens * kStripes <= 32;
   [[maybe_unused]] CodeSums<kTokens, kStripes> minima = {};
   constexpr int kChunkBytes = gemm_ring_chunk_bytes(kType);
-  // Products of so many steps start together: all warps of a warpgroup meet for each start.
+  // Products of this many steps start together, because all warps of a warpgroup synchronise at each start.
   constexpr int kGroup = kStripes == 1 && kTokens < 64 ? 4 : 1;  // more would not fit into registers
   CodeSums<kTokens, kStripes> block = {};
-  uint32_t a[2][kGroup][kStripes][4];  // one is read by products under way while the other is made
+  uint32_t a[2][kGroup][kStripes][4];  // running products read one while the other is written
   Tile w[2][kStripes];                 // [tile & 1]
   const auto start = [&]<int kPlace, int kFirst>(uint64_t x) {
     device::wgmma_fence();
@@ -139,7 +139,7 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
       for (int i = 0; i < kStripes; ++i) device::wgmma_f16(block[i], a[kPlace][step][i], x + 2 * (kFirst + step));
     }
     device::wgmma_commit();
-    // At most these are under way, so those that read the other place are over.
+    // At most the last products are running, so the other buffer is no longer read.
     device::wgmma_wait<1>();
   };
   const auto multiply = [&]<int kTile>(const Tile(&tile)[kStripes], uint64_t x) {
@@ -209,7 +209,7 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
     [[maybe_unused]] float2 scales[kTokens / 8];
     if constexpr (kScaled) load_scales<kTokens>(ring.shared + stage * ring.shape.stage_bytes, lane, scales);
     device::wgmma_wait<0>();
-    __syncwarp();  // no lane reads the stage any more
+    __syncwarp();  // no lane reads the stage any longer
     if (lane == 0) ring.done(number, stage, policy);
     if (++stage == ring.shape.stages) stage = 0, phase ^= 1;
     if constexpr (kScaled) {
@@ -222,7 +222,7 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
 
 #endif  // DYNO_DEVICE_WGMMA
 
-// kSeveral: p.more holds further products.
+// kSeveral: p.more has further products.
 template <DType kType, int kTokens, int kWarps, int kStripes, bool kSeveral, CodesForm kForm>
 __global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps == 16 ? 1 : 2)
     gemm_codes_kernel(const __grid_constant__ Problem p, const __grid_constant__ TiledRows format,
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps 
   extern __shared__ uint8_t shared_raw[];
   uint8_t* shared = shared_raw + (1024 - device::shared_address(shared_raw) % 1024) % 1024;
   const int lane = threadIdx.x & 31;
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // known to be the warp's
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // uniform within the warp
   const int rank = device::block_of_cluster() / kJoint;
   const int matrix = p.first_matrix + static_cast<int>(blockIdx.z) / shape.parts;
   const auto part = GemmRingPart::of<kType>(p.k, rank, shape.parts);
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps 
   const int of_w = (product.n + kGpuRows - 1) / kGpuRows;
   const int stripe = (product.row_tile * kWarps + warp) * kStripes, index = p.gated() ? stripe / 2 : stripe;
   const int64_t stripe_bytes = gpu_stripe_bytes(kType, p.k);
-  // Stripes of a gated pair lie in both matrices in turn.
+  // The stripes of a gated pair alternate between both matrices.
   ring.w = (p.gated() && stripe % 2 == 1 ? p.w_up : product.w) + matrix * p.w_stride + index * stripe_bytes +
            int64_t{part.begin} * gemm_ring_chunk_bytes(kType);
   ring.next_stripe = p.gated() ? p.w_up - p.w : stripe_bytes;
@@ -270,10 +270,10 @@ __global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps 
       for (int number = 0; number < filled; ++number) ring.ask_x(number, number);
     }
   }
-  __syncthreads();  // barriers are there
+  __syncthreads();  // barriers are initialised
   CodeSums<kTokens, kStripes> sums = {};
   gemm_codes_multiply<kType, kTokens, kStripes, kForm>(sums, ring, policy, lane);
-  __syncthreads();  // sums take the place of the stages
+  __syncthreads();  // sums replace the stages
   gemm_ring_put<kTokens, kStripes>(sums, shape, shared, 0, warp * kStripes, lane);
   device::wait_for_previous();  // the epilogue reads scales and residual, and writes y
   if constexpr (kForm == CodesForm::to_tiles) {
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps 
     device::cluster_wait();  // the sums of all blocks are written
     epilogue.finish(first_item);
     device::cluster_arrive();
-    device::cluster_wait();  // no block reads this one's shared memory any more
+    device::cluster_wait();  // no block reads this block's shared memory any longer
   }
 #endif
 }

@@ -1,4 +1,4 @@
-// Tensor cores through mma.sync: every chip from Turing on. See gemm_tile.cuh for the shape of the work.
+// Tensor cores with mma.sync, for every chip since Turing. See gemm_tile.cuh for the division of work.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const WarpStripes<kType> stripes(p, block.matrix, warp, kWarps);
   TokenCopies<kTokens, 32 * kWarps> copies(p, block);
-  // Of the weights, and of the rows of x, which may hold k twice.
+  // Tiles of the weights, and of the rows of x, which may contain k twice.
   const int weight_tiles = (p.k + kGpuTile - 1) / kGpuTile,
             tiles = half_passes(kType) == 2 ? p.passes * weight_tiles : weight_tiles;
 
@@ -36,11 +36,11 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
   }
 
   float sums[2][kTokens / 2] = {};
-  // Rows that this lane addresses for ldmatrix: matrices 0 and 1 are rows 0–7 (k 0–7, 8–15), 2 and 3 rows 8–15.
+  // The row that this lane addresses for ldmatrix: matrices 0 and 1 are rows 0–7 (k 0–7, 8–15), 2 and 3 rows 8–15.
   const int matrix_row = (lane & 7) + (lane >> 4) * 8, matrix_chunk = (lane >> 3) & 1;
   for (int tile = 0; tile < tiles; ++tile) {
     device::copy_async_wait<kStages - 2>();
-    __syncthreads();  // the tile has arrived for all threads, and all have left the stage that is filled next
+    __syncthreads();  // the tile has arrived for all threads, and none reads the stage that is filled next
     const int ahead = tile + kStages - 1;
     if (ahead < tiles) copies.issue(stages + ahead % kStages * kTokens * kTileRowBytes);
     device::copy_async_commit();
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
   gemm_epilogue<kTokens>(p, block, stripes.row_of_w, lane, sums, shared);
 }
 
-// A kernel may use more than 48 KiB of shared memory only after it was allowed to, once for each device.
+// A kernel must request more than 48 KiB of shared memory, once for each device.
 template <typename Kernel>
 void allow_shared(Kernel kernel, int bytes) {
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));

@@ -1,14 +1,14 @@
-// Dense products of few tokens (Hopper, code for 90a), whose time is not that of the bytes but that of one thing
-// waiting for another. So both operands come through a ring in shared memory that the copy engine fills: one warp asks
-// for a chunk of k of all the block's rows of w, and for as many tiles of x, as soon as a stage is free. Weights do not
-// depend on earlier launches: the whole ring is asked for while those still run, and blocks are small enough for two
-// launches to find room on a multiprocessor.
+// Dense products of few tokens (Hopper, code for 90a), which latencies bound rather than bytes. So both operands go
+// through a ring in shared memory that the copy engine fills: as soon as a stage is free, one warp requests a chunk of
+// k of all the block's rows of w, and the matching tiles of x. Weights do not depend on earlier launches, so the whole
+// ring is requested while those still run. Blocks are small enough for two launches to fit on a multiprocessor.
 //
-// Eight warps multiply. Each takes two stripes of w (of a gated pair one of each matrix), turns their codes into halves
-// in registers, and wgmma multiplies them with x where it stands. With 256 rows of w the two warpgroups have different
-// rows; with 128 they share the tiles of a chunk. The blocks of a cluster share k; in the end each adds up the sums of
-// all of them for its share of the tokens, in the order of the blocks: the same bits however many multiprocessors there
-// are. Several products of the same rows of x, all of one type, can be one launch: a block has rows of one of them.
+// Eight warps multiply. Each takes two stripes of w (for a gated pair one of each matrix) and converts their codes to
+// f16 in registers; wgmma multiplies them by x in shared memory. With 256 rows of w the two warpgroups have different
+// rows; with 128 they share the tiles of a chunk. The blocks of a cluster share k. At the end each block adds the sums
+// of all blocks for its share of the tokens, in the order of the blocks, so the bits do not depend on the number of
+// multiprocessors. Several products of the same rows of x, all of one type, can be one launch: a block has rows of one
+// of them.
 #pragma once
 
 #include "core/cuda/launch_cluster.h"
@@ -26,7 +26,7 @@ inline constexpr int kGemmRingThreads = 32 * (kGemmRingWarps + 1);
 
 #ifdef DYNO_DEVICE_WGMMA
 
-// Of each stage: weights have arrived, x has arrived, both have been read.
+// Per stage: weights have arrived, x has arrived, both have been read.
 struct GemmRingBarriers {
   uint32_t at;
 
@@ -34,7 +34,7 @@ struct GemmRingBarriers {
   __device__ __forceinline__ uint32_t x(int stage) const { return weights(stage) + 8; }
   __device__ __forceinline__ uint32_t read(int stage) const { return weights(stage) + 16; }
 
-  // `stripes`: each of them arrives with a copy of its own.
+  // `stripes`: each arrives with a separate copy.
   __device__ __forceinline__ void init(int count, int stripes) const {
     for (int stage = 0; stage < count; ++stage) {
       device::barrier_init(weights(stage), stripes);
@@ -47,7 +47,7 @@ struct GemmRingBarriers {
 
 // The chunks of k that a block multiplies.
 struct GemmRingPart {
-  int begin, count, tiles;  // tiles: of all of k
+  int begin, count, tiles;  // tiles: over all of k
 
   template <DType kType>
   static __device__ __forceinline__ GemmRingPart of(int k, int rank, int parts) {
@@ -56,7 +56,7 @@ struct GemmRingPart {
     const int begin = chunks * rank / parts;
     return {begin, chunks * (rank + 1) / parts - begin, tiles};
   }
-  // Tiles of chunk `number` of the part.
+  // Number of tiles in chunk `number` of the part.
   template <DType kType>
   __device__ __forceinline__ int there(int number) const {
     constexpr int kTiles = gemm_ring_tiles(kType);
@@ -64,7 +64,7 @@ struct GemmRingPart {
   }
 };
 
-// The product whose rows this block has, and which of its tiles of rows.
+// The product whose rows this block has, and the index of its tile of rows.
 struct GemmRingProduct {
   const uint8_t* w;
   const float* bias;
@@ -88,7 +88,7 @@ struct GemmRingProduct {
   }
 };
 
-// One warp: a lane for each stripe of w, and lane 0 for x.
+// Called by one warp: one lane per stripe of w, and lane 0 for x.
 template <DType kType, int kTokens>
 __device__ __forceinline__ void gemm_ring_fill(const Problem& p, const GemmRingProduct& product,
                                                const TiledRows& format, const GemmRingShape& shape,
@@ -149,7 +149,7 @@ __device__ __forceinline__ void gemm_ring_put(const float (&sums)[kStripes][kTok
   }
 }
 
-// Four neighbours of one token, added up over the planes of all blocks.
+// Four adjacent sums of one token, added over the planes of all blocks.
 __device__ __forceinline__ void gemm_ring_add(uint32_t shared, const GemmRingShape& shape, int plane_bytes,
                                               float (&sum)[4]) {
 #pragma unroll 4
@@ -160,7 +160,7 @@ __device__ __forceinline__ void gemm_ring_add(uint32_t shared, const GemmRingSha
   }
 }
 
-// Up to four neighbours. `quad`: four may be read at once.
+// Loads up to four adjacent values. `quad`: four may be read at once.
 __device__ __forceinline__ void gemm_ring_load(const float* from, int there, bool quad, float (&to)[4]) {
   if (quad && there == 4) {
     const float4 v = *reinterpret_cast<const float4*>(from);
@@ -173,18 +173,17 @@ __device__ __forceinline__ void gemm_ring_load(const float* from, int there, boo
   }
 }
 
-// Four neighbours of y, of one token, and all that they need beside the sums.
+// Four adjacent values of y of one token, and the inputs of their epilogue except the sums.
 struct GemmRingItem {
-  int64_t to = 0;     // where they stand in y
-  uint32_t from = 0;  // where their sums stand in shared memory
-  int there = 0;      // so many exist
+  int64_t to = 0;     // their index in y
+  uint32_t from = 0;  // shared address of their sums
+  int there = 0;      // number of existing values
   float scale = 0, bias[4] = {}, bias_up[4] = {}, rest[4] = {};
 };
 
-// This block's share of the tokens: `sums` of every block hold [planes][kTokens][sums_stride]. load() asks for what
-// comes from memory, which takes as long as the blocks take to meet: so it runs before, for the first item of each
-// thread.
-// kScaled: the sums have the scales of x already.
+// The epilogue for this block's share of the tokens: `sums` of every block have [planes][kTokens][sums_stride]. load()
+// requests the inputs from memory. This takes as long as the cluster barrier, so it is called before the barrier for
+// the first item of each thread. kScaled: the sums are already multiplied by the scales of x.
 template <int kTokens, bool kSeveral, bool kScaled = false>
 struct GemmRingEpilogue {
   const Problem& p;
@@ -193,7 +192,7 @@ struct GemmRingEpilogue {
   const float* scales;
   int matrix, rank, threads, quads, share;
   uint32_t sums;
-  // Whether four neighbours of y, and of the residual, can go at once: rows of w come in fours.
+  // Whether four adjacent values of y, and of the residual, can be accessed at once: n is a multiple of four.
   bool quads_of_y;
 
   __device__ __forceinline__ GemmRingEpilogue(const Problem& problem, const GemmRingProduct& of,
@@ -216,7 +215,7 @@ struct GemmRingEpilogue {
     const int first = blockIdx.x * kTokens, column = rank * share + number / quads, quad = number % quads;
     const int row = (product.row_tile * quads + quad) * 4;
     if (number >= items() || first + column >= p.rows || row >= product.n) return item;
-    // Of a gated pair each warp has 16 rows of the gate before 16 of the other.
+    // For a gated pair, each warp has 16 rows of the gate before 16 rows of up.
     const int place = gated ? quad / 4 * 32 + quad % 4 * 4 : quad * 4;
     item.from = sums + (column * shape.sums_stride + place) * 4;
     item.to = matrix * p.y_batch_stride + (first + column) * product.y_stride + row;
@@ -256,8 +255,8 @@ struct GemmRingEpilogue {
     }
   }
 
-  // All blocks have written their sums. `item`: the first of this thread. A load may not pass a store, so that of the
-  // next item comes before the store of this one.
+  // Called after all blocks have written their sums. `item`: the first item of this thread. A load cannot pass a store,
+  // so the next item is loaded before this one is stored.
   __device__ __forceinline__ void finish(GemmRingItem item) const {
     for (int number = threadIdx.x; number < items(); number += threads) {
       const GemmRingItem next = load(number + threads);
@@ -269,7 +268,7 @@ struct GemmRingEpilogue {
 
 #endif  // DYNO_DEVICE_WGMMA
 
-// kSeveral: p.more holds further products.
+// kSeveral: p.more has further products.
 template <DType kType, int kTokens, bool kSeveral>
 __global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
     gemm_ring_kernel(const __grid_constant__ Problem p, const __grid_constant__ TiledRows format,
@@ -281,7 +280,7 @@ __global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
   const uint32_t stages = device::shared_address(shared);
   const GemmRingBarriers barriers{stages + static_cast<uint32_t>(shape.barriers)};
   const int lane = threadIdx.x & 31;
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // known to be the warp's
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // uniform within the warp
   const int rank = device::block_of_cluster(), matrix = p.first_matrix + static_cast<int>(blockIdx.z) / shape.parts;
   const auto part = GemmRingPart::of<kType>(p.k, rank, shape.parts);
   const auto product = GemmRingProduct::of<kSeveral>(p, shape.rows);
@@ -290,19 +289,19 @@ __global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
     const int left = ((product.n + kGpuRows - 1) / kGpuRows) * pair - product.row_tile * stripes;
     barriers.init(shape.stages, min(stripes, left));
   }
-  __syncthreads();  // barriers are there
+  __syncthreads();  // barriers are initialised
   if (warp == kGemmRingWarps) {
     gemm_ring_fill<kType, kTokens>(p, product, format, shape, barriers, part, matrix, stages, lane);
     device::cluster_arrive();
     device::cluster_wait();
   } else {
     constexpr int kTiles = gemm_ring_tiles(kType);
-    // With 128 rows each warpgroup has half of the tiles of a chunk.
+    // With 128 rows, each warpgroup has half of the tiles of a chunk.
     const bool halves = shape.rows == 128;
     const int stripe = (halves ? warp & 3 : warp) * 2;
     const int first = halves && warp >= 4 ? kTiles / 2 : 0, last = halves && warp < 4 ? kTiles / 2 : kTiles;
     float sums[2][kTokens / 2] = {};
-    uint32_t a[2][2][4];  // [step & 1][stripe]: one is read by products under way while the other is made
+    uint32_t a[2][2][4];  // [step & 1][stripe]: running products read one while the other is written
     int stage = 0;
     uint32_t phase = 0;
     for (int number = 0; number < part.count; ++number) {
@@ -318,7 +317,7 @@ __global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
         for (int i = 0; i < 2; ++i) w[i].load_shared(codes + i * gemm_ring_chunk_bytes(kType), tile, lane);
         const uint64_t x_tile = x + static_cast<uint64_t>(tile * (kTokens * 128 >> 4));
         for_each_step([&]<int kStep>() {
-          // At most the products of one step are under way, so those that read a[kStep & 1] are over.
+          // At most the products of one step are running, so a[kStep & 1] is no longer read.
           w[0].template fragment<kStep>(a[kStep & 1][0]);
           w[1].template fragment<kStep>(a[kStep & 1][1]);
           device::wgmma_fence();
@@ -329,11 +328,11 @@ __global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
         });
       }
       device::wgmma_wait<0>();
-      __syncwarp();  // no lane reads the stage any more
+      __syncwarp();  // no lane reads the stage any longer
       if (lane == 0) device::barrier_arrive(barriers.read(stage));
       if (++stage == shape.stages) stage = 0, phase ^= 1;
     }
-    device::named_sync(1, 32 * kGemmRingWarps);  // sums take the place of the stages
+    device::named_sync(1, 32 * kGemmRingWarps);  // sums replace the stages
     gemm_ring_put<kTokens, 2>(sums, shape, shared, halves && warp >= 4 ? 1 : 0, stripe, lane);
     device::wait_for_previous();  // the epilogue reads scales and residual, and writes y
     const GemmRingEpilogue<kTokens, kSeveral> epilogue(p, product, format, shape, matrix, rank, stages, kGemmRingWarps);
@@ -343,7 +342,7 @@ __global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
     epilogue.finish(first_item);
   }
   device::cluster_arrive();
-  device::cluster_wait();  // no block reads this one's shared memory any more
+  device::cluster_wait();  // no block reads this block's shared memory any longer
 #endif
 }
 

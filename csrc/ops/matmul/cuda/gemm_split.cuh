@@ -1,6 +1,6 @@
-// Few tokens on Hopper (code for 90a): products with too few rows of w to give every multiprocessor a block. The blocks
-// of a cluster share k, each with the loop of gemm_wgmma.cuh over its part, then each adds up the sums of all for its
-// share of the tokens, in the order of the blocks: the same bits however many multiprocessors there are.
+// Few tokens on Hopper (code for 90a): products with too few rows of w for a block on every multiprocessor. The blocks
+// of a cluster share k. Each runs the loop of gemm_wgmma.cuh over its part, and then adds the sums of all blocks for
+// its share of the tokens, in the order of the blocks, so the bits do not depend on the number of multiprocessors.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,9 @@
 namespace dyno::ops::cuda {
 
 inline constexpr int kSplitWarps = 4;
-inline constexpr int kSplitRows = kSplitWarps * 2 * kGpuRows;  // of w, a block; of a gated pair half of them each
-// Sums of a token stand so far apart that the lanes of a warp store them without bank conflicts.
+inline constexpr int kSplitRows = kSplitWarps * 2 * kGpuRows;  // rows of w per block; for a gated pair, half of them
+                                                               // from each matrix
+// The distance between tokens avoids bank conflicts when the lanes of a warp store sums.
 inline constexpr int kSplitStride = kSplitRows + 4;
 
 constexpr int gemm_split_bytes(int tokens) {
@@ -23,7 +24,7 @@ constexpr int gemm_split_bytes(int tokens) {
 
 #ifdef DYNO_DEVICE_WGMMA
 
-// Four neighbours of one token, added up over the blocks of the cluster.
+// Four adjacent sums of one token, added over the blocks of the cluster.
 __device__ __forceinline__ void add_over_cluster(uint32_t shared, int parts, float (&sum)[4]) {
 #pragma unroll 4
   for (int part = 0; part < parts; ++part) {
@@ -32,7 +33,7 @@ __device__ __forceinline__ void add_over_cluster(uint32_t shared, int parts, flo
   }
 }
 
-// This block's share of the tokens: `sums` of every block hold [tokens][kSplitStride].
+// The epilogue for this block's share of the tokens: `sums` of every block have [tokens][kSplitStride].
 template <int kTokens>
 __device__ __forceinline__ void split_epilogue(const Problem& p, const GemmBlock& block, int parts, int rank,
                                                uint32_t sums) {
@@ -43,7 +44,7 @@ __device__ __forceinline__ void split_epilogue(const Problem& p, const GemmBlock
     const int column = rank * share + item / quads, quad = item % quads;
     const int row = (blockIdx.y * quads + quad) * 4;
     if (column >= block.rows || row >= p.n) continue;
-    // Of a gated pair each warp has 16 rows of the gate before 16 of the other.
+    // For a gated pair, each warp has 16 rows of the gate before 16 rows of up.
     const int from = gated ? quad / 4 * 32 + quad % 4 * 4 : quad * 4;
     const uint32_t at = sums + (column * kSplitStride + from) * 4;
     float sum[4] = {}, up[4] = {};
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(32 * kSplitWarps, kGemmBlocks<kType, kTokens, 
   using Tile = WeightTile<kType>;
   typename Tile::Cursor cursor[2] = {{stripes.at[0], begin_of_w, lane}, {stripes.at[1], begin_of_w, lane}};
   Tile now[2], next[2];
-  // Weights do not depend on what ran before: the first are under way while it ends.
+  // Weights do not depend on earlier launches: the first loads are issued before those have ended.
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     now[i].load(cursor[i]);
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(32 * kSplitWarps, kGemmBlocks<kType, kTokens, 
   }
 
   float sums[2][kTokens / 2] = {};
-  uint32_t a[2][2][4];  // [step & 1][stripe]: one is read by products under way while the other is made
+  uint32_t a[2][2][4];  // [step & 1][stripe]: running products read one while the other is written
   for (int tile = begin; tile < end; ++tile) {
     const int at = tile - begin;
     device::copy_async_wait<kStages - 3>();
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(32 * kSplitWarps, kGemmBlocks<kType, kTokens, 
 
   const int g = lane >> 2, t = lane & 3;
   float* all = reinterpret_cast<float*>(shared);
-  __syncthreads();  // no warp's products read tiles of x any more
+  __syncthreads();  // no warp's products read tiles of x any longer
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(32 * kSplitWarps, kGemmBlocks<kType, kTokens, 
   device::cluster_wait();  // the sums of all blocks are written
   split_epilogue<kTokens>(p, block, parts, rank, stages);
   device::cluster_arrive();
-  device::cluster_wait();  // no block reads this one's shared memory any more
+  device::cluster_wait();  // no block reads this block's shared memory any longer
 #endif
 }
 

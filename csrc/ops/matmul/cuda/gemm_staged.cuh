@@ -1,9 +1,9 @@
-// Experts with weights that path `dequantize` has unpacked (Hopper, code for 90a): one warpgroup fills stages of 64 k
-// in shared memory, two multiply them. Rows of x are gathered by the filling warpgroup's threads, weights copied in
-// bulk; blocks stay for many tiles, and the next tile is filled while the sums of the last one leave. See
-// staged_tiles.cuh for the shape of the work.
+// Experts with weights that path `dequantize` has unpacked (Hopper, code for 90a). One warpgroup fills stages of 64 k
+// in shared memory, and two multiply them. The threads of the filling warpgroup gather rows of x; weights are bulk
+// copies. Blocks process many tiles, and the next tile is filled while the sums of the last one are stored. See
+// staged_tiles.cuh for the division of work.
 //
-// Rows of x beyond a tile's are not multiplied: a tile takes the narrowest product of 16 to 128 columns that holds its
+// Rows of x outside a tile are not multiplied: a tile uses the narrowest product of 16 to 128 columns that covers its
 // rows, so experts with few rows cost little.
 #pragma once
 
@@ -21,7 +21,7 @@ inline constexpr int kFillWarps = 4;
 
 // ---- Rows of x -----------------------------------------------------------------------------------------------------
 
-// A filling thread's share of the copies of x: chunk `thread % 8` of rows thread / 8 + 16·i, the same for all of a
+// A filling thread's share of the copies of x: chunk `thread % 8` of rows thread / 8 + 16·i, the same for the whole
 // tile.
 struct StagedTokens {
   static constexpr int kCount = kStagedTokens / 16;
@@ -52,13 +52,13 @@ struct StagedTokens {
 
 // ---- Weights -------------------------------------------------------------------------------------------------------
 
-// Tiles that path `dequantize` has unpacked (Unpacked::tiles_*), copied in bulk by one thread.
+// Tiles that path `dequantize` has unpacked (Unpacked::tiles_*), bulk-copied by one thread.
 template <int kBlocks>
 struct UnpackedWeights {
   static constexpr int kCount = 2 * kBlocks;
   const uint8_t* from;
   int64_t block_bytes;
-  int last, weight_tiles;  // last: of this tile's blocks that the matrix has
+  int last, weight_tiles;  // last: this tile's blocks that exist in the matrix
   bool copies;
 
   __device__ __forceinline__ UnpackedWeights(const Problem& p, const StagedTile& tile, int warp, int lane)
@@ -82,7 +82,7 @@ struct UnpackedWeights {
 
 // ---- The kernel ----------------------------------------------------------------------------------------------------
 
-// Stages and their barriers. `number` counts tiles of k over all that a block does.
+// Stages and their barriers. `number` counts tiles of k over all tiles of a block.
 struct StagedStages {
   uint32_t base, barriers, stage_bytes;
   __device__ __forceinline__ uint32_t weights(uint32_t number) const {
@@ -90,7 +90,7 @@ struct StagedStages {
   }
   __device__ __forceinline__ uint32_t full(uint32_t number) const { return barriers + number % kStagedStages * 16; }
   __device__ __forceinline__ uint32_t empty(uint32_t number) const { return full(number) + 8; }
-  // Of the info that turn `turn` uses.
+  // The address of the info for turn `turn`.
   __device__ __forceinline__ uint32_t info(uint32_t turn) const {
     return barriers + kStagedStages * 16 + turn % kStagedInfos * 8;
   }
@@ -101,7 +101,7 @@ __device__ __forceinline__ int staged_columns(int rows) {
   return rows <= 16 ? 16 : rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 96 ? 96 : 128;
 }
 
-// One stage: kN rows of x, of which sums[b] gets its first kN / 2 elements.
+// Multiplies one stage: kN rows of x, for which sums[b] gets its first kN / 2 elements.
 template <int kN, int kBlocks, bool kBf16>
 __device__ __forceinline__ void staged_step(float (&sums)[kBlocks][kStagedTokens / 2], uint32_t w, uint32_t x,
                                             bool add) {
@@ -118,8 +118,8 @@ __device__ __forceinline__ void staged_step(float (&sums)[kBlocks][kStagedTokens
   }
 }
 
-// Multiplies all of k of one tile with the rows of w of this warpgroup, and stores y. release(number): the stage is no
-// longer read by this warp.
+// Multiplies one tile by the rows of w of this warpgroup over all of k, and stores y. release(number): this warp no
+// longer reads the stage.
 template <int kBlocks, bool kBf16, typename Release>
 __device__ __forceinline__ void staged_multiply(const Problem& p, const StagedInfo& info, const StagedStages& stages,
                                                 uint32_t number, int tiles, int group, const Release& release) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ void staged_multiply(const Problem& p, const StagedIn
     }
     device::wgmma_commit();
     if (at > 0) {
-      device::wgmma_wait<1>();  // the products of the stage before are over
+      device::wgmma_wait<1>();  // the products of the previous stage are complete
       release(number - 1);
     }
   }
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(384, 1) gemm_staged_kernel(const Problem p) {
     for (int i = 0; i < kStagedInfos; ++i) device::barrier_init(stages.info(i), 32 * kFillWarps);
     device::barrier_init_fence();
   }
-  __syncthreads();  // barriers are there
+  __syncthreads();  // barriers are initialised
 
   const int rows_of_w = 128 * kBlocks / (p.gated() ? 2 : 1);
   const StagedTiles work(p, rows_of_w);
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(384, 1) gemm_staged_kernel(const Problem p) {
   uint32_t number = 0, turn = 0;
   if (group == 2) {
     device::give_registers<136>();
-    constexpr int kAhead = 2;  // stages whose rows of x are on their way
+    constexpr int kAhead = 2;  // stages whose rows of x are being copied
     for (int index = blockIdx.x; index < work.count; index += gridDim.x, ++turn) {
       const StagedTile tile = work.tile(p, index);
       const int thread = threadIdx.x & 127;
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(384, 1) gemm_staged_kernel(const Problem p) {
         announce(at + kAhead);
         device::copy_async_wait<kAhead>();
         device::fence_async_shared();
-        __syncwarp();  // the warp's part of the stage is there
+        __syncwarp();  // the warp's part of the stage has arrived
         if (lane == 0) device::barrier_arrive(stages.full(number + at));
       }
       number += tiles;

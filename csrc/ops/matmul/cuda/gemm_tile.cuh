@@ -1,9 +1,9 @@
-// The common code of the two tensor-core kernels: which rows a block works on, its copies of x, and its epilogue.
+// Code that the two tensor-core kernels share: the rows of a block, its copies of x, and its epilogue.
 //
-// A block multiplies up to kTokens rows of x with 32 rows of w a warp (two stripes; gated: one stripe of each matrix).
-// x comes through shared memory in tiles of 64 k, rows of 128 bytes in the 128-byte swizzle: 16-byte chunk c of row r
-// stands at c ^ (r & 7), which ldmatrix reads without bank conflicts and wgmma knows. Weights go from global memory to
-// registers, because Layout::gpu is already in fragment order.
+// A block multiplies up to kTokens rows of x by 32 rows of w per warp (two stripes; gated: one stripe of each matrix).
+// x goes through shared memory in tiles of 64 k, as rows of 128 bytes in the 128-byte swizzle: 16-byte chunk c of row r
+// is at c ^ (r & 7), which ldmatrix reads without bank conflicts and wgmma supports. Weights go from global memory
+// directly to registers, because Layout::gpu is in fragment order.
 #pragma once
 
 #include "ops/matmul/cuda/epilogue.cuh"
@@ -12,10 +12,10 @@
 namespace dyno::ops::cuda {
 
 inline constexpr int kStages = 4;          // tiles of x in shared memory
-inline constexpr int kTileRowBytes = 128;  // 64 halves
-inline constexpr int kPrefetchTiles = 6;   // how far ahead of use weights are asked into L2
+inline constexpr int kTileRowBytes = 128;  // 64 f16 values
+inline constexpr int kPrefetchTiles = 6;   // prefetch distance of weights into L2, in tiles
 
-// Registers let this many blocks share a multiprocessor.
+// Blocks per multiprocessor that the registers allow.
 template <DType kType, int kTokens, int kWarps>
 inline constexpr int kGemmBlocks = kTokens >= 128 || WeightTile<kType>::kLowWords >= 16 ? (kWarps == 4 ? 2 : 1)
                                    : kWarps == 4                                        ? (kTokens == 64 ? 3 : 4)
@@ -25,11 +25,11 @@ constexpr int gemm_shared_bytes(int tokens) { return kStages * tokens * kTileRow
 
 struct GemmBlock {
   int matrix;     // expert or batch index
-  int first_row;  // into the sorted rows, or of x
-  int rows;       // at most kTokens; 0: nothing to do
+  int first_row;  // index among the sorted rows, or row of x
+  int rows;       // at most kTokens; 0: no work
 };
 
-// Blocks run over token tiles fastest, so that those that share weights run together.
+// Token tiles run fastest, so that blocks that share weights run at the same time.
 template <int kTokens>
 __device__ __forceinline__ GemmBlock gemm_block(const Problem& p) {
   if (p.grouping == Grouping::dense) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ GemmBlock gemm_block(const Problem& p) {
   const int32_t* first_row = p.groups + p.matrices + 1;
   const int tile = first_tile[p.first_matrix] + blockIdx.x;
   if (tile >= first_tile[p.last_matrix]) return {0, 0, 0};
-  int low = p.first_matrix, high = p.last_matrix;  // the last matrix whose first tile is at or before `tile`
+  int low = p.first_matrix, high = p.last_matrix;  // finds the last matrix whose first tile is at or before `tile`
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     if (first_tile[middle] <= tile) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ GemmBlock gemm_block(const Problem& p) {
   return {low, first, min(kTokens, first_row[low + 1] - first)};
 }
 
-// Row of y (and of p.ids) of row `i` of the block.
+// The row of y (and of p.ids) for row `i` of the block.
 __device__ __forceinline__ int y_row(const Problem& p, const GemmBlock& block, int i) {
   if (p.grouping == Grouping::dense) return block.first_row + i;
   return p.groups[2 * (p.matrices + 1) + block.first_row + i];
@@ -64,15 +64,15 @@ __device__ __forceinline__ const uint8_t* x_row(const Problem& p, const GemmBloc
   return p.x + static_cast<int64_t>(row / p.x_divisor) * p.x_stride;
 }
 
-// A thread's share of the copies of x: the same rows for every tile. Rows of one thread are a multiple of 8 apart, so
-// they share their place in the swizzle.
+// A thread's share of the copies of x: the same rows for every tile. The rows of a thread are multiples of 8 apart, so
+// they have the same position in the swizzle.
 template <int kTokens, int kThreads>
 struct TokenCopies {
   static constexpr int kCount = (kTokens * 8 + kThreads - 1) / kThreads;
   static constexpr int kStep = kThreads / 8;  // rows
-  const uint8_t* from[kCount];                // this thread's chunk of the tile that is copied next
+  const uint8_t* from[kCount];                // this thread's chunk of the next tile to copy
   uint32_t valid = 0;                         // bit i: the block has row i of this thread
-  uint32_t to;                                // bytes into a stage
+  uint32_t to;                                // byte offset within a stage
 
   __device__ __forceinline__ TokenCopies(const Problem& p, const GemmBlock& block) {
     const int row0 = threadIdx.x / 8, chunk = threadIdx.x % 8;
@@ -88,7 +88,7 @@ struct TokenCopies {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) from[i] += static_cast<int64_t>(tiles) * kTileRowBytes;
   }
-  // Into the stage at the shared address `stage`; then on to the next tile.
+  // Copies a tile to the stage at shared address `stage`, and advances to the next tile.
   __device__ __forceinline__ void issue(uint32_t stage) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -96,12 +96,12 @@ struct TokenCopies {
         device::copy_async_16(stage + to + i * kStep * kTileRowBytes, from[i], valid >> i & 1);
       }
       from[i] += kTileRowBytes;
-      asm volatile("" : "+l"(from[i]));  // an address that is kept, not computed anew
+      asm volatile("" : "+l"(from[i]));  // keeps the address in a register instead of recomputing it
     }
   }
 };
 
-// A warp's two stripes. A stripe beyond n repeats the last one; its sums are not stored.
+// The two stripes of a warp. A stripe beyond n repeats the last one; its sums are not stored.
 template <DType kType>
 struct WarpStripes {
   const uint8_t* at[2];
@@ -120,21 +120,21 @@ struct WarpStripes {
   }
 };
 
-// Where a row of the block goes, and its scale: read once by each block.
+// The destination of a row of the block, and its scale; loaded once per block.
 struct RowTarget {
   int64_t y_at;
   float x_scale;
 };
 
-// sums[i][4·nb + e]: row g + 8·(e / 2) of stripe i, row 8·nb + 2·t + e % 2 of the block. `shared`
-// is free once all warps have come here.
+// sums[i][4·nb + e]: row g + 8·(e / 2) of stripe i, row 8·nb + 2·t + e % 2 of the block. `shared` is free after all
+// warps have reached this function.
 template <int kTokens>
 __device__ __forceinline__ void gemm_epilogue(const Problem& p, const GemmBlock& block, const int (&row_of_w)[2],
                                               int lane, const float (&sums)[2][kTokens / 2], uint8_t* shared) {
   RowTarget* targets = reinterpret_cast<RowTarget*>(shared);
   const int64_t k_bytes = p.passes * ((p.k + kGpuTile - 1) / kGpuTile * kTileRowBytes);
   const int64_t batch_at = p.grouping == Grouping::dense ? block.matrix * p.y_batch_stride : 0;
-  __syncthreads();  // no warp reads tiles of x any more
+  __syncthreads();  // no warp reads tiles of x any longer
   if (threadIdx.x < block.rows) {
     const int i = threadIdx.x;
     targets[i] = {batch_at + y_row(p, block, i) * p.y_stride,
@@ -145,7 +145,7 @@ __device__ __forceinline__ void gemm_epilogue(const Problem& p, const GemmBlock&
   const int g = lane >> 2, t = lane & 3;
   const int64_t bias_of = p.grouping == Grouping::experts ? static_cast<int64_t>(block.matrix) * p.n : 0;
   const bool gated = p.gated();
-  // The four rows of w of this lane, in the order of `sums`: stripe, then half.
+  // The four rows of w of this lane, in the order of `sums`: stripe, then row g or g + 8.
   float bias[4];
   bool valid[4];
 #pragma unroll
@@ -191,7 +191,7 @@ __device__ __forceinline__ void gemm_epilogue(const Problem& p, const GemmBlock&
   }
 }
 
-// Grid of either kernel: token tiles, row tiles, batch.
+// Grid of both kernels: token tiles, row tiles, batch.
 inline dim3 gemm_grid(const Problem& p, int tokens, int warps) {
   const bool experts = p.grouping == Grouping::experts;
   const int64_t tiles =

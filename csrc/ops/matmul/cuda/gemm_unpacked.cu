@@ -1,4 +1,4 @@
-// Hopper's tiles of weights that path `dequantize` has unpacked.
+// Hopper tiles for weights that path `dequantize` has unpacked.
 #include "ops/matmul/cuda/gemm_staged.cuh"
 
 namespace dyno::ops::cuda {

@@ -1,6 +1,6 @@
-// Tensor cores through wgmma (Hopper, code for 90a): weights are A in registers, tokens are B in shared memory.
-// See gemm_tile.cuh for the shape of the work. Four consecutive warps make a warpgroup; each product takes stripe i of
-// its four warps as the 64 rows of A.
+// Tensor cores with wgmma (Hopper, code for 90a): weights are operand A in registers, tokens are operand B in shared
+// memory. See gemm_tile.cuh for the division of work. Four consecutive warps form a warpgroup; each product uses stripe
+// i of its four warps as the 64 rows of A.
 #pragma once
 
 #include "device/wgmma.cuh"
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const WarpStripes<kType> stripes(p, block.matrix, warp, kWarps);
   TokenCopies<kTokens, 32 * kWarps> copies(p, block);
-  // Of the weights, and of the rows of x, which may hold k twice.
+  // Tiles of the weights, and of the rows of x, which may contain k twice.
   const int weight_tiles = (p.k + kGpuTile - 1) / kGpuTile,
             tiles = half_passes(kType) == 2 ? p.passes * weight_tiles : weight_tiles;
 
@@ -36,23 +36,23 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
   }
 
   float sums[2][kTokens / 2] = {};
-  uint32_t a[2][2][4];  // [step & 1][stripe]: one is read by products under way while the other is made
+  uint32_t a[2][2][4];  // [step & 1][stripe]: running products read one while the other is written
   for (int tile = 0; tile < tiles; ++tile) {
     device::copy_async_wait<kStages - 3>();
     device::fence_async_shared();
-    // The tile has arrived for all threads. Products of the last tile may still be under way in other warps, those of
-    // the tile before it are over: its stage is filled next.
+    // The tile has arrived for all threads. Products of the previous tile may still run in other warps; products of the
+    // tile before it are complete, and its stage is filled next.
     __syncthreads();
     const uint64_t stage = device::wgmma_descriptor(stages + tile % kStages * kTokens * kTileRowBytes);
     for_each_step([&]<int kStep>() {
-      // At most the products of one step are under way, so those that read a[kStep & 1] are over.
+      // At most the products of one step are running, so a[kStep & 1] is no longer read.
       now[0].template fragment<kStep>(a[kStep & 1][0]);
       now[1].template fragment<kStep>(a[kStep & 1][1]);
       device::wgmma_fence();
       device::wgmma_f16(sums[0], a[kStep & 1][0], stage + 2 * kStep);
       device::wgmma_f16(sums[1], a[kStep & 1][1], stage + 2 * kStep);
       device::wgmma_commit();
-      // While these products run, ask for what later tiles need.
+      // Issues loads for later tiles while these products run.
       if constexpr (kStep == 0) {
         if (tile + 1 < tiles) {
 #pragma unroll

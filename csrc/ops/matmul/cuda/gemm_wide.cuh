@@ -1,10 +1,10 @@
-// Dense products of many tokens (Hopper, code for 90a). Two warpgroups multiply, each 64 rows of w with 256 or 128 rows
-// of x: a fragment of weights is unpacked once for 256 tokens, half as often as in gemm_wgmma.cuh. A thread of a third
-// warpgroup keeps stages of x filled. Two blocks, a cluster, share the rows of x: each copies one half of a stage into
-// both. Clusters stay for many tiles, and x of the next tile arrives while the sums of the last one leave.
+// Dense products of many tokens (Hopper, code for 90a). Two warpgroups multiply, each 64 rows of w by 256 or 128 rows
+// of x. A fragment of weights is unpacked once for 256 tokens, half as often as in gemm_wgmma.cuh. A thread of a third
+// warpgroup fills stages of x. The two blocks of a cluster share the rows of x: each copies one half of a stage to
+// both. Clusters process many tiles, and x of the next tile arrives while the sums of the last one are stored.
 //
-// Of a gated pair one warpgroup multiplies the gate and the other up, over the same rows; they exchange halves of their
-// sums through shared memory and each stores half of the tokens.
+// For a gated pair, one warpgroup multiplies by the gate and the other by up, for the same rows. They exchange halves
+// of their sums through shared memory, and each stores half of the tokens.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,14 +24,14 @@ inline constexpr uint32_t kWideStages = 4 * kWideTokens / kTokens;
 template <int kTokens>
 inline constexpr int kWideShared =
     kWideStages<kTokens> * (kWideStageBytes<kTokens> + 16) + kWideExchangeBytes<kTokens> + 1024;
-inline constexpr int kWidePrefetch = 6;  // how many tiles ahead of use weights are asked into L2
+inline constexpr int kWidePrefetch = 6;  // prefetch distance of weights into L2, in tiles
 
 struct WideTile {
   int matrix, first_token, row_tile;
 };
 
-// Tiles are numbered with tokens running fastest, in groups of `group` tiles of tokens: clusters that run together
-// share both weights and rows of x, and the group says of which they read more.
+// Tiles are numbered with tokens running fastest, in groups of `group` tiles of tokens. Clusters that run at the same
+// time share both weights and rows of x; the group determines of which they read more.
 template <int kTokens>
 struct WideTiles {
   int token_tiles, row_tiles, count, group;
@@ -64,7 +64,7 @@ struct WideStages {
   static __device__ __forceinline__ uint32_t parity(uint32_t number) { return number / kCount & 1; }
 };
 
-// One thread: this block's half of every stage of every tile, into both blocks.
+// Called by one thread: copies this block's half of every stage of every tile to both blocks.
 template <int kTokens>
 __device__ __forceinline__ void wide_fill(const Problem& p, const TiledRows& format, const WideStages<kTokens>& stages,
                                           const WideTiles<kTokens>& work, uint32_t rank) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void wide_fill(const Problem& p, const TiledRows& for
     const int64_t tile_row = tile.matrix * format.token_tiles() + tile.first_token / kWideTokens;
     const uint8_t* from = p.x + tile_row * tiles * kWideTileBytes + tile.first_token % kWideTokens * 128 + rank * kHalf;
     for (int at = 0; at < tiles; ++at, ++number, from += kWideTileBytes) {
-      // Both blocks have left the stage.
+      // Both blocks have finished reading the stage.
       device::barrier_wait(stages.empty(number), stages.parity(number) ^ 1);
       device::barrier_arrive_expecting(stages.full(number), kWideStageBytes<kTokens>);
       device::copy_bulk_to(3, stages.at(number) + rank * kHalf, from, kHalf, stages.full(number));
@@ -84,7 +84,7 @@ __device__ __forceinline__ void wide_fill(const Problem& p, const TiledRows& for
   }
 }
 
-// The stripe of weights that a warp multiplies in a tile, and the first row of it.
+// The stripe of weights that a warp multiplies in a tile, and its first row.
 struct WideStripe {
   const uint8_t* at;
   int row;
@@ -96,7 +96,7 @@ struct WideStripe {
     const int block = tile.row_tile * 2 + static_cast<int>(rank);
     const int index = (p.gated() ? block * 4 : block * 8 + group * 4) + warp;
     const uint8_t* w = (p.gated() && group == 1 ? p.w_up : p.w) + tile.matrix * p.w_stride;
-    // One beyond n repeats the last; its sums are not stored.
+    // A stripe beyond n repeats the last one; its sums are not stored.
     return {w + min(index, stripes - 1) * gpu_stripe_bytes(kType, p.k), index * kGpuRows};
   }
 };
@@ -107,7 +107,7 @@ __device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows&
                                               uint32_t rank, float4* exchange) {
   using Tile = WeightTile<kType>;
   constexpr GpuFormat kFormat = gpu_format(kType);
-  constexpr int kTileStep = kFormat.unit_bytes() / (kFormat.unit_k() / kGpuTile);  // bytes, nearly
+  constexpr int kTileStep = kFormat.unit_bytes() / (kFormat.unit_k() / kGpuTile);  // approximate bytes
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3, group = threadIdx.x / 128;
   const int weight_tiles = static_cast<int>(format.weight_tiles()),
             tiles = half_passes(kType) == 2 ? static_cast<int>(format.k_tiles()) : weight_tiles;
@@ -124,11 +124,11 @@ __device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows&
     const WideTile tile_after = last ? tile : work.tile(index + gridDim.x / 2);
     const WideStripe after = WideStripe::of<kType>(p, tile_after, rank, group, warp);
     float sums[kTokens / 2] = {};
-    uint32_t a[2][4];  // [step & 1]: one is read by products under way while the other is made
+    uint32_t a[2][4];  // [step & 1]: running products read one while the other is written
     for (int at = 0; at < tiles; ++at, ++number) {
       const uint64_t x = device::wgmma_descriptor(stages.at(number));
       for_each_step([&]<int kStep>() {
-        // At most the products of one step are under way, so those that read a[kStep & 1] are over.
+        // At most the products of one step are running, so a[kStep & 1] is no longer read.
         now.template fragment<kStep>(a[kStep & 1]);
         if constexpr (kStep == 0) device::barrier_wait(stages.full(number), stages.parity(number));
         device::wgmma_fence();
@@ -136,7 +136,7 @@ __device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows&
         device::wgmma_commit();
         if constexpr (kStep == 0) {
           if (at + 1 == tiles) {
-            cursor = typename Tile::Cursor(after.at, 0, lane);  // arrives while the sums leave
+            cursor = typename Tile::Cursor(after.at, 0, lane);  // arrives while the sums are stored
           } else if (half_passes(kType) > 1 && at + 1 == weight_tiles) {
             cursor = typename Tile::Cursor(stripe.at, 0, lane);
           } else {
@@ -152,7 +152,7 @@ __device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows&
           }
         }
         device::wgmma_wait<1>();
-        // Only products of this stage are under way: the one before it is read no more.
+        // Only products of this stage are running, so the previous stage is no longer read.
         if constexpr (kStep == 0) {
           if (at > 0 && lane < 2) device::barrier_arrive_at(stages.empty(number - 1), lane);
         }
@@ -186,18 +186,18 @@ __global__ void __launch_bounds__(384, 1) gemm_wide_kernel(const Problem p, cons
     }
     device::barrier_init_fence();
   }
-  device::cluster_sync();  // barriers are there, in both blocks
+  device::cluster_sync();  // barriers are initialised in both blocks
   const uint32_t rank = device::cluster_rank();
   const WideTiles<kTokens> work(p, group);
   if (threadIdx.x >= 256) {
     device::give_registers<40>();
     if (threadIdx.x == 256) wide_fill(p, format, stages, work, rank);
-    __syncwarp();  // the warp meets the other block as one
+    __syncwarp();  // the warp must be converged for the cluster barrier
   } else {
     device::take_registers<232>();
     wide_multiply<kType>(p, format, stages, work, rank, exchange);
   }
-  device::cluster_sync();  // no copy and no arrival is on its way to the other block any more
+  device::cluster_sync();  // no copy or arrival to the other block is pending
 #endif
 }
 

@@ -1,4 +1,4 @@
-// The sorting of (token, slot) rows by expert.
+// Sorts (token, slot) rows by expert.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"
@@ -9,9 +9,9 @@
 namespace dyno::ops::cuda {
 namespace {
 
-constexpr int kRowsEach = 8;  // of a warp that zeroes
+constexpr int kRowsEach = 8;  // rows per warp that zeroes rows
 
-// Rows of y without an expert, of this warp's rows. Columns over lanes.
+// Zeroes the rows of y without an expert, among this warp's rows. Lanes take columns.
 __device__ __forceinline__ void zero_rows(const Problem& p, int first) {
   const int lane = threadIdx.x & 31;
   const int id = lane < kRowsEach && first + lane < p.rows ? p.ids[first + lane] : 0;
@@ -22,8 +22,8 @@ __device__ __forceinline__ void zero_rows(const Problem& p, int first) {
   }
 }
 
-// Block 0 sorts, with counts in shared memory; the order within an expert does not matter, because rows of a product
-// are independent of each other. The others zero rows.
+// Block 0 sorts, with counts in shared memory. The order within an expert does not matter, because rows of a product
+// are independent. The other blocks zero rows.
 __global__ void __launch_bounds__(1024) group_rows_kernel(const __grid_constant__ Problem p, int tile_rows) {
   device::wait_for_previous();
   if (blockIdx.x > 0) {
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(1024) group_rows_kernel(const __grid_constant_
   const int32_t* ids = p.ids;
   const int rows = p.rows, matrices = p.matrices;
   int32_t* groups = p.groups;
-  extern __shared__ int32_t counts[];  // [matrices], then the next free place of each
+  extern __shared__ int32_t counts[];  // [matrices], then the next free index of each matrix
   for (int i = threadIdx.x; i < matrices; i += blockDim.x) counts[i] = 0;
   __syncthreads();  // counts are zero
   for (int i = threadIdx.x; i < rows; i += blockDim.x) {
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(1024) group_rows_kernel(const __grid_constant_
   int32_t* first_row = groups + matrices + 1;
   int32_t* order = groups + 2 * (matrices + 1);
   if (threadIdx.x < 32) {
-    // Running sums of both, 32 experts at a time.
+    // Prefix sums of both, 32 experts at a time.
     int tile_base = 0, row_base = 0;
     for (int base = 0; base < matrices; base += 32) {
       const int expert = base + threadIdx.x;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(1024) group_rows_kernel(const __grid_constant_
     }
     if (threadIdx.x == 0) first_tile[matrices] = tile_base, first_row[matrices] = row_base;
   }
-  __syncthreads();  // first places are known
+  __syncthreads();  // first indices are known
   for (int i = threadIdx.x; i < rows; i += blockDim.x) {
     if (ids[i] >= 0) order[atomicAdd(&counts[ids[i]], 1)] = i;
   }

@@ -1,17 +1,16 @@
-// One row of x for each matrix: weights stream through a ring in shared memory that the copy engine fills, so that what
-// is under way does not depend on registers, on the arithmetic or on where one stripe ends and the next begins. Needs
-// sm_90.
+// One row of x per matrix: weights are streamed through a ring in shared memory that the copy engine fills. So the
+// bytes in flight do not depend on registers, arithmetic or boundaries between stripes. Needs sm_90.
 //
-// Blocks stay: tasks (ring.h) are dealt out to the groups of `share` warps of all blocks, and the rows of x of a block
-// become halves once. A warp takes chunks (16 rows of w by 256 k) member, member + share, … of each task of its group
-// from a ring of its own, which one of its lanes fills; nothing but the sums of a task passes between warps. Weights
-// that do not depend on earlier launches are asked for before those have ended: a matrix that fits into the rings of
+// Blocks are persistent: tasks (ring.h) are distributed over the groups of `share` warps of all blocks, and a block
+// converts its rows of x to f16 once. A warp takes chunks (16 rows of w by 256 k) member, member + share, … of each
+// task of its group from a separate ring, which one of its lanes fills. Warps exchange only the sums of a task. Weights
+// that do not depend on earlier launches are requested before those have ended: a matrix that fits into the rings of
 // all blocks is on the chip when its x arrives.
 //
-// A chunk is 16 MMAs whose operands are the bare codes (block_codes.cuh). Their 8 columns, of which one row of x needs
-// one, tell the blocks of k apart: x of block i stands in column i, zeros elsewhere. So the sums of all blocks come out
-// in different registers, each in the lane that applies its scale. If all weights are of a type whose codes are
-// looked up in a table, both operands are signed bytes (byte_codes.cuh).
+// A chunk takes 16 MMAs whose operands contain only the codes (block_codes.cuh). Of their 8 columns, one row of x needs
+// only one. The columns are used to separate the blocks of k: x of block i is in column i, with zeros elsewhere. So the
+// sums of all blocks are in different registers, each in the lane that applies its scale. If all weights have a type
+// with a lookup table, both operands are signed bytes (byte_codes.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -31,13 +30,13 @@ namespace dyno::ops::cuda {
 
 inline constexpr int kRingThreads = kRingWarps * 32;
 
-// Adds to `value` (rows g and g + 8; of the lane's blocks) what a chunk gives. x, sums: of the chunk's slice.
+// Adds the contribution of a chunk to `value` (rows g and g + 8; for the lane's blocks). x, sums: of the chunk's slice.
 template <DType kType>
 __device__ __forceinline__ void ring_chunk(const uint8_t* chunk, int tiles, const uint8_t* x, const float* sums,
                                            int lane, float (&value)[2]) {
   using Codes = BlockCodes<kType>;
   const int g = lane >> 2, t = lane & 3;
-  uint2 mine[2];  // of two steps: blocks of 32 are two after the other, blocks of 16 eight apart
+  uint2 mine[2];  // of two steps: blocks of 32 are adjacent, blocks of 16 eight apart
   if constexpr (Codes::kBlock == 32) {
     const uint4 both = *reinterpret_cast<const uint4*>(x + lane * 16);
     mine[0] = make_uint2(both.x, both.y), mine[1] = make_uint2(both.z, both.w);
@@ -45,7 +44,7 @@ __device__ __forceinline__ void ring_chunk(const uint8_t* chunk, int tiles, cons
     const uint8_t* at = x + ((g >> 1) * 4 + t) * 16 + (g & 1) * 8;
     mine[0] = *reinterpret_cast<const uint2*>(at), mine[1] = *reinterpret_cast<const uint2*>(at + 256);
   }
-  float products[4][4] = {};  // four, so that few MMAs wait for each other
+  float products[4][4] = {};  // four, to shorten dependency chains of MMAs
   const auto multiply = [&]<int kTile>() {
     typename Codes::Tile codes;
     Codes::load(codes, chunk, kTile, lane);
@@ -91,7 +90,7 @@ __device__ __forceinline__ void ring_chunk(const uint8_t* chunk, int tiles, cons
   }
 }
 
-// Row `row` of a task, whose sum (gated: sums) is known.
+// Stores row `row` of a task with a known sum (gated: two sums).
 __device__ __forceinline__ void ring_store(const Problem& p, const RingTask& task, int row, int expert, float base,
                                            float bias, const float (&total)[2]) {
   if (p.gated()) return store_gated(p, expert, row, task.y + row - p.y, total[0], total[1]);
@@ -106,12 +105,12 @@ __global__ void __launch_bounds__(kRingThreads, 2)
   if (p.grouping != Grouping::experts) device::let_next_start();
   extern __shared__ __align__(128) uint8_t shared[];
   const int lane = threadIdx.x & 31;
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // known to be the warp's
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // uniform within the warp
   const bool experts = p.grouping != Grouping::dense, summed = p.grouping == Grouping::summed;
-  const bool early = !experts || (summed && p.settled);  // what the weights are is known before earlier launches end
+  const bool early = !experts || (summed && p.settled);  // the choice of weights is known before earlier launches end
   const RingBarriers barriers{device::shared_address(shared + shape.memory.barriers), shape.memory.stages};
   RingFeed<kType, kOther> feed(p, shape, barriers, device::shared_address(shared), warp);
-  uint32_t present = 0;  // with experts
+  uint32_t present = 0;  // bit mask of rows, with experts
   const auto fill = [&] {
     feed.open(present);
     for (int stage = 0; stage < shape.memory.stages; ++stage) feed.next();
@@ -133,7 +132,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
     if (!early && lane == 0) fill();
   });
   if (lane == 0) squares[warp] = squares_of_warp;
-  __syncthreads();  // the rows and all barriers are there
+  __syncthreads();  // the rows have arrived, and all barriers are initialised
   float factor = 1.0f;
   if (p.normed) {
     float sum = 0;
@@ -164,7 +163,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
     const int row = task.stripe * kGpuRows + (lane >> 2) + 8 * (lane & 1);
     const bool stores = member == 0 && (lane & 3) < 2 && row < task.n;
     const int expert = p.grouping == Grouping::experts ? p.ids[task.row] : 0;
-    float base = 0, bias = 0;  // under way while the product is made
+    float base = 0, bias = 0;  // loaded while the product is computed
     if (stores && p.residual != nullptr) base = p.residual[task.row * p.y_stride + row];
     if (stores && task.bias != nullptr && !p.gated()) {
       if (summed) {
@@ -175,7 +174,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
         bias = task.bias[static_cast<int64_t>(expert) * task.n + row];
       }
     }
-    float sums[2][2] = {};  // of gate and up, or one
+    float sums[2][2] = {};  // of gate and up, or a single sum
     int chunk = member;
     for (int segment = 0; segment < shape.segments; ++segment, chunk -= shape.chunks) {
       const int slot = summed ? task.row * p.used + segment : task.row;
@@ -210,7 +209,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
       }
     }
     const int mats = p.gated() ? 2 : 1;
-    float mine[2] = {};  // of row g + 8·(t & 1), over all blocks of k
+    float mine[2] = {};  // for row g + 8·(t & 1), over all blocks of k
 #pragma unroll
     for (int mat = 0; mat < 2; ++mat) {
       if (mat == mats) break;
@@ -231,7 +230,8 @@ __global__ void __launch_bounds__(kRingThreads, 2)
           partials[(mat * shape.share + member) * kGpuRows + (lane >> 2) + 8 * (lane & 1)] = mine[mat];
         }
       }
-      // Every lane for itself: compute-sanitizer does not see that a warp's barrier orders what other lanes wrote.
+      // Each lane arrives separately, because compute-sanitizer does not see that a warp barrier orders other lanes'
+      // writes.
       device::barrier_arrive(barriers.summed(group, buffer));
       if (member != 0) continue;
       device::barrier_wait(barriers.summed(group, buffer), (turn / 2) & 1);
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
 #endif
 }
 
-// One row of y a matrix; p as run_stream() has filled it.
+// One row of y per matrix; `p` as filled by run_stream().
 template <DType kType, DType kOther>
 void launch_ring(const Problem& p, int share, int blocks, int multiprocessors, CUstream_st* stream) {
   const RingShape shape = ring_shape(p, kOther, share, blocks);

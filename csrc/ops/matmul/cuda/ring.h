@@ -1,4 +1,4 @@
-// The shape of a launch of `ring` (ring.cuh): tasks, and what a block keeps in shared memory. Plain host code.
+// The shape of a `ring` launch (ring.cuh): tasks, and the shared memory of a block. Plain host code.
 #pragma once
 
 #include <algorithm>
@@ -7,10 +7,10 @@
 
 namespace dyno::ops::cuda {
 
-inline constexpr int kRingRows = 32;  // of y with experts, at most
-inline constexpr int kRingWarps = 8;  // of a block
+inline constexpr int kRingRows = 32;  // maximum rows of y with experts
+inline constexpr int kRingWarps = 8;  // per block
 inline constexpr int kRingMaxStages = 8;
-inline constexpr int kChunkTiles = 4;  // of k: one super-block, or as much of the other types
+inline constexpr int kChunkTiles = 4;  // of k: one super-block, or the same length of other types
 inline constexpr int kChunkK = kChunkTiles * kGpuTile;
 
 constexpr int chunk_bytes(DType type) {
@@ -18,14 +18,14 @@ constexpr int chunk_bytes(DType type) {
   return kChunkTiles * f.tile_bytes() + f.super_bytes();
 }
 constexpr bool has_block_codes(DType type) { return has_gpu_layout(type) && gpu_format(type).low_bits < 16; }
-// Whether the ring takes x as bytes, if all of its weights are of the type (byte_codes.cuh).
+// Whether the ring reads x as bytes if all of its weights have this type (byte_codes.cuh).
 constexpr bool rings_in_bytes(DType type) { return has_block_codes(type) && gpu_format(type).lookup(); }
 
-// Shared memory of a block, the ring of all warps first. Small enough that blocks of the next launch find room beside
-// those that still run.
+// Shared memory of a block; the rings of all warps come first. Small enough for blocks of the next launch to fit on the
+// multiprocessor while blocks of this one still run.
 struct RingMemory {
   int stages = 0, stage_bytes = 0;
-  int halves = 0, sums = 0, scales = 0, partials = 0, squares = 0, barriers = 0;  // where they stand
+  int halves = 0, sums = 0, scales = 0, partials = 0, squares = 0, barriers = 0;  // offsets
   int64_t bytes = 0;
 };
 constexpr RingMemory ring_memory(DType type, DType other, int64_t k, int64_t x_rows, int blocks) {
@@ -39,20 +39,20 @@ constexpr RingMemory ring_memory(DType type, DType other, int64_t k, int64_t x_r
   const int64_t partials = (scales + slices * 4 + 15) / 16 * 16;
   const int64_t squares = partials + int64_t{2} * 2 * kRingWarps * kGpuRows * 4, barriers = squares + kRingWarps * 4;
   m.bytes = barriers + kRingWarps * (m.stages + 4) * 8;
-  if (m.bytes > (1 << 20)) return m;  // no chip has that much: offsets that do not matter
+  if (m.bytes > (1 << 20)) return m;  // more than any chip has, so the offsets do not matter
   m.sums = static_cast<int>(sums), m.scales = static_cast<int>(scales), m.partials = static_cast<int>(partials);
   m.squares = static_cast<int>(squares), m.barriers = static_cast<int>(barriers);
   return m;
 }
 
-// A task is a stripe of 16 rows of w (gated: of both matrices) for one row of y. Its chunks follow each other in
-// `segments`: gate and up, or the experts whose products are summed. `share` warps of a block work on it.
+// A task is a stripe of 16 rows of w (gated: of both matrices) for one row of y. Its chunks are grouped in `segments`:
+// gate and up, or the experts whose products are summed. `share` warps of a block process it.
 struct RingShape {
-  int tasks = 0, stripes = 0, segments = 1, chunks = 0;  // chunks: of a segment
+  int tasks = 0, stripes = 0, segments = 1, chunks = 0;  // chunks: per segment
   int x_rows = 1, share = 1;
   RingMemory memory;
 
-  // Tasks go to the blocks in turn, then to the groups of a block.
+  // Tasks are distributed over the blocks first, then over the groups of a block.
   constexpr int first_task(int block, int blocks, int warp) const { return block + blocks * (warp / share); }
   constexpr int tasks_at_once(int blocks) const { return blocks * (kRingWarps / share); }
 };
@@ -71,8 +71,8 @@ inline RingShape ring_shape(const Problem& p, DType other, int share, int blocks
   return s;
 }
 
-// A gated pair that a token meets beside its experts, with weights of their type and k: its stripes are the first tasks
-// of the launch (ring_pair.cuh).
+// A gated pair that a token uses in addition to its experts, with weights of the same type and k. Its stripes are the
+// first tasks of the launch (ring_pair.cuh).
 struct RingPair {
   const uint8_t* w = nullptr;
   const uint8_t* w_up = nullptr;
@@ -85,18 +85,19 @@ struct RingPair {
 template <DType kType, DType kOther>
 void launch_ring(const Problem& p, int share, int blocks, int multiprocessors, CUstream_st* stream);
 
-// Whether it has a kernel for a pair beside experts: not for types whose codes are looked up in a table.
+// Whether the type has a kernel for a shared expert's pair: not types with a lookup table.
 constexpr bool has_ring_pair(DType type) { return has_block_codes(type) && !gpu_format(type).lookup(); }
 
-// Enqueues the launch of quantised weights, one row of y a matrix; `other`: the second type of p's parts, or p.type.
-// `blocks` (1 or 2) stay on each of the multiprocessors; `share` (1, 2, 4, 8) of a block's warps work on a stripe.
+// Enqueues the launch for quantised weights with one row of y per matrix; `other`: the second type of p's parts, or
+// p.type. `blocks` (1 or 2) persistent blocks per multiprocessor; `share` (1, 2, 4, 8) warps of a block process a
+// stripe together.
 void run_ring(const Problem& p, DType other, int share, int blocks, int multiprocessors, CUstream_st* stream);
 
 template <DType kType>
 void launch_ring_pair(const Problem& p, const RingPair& pair, int share, int blocks, int multiprocessors,
                       CUstream_st* stream);
 
-// The same for the gated products of one token with its experts, and with a pair of p's activation beside them.
+// The same for the gated products of one token with its experts, together with a pair that has p's activation.
 void run_ring_pair(const Problem& p, const RingPair& pair, int share, int blocks, int multiprocessors,
                    CUstream_st* stream);
 

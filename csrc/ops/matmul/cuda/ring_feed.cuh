@@ -1,4 +1,4 @@
-// Which chunks of weights a warp of `ring` takes, and the copies that bring them.
+// The chunks of weights that a warp of `ring` processes, and their copies.
 #pragma once
 
 #include "device/bulk_copy.cuh"
@@ -6,8 +6,7 @@
 
 namespace dyno::ops::cuda {
 
-// The rows of y with experts that have a matrix, as bits: at most kRingRows of them. Tasks are numbered without the
-// others.
+// Bit mask of the rows of y whose expert has a matrix here: at most kRingRows. Only these rows are numbered as tasks.
 static_assert(kRingRows == 32);
 __device__ __forceinline__ uint32_t ring_present(const Problem& p, int lane) {
   return __ballot_sync(0xffffffffu, lane < p.rows && device::load_l2(p.ids + min(lane, p.rows - 1)) >= 0);
@@ -15,7 +14,7 @@ __device__ __forceinline__ uint32_t ring_present(const Problem& p, int lane) {
 __device__ __forceinline__ int ring_tasks(const Problem& p, const RingShape& shape, uint32_t present) {
   return p.grouping == Grouping::experts ? shape.stripes * __popc(present) : shape.tasks;
 }
-// The place of set bit number `n`. No loop: the compiler knows that a warp's lanes come together again.
+// The position of set bit number `n`. Without a loop, so that the compiler knows that the warp's lanes reconverge.
 __device__ __forceinline__ int place_of_bit(uint32_t bits, int n) {
   int place = 0;
 #pragma unroll
@@ -29,15 +28,15 @@ __device__ __forceinline__ int place_of_bit(uint32_t bits, int n) {
   return place;
 }
 
-// The task with that number.
+// The task with this number.
 struct RingTask {
   const uint8_t* w;  // stripe `stripe` of matrix 0
   const uint8_t* w_up;
   const float* bias;
   float* y;
   int n, stripe;
-  int row;     // of y
-  bool other;  // of the second type
+  int row;     // row of y
+  bool other;  // whether it has the second type
 };
 
 template <DType kType, DType kOther>
@@ -69,8 +68,8 @@ __device__ __forceinline__ RingTask ring_task(const Problem& p, const RingShape&
   return task;
 }
 
-// The barriers of a block: of each warp one for every stage of its ring, which tells that a chunk has arrived; of each
-// group and its two buffers of sums one that tells that all are there, and one that all have been read.
+// The barriers of a block. For each warp and stage: a chunk has arrived. For each group and each of its two buffers of
+// sums: all sums are written, and all sums have been read.
 struct RingBarriers {
   uint32_t shared;
   int stages;
@@ -84,12 +83,12 @@ struct RingBarriers {
   __device__ __forceinline__ uint32_t read(int group, int buffer) const { return summed(group, buffer) + 8; }
 };
 
-// Asks for the chunks of a warp, in the order in which it takes them. Kept by one lane.
+// Requests the chunks of a warp in their processing order. Owned by one lane.
 template <DType kType, DType kOther>
 struct RingFeed {
   const Problem& p;
   const RingShape& shape;
-  uint32_t data, arrived;  // of stage 0
+  uint32_t data, arrived;  // addresses of stage 0
   int warp, number, segment = 0, chunk = 0, stage = 0, bytes = 0;
   RingTask task{};
   const uint8_t* w = nullptr;
@@ -106,7 +105,7 @@ struct RingFeed {
         warp(of_warp),
         number(s.first_task(blockIdx.x, gridDim.x, of_warp)) {}
 
-  // Before the first next(); with experts once their ids can be read, of which these are present.
+  // Called before the first next(); with experts, once their ids can be read; `rows` is then the mask of present rows.
   __device__ __forceinline__ void open(uint32_t rows) {
     present = rows;
     tasks = ring_tasks(p, shape, rows);
@@ -115,7 +114,7 @@ struct RingFeed {
     chunk = warp % shape.share;
     settle();
   }
-  // The next chunk into the next stage, if there is one.
+  // Requests the next chunk, if there is one, for the next stage.
   __device__ __forceinline__ void next() {
     if (number >= tasks) return;
     int size = bytes;
@@ -134,7 +133,7 @@ struct RingFeed {
   }
 
  private:
-  // From a chunk beyond its segment's last to where it is in a later segment or task.
+  // Moves from a chunk after the end of its segment to the position in a later segment or task.
   __device__ __forceinline__ void settle() {
     while (chunk >= shape.chunks) {
       chunk -= shape.chunks;

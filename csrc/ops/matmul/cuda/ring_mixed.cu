@@ -1,4 +1,4 @@
-// Rings of products whose matrices have two types, for the pairs of mixed_types.def.
+// Ring products whose matrices have two types, for the pairs of mixed_types.def.
 #include "ops/matmul/cuda/ring.cuh"
 
 namespace dyno::ops::cuda {

@@ -1,9 +1,9 @@
-// The ring (ring.cuh) for the gated pairs of one token's experts and of a shared expert, which the token meets beside
-// them. It is a kernel of its own: in the kernel of all products these instructions cost other launches up to 8 %
-// (h100_shared_expert.json), and this one needs none of the other groupings.
+// The ring (ring.cuh) for the gated pairs of one token's experts and of a shared expert. It is a separate kernel,
+// because in the general kernel these instructions made other launches up to 8 % slower (h100_shared_expert.json), and
+// this kernel needs no other grouping.
 //
-// The stripes of the shared expert are the first tasks. No choice decides about their weights, so warps ask for them
-// before earlier launches end, and for the experts' once their ids can be read.
+// The stripes of the shared expert are the first tasks. Their weights do not depend on routing, so warps request them
+// before earlier launches end, and the experts' weights once their ids can be read.
 #pragma once
 
 #include <climits>
@@ -12,10 +12,10 @@
 
 namespace dyno::ops::cuda {
 
-// The task with that number.
+// The task with this number.
 struct RingPairTask {
   int stripe, n;
-  int row;  // of y with experts; -1: of the shared expert
+  int row;  // row of y with experts; -1: the shared expert
 };
 __device__ __forceinline__ RingPairTask ring_pair_task(const Problem& p, const RingShape& shape, const RingPair& pair,
                                                        uint32_t present, int number) {
@@ -25,13 +25,13 @@ __device__ __forceinline__ RingPairTask ring_pair_task(const Problem& p, const R
   return {number - index * shape.stripes, p.n, place_of_bit(present, index)};
 }
 
-// Asks for the chunks of a warp, in the order in which it takes them: of gate, then of up. Kept by one lane.
+// Requests the chunks of a warp in their processing order: gate, then up. Owned by one lane.
 template <DType kType>
 struct RingPairFeed {
   const Problem& p;
   const RingShape& shape;
   const RingPair& pair;
-  uint32_t data, arrived;  // of stage 0
+  uint32_t data, arrived;  // addresses of stage 0
   int member, number;
   int tasks = 0, chunk = 0, stage = 0;
   const uint8_t* gate = nullptr;
@@ -48,21 +48,21 @@ struct RingPairFeed {
         member(warp % s.share),
         number(s.first_task(blockIdx.x, gridDim.x, warp)) {}
 
-  // Whether a chunk is left among the tasks that are known.
+  // Whether the known tasks have another chunk.
   __device__ __forceinline__ bool more() const { return number < tasks; }
-  // The tasks of the shared expert alone, before anything else is known.
+  // Starts with the tasks of the shared expert only, before anything else is known.
   __device__ __forceinline__ void open() {
     if (member >= 2 * shape.chunks) number = INT_MAX;  // k has fewer chunks than a task has warps
     tasks = pair.stripes();
     if (more()) begin(0);
   }
-  // All tasks, of the experts of these rows as well.
+  // Adds the tasks of the experts of these rows.
   __device__ __forceinline__ void open_experts(uint32_t present) {
     const bool ended = !more();
     tasks = pair.stripes() + shape.stripes * __popc(present);
     if (ended && more()) begin(present);
   }
-  // The next chunk into the next stage. Needs more().
+  // Requests the next chunk for the next stage. Requires more().
   __device__ __forceinline__ void next(uint32_t present) {
     constexpr int kBytes = chunk_bytes(kType);
     const bool second = chunk >= shape.chunks;
@@ -99,11 +99,11 @@ __global__ void __launch_bounds__(kRingThreads, 2)
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t shared[];
   const int lane = threadIdx.x & 31;
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // known to be the warp's
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // uniform within the warp
   const RingBarriers barriers{device::shared_address(shared + shape.memory.barriers), shape.memory.stages};
   RingPairFeed<kType> feed(p, shape, pair, barriers, device::shared_address(shared), warp);
   uint32_t present = 0;
-  int asked = 0;  // stages
+  int asked = 0;  // number of requested stages
   if (lane == 0) {
     for (int stage = 0; stage < shape.memory.stages; ++stage) device::barrier_init(barriers.arrived(warp, stage), 1);
     for (int buffer = 0; buffer < 2; ++buffer) {
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
     for (; asked < shape.memory.stages && feed.more(); ++asked) feed.next(present);
   });
   if (lane == 0) squares[warp] = squares_of_warp;
-  __syncthreads();  // the row and all barriers are there
+  __syncthreads();  // the row has arrived, and all barriers are initialised
   float factor = 1.0f;
   if (p.normed) {
     float sum = 0;
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
         gate[0] += back * value[0], gate[1] += back * value[1];
       }
     }
-    float mine[2];  // of row g + 8·(t & 1), over all blocks of k
+    float mine[2];  // for row g + 8·(t & 1), over all blocks of k
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       gate[r] += __shfl_xor_sync(0xffffffffu, gate[r], 1), up[r] += __shfl_xor_sync(0xffffffffu, up[r], 1);
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
           partials[(mat * shape.share + member) * kGpuRows + row_of_stripe] = mine[mat];
         }
       }
-      // As in ring.cuh, every lane for itself.
+      // Each lane arrives separately, as in ring.cuh.
       device::barrier_arrive(barriers.summed(group, buffer));
       if (member != 0) continue;
       device::barrier_wait(barriers.summed(group, buffer), (turn / 2) & 1);

@@ -1,4 +1,4 @@
-// The rows of x of `ring` as halves or pairs of bytes in shared memory, in the order in which lanes need them.
+// Converts the rows of x of `ring` to f16, or to pairs of bytes, in shared memory in the reading order of the lanes.
 #pragma once
 
 #include "device/dependent.cuh"
@@ -7,23 +7,23 @@
 
 namespace dyno::ops::cuda {
 
-// Slices (256 values) of the rows of x as halves at `halves`, in the order in which a lane needs them as B: step pair,
-// t, step, register. Beside them the sums of each 16 and what undoes a slice's scale. Returns the sum of the squares of
-// what this warp read.
+// Writes slices (256 values) of the rows of x as f16 to `halves`, in the order in which a lane reads operand B: step
+// pair, t, step, register. Also writes the sums of each 16 values and the inverse of a slice's scale. Returns the sum
+// of squares of the values that this warp read.
 //
-// kBytes: values are numbers of 16 bits instead, 256·h + l with signed bytes h and l. Of block i of 32 values first h,
-// then l; of either t, step, register of B (k = 2·t and 2·t + 1 of a step, then 8 further on), which are 4 bytes. Sums
-// are integers, the four blocks of 16 that a lane's t has after each other.
+// kBytes: values are 16-bit numbers instead, 256·h + l with signed bytes h and l. For block i of 32 values: first all
+// h, then all l; each in the order t, step, register of B (k = 2·t and 2·t + 1 of a step, then k + 8), 4 bytes in
+// total. Sums are integers; the four blocks of 16 for a lane's t are adjacent.
 template <bool kBytes = false>
 struct RingRows {
   const Problem& p;
   const RingShape& shape;
   uint8_t* shared;
 
-  // Calls loaded() while its first loads are under way.
+  // Calls loaded() after its first loads were issued.
   template <typename Loaded>
   __device__ __forceinline__ float convert(int warp, int warps, int lane, Loaded&& loaded) const {
-    constexpr int kAtOnce = 4;  // loads of several slices under way
+    constexpr int kAtOnce = 4;  // slices whose loads are in flight
     const int slices = shape.x_rows * shape.chunks;
     float squares = 0;
     float4 norm[kAtOnce][2];
@@ -38,7 +38,7 @@ struct RingRows {
         }
       }
     };
-    load_norm(warp);  // a weight: may be read before
+    load_norm(warp);  // a weight, so it may be read before earlier launches end
     device::wait_for_previous();
     if (p.grouping == Grouping::experts) device::let_next_start();  // as in stream.cuh
     int first = warp;
@@ -79,7 +79,7 @@ struct RingRows {
  private:
   __device__ __forceinline__ void put_bytes(int slice, float4 (&v)[2], const float4 (&norm)[2], int lane,
                                             float& squares) const {
-    float largest = 0, none = 0;  // none: 0 if all values are finite, else a NaN
+    float largest = 0, none = 0;  // none: 0 if all values are finite, otherwise NaN
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float4& q = v[half];
@@ -88,7 +88,7 @@ struct RingRows {
       largest = fmaxf(fmaxf(fmaxf(largest, fabsf(q.x)), fmaxf(fabsf(q.y), fabsf(q.z))), fabsf(q.w));
       none += ((q.x - q.x) + (q.y - q.y)) + ((q.z - q.z) + (q.w - q.w));
     }
-    // The largest number stays below 2^15 less 128, so that h is a signed byte.
+    // The largest number stays below 2^15 minus 128, so that h fits a signed byte.
     constexpr float kUp = 32.0f, kRoom = 1.004f, kMost = 3.0e38f;
     const float most = device::warp_max_positive(none == 0.0f ? largest : __uint_as_float(0x7f800000u)) * kRoom;
     const float back = row_scale(most);
@@ -97,12 +97,12 @@ struct RingRows {
     auto* sums = reinterpret_cast<int32_t*>(shared + shape.memory.sums) + slice * (kChunkK / 16);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // The low bits of such a float are an integer, here the number plus 128.
+      // The low bits of such a float are an integer: here the number plus 128.
       constexpr float kMagic = 12582912.0f + 128.0f;
       const auto integer = [&](float value) { return __float_as_uint(value * factor * kUp + kMagic); };
       const uint32_t n[4] = {integer(v[half].x), integer(v[half].y), integer(v[half].z), integer(v[half].w)};
       const int step = half * 8 + (lane >> 2), quad = lane & 3;
-      const int at = (step >> 1) * 32 + (quad & 1) * 8 + (step & 1) * 2 + (quad >> 1);  // of two bytes
+      const int at = (step >> 1) * 32 + (quad & 1) * 8 + (step & 1) * 2 + (quad >> 1);  // offset in units of two bytes
       bytes[at] = static_cast<uint16_t>(__byte_perm(n[0], n[1], 0x51));
       bytes[at + 4] = static_cast<uint16_t>(__byte_perm(n[2], n[3], 0x51));
       bytes[at + 16] = static_cast<uint16_t>(__byte_perm(n[0], n[1], 0x40) ^ 0x8080u);
@@ -112,7 +112,7 @@ struct RingRows {
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       if (quad == 0) sums[(step & 3) * 4 + (step >> 2)] = static_cast<int32_t>(sum - 16 * 0x4b400080u);
     }
-    // Integers have no NaN: the scale is one, if any value is not finite.
+    // Integers have no NaN, so the scale becomes NaN if any value is not finite.
     if (lane == 0) {
       reinterpret_cast<float*>(shared + shape.memory.scales)[slice] =
           most <= kMost ? back / kUp : __uint_as_float(0x7fc00000u);

@@ -1,4 +1,4 @@
-// From weight types to their ring.
+// Maps weight types to their ring kernels.
 #include "core/error.h"
 #include "ops/matmul/cuda/ring.h"
 

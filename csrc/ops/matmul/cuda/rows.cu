@@ -1,4 +1,4 @@
-// Half rows from f32 rows.
+// Converts f32 rows to f16 rows.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -12,7 +12,7 @@
 namespace dyno::ops::cuda {
 namespace {
 
-// A block for each row. The scale is a power of two, so dividing by it is exact.
+// One block per row. The scale is a power of two, so division by it is exact.
 __global__ void __launch_bounds__(256) halve_rows_kernel(HalfRows format, const uint8_t* x, int64_t x_stride,
                                                          int64_t x_batch_stride, int k, uint8_t* out) {
   device::let_next_start();

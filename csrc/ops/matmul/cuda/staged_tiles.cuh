@@ -1,9 +1,8 @@
-// The work of gemm_staged.cuh: how the rows of experts are cut into tiles, which tile a block takes next, and how its
-// sums leave.
+// The division of work in gemm_staged.cuh: tiles of the experts' rows, the next tile of a block, and the epilogue.
 //
-// A tile is up to 128 rows of x by 64·kBlocks·2 rows of w ("blocks" of 64). Of a gated pair a block holds 32 rows of
-// each matrix, so interleaved that a thread finds gate and up of the same column in its own sums: of every 16 rows, 8
-// are of the gate and 8 of up.
+// A tile has up to 128 rows of x by 64·kBlocks·2 rows of w ("blocks" of 64). For a gated pair, a block has 32 rows of
+// each matrix, interleaved so that a thread has gate and up of the same column in its own sums: of every 16 rows, 8
+// belong to the gate and 8 to up.
 #pragma once
 
 #include "device/wgmma_shared.cuh"
@@ -14,7 +13,7 @@ namespace dyno::ops::cuda {
 inline constexpr int kStagedStages = 4;
 inline constexpr int kStagedBlockBytes = 64 * kTileRowBytes;  // 64 rows of w by 64 k
 inline constexpr int kStagedTokenBytes = kStagedTokens * kTileRowBytes;
-// Tiles that follow each other share rows of x in groups of this many tiles of tokens, so that x stays in L2.
+// Consecutive tiles share rows of x in groups of this many tiles of tokens, so that x stays in L2.
 inline constexpr int kTokenGroup = 16;
 
 template <int kBlocks>
@@ -24,9 +23,9 @@ struct StagedTile {
   int row_tile;
 };
 
-// The facts of a tile for the multiplying warpgroups; written by the filling one, which says so at a barrier of each
-// info. With at least one stage a tile, the filling warpgroup starts at most kStagedStages + 1 tiles ahead of a tile
-// whose sums are still leaving: so many and one may be in use.
+// The properties of a tile for the multiplying warpgroups. The filling warpgroup writes them and signals a barrier per
+// info. With at least one stage per tile, the filling warpgroup starts at most kStagedStages + 1 tiles ahead of a tile
+// whose sums are still being stored; so at most one more than that are in use.
 struct StagedInfo {
   StagedTile tile;
   RowTarget targets[kStagedTokens];
@@ -35,12 +34,12 @@ inline constexpr int kStagedInfos = kStagedStages + 2;
 inline constexpr int kStagedBarrierBytes = 128;
 static_assert(kStagedStages * 16 + kStagedInfos * 8 <= kStagedBarrierBytes);
 
-// Stages, barriers, infos, and the slack that aligns all of it.
+// Stages, barriers, infos, and padding for alignment.
 template <int kBlocks>
 inline constexpr int kStagedShared = kStagedStages * kStagedStageBytes<kBlocks> + kStagedBarrierBytes +
                                      kStagedInfos * static_cast<int>(sizeof(StagedInfo)) + 1024;
 
-// Tiles are numbered with token tiles running fastest; blocks of the grid take them in turn.
+// Tiles are numbered with token tiles running fastest; the blocks of the grid take them in a cycle.
 struct StagedTiles {
   int token_tiles, row_tiles, count;
 
@@ -57,7 +56,7 @@ struct StagedTiles {
     const int32_t* first_tile = p.groups;
     const int32_t* first_row = p.groups + p.matrices + 1;
     const int wanted = first_tile[p.first_matrix] + token_tile;
-    int low = p.first_matrix, high = p.last_matrix;  // the last matrix whose first tile is at or before `wanted`
+    int low = p.first_matrix, high = p.last_matrix;  // finds the last matrix whose first tile is at or before `wanted`
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       if (first_tile[middle] <= wanted) {
@@ -71,7 +70,7 @@ struct StagedTiles {
   }
 };
 
-// Where a row of x of a tile goes, and its scale.
+// The destination of a row of x of a tile, and its scale.
 __device__ __forceinline__ RowTarget staged_target(const Problem& p, const GemmBlock& block, int row) {
   if (row >= block.rows) return {0, 0.0f};
   const int64_t k_bytes = p.passes * ((p.k + kGpuTile - 1) / kGpuTile * kTileRowBytes);
@@ -79,7 +78,7 @@ __device__ __forceinline__ RowTarget staged_target(const Problem& p, const GemmB
 }
 
 // sums[4·nb + e]: row g + 8·(e / 2) of this warp's 16, row 8·nb + 2·t + e % 2 of the tile. `first_of_w`: the row of w
-// of the first of the 16 (gated: of 8).
+// that is the first of the 16 (gated: of 8).
 __device__ __forceinline__ void staged_epilogue(const Problem& p, const GemmBlock& block, int first_of_w, int lane,
                                                 const float (&sums)[kStagedTokens / 2], const RowTarget* targets) {
   const int g = lane >> 2, t = lane & 3;

@@ -1,9 +1,9 @@
-// Few tokens: weights are streamed once, and the next tiles are under way while these are used.
+// Few tokens: weights are streamed once, with the loads of the next tiles in flight while the current ones are used.
 //
-// A block owns one or two stripes (16 rows of w each; gated: one of each matrix) and up to 8 rows of x; its warps share
-// k and meet once, in shared memory, at the end. The product is an MMA whose 8 columns are the rows of x, so up to 8
-// tokens cost no more arithmetic than one. Weights that do not depend on what earlier launches write are requested
-// before those have ended.
+// A block has one or two stripes (16 rows of w each; gated: one of each matrix) and up to 8 rows of x. Its warps share
+// k and combine once, in shared memory, at the end. The product is an MMA whose 8 columns are the rows of x, so up to 8
+// tokens cost no more arithmetic than one. Weights that do not depend on earlier launches are requested before those
+// have ended.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,10 +19,10 @@
 
 namespace dyno::ops::cuda {
 
-inline constexpr int kStreamShared = 96 * 1024;  // at most, of a block; longer rows come in passes over parts of k
-inline constexpr int kStreamAhead = 16;          // tiles that a warp asks for into L2 before its rows are there
+inline constexpr int kStreamShared = 96 * 1024;  // maximum per block; longer rows are processed in parts of k
+inline constexpr int kStreamAhead = 16;          // prefetch distance into L2, in tiles, before the rows are ready
 
-// The product that a block works on.
+// The product of a block.
 struct StreamTarget {
   const uint8_t* w;
   const float* bias;
@@ -31,8 +31,8 @@ struct StreamTarget {
   int n, stripe;
 };
 
-// kMats: stripes of a block, or the two of a gated pair. kSummed: Grouping::summed, where the rows of a token follow
-// each other along k.
+// kMats: stripes of a block, or the two stripes of a gated pair. kSummed: Grouping::summed, where the rows of a token
+// are concatenated along k.
 template <DType kType, int kMats, bool kSummed>
 __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarget& target, int part_tiles) {
   using Tile = WeightTile<kType>;
@@ -46,13 +46,14 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
   const int64_t stripe_bytes = gpu_stripe_bytes(kType, p.k);
   const int tiles = (p.k + kGpuTile - 1) / kGpuTile;
 
-  // Rows of x and y of this block.
+  // The rows of x and y of this block.
   const int first_row = kSummed ? blockIdx.y * p.used : experts ? blockIdx.y : blockIdx.y * 8;
   const int columns = kSummed || experts ? 1 : min(8, p.rows - first_row);  // of the MMA
   const uint8_t* x = p.x + (experts ? static_cast<int64_t>(first_row / p.x_divisor) * p.x_stride
                                     : blockIdx.z * p.x_batch_stride + first_row * p.x_stride);
 
-  // Of this warp: its halves, what undoes their scales, its squares. Of all: sums, 16 x 8 for each warp and matrix.
+  // Per warp: its f16 values, the inverses of their scales, its squares. Per block: sums, 16 x 8 for each warp and
+  // matrix.
   const int row_bytes = static_cast<int>(stream_row_bytes(part_tiles)), passes = kTwice ? 2 : 1;
   uint8_t* halves = shared + warp * passes * columns * row_bytes;
   uint8_t* rests = halves + columns * row_bytes;
@@ -94,9 +95,9 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
   };
 
   float sums[kMats][4] = {}, totals[kMats][4] = {};
-  // Multiplies `count` tiles of the ring with the halves of this warp; count is a multiple of kDepth but at the end.
+  // Multiplies `count` tiles of the ring by this warp's f16 values; count is a multiple of kDepth except at the end.
   const auto multiply = [&](int count) {
-    // Columns beyond `columns` repeat the last row and are not stored.
+    // Columns after `columns` repeat the last row and are not stored.
     const uint8_t* mine = halves + min(g, columns - 1) * row_bytes + t * 32;
     for (int tile = 0; tile < count; tile += kDepth) {
 #pragma unroll
@@ -126,11 +127,11 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
       }
     }
   };
-  // Adds what tiles [begin, stop) give: element e of a sum belongs to column 2·t + e % 2.
+  // Adds the products of tiles [begin, stop): element e of a sum belongs to column 2·t + e % 2.
   const auto add = [&](const uint8_t* from, int k, int begin, int stop, float weight) {
     for (int at = begin; at < stop; at += part_tiles) {
       const int count = min(part_tiles, stop - at);
-      if (at > begin) __syncwarp();  // all lanes have used the part before
+      if (at > begin) __syncwarp();  // all lanes have finished with the previous part
       for (int r = 0; r < columns; ++r) {
         const StreamRow row{reinterpret_cast<const float*>(from + r * p.x_stride), p.norm, k};
         float squares;
@@ -138,7 +139,7 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
             row.template halve<kTwice>(at, count, halves + r * row_bytes, rests + r * row_bytes, squares);
         if (lane == 0) backs[r] = back, all_squares[warp * 8 + r] += squares;
       }
-      __syncwarp();  // the part's halves and their scales are there
+      __syncwarp();  // the part's f16 values and their scales are written
       multiply(count);
       const float first = weight * backs[min(2 * t, columns - 1)], second = weight * backs[min(2 * t + 1, columns - 1)];
 #pragma unroll
@@ -153,11 +154,11 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
   };
 
   int matrix = static_cast<int>(blockIdx.z);
-  const auto ask_for = [&](const float* vector, int64_t at) {  // 64 bytes of what the end of the block needs
+  const auto ask_for = [&](const float* vector, int64_t at) {  // 64 bytes of the epilogue's inputs
     if (vector != nullptr && threadIdx.x == 0) device::prefetch_l2(vector + at);
   };
   if constexpr (kSummed) {
-    // The shared expert's tiles follow those of the slots.
+    // The shared expert's tiles come after the tiles of the slots.
     const int shared_tiles = p.shared.w != nullptr ? (p.shared.k + kGpuTile - 1) / kGpuTile : 0;
     const int total = p.used * tiles + shared_tiles, last = total * (warp + 1) / warps;
     if (!p.settled) device::wait_for_previous();
@@ -167,7 +168,7 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
       const int slot = min(begin / tiles, p.used), at = begin - slot * tiles;
       const bool shared = slot == p.used;
       const int stop = min(last - slot * tiles, shared ? shared_tiles : tiles);
-      __syncwarp();  // all lanes have used the slot before
+      __syncwarp();  // all lanes have finished with the previous slot
       start(shared ? p.shared.w + stripe * gpu_stripe_bytes(kType, p.shared.k)
                    : stripe_of(device::load_l2(p.ids + first_row + slot)),
             0, at, stop);
@@ -182,7 +183,7 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
   } else {
     if (experts) {
       device::wait_for_previous();
-      device::let_next_start();  // with what chose the experts over: settled, see problem.h
+      device::let_next_start();  // the launch that chose the experts is complete: settled, see problem.h
       matrix = p.ids[first_row];
       if (matrix < 0) {
         const int rows = (gated ? 1 : kMats) * kGpuRows, row = stripe * kGpuRows + static_cast<int>(threadIdx.x);
@@ -211,14 +212,14 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
   const int column = threadIdx.x / kGpuRows, row_of_w = stripe * kGpuRows + threadIdx.x % kGpuRows;
   const int64_t y_at = kSummed ? blockIdx.y * p.y_stride
                                : (experts ? 0 : matrix * p.y_batch_stride) + (first_row + column) * target.y_stride;
-  float base[kMats] = {};  // under way while the block meets
+  float base[kMats] = {};  // loaded while the block synchronises
   if (p.residual != nullptr && column < columns) {
 #pragma unroll
     for (int i = 0; i < kMats; ++i) {
       if (row_of_w + i * kGpuRows < target.n) base[i] = p.residual[y_at + row_of_w + i * kGpuRows];
     }
   }
-  __syncthreads();  // the warps' sums are written
+  __syncthreads();  // the sums of all warps are written
   if (column >= columns) return;
   float total[kMats] = {}, squares = 0;
   for (int i = 0; i < warps; ++i) {
@@ -259,7 +260,7 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
   }
 }
 
-// The product of block blockIdx.x: parts have blocks of their own, one after the other. Its index: 0 is p itself.
+// The product of block blockIdx.x: each part has separate blocks, in sequence. Returns its index; 0 is p itself.
 template <int kStripes>
 __device__ __forceinline__ int stream_target(const Problem& p, StreamTarget& target) {
   constexpr int kRows = kStripes * kGpuRows;
@@ -295,7 +296,7 @@ __global__ void __launch_bounds__(512, 1) stream_summed_kernel(const __grid_cons
   stream_block<kType, 1, true>(p, {p.w, p.bias, p.y, p.y_stride, p.n, static_cast<int>(blockIdx.x)}, part_tiles);
 }
 
-// Parts of type kOther beside those of p.type.
+// With parts of type kOther in addition to p.type.
 template <DType kType, DType kOther, int kMats>
 __global__ void __launch_bounds__(512, 1) stream_mixed_kernel(const __grid_constant__ Problem p, int part_tiles) {
   device::let_next_start();
@@ -309,7 +310,7 @@ __global__ void __launch_bounds__(512, 1) stream_mixed_kernel(const __grid_const
   }
 }
 
-// Tiles of k that a warp lays out at once, and a launch's grid and bytes.
+// Tiles of k that a warp lays out at once, and a launch's grid and shared memory.
 struct StreamLaunch {
   dim3 grid;
   int part_tiles = 0, bytes = 0;
@@ -317,7 +318,7 @@ struct StreamLaunch {
 inline StreamLaunch stream_launch(const Problem& p, int passes, int warps, int mats, int depth, int stripes) {
   const bool experts = p.grouping == Grouping::experts, summed = p.grouping == Grouping::summed;
   const int tiles = (p.k + kGpuTile - 1) / kGpuTile, columns = experts || summed ? 1 : std::min(p.rows, 8);
-  // At most what a warp gets of k, rounded up to whole turns of its ring.
+  // At most a warp's share of k, rounded up to whole cycles of its ring.
   const int shared = summed && p.shared.w != nullptr ? (p.shared.k + kGpuTile - 1) / kGpuTile : 0;
   const int wanted = summed ? std::min((p.used * tiles + shared + warps - 1) / warps, std::max(tiles, shared))
                             : (tiles + warps - 1) / warps;
@@ -339,14 +340,14 @@ inline StreamLaunch stream_launch(const Problem& p, int passes, int warps, int m
 }
 template <typename Kernel>
 void launch_stream(Kernel kernel, const Problem& p, const StreamLaunch& shape, int warps, CUstream_st* stream) {
-  if (shape.bytes > 48 * 1024) {  // more than a block may have unasked
+  if (shape.bytes > 48 * 1024) {  // more than the default limit of a block
     DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.bytes));
   }
   launch_dependent("stream", kernel, shape.grid, static_cast<unsigned>(32 * warps), static_cast<size_t>(shape.bytes),
                    stream, p, shape.part_tiles);
 }
 
-// `stripes`: 1 or 2 of them a block; a gated pair always takes 2, one of each matrix, a sum always 1.
+// `stripes`: 1 or 2 per block; a gated pair always has 2, one of each matrix; a sum always has 1.
 template <DType kType>
 void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
   constexpr int kPasses = half_passes(kType);

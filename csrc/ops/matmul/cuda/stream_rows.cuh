@@ -1,6 +1,6 @@
-// The rows of x of a streaming product: a warp turns its own part of k into halves, laid out in shared memory as the B
-// operands of its MMAs. No warp waits for another: a part has a scale of its own, which multiplies the warp's sums, and
-// the factor of a norm multiplies the sum of all warps, which is when all of a row's squares are known.
+// The rows of x of a streaming product: a warp converts its part of k to f16 in shared memory, in the layout of the B
+// operands of its MMAs. Warps do not wait for each other: a part has a separate scale, which multiplies the warp's
+// sums. The factor of a norm multiplies the sum of all warps, when all squares of a row are known.
 #pragma once
 
 #include "device/ptx.cuh"
@@ -11,8 +11,8 @@
 
 namespace dyno::ops::cuda {
 
-// Where the pair of k with number `pair` (k = 2·pair) of a tile stands, so that the 16 values that a lane needs (its t
-// of every step) are 32 bytes in a row: t first, then step, then the two registers of B.
+// The position of pair `pair` of k (k = 2·pair) in a tile. The 16 values that a lane reads (its t of every step) are 32
+// contiguous bytes of a row: t first, then step, then the two registers of B.
 __device__ __forceinline__ int x_slot(int pair) {
   const int step = pair >> 3, high = (pair >> 2) & 1, t = pair & 3;
   return t * 8 + step * 2 + high;  // 4-byte words
@@ -21,7 +21,7 @@ __device__ __forceinline__ int x_slot(int pair) {
 using device::inverse_scale;
 using device::row_scale;
 
-// One row, or a part of it that a warp owns.
+// One row, or the part of it that a warp has.
 struct StreamRow {
   const float* x;
   const float* norm;  // weights of the norm, or null
@@ -55,11 +55,12 @@ struct StreamRow {
     }
   }
 
-  // Tiles [first, first + count) as halves at `to` (128 bytes a tile), zeros from k on; with kRest also what these
-  // leave over, at `rest`. Returns what undoes their scale; `squares`: of these tiles, over the warp.
+  // Writes tiles [first, first + count) as f16 to `to` (128 bytes per tile), with zeros from k on; with kRest, also
+  // writes the rests to `rest`. Returns the inverse of their scale; adds this warp's squares of these tiles to
+  // `squares`.
   template <bool kRest>
   __device__ __forceinline__ float halve(int first, int count, uint8_t* to, uint8_t* rest, float& squares) const {
-    constexpr int kKept = 2;  // quads a lane keeps: 4 tiles
+    constexpr int kKept = 2;  // quads that a lane keeps: 4 tiles
     const int lane = threadIdx.x & 31, quads = count * 16;
     float4 kept[kKept];
     float sum = 0, most = 0, again = 0;
@@ -67,7 +68,7 @@ struct StreamRow {
     for (int i = 0; i < kKept; ++i) {
       kept[i] = lane + 32 * i < quads ? quad(first * kGpuTile + (lane + 32 * i) * 4, sum) : make_float4(0, 0, 0, 0);
     }
-#pragma unroll 4  // loads of several quads under way
+#pragma unroll 4  // loads of several quads in flight
     for (int q = lane + 32 * kKept; q < quads; q += 32) most = largest(quad(first * kGpuTile + q * 4, sum), most);
 #pragma unroll
     for (int i = 0; i < kKept; ++i) most = largest(kept[i], most);

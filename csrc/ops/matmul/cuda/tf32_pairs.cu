@@ -1,8 +1,8 @@
-// Dense products with float32 weights for many tokens on tensor cores: the routers of mixtures of experts, few rows of
-// w with a long k. Every number is a pair of tf32, which has the range of float32: the nearest with 11 significant bits
-// and what that leaves over, of which the tensor cores read 11 bits more. Of the four products of two pairs the
-// smallest is left out. Sums stay in tensor cores for 32 k. The blocks of a cluster share k and add up in the order of
-// the blocks.
+// Dense products with float32 weights for many tokens on tensor cores: the routers of mixtures of experts, with few
+// rows of w and a long k. Every number is a tf32 pair, which has the range of float32: the nearest value with 11
+// significant bits, and the rest, of which the tensor cores read 11 more bits. Of the four products of two pairs, the
+// smallest is omitted. Sums stay in tensor cores for 32 k. The blocks of a cluster share k, and sums are added in the
+// order of the blocks.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ template <int kColumns>
 struct PairBlock {
   static constexpr int kAcross = kColumns / 32, kRows = kThreads / 32 / kAcross * 32;
   static constexpr int kStageBytes = (kRows + kColumns) * kPairRowBytes;
-  static constexpr int kStride = kColumns + 4;  // of sums
+  static constexpr int kStride = kColumns + 4;  // for sums
   static constexpr int kBytes = std::max(kPairStages * kStageBytes, kRows* kStride * 4);
 };
 
@@ -48,12 +48,12 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], uint32_t a0, uint32_t a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// 16-byte chunk `chunk` of row `row` of a stage: the four lanes of two neighbouring rows read other banks.
+// 16-byte chunk `chunk` of row `row` of a stage; the four lanes of two adjacent rows use different banks.
 __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
   return row * kPairRowBytes + ((chunk ^ (row & 1) << 2) << 4);
 }
 
-// The rows of x, then those of w, of one step of 32 k. Rows that do not exist are zeros.
+// Copies the rows of x, then the rows of w, of one step of 32 k. Rows that do not exist are zeros.
 template <int kColumns>
 struct PairCopies {
   using Block = PairBlock<kColumns>;
@@ -118,14 +118,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int step = begin; step < end; ++step) {
     const int at = step - begin, ahead = at + kPairStages - 1;
     device::copy_async_wait<kPairStages - 2>();
-    __syncthreads();  // the step has arrived for all threads, and all have left the stage that is filled next
+    __syncthreads();  // the step has arrived for all threads, and none reads the stage that is filled next
     if (begin + ahead < end) copies.issue(shared + ahead % kPairStages * Block::kStageBytes, begin + ahead);
     device::copy_async_commit();
     const uint8_t* stage = shared + at % kPairStages * Block::kStageBytes;
     float sums[2][4][4] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // A lane's four neighbours of k are those of two products: any order of k will do if both operands have it.
+      // A lane's four adjacent k are in two products; any order of k is correct if both operands use it.
       float4 x[2][2], w[4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   }
 
-  __syncthreads();  // no warp reads stages any more
+  __syncthreads();  // no warp reads stages any longer
   auto* all = reinterpret_cast<float*>(shared);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   if (parts > 1) {
     device::cluster_arrive();
-    device::cluster_wait();  // no block reads this one's shared memory any more
+    device::cluster_wait();  // no block reads this block's shared memory any longer
   }
 #endif
 }

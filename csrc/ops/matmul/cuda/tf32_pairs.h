@@ -1,4 +1,4 @@
-// Products with float32 weights on tensor cores: the shape of their tiles, for the host. See tf32_pairs.cu.
+// Products with float32 weights on tensor cores: the tile shapes, for the host. See tf32_pairs.cu.
 #pragma once
 
 #include "ops/matmul/cuda/problem.h"

@@ -1,4 +1,4 @@
-// All kernels of one weight type, as a table.
+// The kernels of one weight type as a table.
 #pragma once
 
 #include "ops/matmul/cuda/convert.cuh"
@@ -8,7 +8,7 @@
 
 namespace dyno::ops::cuda {
 
-// Units of their own: gemm_instances.cu.in.
+// Compiled in separate units: gemm_instances.cu.in.
 template <DType kType>
 void gemm_mma(const Problem& p, int tokens, int warps, CUstream_st* stream);
 template <DType kType>

@@ -1,4 +1,4 @@
-// From a weight type to its kernels.
+// Maps a weight type to its kernels.
 #include "core/error.h"
 #include "ops/matmul/cuda/problem.h"
 

@@ -1,4 +1,4 @@
-// Path `dequantize`: weights of Layout::gpu written into memory, as rows or as the tensor cores' fragments.
+// Path `dequantize`: writes weights of Layout::gpu to memory, as rows or as tensor core fragments.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,11 +16,11 @@ __device__ __forceinline__ uint32_t half2_to_bf162(uint32_t halves) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// The work of a warp: one stripe of one matrix. False: nothing to do.
+// The work of a warp: one stripe of one matrix. False: no work.
 struct UnpackPlace {
   const uint8_t* stripe;
-  int64_t out_matrix;  // of the output
-  int64_t out_row;     // first of the stripe, of the output
+  int64_t out_matrix;  // index of the output matrix
+  int64_t out_row;     // first output row of the stripe
   __device__ __forceinline__ bool find(const UnpackJob& job, int64_t stripe_bytes) {
     const int64_t matrix = job.first_matrix + blockIdx.z;
     if (job.first_place != nullptr && job.first_place[matrix] == job.first_place[matrix + 1]) return false;
@@ -31,7 +31,7 @@ struct UnpackPlace {
   }
 };
 
-// Rows of halves leave through shared memory as 128-byte runs; fragments as they are.
+// f16 rows are written through shared memory in runs of 128 bytes; fragments are written directly.
 template <DType kType, Unpacked kForm>
 __global__ void __launch_bounds__(256) unpack_kernel(const UnpackJob job) {
   __shared__ uint32_t staged[kForm == Unpacked::fragments ? 1 : 8][kGpuRows][kGpuTile / 2 + 4];
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(256) unpack_kernel(const UnpackJob job) {
   constexpr bool kBf16 = kForm == Unpacked::rows_bf16 || kForm == Unpacked::tiles_bf16;
   UnpackPlace place;
   if (tile >= tiles || !place.find(job, gpu_stripe_bytes(kType, job.k))) return;
-  const bool pad = kTiles && place.out_row >= job.rows;  // of the last block
+  const bool pad = kTiles && place.out_row >= job.rows;  // padding of the last block
   WeightTile<kType> data;
   if (!pad) data.load(typename WeightTile<kType>::Cursor(place.stripe, tile, lane));
   if constexpr (kForm == Unpacked::fragments) {
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(256) unpack_kernel(const UnpackJob job) {
     });
     __syncwarp();  // the warp's tile is complete
     if constexpr (kTiles) {
-      const int stripe = blockIdx.y, each = job.pair == 0 ? 4 : 2;  // stripes of a block
+      const int stripe = blockIdx.y, each = job.pair == 0 ? 4 : 2;  // stripes per block
       const int64_t blocks = gridDim.y / each, at = (place.out_matrix * blocks + stripe / each) * tiles + tile;
       uint8_t* out = job.out + at * 8192;
 #pragma unroll
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(256) unpack_kernel(const UnpackJob job) {
   }
 }
 
-// float32 as the file format defines the values, an element a thread.
+// float32 values as the file format defines them, one element per thread.
 template <DType kType>
 __global__ void __launch_bounds__(256) unpack_f32_kernel(const UnpackJob job) {
   constexpr GpuFormat f = gpu_format(kType);
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(256) unpack_f32_kernel(const UnpackJob job) {
 
 template <DType kType>
 void unpack(const UnpackJob& job, Unpacked form, CUstream_st* stream) {
-  const int64_t width = form == Unpacked::rows_f32 ? 256 : 8 * kGpuTile;  // of k, a block
+  const int64_t width = form == Unpacked::rows_f32 ? 256 : 8 * kGpuTile;  // of k, per block
   const bool tiles = form == Unpacked::tiles_f16 || form == Unpacked::tiles_bf16;
   const int64_t each = !tiles ? kGpuRows : job.pair == 0 ? 64 : 32;  // rows that are written together
   const dim3 grid(static_cast<unsigned>((job.k + width - 1) / width),

@@ -1,7 +1,8 @@
-// A lane's part of one tile of Layout::gpu: loaded raw, turned into f16 A operands of mma.m16n8k16 step by step.
+// A lane's part of one tile of Layout::gpu: loaded unmodified, and converted to f16 A operands of mma.m16n8k16 step by
+// step.
 //
-// Integer codes become halves by placing them in the mantissa of 1024 (0x6400), so the conversion is an OR and an exact
-// subtraction; only the product with the scale rounds.
+// Integer codes become f16 by placing them in the mantissa of 1024 (0x6400). So the conversion is an OR and an exact
+// subtraction, and only the product with the scale rounds.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,7 +18,7 @@ using device::and_or;
 using device::as_bits;
 using device::as_half2;
 
-// kWords (1, 2 or 4) consecutive 32-bit words, which are aligned as a whole.
+// Loads kWords (1, 2 or 4) consecutive 32-bit words, which are aligned as a whole.
 template <int kWords>
 __device__ __forceinline__ void load_words(uint32_t* out, const uint8_t* p) {
   if constexpr (kWords == 4) {
@@ -35,38 +36,38 @@ __device__ __forceinline__ void load_words(uint32_t* out, const uint8_t* p) {
 template <int kCount>
 using Count = std::integral_constant<int, kCount>;
 
-// One half twice. Instructions on pairs can read an operand so: no permutation comes of it.
+// One f16 value twice. Instructions on pairs read an operand in this form, without a permutation.
 __device__ __forceinline__ __half2 low2(__half2 v) { return __low2half2(v); }
 __device__ __forceinline__ __half2 high2(__half2 v) { return __high2half2(v); }
 
-// 1024 + bytes i and j of `word` as two halves.
+// 1024 + bytes i and j of `word` as two f16 values.
 template <int kLow, int kHigh>
 __device__ __forceinline__ __half2 bytes_above(uint32_t word) {
   return as_half2(__byte_perm(word, 0x64646464u, kLow | 4 << 4 | kHigh << 8 | 4 << 12));
 }
-// Bytes i and j of `word` as two halves minus `bias`, exact.
+// Bytes i and j of `word` as two f16 values minus `bias`, exact.
 template <int kLow, int kHigh, int kBias>
 __device__ __forceinline__ __half2 bytes_to_half2(uint32_t word) {
   constexpr uint32_t kMagic = (0x6400u + kBias) * 0x10001u;
   return __hsub2(bytes_above<kLow, kHigh>(word), as_half2(kMagic));
 }
 
-// 2^(e − 127) as a half, 0 below 2^-24 and 2^15 above; mxfp4.
+// 2^(e − 127) as f16; 0 below 2^-24, and 2^15 above its range; for mxfp4.
 __device__ __forceinline__ uint32_t e8m0_half(uint32_t e) {
   const int exponent = min(static_cast<int>(e) - 127, 15);
   if (exponent >= -14) return static_cast<uint32_t>(exponent + 15) << 10;
   return exponent >= -24 ? 1u << (exponent + 24) : 0u;
 }
 
-// The lookup of eight 4-bit codes in a table of 16 bytes: out[0] the codes in the low 16 bits, of a row g, and out[1]
-// those of row g + 8.
+// Looks up eight 4-bit codes in a table of 16 bytes: out[0] has the codes in the low 16 bits, of a row g, and out[1]
+// the codes of row g + 8.
 __device__ __forceinline__ void table_bytes(const uint32_t (&t)[4], uint32_t codes, uint32_t (&out)[2]) {
   const uint32_t index = codes & 0x77777777u;
   const uint32_t half = and_or(codes >> 1, 0x44444444u, 0x32103210u);
   out[0] = __byte_perm(__byte_perm(t[0], t[1], index), __byte_perm(t[2], t[3], index), half);
   out[1] = __byte_perm(__byte_perm(t[0], t[1], index >> 16), __byte_perm(t[2], t[3], index >> 16), half >> 16);
 }
-// The same in the codebook of iq4_nl, biased by 128.
+// The same with the codebook of iq4_nl, biased by 128.
 __device__ __forceinline__ void iq4nl_bytes(uint32_t codes, uint32_t (&out)[2]) {
   // -127 -104 -83 -65 | -49 -35 -22 -10 | 1 13 25 38 | 53 69 89 113, plus 128, little-endian
   constexpr uint32_t kTable[4] = {0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u};
@@ -76,7 +77,7 @@ __device__ __forceinline__ void iq4nl_bytes(uint32_t codes, uint32_t (&out)[2]) 
 template <DType kType>
 struct WeightTile {
   static constexpr GpuFormat kFormat = gpu_format(kType);
-  static constexpr int kLowWords = kFormat.low_bits == 16 ? 16 : kFormat.low_bits;  // of a lane
+  static constexpr int kLowWords = kFormat.low_bits == 16 ? 16 : kFormat.low_bits;  // per lane
   static constexpr int kHighWords = kFormat.high_bits;
   static constexpr int kScaleWords = kFormat.scale_bytes() / 32;
   static constexpr int kSuperWords = kFormat.super_row_bytes() / 32;
@@ -86,10 +87,10 @@ struct WeightTile {
   uint32_t high[kHighWords == 0 ? 1 : kHighWords];
   uint32_t scale[kScaleWords == 0 ? 1 : kScaleWords];
   uint32_t super[kSuperWords == 0 ? 1 : kSuperWords];
-  uint32_t table[4], table_more;  // of a format with a table: biased bytes; bias and shift
+  uint32_t table[4], table_more;  // of a format with a table: biased bytes; then bias and shift
   uint32_t zero;                  // floats: see fragment()
 
-  // A lane's way along a stripe, one tile after the other.
+  // A lane's position in a stripe, tile after tile.
   struct Cursor {
     const uint8_t* codes;
     const uint8_t* high_codes;
@@ -134,7 +135,7 @@ struct WeightTile {
         hold(scales);
       }
     }
-    // Asks for the codes `tiles` further on (scales follow in the same or the next line) into L2.
+    // Prefetches the codes `tiles` further on (their scales are in the same or the next line) into L2.
     __device__ __forceinline__ void prefetch(int tiles, int lane) const {
       constexpr int kLines = (kFormat.tile_bytes() + 127) / 128;
       constexpr int kLaneBytes = kLowWords >= 8 ? 16 : kLowWords * 4;
@@ -142,7 +143,7 @@ struct WeightTile {
     }
 
    private:
-    // Keeps the compiler from computing the address anew at every use.
+    // Prevents the compiler from recomputing the address at every use.
     static __device__ __forceinline__ void hold(const uint8_t*& p) { asm volatile("" : "+l"(p)); }
   };
 
@@ -163,8 +164,7 @@ struct WeightTile {
     if constexpr (kFormat.low_bits == 16) zero = static_cast<uint32_t>(reinterpret_cast<uint64_t>(at.codes) >> 63);
   }
 
-  // The same from shared memory: tile `tile` of a unit (four tiles, where there are super-blocks) of which so many
-  // tiles are there.
+  // The same from shared memory: tile `tile` of a unit (four tiles for types with super-blocks).
   __device__ __forceinline__ void load_shared(const uint8_t* unit, int tile, int lane) {
     const uint8_t* at = unit + tile * kFormat.tile_bytes();
     const auto words = [](uint32_t* out, const uint8_t* from, auto count) {
@@ -200,12 +200,12 @@ struct WeightTile {
     }
   }
 
-  // Of a format with a table: scales are (byte & 254) − bias, and odd bytes shift the values of the table.
+  // For a format with a table: scales are (byte & 254) − bias, and odd bytes shift the values of the table.
   __device__ __forceinline__ int table_bias() const { return static_cast<int>(table_more & 0xffu); }
   __device__ __forceinline__ int table_shift() const { return static_cast<int>(table_more << 16) >> 24; }
 
-  // Scale (and, negated where it is subtracted, min) of rows g and g + 8 for step kStep. Of a format with a table m is
-  // what 1024 + byte stands above the value.
+  // Scale (and min, negated if it is subtracted) of rows g and g + 8 for step kStep. For a format with a table, m is
+  // the difference between 1024 + byte and the value.
   template <int kStep>
   __device__ __forceinline__ void scales(__half2 (&d)[2], __half2 (&m)[2]) const {
     if constexpr (kFormat.scale == GpuScale::d) {
@@ -254,7 +254,7 @@ struct WeightTile {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int shift = word >> (8 * (kAt + r)) & 1u ? table_shift() : 0;
-        m[r] = __half2half2(__ushort_as_half(static_cast<unsigned short>(0x6480 - shift)));  // 1152 less the shift
+        m[r] = __half2half2(__ushort_as_half(static_cast<unsigned short>(0x6480 - shift)));  // 1152 minus the shift
       }
     } else if constexpr (kFormat.scale == GpuScale::k_scale32) {
       constexpr int kAt = kStep / 2 * 2;
@@ -263,7 +263,7 @@ struct WeightTile {
     }
   }
 
-  // Pair j of step kStep as two integers in the halves of a word, below 1024.
+  // Pair j of step kStep as two integers below 1024 in the 16-bit halves of a word.
   template <int kStep, int kPair>
   __device__ __forceinline__ uint32_t magic_code() const {
     constexpr uint32_t kMagic = 0x64006400u;
@@ -275,7 +275,7 @@ struct WeightTile {
     }
     if constexpr (kFormat.high_bits != 0) {
       constexpr int kAt = kFormat.high_bits == 1 ? 4 * kStep + kPair : 2 * (4 * (kStep % 2) + kPair);
-      constexpr int kShift = kAt - kFormat.low_bits;  // bring the bits to just above the low ones
+      constexpr int kShift = kAt - kFormat.low_bits;  // moves the bits to just above the low ones
       const uint32_t word = high[kFormat.high_bits == 1 ? 0 : kStep / 2];
       const uint32_t moved = kShift >= 0 ? word >> (kShift & 31) : word << (-kShift & 31);
       code = and_or(moved, ((1u << kFormat.high_bits) - 1u) * 0x10001u << kFormat.low_bits, code);
@@ -287,7 +287,7 @@ struct WeightTile {
   template <int kStep, int kPair>
   __device__ __forceinline__ __half2 integer_pair() const {
     if constexpr (kFormat.low_bits == 4 && kFormat.high_bits == 0 && kPair % 2 == 1) {
-      // The code stands four bits up: 1024 + 16·u. One shift serves two pairs.
+      // The code is four bits higher: 1024 + 16·u. One shift serves two pairs.
       const uint32_t code = and_or(low[kStep] >> (kPair / 2 * 8), 0x00f000f0u, 0x64006400u);
       const __half2 sixteenth = as_half2(0x2c002c00u);
       return __hfma2(as_half2(code), sixteenth, __half2half2(__ushort_as_half(kFormat.offset == 8 ? 0xd480 : 0xd400)));
@@ -305,12 +305,12 @@ struct WeightTile {
     return as_bits(kMin ? __hfma2(q, d, m) : __hmul2(q, d));
   }
 
-  // The A operand of step kStep: registers 0 … 3 as gpu_layout.h numbers them.
+  // The A operand of step kStep: registers 0 … 3 in the order of gpu_layout.h.
   template <int kStep>
   __device__ __forceinline__ void fragment(uint32_t (&a)[4]) const {
     if constexpr (kType == DType::f16) {
-      // Registers of their own, which wgmma may read while the tile is overwritten: `zero` is 0, unknown to the
-      // compiler.
+      // Copies to separate registers, which wgmma may read while the tile is overwritten. `zero` is 0, which the
+      // compiler does not know.
 #pragma unroll
       for (int j = 0; j < 4; ++j) a[j] = low[4 * kStep + j] ^ zero;
     } else if constexpr (kType == DType::bf16) {
@@ -343,7 +343,7 @@ struct WeightTile {
         a[2] = as_bits(__hmul2(__hsub2(bytes_above<2, 3>(bytes[0]), m[0]), d[0]));
         a[3] = as_bits(__hmul2(__hsub2(bytes_above<2, 3>(bytes[1]), m[1]), d[1]));
       } else if constexpr (kFormat.codebook == GpuCodebook::mxfp4) {
-        // e2m1 at the top of a half is its value times 2^-14.
+        // e2m1 bits at the top of an f16 are its value times 2^-14.
         const uint32_t w = low[kStep];
         const __half2 up = as_half2(0x74007400u);  // 2^14
         a[0] = as_bits(__hmul2(__hmul2(as_half2(((w << 12) & 0x80008000u) | ((w << 9) & 0x0e000e00u)), up), d[0]));
@@ -360,7 +360,7 @@ struct WeightTile {
   }
 };
 
-// Calls f<0>() … f<3>(): the steps of a tile.
+// Calls f<0>() … f<3>(), for the steps of a tile.
 template <typename F>
 __device__ __forceinline__ void for_each_step(F&& f) {
   f.template operator()<0>();

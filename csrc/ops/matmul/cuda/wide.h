@@ -1,47 +1,47 @@
-// Dense products of many tokens on Hopper: what gemm_wide.cuh reads and who starts it. Plain host code.
+// Dense products of many tokens on Hopper: the inputs of gemm_wide.cuh and its launch. Plain host code.
 #pragma once
 
 #include "ops/matmul/cuda/problem.h"
 
 namespace dyno::ops::cuda {
 
-inline constexpr int kWideTokens = 256;  // rows of x that stand together
+inline constexpr int kWideTokens = 256;  // rows of x in a tile
 inline constexpr int kWideRows = 256;    // rows of w that a cluster of two blocks multiplies at a time
 inline constexpr int64_t kWideTileBytes = kWideTokens * 128;
 
-// Half rows (see HalfRows) cut into tiles of `height` rows by 64 k that one bulk copy brings into shared memory: within
-// a tile 128 bytes a row in the 128-byte swizzle, tiles of the same rows one behind the other along k (and along the
-// second pass), then the next rows, then the next of the batch. Behind them the scales, one float for each row of each
-// tile. The results of rows beyond `rows` are undefined: a row of x touches no other row's sums.
+// f16 rows (see HalfRows) cut into tiles of `height` rows by 64 k; one bulk copy loads a tile to shared memory. A tile
+// has 128 bytes per row in the 128-byte swizzle. Tiles of the same rows are adjacent along k (and along the second
+// pass), then come the next rows, then the next matrix of the batch. The scales follow after all tiles, one float per
+// row of each tile. The results of rows beyond `rows` are undefined; they do not affect other rows.
 struct TiledRows {
   int64_t rows = 0, k = 0, batch = 1;
   int passes = 1;
   int height = kWideTokens;  // a multiple of 8
-  // gemm_codes.cuh, one pass and a k of whole super-blocks: behind each four tiles the sums of every 32 of their
-  // halves, as an operand [height, 16] of wgmma without swizzle: eight sums as halves, then the eight rests.
+  // For gemm_codes.cuh, with one pass and a k of whole super-blocks: each four tiles are followed by the sums of every
+  // 32 of their values, as an operand [height, 16] of wgmma without swizzle: eight f16 sums, then their eight rests.
   bool sums = false;
 
   constexpr int64_t weight_tiles() const { return (k + kGpuTile - 1) / kGpuTile; }
   constexpr int64_t k_tiles() const { return passes * weight_tiles(); }
   constexpr int64_t token_tiles() const { return (rows + height - 1) / height; }
   constexpr int64_t tile_bytes() const { return int64_t{height} * 128; }
-  constexpr int64_t sums_bytes() const { return sums ? int64_t{height} * 32 : 0; }  // of four tiles
+  constexpr int64_t sums_bytes() const { return sums ? int64_t{height} * 32 : 0; }  // per four tiles
   constexpr int64_t tile_at(int64_t tile) const { return tile * tile_bytes() + tile / 4 * sums_bytes(); }
   constexpr int64_t scales_at() const { return tile_at(batch * token_tiles() * k_tiles()); }
   constexpr int64_t bytes() const { return scales_at() + batch * token_tiles() * height * 4; }
 };
 
-// Of the rows before they become halves: x / sqrt(mean(x²) + eps)·weight (null: all ones), as Problem::normed.
+// The norm of rows before the conversion to f16: x / sqrt(mean(x²) + eps)·weight (null: all ones), as Problem::normed.
 struct NormOfTiles {
   bool normed = false;
   const float* weight = nullptr;
   float eps = 0;
 };
-// f32 rows -> tiles; x as of halve_rows().
+// Converts f32 rows to tiles; x as in halve_rows().
 void tile_rows(const TiledRows& format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, uint8_t* out,
                CUstream_st* stream, const NormOfTiles& norm = {});
-// `p` with x in tiles of `format`; dense. `tokens` (256 or 128): rows of x that a block multiplies at a time. `group`:
-// so many tiles of tokens are multiplied with all of w before the next ones.
+// Enqueues `p` with x in tiles of `format`; dense. `tokens` (256 or 128): rows of x that a block multiplies at a time.
+// `group`: number of tiles of tokens that are multiplied by all of w before the next ones.
 void gemm_wide(const Problem& p, const TiledRows& format, int tokens, int group, int multiprocessors,
                CUstream_st* stream);
 

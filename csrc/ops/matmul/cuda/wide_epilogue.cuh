@@ -1,4 +1,4 @@
-// How the sums of gemm_wide.cuh leave.
+// The epilogue of gemm_wide.cuh.
 #pragma once
 
 #include "device/cluster.cuh"
@@ -7,7 +7,7 @@
 
 namespace dyno::ops::cuda {
 
-// Half of the sums of two warpgroups.
+// Bytes for half of the sums of two warpgroups.
 template <int kTokens>
 inline constexpr int kWideExchangeBytes = 2 * 128 * kTokens;
 
@@ -16,7 +16,7 @@ inline constexpr int kWideExchangeBytes = 2 * 128 * kTokens;
 inline constexpr int kWideExchangeBarrier = 1;
 
 // All activations as min(gate, limit) / (1 + 2^z)·(clamp(up) + shift) with z = gate·(linear + cubic·gate²), so that 64
-// of them make short code. The errors of the quick power and division are far below those of halves.
+// of them are short code. The errors of the fast power and division are far below the rounding of f16.
 struct QuickActivation {
   static constexpr float kPower = -1.4426950408889634f;  // e^(-v) = 2^(kPower·v)
   float linear = kPower, cubic = 0.0f, limit = INFINITY, shift = 0.0f;
@@ -28,7 +28,7 @@ struct QuickActivation {
     } else if (activation == Activation::swiglu_oai) {
       linear = kPower * 1.702f, limit = 7.0f, shift = 1.0f;
     } else if (activation == Activation::relu) {
-      linear = -1e30f;  // so steep a sigmoid is a step
+      linear = -1e30f;  // a sigmoid this steep is a step function
     }
   }
   __device__ __forceinline__ float operator()(float gate, float up) const {
@@ -39,7 +39,7 @@ struct QuickActivation {
   }
 };
 
-// Rows of this lane, g and g + 8 of the warp's stripe, and what is added to their sums.
+// Rows of this lane, g and g + 8 of the warp's stripe, and the values that are added to their sums.
 struct WideRowsOf {
   bool valid[2];
   __device__ __forceinline__ WideRowsOf(const Problem& p, int row) : valid{row < p.n, row + 8 < p.n} {}
@@ -49,11 +49,11 @@ struct WideRowsOf {
   }
 };
 
-// y of one product; sums[4·nb + e + 2·q]: row g + 8·q, token 8·nb + 2·t + e.
+// Stores y of one product; sums[4·nb + e + 2·q]: row g + 8·q, token 8·nb + 2·t + e.
 template <int kTokens>
 __device__ __forceinline__ void wide_store(const Problem& p, const float* scales, int64_t y_at, int tokens, int row,
                                            const float (&sums)[kTokens / 2]) {
-  constexpr int kBatch = 4;  // column groups whose residual is loaded at once: loads may not pass stores
+  constexpr int kBatch = 4;  // column groups whose residual is loaded at once, because loads cannot pass stores
   const WideRowsOf rows(p, row);
   float bias[2];
   rows.bias(p.bias, row, bias);
@@ -90,8 +90,8 @@ __device__ __forceinline__ void wide_store(const Problem& p, const float* scales
   }
 }
 
-// Of a gated pair: gives away the sums of the other half of the tokens, gets those of the other matrix for its own.
-// kMine: the first of its own sums; who has 0 multiplied the gate, the other up.
+// For a gated pair: sends the sums of the other half of the tokens, and receives the other matrix's sums for its own
+// half. kMine: index of the first own sum; the warpgroup with 0 multiplied by the gate, the other one by up.
 template <int kTokens, int kMine>
 __device__ __forceinline__ void wide_store_gated(const Problem& p, const float* scales, int64_t y_at, int tokens,
                                                  int row, const float (&sums)[kTokens / 2], float4* exchange) {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void wide_store_gated(const Problem& p, const float* 
   rows.bias(p.bias_up, row, bias_up);
   const QuickActivation activate(p.activation);
   float* y = p.y + y_at + row + (kFirstToken + 2 * t) * p.y_stride;
-  device::meet<256>(kWideExchangeBarrier);  // sums are exchanged
+  device::meet<256>(kWideExchangeBarrier);  // sums were exchanged
 #pragma unroll
   for (int nb = 0; nb < kQuads; ++nb) {
     const float4 other = got[nb * 128];
@@ -124,7 +124,9 @@ __device__ __forceinline__ void wide_store_gated(const Problem& p, const float* 
       const float up = fmaf(kMine == 0 ? others[i] : mine, of_token, bias_up[i >> 1]);
       v[i] = activate(gate, up);
     }
-    asm volatile("" : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3]));  // side by side, not one by one behind branches
+    asm volatile(""
+                 : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3]));  // computes them in parallel instead of one by
+                                                                     // one in branches
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (kFirstToken + 8 * nb + 2 * t + (i & 1) < tokens && rows.valid[i >> 1]) {

@@ -1,4 +1,4 @@
-// The tiles of half rows that gemm_wide.cuh reads.
+// Writes the tiles of f16 rows that gemm_wide.cuh reads.
 #include <cuda_runtime.h>
 
 #include "core/cuda/check.h"
@@ -12,8 +12,8 @@
 namespace dyno::ops::cuda {
 namespace {
 
-constexpr int kFewThreads = 256, kMostThreads = 512;  // of a block
-constexpr int kFewKept = 2, kMostKept = 4;  // chunks of 8 elements of a thread, for rows of 4,096 and of 16,384
+constexpr int kFewThreads = 256, kMostThreads = 512;  // per block
+constexpr int kFewKept = 2, kMostKept = 4;  // chunks of 8 elements per thread, for rows of 4,096 and of 16,384
 
 struct Chunk {
   float v[8];
@@ -50,7 +50,7 @@ struct Chunk {
     for (int i = 0; i < 8; ++i) so_far = fmaxf(so_far, fabsf(v[i]));
     return so_far;
   }
-  // Halves of v·inverse, and of what they left over where `rest` is not null. Returns the sum of the halves.
+  // Writes the f16 values of v·inverse, and their rests if `rest` is not null. Returns the sum of the f16 values.
   __device__ __forceinline__ float put(float inverse, uint8_t* to, uint8_t* rest) const {
     uint32_t halves[4];
     float sum = 0;
@@ -72,8 +72,8 @@ struct Chunk {
   }
 };
 
-// The sum of 32 halves, of which four neighbouring lanes have eight each, as a half and its rest: operands of the
-// tile's super-block `at`, of row r, block `block`.
+// Writes the sum of 32 f16 values (eight in each of four adjacent lanes) as f16 and its rest: operands of the tile's
+// super-block `at`, for row r, block `block`.
 __device__ __forceinline__ void put_sum(float sum, uint8_t* at, int r, int block) {
   sum += __shfl_xor_sync(0xffffffffu, sum, 1);
   sum += __shfl_xor_sync(0xffffffffu, sum, 2);
@@ -81,23 +81,23 @@ __device__ __forceinline__ void put_sum(float sum, uint8_t* at, int r, int block
   const __half high = __float2half_rn(sum);
   auto* to = reinterpret_cast<__half*>(at + r / 8 * 256 + r % 8 * 16) + block;
   to[0] = high;
-  to[64] = __float2half_rn(sum - __half2float(high));  // the other eight of k
+  to[64] = __float2half_rn(sum - __half2float(high));  // the other eight of the operand's k
 }
 
-// The sum of `squares` and the largest of `most` over the block.
+// The sum of `squares` and the maximum of `most` over the block.
 template <int kThreads>
 __device__ __forceinline__ void reduce_both(float& squares, float& most, float2* shared) {
   squares = device::warp_sum(squares), most = device::warp_max(most);
   const int lane = static_cast<int>(threadIdx.x % 32);
   if (lane == 0) shared[threadIdx.x / 32] = make_float2(squares, most);
-  __syncthreads();  // all warps' are written
+  __syncthreads();  // the results of all warps are written
   const float2 of_warp = lane < kThreads / 32 ? shared[lane] : make_float2(0, 0);
   squares = device::warp_sum(of_warp.x), most = device::warp_max(of_warp.y);
 }
 
-// A block for each row; the scale is a power of two, so dividing by it is exact. kKept: chunks of 8 elements that a
-// thread keeps between looking for the largest and scaling. If these are all, the weights of a norm come before the
-// launch before has ended.
+// One block per row; the scale is a power of two, so division by it is exact. kKept: chunks of 8 elements that a thread
+// keeps between the search for the maximum and the scaling. If these are the whole row, the weights of a norm are
+// loaded before the previous launch has ended.
 template <bool kNorm, int kKept, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     tile_rows_kernel(const TiledRows format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, bool quads,
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     most = kept[i].largest(most);
   }
-  // Of a row longer than what is kept.
+  // For a row that is longer than the kept chunks.
   const auto again = [&](int c) {
     Chunk chunk(row, 8 * c, k, quads);
     if constexpr (kNorm) weigh(chunk, 8 * c);
@@ -154,13 +154,13 @@ __global__ void __launch_bounds__(kThreads)
   }
   reduce_both<kThreads>(squares, most, shared);
   const float factor = kNorm ? 1.0f / sqrtf(squares / static_cast<float>(k) + norm.eps) : 1.0f;
-  // Halves are of x·weight·factor / scale.
+  // The f16 values are x·weight·factor / scale.
   const float scale = row_scale(most * factor), inverse = factor / scale;
 
   const auto put = [&](const Chunk& chunk, int c) {
     const int64_t at = format.tile_at(c / 8) + ((c % 8 ^ (r & 7)) << 4);
     const float sum = chunk.put(inverse, tiles + at, rests == nullptr ? nullptr : rests + at);
-    // A warp has whole super-blocks: all of its lanes are here.
+    // A warp has whole super-blocks, so all of its lanes are active here.
     if (format.sums) put_sum(sum, tiles - r * 128 + format.tile_at(c / 32 * 4) + 4 * tile_bytes, r, c / 4 % 8);
   };
 #pragma unroll

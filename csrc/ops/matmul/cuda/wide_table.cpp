@@ -1,4 +1,4 @@
-// From a weight type to its kernel of gemm_wide.cuh.
+// Maps a weight type to its kernel of gemm_wide.cuh.
 #include "core/error.h"
 #include "ops/matmul/cuda/wide.h"
 
@@ -16,7 +16,7 @@ void gemm_wide(const Problem& p, [[maybe_unused]] const TiledRows& format, [[may
     return gemm_wide_of<DType::name>(p, format, tokens, group, multiprocessors, stream);
 #define DYNO_BUILT_QUANT(name) DYNO_CASE(name)
 #define DYNO_BUILT_GPU(name) DYNO_CASE(name)
-// Floats with layout gpu.
+// Float types with layout gpu.
 #define DYNO_BUILT_FLOAT(name)                                                             \
   case DType::name:                                                                        \
     if constexpr (has_gpu_layout(DType::name)) {                                           \
