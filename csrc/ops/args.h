@@ -1,5 +1,5 @@
-// Arguments of each family's launch: pointers and runtime scalars. Pointers are of the device that launches.
-// Strides are in elements unless the name says bytes. Optional pointers are null when absent.
+// Arguments of each family's launch: pointers and runtime scalars. Pointers belong to the device of the launch. Strides
+// are in elements unless the name says bytes. A missing optional pointer is null.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace dyno::ops {
 
 struct EmbedArgs {
   const void* table = nullptr;   // [rows, n] of the desc's type, plain layout
-  int64_t rows = 0;              // ids are checked by the caller
+  int64_t rows = 0;              // the caller checks ids
   const int32_t* ids = nullptr;  // [m]
   float* out = nullptr;          // [m, n]
   float scale = 1.0f;
@@ -19,26 +19,27 @@ struct NormArgs {
   const float* x = nullptr;
   int64_t x_stride = 0;             // between tokens; rows of one token are contiguous
   const float* weight = nullptr;    // [n], null = all ones
-  int64_t weight_stride = 0;        // between the rows of a token: [rows_per_token, n]; 0: one for all rows
-  const float* residual = nullptr;  // [m, n], when desc.add
+  int64_t weight_stride = 0;        // between the rows of a token: [rows_per_token, n]; 0: the same weights for all
+                                    // rows
+  const float* residual = nullptr;  // [m, n], if desc.add
   float* out = nullptr;             // may be x
   int64_t out_stride = 0;
   float eps = 0;
-  float scale = 1.0f;  // on what is written, the residual included
+  float scale = 1.0f;  // factor of the output, including the residual
 };
 
 struct RopeArgs {
   float* x = nullptr;
   int64_t x_stride = 0;                // between tokens
   const int32_t* positions = nullptr;  // [m]
-  const float* inv_freq = nullptr;     // [n_rot/2], rope scaling folded in
-  float mscale = 1.0f;                 // YaRN's factor on cos and sin
-  // A further factor on both: 1 + position_scale * ln(1 + floor(position / position_step)).
+  const float* inv_freq = nullptr;     // [n_rot/2], with rope scaling included
+  float mscale = 1.0f;                 // YaRN's factor of cos and sin
+  // An additional factor of both: 1 + position_scale * ln(1 + floor(position / position_step)).
   float position_scale = 0;
   int64_t position_step = 1;
 };
 
-// Of a product that norms its rows (desc.norm).
+// The norm of a product that normalises its input rows (desc.norm).
 struct NormInside {
   const float* weight = nullptr;  // [k], null = all ones
   float eps = 0;
@@ -61,13 +62,13 @@ struct MatmulArgs {
 
 struct MatmulIdArgs {
   const void* x = nullptr;
-  int64_t x_stride_bytes = 0;  // between rows: tokens, or (token, slot) when x_per_slot
+  int64_t x_stride_bytes = 0;  // between rows: tokens, or (token, slot) if x_per_slot
   const void* w = nullptr;
   int64_t w_expert_stride_bytes = 0;
   const float* bias = nullptr;   // [experts, n]
   const int32_t* ids = nullptr;  // [m, used]
   float* y = nullptr;            // [m, used, n], contiguous
-  int32_t* workspace = nullptr;  // moe_workspace_ints(m, used, experts) of them
+  int32_t* workspace = nullptr;  // moe_workspace_ints(m, used, experts) elements
 };
 
 struct UpGateArgs {
@@ -87,7 +88,7 @@ struct MoeUpGateArgs {
   int64_t x_stride_bytes = 0;
   const void* w_gate = nullptr;
   const void* w_up = nullptr;
-  int64_t w_expert_stride_bytes = 0;  // of both
+  int64_t w_expert_stride_bytes = 0;  // of both matrices
   const float* bias_gate = nullptr;   // [experts, n]
   const float* bias_up = nullptr;
   const int32_t* ids = nullptr;
@@ -99,23 +100,23 @@ struct MoeUpGateArgs {
   float* shared_y = nullptr;  // [m, shared]
 };
 
-// Ints a launch of matmul_id or moe_up_gate needs to group rows by expert.
+// Number of ints that a launch of matmul_id or moe_up_gate needs to group rows by expert.
 inline int64_t moe_workspace_ints(int64_t m, int64_t used, int64_t experts) { return m * used + 2 * experts + 2; }
 
 struct MoeRouteArgs {
   const float* logits = nullptr;          // [m, experts]
   const float* selection_bias = nullptr;  // [experts]
-  const int32_t* pinned = nullptr;        // [m, used]: take these experts instead of choosing
+  const int32_t* pinned = nullptr;        // [m, used]: fixed choice of experts, instead of the router's
   float scale = 1.0f;
-  const float* expert_scale = nullptr;  // [experts], on the weights of those that are chosen
+  const float* expert_scale = nullptr;  // [experts], factor of the weights of chosen experts
   int32_t* ids = nullptr;               // [m, used]
   float* weights = nullptr;             // [m, used]
 };
 
 struct MoeSumArgs {
   const float* x = nullptr;  // [m, used, n]
-  // Rows of experts that another device multiplied. Where other_ids is 0 or more, the row comes from other_x, or is
-  // left out if there is none.
+  // Rows that another device computed for its experts. If other_ids is 0 or more, the row comes from other_x; without
+  // other_x the row is skipped.
   const float* other_x = nullptr;      // [m, used, n]
   const int32_t* other_ids = nullptr;  // [m, used]; null: all rows are in x
   const float* weights = nullptr;      // [m, used]; null: ones
@@ -128,15 +129,15 @@ struct MoeSumArgs {
 struct SequenceRun {
   int32_t first_token = 0;  // row in the batch
   int32_t n_tokens = 0;
-  int32_t position = 0;  // of the first token; the cache holds positions [0, position) before this batch
-  int32_t slot = 0;      // which sequence of the cache
+  int32_t position = 0;  // of the first token; the cache already has positions [0, position)
+  int32_t slot = 0;      // index of the sequence in the cache
 };
 
 struct AttentionArgs {
   const float* q = nullptr;
   int64_t q_stride = 0;                // between tokens
   const std::byte* k_cache = nullptr;  // [slots, ctx, kv_heads, dk] of k_type
-  const std::byte* v_cache = nullptr;  // [slots, ctx, kv_heads, dv] of v_type; unused when v_in_k
+  const std::byte* v_cache = nullptr;  // [slots, ctx, kv_heads, dv] of v_type; unused if v_in_k
   int64_t k_row_bytes = 0;             // one position, all heads
   int64_t v_row_bytes = 0;
   int64_t slot_positions = 0;  // ctx
@@ -144,9 +145,9 @@ struct AttentionArgs {
   int32_t n_runs = 0;
   const float* sinks = nullptr;  // [heads]
   float scale = 1.0f;
-  float softcap = 0;   // when desc.softcap
-  int32_t window = 0;  // when desc.windowed: key j is seen by query p iff p - j < window
-  // Rows before a run's position were stored by u-batches that are over, not by the launches before this one.
+  float softcap = 0;   // if desc.softcap
+  int32_t window = 0;  // if desc.windowed: query p reads key j iff p - j < window
+  // Rows before a run's position were stored by earlier, completed u-batches, not by the preceding launches.
   bool settled = false;
   float* out = nullptr;
   int64_t out_stride = 0;
@@ -175,7 +176,7 @@ struct GluArgs {
   int64_t gate_stride = 0;
   const float* up = nullptr;  // [m, n], may be y
   int64_t up_stride = 0;
-  const int32_t* ids = nullptr;       // [m, used], when desc.experts > 0, like the two below
+  const int32_t* ids = nullptr;       // [m, used], if desc.experts > 0, as the next two
   const float* gate_scale = nullptr;  // [experts]
   const float* up_scale = nullptr;
   float* y = nullptr;
@@ -202,7 +203,7 @@ struct MoeDownSumArgs {
   const float* weights = nullptr;   // [m, used]
   const float* residual = nullptr;  // [m, n], may be out
   float scale = 1.0f;
-  // The launch that wrote the ids is over when this one begins, though the launch before it may still run.
+  // The launch that wrote the ids has completed when this launch starts, even if the preceding launch is still running.
   bool settled = false;
   const float* shared_x = nullptr;  // [m, shared]
   const void* shared_w = nullptr;   // [n, shared]
@@ -211,26 +212,26 @@ struct MoeDownSumArgs {
 
 struct MlaExpandArgs {
   const std::byte* latents = nullptr;  // [m, lora + rope] of the cache's type
-  int64_t row_bytes = 0;               // between them
+  int64_t row_bytes = 0;               // between rows
   const void* k_b = nullptr;
   int64_t k_b_stride_bytes = 0;  // between heads
   const void* v_b = nullptr;
   int64_t v_b_stride_bytes = 0;
-  uint16_t* keys = nullptr;    // halves [m, heads, nope + rope]; with an f32 cache floats, see expanded_floats()
-  uint16_t* values = nullptr;  // halves [m, heads, dv]; floats likewise
+  uint16_t* keys = nullptr;    // f16 [m, heads, nope + rope]; f32 with an f32 cache, see expanded_floats()
+  uint16_t* values = nullptr;  // f16 [m, heads, dv]; f32 with an f32 cache
 };
 
 struct QkvRopeStoreArgs {
-  float* q = nullptr;      // in place; latent: read only
-  int64_t q_stride = 0;    // between tokens, like those below
-  float* q_out = nullptr;  // latent
+  float* q = nullptr;      // updated in place; latent: read only
+  int64_t q_stride = 0;    // between tokens, as the next ones
+  float* q_out = nullptr;  // only if latent
   int64_t q_out_stride = 0;
   const float* k = nullptr;
   int64_t k_stride = 0;
-  const float* v = nullptr;  // not latent
+  const float* v = nullptr;  // only if not latent
   int64_t v_stride = 0;
-  const float* q_norm = nullptr;  // [dk], when desc.q_norm
-  const float* k_norm = nullptr;  // [dk] or, latent, [dk - n_rot], when desc.k_norm
+  const float* q_norm = nullptr;  // [dk], if desc.q_norm
+  const float* k_norm = nullptr;  // [dk] or, if latent, [dk - n_rot]; if desc.k_norm
   float eps = 0;
   const int32_t* positions = nullptr;  // [m]
   const float* inv_freq = nullptr;     // [n_rot/2]
@@ -246,19 +247,19 @@ struct QkvRopeStoreArgs {
 
 struct RopeAttentionArgs {
   const float* q = nullptr;
-  int64_t q_stride = 0;             // between tokens, like those below
-  const float* q_rotary = nullptr;  // latent
+  int64_t q_stride = 0;             // between tokens, as the next ones
+  const float* q_rotary = nullptr;  // only if latent
   int64_t q_rotary_stride = 0;
   const float* k = nullptr;
   int64_t k_stride = 0;
-  const float* v = nullptr;  // not latent
+  const float* v = nullptr;  // only if not latent
   int64_t v_stride = 0;
   const float* q_norm = nullptr;  // as in QkvRopeStoreArgs
   const float* k_norm = nullptr;
   float eps = 0;
   const float* inv_freq = nullptr;  // [n_rot/2]
   float mscale = 1.0f;
-  std::byte* k_cache = nullptr;  // as in AttentionArgs; the new tokens' rows are written
+  std::byte* k_cache = nullptr;  // as in AttentionArgs; the rows of new tokens are written
   std::byte* v_cache = nullptr;
   int64_t k_row_bytes = 0;
   int64_t v_row_bytes = 0;
@@ -285,49 +286,49 @@ struct NormRouteArgs {
   const float* norm = nullptr;  // [k], null = all ones
   float eps = 0;
   const void* w = nullptr;      // [experts, k] of the desc's type and layout
-  const float* bias = nullptr;  // [experts], on the router's product
-  float* normed = nullptr;      // [m, k], the normed rows for other readers
+  const float* bias = nullptr;  // [experts], added to the router's product
+  float* normed = nullptr;      // [m, k], the normalised rows, for other readers
   int64_t normed_stride = 0;
   MoeRouteArgs route{};  // without logits
 };
 
 struct ShortConvArgs {
   const float* x = nullptr;       // [m, n]
-  int64_t x_stride = 0;           // between tokens, like those below
-  const float* before = nullptr;  // [m, n], when desc.gated
+  int64_t x_stride = 0;           // between tokens, as the next ones
+  const float* before = nullptr;  // [m, n], if desc.gated
   int64_t before_stride = 0;
-  const float* after = nullptr;  // [m, n], when desc.gated
+  const float* after = nullptr;  // [m, n], if desc.gated
   int64_t after_stride = 0;
-  const float* w = nullptr;     // [n, taps]; the last tap meets the token itself
+  const float* w = nullptr;     // [n, taps]; the last tap applies to the token itself
   const float* bias = nullptr;  // [n]
   float* state = nullptr;       // [slots, taps - 1, n], the oldest input first
   int64_t slot_positions = 0;   // ctx
   const SequenceRun* runs = nullptr;
   int32_t n_runs = 0;
-  float* y = nullptr;  // [m, n], none of the inputs
+  float* y = nullptr;  // [m, n], must not be an input
   int64_t y_stride = 0;
 };
 
 struct LinearAttentionArgs {
   const float* q = nullptr;  // [m, k_heads, dk]
-  int64_t q_stride = 0;      // between tokens, like those below
+  int64_t q_stride = 0;      // between tokens, as the next ones
   const float* k = nullptr;  // [m, k_heads, dk]
   int64_t k_stride = 0;
   const float* v = nullptr;  // [m, v_heads, dv]
   int64_t v_stride = 0;
-  const float* step = nullptr;  // [m, v_heads], with desc.channel_decay [m, v_heads, dk]
+  const float* step = nullptr;  // [m, v_heads], or [m, v_heads, dk] with desc.channel_decay
   int64_t step_stride = 0;
-  const float* beta = nullptr;  // [m, v_heads], when desc.rule is delta
+  const float* beta = nullptr;  // [m, v_heads], if desc.rule is delta
   int64_t beta_stride = 0;
   const float* decay = nullptr;      // [v_heads], negative
-  const float* step_bias = nullptr;  // [v_heads], with desc.channel_decay [v_heads, dk]
-  const float* skip = nullptr;       // [v_heads], when desc.rule is additive
-  float eps = 0;                     // of the lengths of q and k, when desc.rule is delta
+  const float* step_bias = nullptr;  // [v_heads], or [v_heads, dk] with desc.channel_decay
+  const float* skip = nullptr;       // [v_heads], if desc.rule is additive
+  float eps = 0;                     // for the norms of q and k, if desc.rule is delta
   float* state = nullptr;            // [slots, v_heads, dk, dv]
   int64_t slot_positions = 0;        // ctx
   const SequenceRun* runs = nullptr;
   int32_t n_runs = 0;
-  float* out = nullptr;  // [m, v_heads, dv], none of the inputs
+  float* out = nullptr;  // [m, v_heads, dv], must not be an input
   int64_t out_stride = 0;
 };
 
@@ -340,8 +341,8 @@ struct SampleArgs {
   int32_t top_k = 0;                             // 0 = off
   float top_p = 1.0f;                            // 1 = off
   float min_p = 0.0f;                            // 0 = off
-  const SampleSettings* row_settings = nullptr;  // [m], instead of the four above; null: these hold for every row
-  // A row that holds NaN or plus infinity, or nothing but minus infinity, gives -1; else NaN is merely never drawn.
+  const SampleSettings* row_settings = nullptr;  // [m], instead of the four above; null: these apply to every row
+  // A row gives -1 if it has NaN or plus infinity, or only minus infinity. If false, NaN is only never drawn.
   bool finite_only = false;
   int32_t* out = nullptr;  // [m]
 };

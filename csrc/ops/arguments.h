@@ -1,7 +1,7 @@
-// The arguments of single launches. A family says once what they are called, how far they reach and what a launch that
-// is only timed gets; bindings read them from Python and make them up for timing by the same words.
+// The arguments of single launches. Each family declares their names, sizes and values for timing once. Bindings use
+// this declaration to read arguments from Python and to generate them for timing.
 //
-// arguments(desc, args, visitor) of a family calls, for each member of its Args:
+// arguments(desc, args, visitor) of a family calls one of these for each member of its Args:
 //   number(name, member, value[, timed])   given or `value`; `timed` where a launch is only timed
 //   in, out(name, pointer, count)          arrays; out: written or changed
 //   optional(name, pointer, count, wanted) may be absent; `wanted`: not where a launch is only timed
@@ -25,10 +25,10 @@
 
 namespace dyno::ops {
 
-// How the key of an op shows a field of its Desc, see fields.h.
+// Whether an op key shows a field of its Desc, see fields.h.
 enum class In : uint8_t { always, if_set, never };
 
-// Elements from the first row's start to the last row's end; zero rows reach nowhere.
+// Elements from the first row's start to the last row's end; 0 if there are no rows.
 inline int64_t extent(int64_t rows, int64_t stride, int64_t row) { return rows == 0 ? 0 : (rows - 1) * stride + row; }
 
 inline int64_t act_row_bytes(ActType act, int64_t k) {
@@ -37,7 +37,7 @@ inline int64_t act_row_bytes(ActType act, int64_t k) {
 
 inline int64_t matrix_bytes(const auto& d) { return static_cast<int64_t>(layout_bytes(d.type, d.layout, d.n, d.k)); }
 
-// Of a product that norms its rows.
+// For a product that normalises its input rows.
 template <typename Visitor>
 void norm_arguments(int64_t k, NormInside& norm, Visitor& v) {
   v.optional("norm_weight", norm.weight, k, true);

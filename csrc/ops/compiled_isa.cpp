@@ -1,4 +1,4 @@
-// Tells with which instruction set the kernels of this namespace were really compiled (`dyno info`, tests).
+// Reports the instruction set for which the kernels of this namespace were compiled (`dyno info`, tests).
 #include "ops/isa.h"
 
 namespace DYNO_KERNEL_NAMESPACE {

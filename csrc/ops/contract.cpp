@@ -24,7 +24,7 @@ Support check_config(Family family, std::span<const VariantInfo> variants, std::
                                cpu_isa_name(device.isa)));
   }
   if (std::find(instances.begin(), instances.end(), config) != instances.end()) return Support::yes();
-  // Name the first parameter whose value no instance of the variant has; else it is the combination.
+  // Names the first parameter whose value no instance of the variant has; otherwise the combination is at fault.
   for (int p = 0; p < kMaxParams; ++p) {
     const auto at = static_cast<size_t>(p);
     const auto same = [&](const Config& c) { return c.variant == config.variant && c.params[at] == config.params[at]; };
@@ -62,7 +62,7 @@ bool cuda_code_for(std::string_view architectures, int compute_capability) {
     const char* stop = std::from_chars(arch.data(), arch.data() + arch.size(), number).ptr;
     arch.remove_prefix(static_cast<size_t>(stop - arch.data()));
     if (number == compute_capability) return true;
-    if (arch.starts_with('a')) continue;  // this chip and no other
+    if (arch.starts_with('a')) continue;  // this chip only
     const bool same_family = number / 10 == compute_capability / 10 && number < compute_capability;
     if (same_family && (arch.starts_with('f') || !arch.ends_with("-virtual"))) return true;
     if (!arch.starts_with('f') && !arch.ends_with("-real") && number < compute_capability) return true;

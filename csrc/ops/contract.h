@@ -1,4 +1,4 @@
-// The common host code of all families: the tables made from its variants.def and the checks that read them.
+// Host code that all families share: tables generated from variants.def, and the checks that use them.
 #pragma once
 
 #include <algorithm>
@@ -14,27 +14,28 @@
 
 namespace dyno::ops {
 
-// Everything of supports() that needs no Desc: the device has such kernels, the variant exists, the parameters are one
-// of the instances of variants.def. The reason names the value and what would be valid.
+// The part of supports() that needs no Desc: the device has kernels of the variant's kind, the variant exists, and the
+// parameters are an instance in variants.def. The reason has the offending value and valid ones.
 Support check_config(Family family, std::span<const VariantInfo> variants, std::span<const Config> instances,
                      const Config& config, const DeviceInfo& device);
 
-// Whether this binary holds code for the device: always on a CPU that it runs on; on a GPU when its architectures were
-// built, or older ones that the driver can compile or run there.
+// Whether this binary has code for the device. On a CPU always; on a GPU if its architecture was built, or an older one
+// that runs there directly or after compilation by the driver.
 bool compiled_for(const DeviceInfo& device);
-// The rule for GPUs. `architectures` as CMake writes them, with commas: "75,90a". Code of an architecture runs on its
-// own chips and on later ones of the same generation; intermediate code (no suffix, or -virtual) on all later ones.
+// The rule for GPUs. `architectures` is CMake's list with commas: "75,90a". Code for an architecture runs on its own
+// chips and on later ones of the same generation; intermediate code (no suffix, or -virtual) runs on all later ones.
 bool cuda_code_for(std::string_view architectures, int compute_capability);
 
-// Clusters of blocks need a chip from 9.0 on and code that was compiled for one. A build without CUDA answers for one
-// that has code for 90a.
+// Clusters of blocks need compute capability 9.0 or later, and code for it. A build without CUDA answers as a build
+// with code for 90a.
 Support clusters_supported(const DeviceInfo& device);
 
-// Whether kernels for weights of this type are in this binary; if it has no code for the device at all, in a build that
-// has some. The reason names the profile of a GGML_CUDA_PROFILE that left them out.
+// Whether this binary has kernels for weights of this type. If it has no code for the device at all, answers for a
+// build that does. The reason names the profile of a GGML_CUDA_PROFILE that left them out.
 Support type_built(DType type, const DeviceInfo& device);
 
-// The types of the weights that an op reads; f32, which every build has, for an op without weights of several types.
+// The types of the weights that an op reads; for an op without weights of several types f32, which every build
+// supports.
 template <typename Desc>
 std::array<DType, 3> weight_types(const Desc& desc) {
   if constexpr (requires { desc.type_v; }) {
@@ -48,7 +49,7 @@ std::array<DType, 3> weight_types(const Desc& desc) {
   }
 }
 
-// Whether the kernels of a GPU instance are in this binary, for the desc's weight types where it has some.
+// Whether this binary has the kernels of a GPU instance, for the weight types of the desc.
 template <typename Desc>
 bool holds_instance(const Desc& desc, std::span<const VariantInfo> variants, const Config& config) {
   const VariantInfo& variant = variants[config.variant];
@@ -61,8 +62,8 @@ bool holds_instance(const Desc& desc, std::span<const VariantInfo> variants, con
   return instance_compiled(variant.name, bit, config.params);
 }
 
-// The instances that supports(desc, …, device) of the family accepts, in the order of variants.def; `compiled` leaves
-// out what this binary holds no code for.
+// The instances that supports(desc, …, device) accepts, in the order of variants.def; with `compiled`, only instances
+// that this binary has.
 template <typename Desc>
 std::vector<Config> supported_instances(std::span<const VariantInfo> variants, std::span<const Config> instances,
                                         const Desc& desc, const DeviceInfo& device, CandidateSet set) {
@@ -75,7 +76,7 @@ std::vector<Config> supported_instances(std::span<const VariantInfo> variants, s
   return out;
 }
 
-// At least 1 for each named size, else a refusal that names it.
+// Checks that each named size is at least 1. The reason names the first one that is not.
 struct Size {
   std::string_view name;
   int64_t value;

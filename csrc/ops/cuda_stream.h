@@ -1,5 +1,6 @@
-// The context of a CUDA launch, beside its arguments: the counterpart of CpuContext. Launches neither allocate nor
-// synchronise, so that they can be captured in a graph. Needs no CUDA toolkit: selection is compiled everywhere.
+// The context of a CUDA launch, in addition to its arguments: the counterpart of CpuContext. Launches neither allocate
+// nor synchronise, so that they can be captured in a graph. Needs no CUDA toolkit, because selection is compiled
+// everywhere.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +16,10 @@ struct CudaStream {
   static constexpr DeviceKind kDevice = DeviceKind::cuda;
   CUstream_st* handle = nullptr;
   const DeviceInfo* device = nullptr;
-  // Device memory for one launch at a time, 256-byte aligned: at least scratch_bytes() of the planned ops.
+  // Device memory for one launch at a time, 256-byte aligned, with at least scratch_bytes() of the planned ops.
   std::byte* workspace = nullptr;
   size_t workspace_bytes = 0;
-  // kStreamCounters zeros in device memory. A launch that counts its blocks leaves them at zero.
+  // kStreamCounters zeros in device memory. A launch that counts its blocks resets them to zero.
   int32_t* counters = nullptr;
   // cublasHandle_t of the device, see ops/matmul/cuda/blas.h; null in builds without path `dequantize`.
   void* blas = nullptr;

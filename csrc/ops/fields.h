@@ -1,5 +1,5 @@
-// The fields of every Desc with their names: the one list that op keys, their parser and the bindings read. Each family
-// has its own in ops/<family>/fields.h.
+// The fields of every Desc with their names, for op keys, their parser and the bindings. Each family lists its own in
+// ops/<family>/fields.h.
 //
 // for_each_field(std::type_identity<D>{}, visit) calls visit(name, &D::field, In) in the order of the op key. `In` says
 // how the key shows it:
@@ -23,7 +23,7 @@ constexpr size_t listed_fields() {
   return count;
 }
 }  // namespace detail
-// A field that is not listed would be in no key and could not be set from Python.
+// A field that is not listed would be missing in keys and could not be set from Python.
 #define DYNO_OP_FAMILY(name, Stem, ...)                                      \
   static_assert(has_fields<Stem##Desc, detail::listed_fields<Stem##Desc>()>, \
                 "ops/" #name "/fields.h lists every field of " #Stem "Desc once");

@@ -1,4 +1,4 @@
-// Writing HalfTiles.
+// Writes HalfTiles.
 #pragma once
 
 #include "device/ptx.cuh"
@@ -8,8 +8,9 @@
 
 namespace dyno::ops::cuda {
 
-// Four neighbours of row r of a tile of `height` rows, k = at of the block that begins at `block`; at % 4 is 0. Lanes
-// in groups of eight have 32 neighbours of a row. `scale`: of the row in this block, from device::row_scale().
+// Writes four adjacent values of row r of a tile with `height` rows, k = `at` within the block at `block`; at % 4 is 0.
+// Groups of eight lanes have 32 adjacent values of a row. `scale`: the scale of the row in this block, from
+// device::row_scale().
 __device__ __forceinline__ void put_half_tiles(float4 v, float scale, uint8_t* block, int height, int r, int at) {
   const float inverse = device::inverse_scale(scale);
   const uint32_t low = device::pack_half2(v.x * inverse, v.y * inverse);

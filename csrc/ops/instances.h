@@ -1,7 +1,7 @@
-// Which instances of variants.def, and which weight types, this build holds code for. DYNO_INSTANCE is in every build.
-// DYNO_OPTIONAL is code of its own that no default needs: GGML_CUDA_INSTANCES and GGML_CUDA_PROFILE leave such
-// instances out, all of them or for some weight types. GGML_CUDA_PROFILE leaves out all kernels of types that its model
-// lacks, too. csrc/cmake/cuda_instances.py writes the lists; kernels and supports() both read them, so that what is not
+// The instances of variants.def and the weight types for which this build has code. DYNO_INSTANCE is in every build.
+// DYNO_OPTIONAL is separate code that no default needs: GGML_CUDA_INSTANCES and GGML_CUDA_PROFILE leave such instances
+// out, completely or for some weight types. GGML_CUDA_PROFILE also leaves out all kernels for types that its model does
+// not have. csrc/cmake/cuda_instances.py writes the lists; kernels and supports() both read them, so code that is not
 // compiled is never launched.
 #pragma once
 
@@ -22,12 +22,12 @@ using Params = std::array<int16_t, kMaxParams>;
 struct LeftOut {
   std::string_view variant;
   Params params;
-  uint64_t kept;  // type_bit() of each weight type that has it all the same, kNoTypeBit for families without one
+  uint64_t kept;  // type_bit() of each weight type that still has it; kNoTypeBit for families without weight types
 };
 
 inline constexpr uint64_t kNoTypeBit = uint64_t{1} << 63;
 
-// The bit of a type with GPU kernels, by its place in the list of types; 0 for others.
+// The bit of a type with GPU kernels, by its index in the list of types; 0 for others.
 constexpr uint64_t type_bit(DType type) {
   constexpr DType kTypes[] = {
 #define DYNO_FLOAT_TYPE(name, ...) DType::name,
@@ -46,11 +46,11 @@ inline constexpr LeftOut kLeftOut[] = {
 #ifdef DYNO_HAVE_CUDA
 #include "ops/left_out.inc"
 #endif
-    {"", {}, 0},  // arrays have a first element
+    {"", {}, 0},  // an array needs at least one element
 };
 
-// Weight types with kernels, and the file name of the GGML_CUDA_PROFILE that left out others ("" if none did). A build
-// without CUDA answers for one that has all.
+// Weight types with kernels, and the file name of the GGML_CUDA_PROFILE that left out others ("" if none). A build
+// without CUDA answers as a build with all types.
 #ifdef DYNO_HAVE_CUDA
 inline constexpr uint64_t kTypesBuilt = 0
 #define DYNO_BUILT_FLOAT(name) | type_bit(DType::name)
@@ -67,7 +67,7 @@ inline constexpr uint64_t kTypesBuilt = ~uint64_t{0};
 inline constexpr std::string_view kBuiltFor = "";
 #endif
 
-// Whether kernels for weights of this type are here, if it is a type with kernels for GPUs at all.
+// Whether this build has kernels for weights of this type. True for types without GPU kernels.
 constexpr bool type_compiled(DType type) { return (type_bit(type) & ~kTypesBuilt) == 0; }
 // The names of all types with kernels.
 std::vector<std::string_view> types_compiled();
@@ -82,7 +82,7 @@ constexpr bool instance_compiled(std::string_view variant, DType type, const Par
   return instance_compiled(variant, type_bit(type), params);
 }
 
-// For the place in a kernel's launch where the instance would be. Throws UnsupportedError.
+// Called where a launch would use a missing instance. Throws UnsupportedError.
 [[noreturn]] void throw_left_out(std::string_view variant, DType type, const Params& params);
 
 }  // namespace dyno::ops

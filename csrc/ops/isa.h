@@ -1,7 +1,7 @@
-// The border between ordinary code and kernels that are compiled once per instruction set.
+// The boundary between ordinary code and kernels that are compiled once per instruction set.
 //
-// A kernel source puts its functions into DYNO_KERNEL_NAMESPACE (dyno::ops::portable, ::avx2, ::avx512_vnni) and is
-// listed with dyno_add_isa_sources(); ordinary code picks the namespace with DYNO_DISPATCH_ISA.
+// A kernel source defines its functions in DYNO_KERNEL_NAMESPACE (dyno::ops::portable, ::avx2, ::avx512_vnni) and is
+// listed with dyno_add_isa_sources(). Ordinary code selects the namespace with DYNO_DISPATCH_ISA.
 #pragma once
 
 #include "core/device_info.h"

@@ -1,5 +1,5 @@
-// Launching an op of any family: the one place that knows which families have kernels on which device. Includes every
-// family, by a header that the build writes from families.def.
+// Launches an op of any family. Only this file knows which families have kernels on which device. It includes every
+// family through a header that the build generates from families.def.
 #pragma once
 
 #include <string_view>
@@ -33,8 +33,8 @@ inline constexpr Launches kFamilyLaunches{};
 template <typename Desc>
 using ArgsOf = typename detail::ArgsOf<Desc>::Type;
 
-// Whether a family has kernels on the device of a context, CpuContext or CudaStream. families.def says so, not what
-// happens to be declared: a launch() that is missing does not compile.
+// Whether a family has kernels for the device of a context (CpuContext or CudaStream). families.def decides this, so a
+// missing launch() is a compile error.
 template <typename Desc, typename Context>
 inline constexpr bool kLaunches =
     Context::kDevice == DeviceKind::cuda || detail::kFamilyLaunches<Desc> == detail::Launches::everywhere;

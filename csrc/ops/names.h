@@ -1,5 +1,5 @@
-// Names of the enumerations in op.h, in the order of their values: for op keys, profiles and messages. Families have
-// theirs from families.def.
+// Names of the enumerations in op.h, in the order of their values, for op keys, profiles and messages. The names of
+// families come from families.def.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ inline constexpr std::array<std::string_view, 3> kComputeNames = {"f16", "bf16",
 inline constexpr std::array<std::string_view, 3> kGatingNames = {"softmax", "sigmoid", "softmax_selected"};
 inline constexpr std::array<std::string_view, 2> kLinearRuleNames = {"delta", "additive"};
 
-// The names of an enumeration's values, by its type.
+// The names of an enumeration's values, selected by its type.
 inline std::span<const std::string_view> enum_names(Layout) { return kLayoutNames; }
 inline std::span<const std::string_view> enum_names(ActType) { return kActNames; }
 inline std::span<const std::string_view> enum_names(Activation) { return kActivationNames; }

@@ -1,8 +1,8 @@
-// The op contract. Every family folder under ops/ gives the same six names: Desc, Config, candidates, default_config,
-// supports, launch, and cost(). A Config may change speed, never the result beyond the op's tolerance.
+// The op contract. Every family folder under ops/ defines the same names: Desc, candidates, default_config, supports,
+// launch and cost(). A Config may change the speed, but never the result beyond the op's tolerance.
 //
-// Config is one type for all families so that profiles, tests and bindings need no knowledge of a family: a variant
-// (by index into the family's variants.def) and up to kMaxParams named integers.
+// Config is one type for all families, so that profiles, tests and bindings need no knowledge of a family. It consists
+// of a variant (index into the family's variants.def) and up to kMaxParams named integers.
 #pragma once
 
 #include <array>
@@ -42,7 +42,7 @@ struct Config {
   friend bool operator==(const Config&, const Config&) = default;
 };
 
-// Whether something can be done, and why not.
+// Whether an operation is supported, and the reason if it is not.
 struct Support {
   bool ok = true;
   std::string reason;
@@ -51,16 +51,16 @@ struct Support {
   static Support no(std::string why) { return {false, std::move(why)}; }
 };
 
-// Least bytes moved through memory and floating-point operations (a multiply-add counts two).
+// Lower bounds of the bytes moved through memory and of the floating-point operations (a multiply-add counts as two).
 struct Cost {
   double bytes = 0;
   double flops = 0;
 };
 
-// legal: everything that supports() accepts on `device`; compiled: only what this binary holds.
+// legal: everything that supports() accepts on `device`; compiled: only instances in this binary.
 enum class CandidateSet : uint8_t { legal, compiled };
 
-// How rows of a weight matrix are arranged in memory.
+// The arrangement of a weight matrix in memory.
 enum class Layout : uint8_t {
   plain,  // as in the file: rows of blocks
   x16,    // 16 rows interleaved, the same bits: see ops/matmul/layout.h
@@ -68,7 +68,7 @@ enum class Layout : uint8_t {
 };
 std::string_view layout_name(Layout layout);
 
-// The form of activations when they meet a weight.
+// The type of activations in a product with weights.
 enum class ActType : uint8_t {
   f32,
   q8,  // int8, one f32 scale per 32 values, and sums: see ops/copy/act_q8.h
@@ -79,17 +79,17 @@ enum class Activation : uint8_t {
   silu,        // silu(gate) * up
   gelu_tanh,   // gelu_tanh(gate) * up
   swiglu_oai,  // min(gate, 7) * sigmoid(1.702 * min(gate, 7)) * (clamp(up, -7, 7) + 1), gpt-oss
-  relu,        // max(gate, 0) * up; with one product as both it is relu², nemotron_h
+  relu,        // max(gate, 0) * up; if both are the same product, this is relu² (nemotron_h)
 };
 std::string_view activation_name(Activation activation);
 
-// Which of the three ways a quantised product goes on a GPU. Settings choose it by the tokens of the u-batch
-// (plan/paths.h), never a Config; `any`: nobody has chosen, every variant is a candidate.
+// The path of a quantised product on a GPU. Settings choose it by the number of tokens in the u-batch (plan/paths.h); a
+// Config never does. `any`: not chosen yet, so every variant is a candidate.
 enum class ProductPath : uint8_t {
   any,
-  matvec,      // weights stream past few rows
-  mmq,         // tensor cores, dequantised on the way into the product
-  dequantize,  // dequantised into memory, multiplied at full rate
+  matvec,      // weights are streamed once for few rows
+  mmq,         // tensor cores; weights are dequantised within the kernel
+  dequantize,  // weights are dequantised to memory, then multiplied at full rate
 };
 std::string_view product_path_name(ProductPath path);
 
@@ -98,7 +98,7 @@ inline constexpr bool kDequantizeBuilt = false;
 #else
 inline constexpr bool kDequantizeBuilt = true;
 #endif
-// Dense products that are not matvec's go through cuBLAS at every size.
+// Dense products that are not on path matvec use cuBLAS at every size.
 #ifdef DYNO_CUDA_FORCE_CUBLAS
 inline constexpr bool kForceBlas = true;
 #else
@@ -118,8 +118,8 @@ struct EmbedDesc {
   friend bool operator==(const EmbedDesc&, const EmbedDesc&) = default;
 };
 
-// RMS norm over rows of `n`: y = (x / sqrt(mean(x^2) + eps) * weight [+ residual]) * scale. `rows_per_token` rows a
-// token (per-head norms have one a head).
+// RMS norm over rows of `n`: y = (x / sqrt(mean(x^2) + eps) * weight [+ residual]) * scale. There are `rows_per_token`
+// rows per token (norms of heads have one per head).
 struct NormDesc {
   int64_t m = 1, n = 0, rows_per_token = 1;
   bool add = false;  // out = residual + norm(x)
@@ -134,16 +134,16 @@ struct RopeDesc {
 };
 
 // y[m, n] (f32) = x[m, k] · wᵀ, w [n, k]. With batch > 1: y[m, b, n] = x[m, b, k] · w[b]ᵀ (per-head products of MLA).
-// Epilogue: y = residual + scale * (x·wᵀ + bias), each part optional. With `norm` each row of x goes through an RMS
-// norm first (here and in up_gate, moe_up_gate and qkv).
+// Epilogue: y = residual + scale * (x·wᵀ + bias), each part optional. With `norm`, each row of x is RMS-normalised
+// first (here and in up_gate, moe_up_gate and qkv).
 struct MatmulDesc {
   DType type = DType::f32;
   Layout layout = Layout::plain;
   ActType act = ActType::f32;
   int64_t m = 1, n = 0, k = 0, batch = 1;
   bool norm = false;
-  bool exact = false;   // float32 throughout whatever the device prefers
-  int64_t x_tiles = 0;  // x is HalfTiles (half_tiles.h) of that height; 0: rows
+  bool exact = false;   // float32 throughout, whatever the device prefers
+  int64_t x_tiles = 0;  // x is HalfTiles (half_tiles.h) of this height; 0: rows
   ProductPath path = ProductPath::any;
   ComputeType compute = ComputeType::f16;
   friend bool operator==(const MatmulDesc&, const MatmulDesc&) = default;
@@ -170,14 +170,14 @@ struct UpGateDesc {
   Activation activation = Activation::silu;
   int64_t m = 1, n = 0, k = 0;
   bool norm = false;
-  int64_t y_tiles = 0;  // y becomes HalfTiles (half_tiles.h) of that height; 0: rows
+  int64_t y_tiles = 0;  // y is HalfTiles (half_tiles.h) of this height; 0: rows
   ProductPath path = ProductPath::any;
   ComputeType compute = ComputeType::f16;
   friend bool operator==(const UpGateDesc&, const UpGateDesc&) = default;
 };
 
-// The same per (token, slot): y[m, used, n]. Of shared > 0 also the pair of a shared expert, which every token meets:
-// shared_y[m, shared] of the same rows and activation, without biases; only for one token, on CUDA.
+// up_gate per (token, slot): y[m, used, n]. With shared > 0, also gate and up of a shared expert, which every token
+// uses: shared_y[m, shared] of the same rows and activation, without biases. Supported for one token on CUDA only.
 struct MoeUpGateDesc {
   DType type = DType::f32;
   Layout layout = Layout::plain;
@@ -193,9 +193,10 @@ struct MoeUpGateDesc {
 enum class Gating : uint8_t { softmax, sigmoid, softmax_selected };
 std::string_view gating_name(Gating gating);
 
-// Router logits [m, experts] -> ids [m, used] int32 and weights [m, used] f32. Order: probabilities by `gating`;
+// Router logits [m, experts] -> ids [m, used] int32 and weights [m, used] f32. Steps: probabilities by `gating`;
 // selection scores = probabilities + selection bias; group masking (group score = sum of its two best); top `used`
-// (ties to the lower id); weights = unbiased probabilities of the selected; normalise; scale, all alike and by expert.
+// (ties to the lower id); weights = unbiased probabilities of the selected experts; normalise; scale, by one factor for
+// all and by a factor per expert.
 struct MoeRouteDesc {
   int64_t m = 1, experts = 1, used = 1, groups = 1, groups_used = 1;
   Gating gating = Gating::softmax;
@@ -214,30 +215,30 @@ struct AttentionDesc {
   int64_t m = 1, heads = 1, kv_heads = 1, dk = 0, dv = 0;
   DType k_type = DType::f16, v_type = DType::f16;
   bool v_in_k = false;  // MLA: V is the first dv elements of each K row
-  bool sinks = false;   // one logit per head joins the softmax denominator
+  bool sinks = false;   // one logit per head is added to the softmax denominator
   bool windowed = false;
   bool softcap = false;
-  bool exact = false;     // f32 queries and weights whatever the device prefers
-  int64_t out_tiles = 0;  // out becomes HalfTiles (half_tiles.h) of that height, and every run has one token; 0: rows
+  bool exact = false;     // f32 queries and weights, whatever the device prefers
+  int64_t out_tiles = 0;  // out is HalfTiles (half_tiles.h) of this height, and every run has one token; 0: rows
   friend bool operator==(const AttentionDesc&, const AttentionDesc&) = default;
 };
 
-// Converts rows of f32 [m, width] to the cache type and writes them to their cells.
+// Converts rows of f32 [m, width] to the cache type and writes them to their cache positions.
 struct KvStoreDesc {
   int64_t m = 1, width = 0;
   DType type = DType::f16;
   friend bool operator==(const KvStoreDesc&, const KvStoreDesc&) = default;
 };
 
-// Converts activations: f32 [m, k] -> rows of `act`; f32 moves rows between strides.
+// Converts activations: f32 [m, k] -> rows of `act`. With f32, copies rows between strides.
 struct CopyDesc {
   ActType act = ActType::q8;
   int64_t m = 1, k = 0;
   friend bool operator==(const CopyDesc&, const CopyDesc&) = default;
 };
 
-// y[m, n] = activation(gate) * up, where the two products could not be one launch (their types differ). With experts >
-// 0 n is `used` slots side by side, each of an expert, and each expert may have a factor on gate and one on up.
+// y[m, n] = activation(gate) * up, if the two products could not be one launch (their types differ). With experts > 0,
+// n covers `used` adjacent slots, one per expert; each expert may have a factor for gate and one for up.
 struct GluDesc {
   int64_t m = 1, n = 0;
   Activation activation = Activation::silu;
@@ -245,8 +246,8 @@ struct GluDesc {
   friend bool operator==(const GluDesc&, const GluDesc&) = default;
 };
 
-// Up to three products over the same rows, whose types may differ: q[m, n] = x · wqᵀ + bias_q, k[m, n_k], v[m, n_v].
-// Without a third product n_v is 0.
+// Up to three products of the same rows, with possibly different types: q[m, n] = x · wqᵀ + bias_q, k[m, n_k], v[m,
+// n_v]. Without a third product n_v is 0.
 struct QkvDesc {
   DType type = DType::f32, type_k = DType::f32, type_v = DType::f32;
   Layout layout = Layout::plain;
@@ -256,7 +257,7 @@ struct QkvDesc {
 };
 
 // out[m, n] = residual + scale * sum over slots of weight[m, slot] * (x[m, slot, k] · w[id]ᵀ + bias[id]): matmul_id and
-// moe_sum in one, w [experts, n, k]. Of shared > 0 the sum holds shared_x[m, shared] · shared_wᵀ as well.
+// moe_sum in one, w [experts, n, k]. With shared > 0 the sum also has shared_x[m, shared] · shared_wᵀ.
 struct MoeDownSumDesc {
   DType type = DType::f32;
   Layout layout = Layout::plain;
@@ -276,10 +277,11 @@ struct MlaExpandDesc {
 };
 
 // The steps between the products of q, k, v and attention: norms of heads, rotation of the first n_rot dims of q and k,
-// k and v into the cache. q [m, heads, dk] is changed in place; k [m, kv_heads, dk] and v [m, kv_heads, dv] are only
-// read. latent (MLA): k is the row of the cache [m, dk], whose first dk - n_rot dims are normed and whose others are
-// rotated; there is no v. The last n_rot dims of each q [m, heads, nope + n_rot] go, rotated, to those of q_out [m,
-// heads, dk].
+// and the store of k and v in the cache. q [m, heads, dk] is updated in place; k [m, kv_heads, dk] and v [m, kv_heads,
+// dv] are only read.
+// latent (MLA): k is the cache row [m, dk], whose first dk - n_rot dims are normalised and whose other dims are
+// rotated; there is no v. The last n_rot dims of each q [m, heads, nope + n_rot] are rotated and written to the last
+// dims of q_out [m, heads, dk].
 struct QkvRopeStoreDesc {
   int64_t m = 1, heads = 1, kv_heads = 1, dk = 0, dv = 0, n_rot = 0, nope = 0;
   DType k_type = DType::f16, v_type = DType::f16;
@@ -291,9 +293,9 @@ struct QkvRopeStoreDesc {
   friend bool operator==(const QkvRopeStoreDesc&, const QkvRopeStoreDesc&) = default;
 };
 
-// qkv_rope_store and attention in one: q, k and v come before norm and rotation, and are only read. latent (MLA): the
-// last n_rot dims of each query are not read from q [m, heads, dk], but, unrotated, from the end of each row of
-// q_rotary [m, heads, nope + n_rot].
+// qkv_rope_store and attention in one. q, k and v are the values before norm and rotation, and are only read. latent
+// (MLA): the last n_rot dims of each query are not read from q [m, heads, dk], but, unrotated, from the end of each row
+// of q_rotary [m, heads, nope + n_rot].
 struct RopeAttentionDesc {
   int64_t m = 1, heads = 1, kv_heads = 1, dk = 0, dv = 0, n_rot = 0, nope = 0;
   DType k_type = DType::f16, v_type = DType::f16;
@@ -314,7 +316,7 @@ struct RopeAttentionDesc {
   friend bool operator==(const RopeAttentionDesc&, const RopeAttentionDesc&) = default;
 };
 
-// How linear attention changes its state with a token: see ops/linear_attention/linear_attention.h.
+// How a token updates the state of linear attention: see ops/linear_attention/linear_attention.h.
 enum class LinearRule : uint8_t { delta, additive };
 std::string_view linear_rule_name(LinearRule rule);
 
@@ -329,7 +331,7 @@ struct NormRouteDesc {
   friend bool operator==(const NormRouteDesc&, const NormRouteDesc&) = default;
 };
 
-// Draws one token per row of logits [m, n_vocab]. Pure: the random numbers are an input.
+// Samples one token per row of logits [m, n_vocab]. A pure function: random numbers are an input.
 struct SampleDesc {
   int64_t m = 1, n_vocab = 0;
   friend bool operator==(const SampleDesc&, const SampleDesc&) = default;

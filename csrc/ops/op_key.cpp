@@ -1,4 +1,4 @@
-// Op keys: writing and parsing. Both walk the field lists of fields.h, so a field added there round-trips.
+// Op keys: writing and parsing. Both use the field lists of fields.h, so a new field there round-trips.
 #include <charconv>
 #include <limits>
 
@@ -11,7 +11,7 @@
 namespace dyno::ops {
 namespace {
 
-// Larger shapes than any tensor has; keeps products of two of them inside 64 bits.
+// Above any tensor's shape; products of two shapes fit 64 bits.
 constexpr int64_t kMaxShape = int64_t{1} << 31;
 
 std::string_view key_name(std::string_view field) {
@@ -48,7 +48,7 @@ std::string write_key(const D& desc) {
 
 struct Word {
   std::string_view name;   // empty for a word without '='
-  std::string_view value;  // the whole word then
+  std::string_view value;  // then the whole word
   bool used = false;
 };
 
@@ -95,7 +95,7 @@ class KeyParser {
     }
   }
 
-  // A word that no field took is a mistake.
+  // A word that matches no field is an error.
   void finish() const {
     for (const Word& word : words_) {
       if (word.used) continue;

@@ -1,8 +1,8 @@
-// The pieces of a node's operands: values, weights and how an op uses them. Each family's fields.h has a struct
-// of them with named members.
+// The parts of a node's operands: values, weights and how an op uses them. Each family's fields.h has a struct with
+// named members of these types.
 //
-// `rope_table` in such a struct is an index into Plan::rope_tables, `state_index` into Plan::states; `moe_index` counts
-// the layers with a mixture of experts, for routing capture and pinning.
+// In such a struct, `rope_table` is an index into Plan::rope_tables, `state_index` into Plan::states; `moe_index`
+// counts the layers with experts, for routing capture and pinning.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace dyno::ops {
 
-using WeightId = int32_t;  // as model::WeightId
+using WeightId = int32_t;  // same type as model::WeightId
 inline constexpr WeightId kNoWeight = -1;
 
 using ValueId = int32_t;
@@ -27,13 +27,12 @@ struct Operand {
   explicit operator bool() const { return value != kNoValue; }
 };
 
-enum class Access : uint8_t { read, write, update };  // update: reads what it writes
+enum class Access : uint8_t { read, write, update };  // update: reads and writes
 constexpr std::string_view access_name(Access access) {
   return access == Access::read ? "read" : access == Access::write ? "write" : "update";
 }
 
-// An operand and how the op uses it. One that an op cannot do without has no default: a node that is emitted without
-// it does not compile.
+// An operand and its use. A required operand has no default, so a node without it does not compile.
 template <Access kAccess>
 struct Needs : Operand {
   static constexpr Access kUse = kAccess;
@@ -53,7 +52,7 @@ using Updates = Needs<Access::update>;
 using MayRead = May<Access::read>;
 using MayWrite = May<Access::write>;
 
-// The same of weights.
+// The same for weights.
 struct NeedsWeight {
   static constexpr bool kRequired = true;
   WeightId id;
@@ -66,7 +65,7 @@ struct MayUseWeight {
   MayUseWeight(WeightId weight) : id(weight) {}
 };
 
-// The norm of a product that norms its rows itself (desc.norm).
+// The norm of a product that normalises its input rows (desc.norm).
 struct NormOfRows {
   MayUseWeight weight{};
   float eps = 0.0f;
@@ -78,16 +77,16 @@ concept IsOperand = std::is_base_of_v<Operand, T>;
 template <typename T>
 concept IsWeight = std::is_same_v<T, NeedsWeight> || std::is_same_v<T, MayUseWeight>;
 
-// ---- how operands meet arguments -----------------------------------------------------------------------------------
+// ---- mapping of operands to arguments ------------------------------------------------------------------------------
 
-using FieldNames = std::array<std::string_view, 12>;  // the rest is empty
+using FieldNames = std::array<std::string_view, 12>;  // unused entries are empty
 
-// Arguments that depend on the u-batch: runtime/launch_node.h gives them.
+// Arguments that depend on the u-batch; runtime/launch_node.h fills them.
 template <typename Args>
 constexpr FieldNames from_batch(std::type_identity<Args>) {
   return {};
 }
-// Operands that are no argument.
+// Operands that are not arguments.
 template <typename Operands>
 constexpr FieldNames only_plan(std::type_identity<Operands>) {
   return {};

@@ -1,5 +1,5 @@
-// Splitting a CPU launch over the threads of its context. Neither helper allocates: the pool's std::function holds one
-// reference. Work units are independent of each other, so results do not depend on who computes them.
+// Helpers that divide a CPU launch among the threads of its context. Neither allocates, because the pool's
+// std::function holds only a reference. Work units are independent, so results do not depend on the thread.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ void run_threads(CpuContext& context, int threads, const Body& body) {
   context.pool->run(threads, [&body](int thread, int count) { body(thread, count); });
 }
 
-// body(begin, end, scratch) over contiguous parts of [0, items), on no more threads than give each at least
-// `grain_elements`: waking a thread for less costs more than it brings.
+// Calls body(begin, end, scratch) for contiguous parts of [0, items). Uses only as many threads as get at least
+// `grain_elements` each, because waking a thread for less does not pay.
 template <typename Body>
 void parallel_ranges(CpuContext& context, int64_t items, int64_t elements_per_item, int64_t grain_elements,
                      const Body& body) {
@@ -37,8 +37,8 @@ void parallel_ranges(CpuContext& context, int64_t items, int64_t elements_per_it
   });
 }
 
-// body(item, scratch) for every item of [0, items), handed out one by one: for items of unequal cost. Start with the
-// most expensive ones. `elements` is the work of all items together, in the unit of `grain_elements`.
+// Calls body(item, scratch) for every item of [0, items), assigned one by one, for items of unequal cost. Order them
+// with the most expensive first. `elements` is the work of all items together, in the unit of `grain_elements`.
 template <typename Body>
 void parallel_items(CpuContext& context, int64_t items, int64_t elements, int64_t grain_elements, const Body& body) {
   std::atomic<int64_t> next{0};
@@ -51,17 +51,17 @@ void parallel_items(CpuContext& context, int64_t items, int64_t elements, int64_
   });
 }
 
-inline constexpr int kStretches = 64;  // of one launch at most; more threads than that share them
+inline constexpr int kStretches = 64;  // maximum per launch; additional threads share stretches
 
-// body(item, scratch) for every item of [0, items), for neighbours in memory that cost alike. Each thread begins with a
-// contiguous stretch of its own, so that it reads one stream, which the prefetchers of its core follow; a thread whose
-// stretch is done takes items of the others', so that a thread that lost its core holds up one item and no stretch.
+// Calls body(item, scratch) for every item of [0, items), for items that are adjacent in memory and cost the same. Each
+// thread starts with its own contiguous stretch, so that it reads one stream, which its core's prefetchers follow. A
+// thread that has finished takes items of other stretches, so a thread that lost its core delays one item only.
 template <typename Body>
 void parallel_stretches(CpuContext& context, int64_t items, const Body& body) {
   if (items <= 0) return;
   const auto threads = static_cast<int>(std::clamp<int64_t>(items, 1, context.threads));
   const int count = std::min(threads, kStretches);
-  struct alignas(64) Stretch {  // a cache line each, or every item would cost all threads a miss
+  struct alignas(64) Stretch {  // one cache line each, to avoid false sharing
     std::atomic<int64_t> next;
     int64_t end;
   };

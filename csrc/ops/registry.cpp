@@ -31,8 +31,8 @@ int variant_index(Family family, std::string_view name) {
   return static_cast<int>(it - names.begin());
 }
 
-// Whether this binary holds the instance. Without any code for the device the question is what a build that has some
-// would do, so that profiles can be checked and models planned elsewhere.
+// Whether this binary has the instance. If it has no code for the device at all, answers for a build that does, so that
+// profiles can be checked and models planned on other machines.
 Support in_this_build(const OpDesc& desc, const Config& config, const DeviceInfo& device) {
   if (device.kind == DeviceKind::cpu || !compiled_for(device)) return Support::yes();
   for (const DType type : std::visit([](const auto& d) { return weight_types(d); }, desc)) {
@@ -96,7 +96,7 @@ std::vector<Config> candidates(const OpDesc& desc, const DeviceInfo& device, Can
 Config default_config(const OpDesc& desc, const DeviceInfo& device) {
   const Config wanted = std::visit([&](const auto& d) { return default_config(d, device); }, desc);
   if (in_this_build(desc, wanted, device)) return wanted;
-  // No default is optional (tests/ops); should one be all the same, its variant's first candidate takes the place.
+  // No default is optional (tests/ops). If one is missing anyway, the first candidate of its variant replaces it.
   const std::vector<Config> held = candidates(desc, device, CandidateSet::compiled);
   const auto same = [&](const Config& config) { return config.variant == wanted.variant; };
   const auto nearest = std::find_if(held.begin(), held.end(), same);

@@ -1,12 +1,13 @@
-// Finding a token's place in the cache from the runs of a batch, on the device.
+// Finds a token's position in the cache from the runs of a batch, on the device.
 #pragma once
 
 #include "ops/args.h"
 
 namespace dyno::ops {
 
-// Cell of the cache (slot * slot_positions + position) of a token, or -1 for a token of no run. By a whole warp, whose
-// lanes look at a run each: one after the other, the runs of many sequences take longer than the work on the token.
+// Cache index of a token (slot * slot_positions + position), or -1 for a token outside all runs. Called by a whole
+// warp; each lane checks one run, because a serial search over the runs of many sequences takes longer than the work on
+// the token.
 __device__ __forceinline__ int64_t cell_of_warp(const SequenceRun* runs, int n_runs, int64_t slot_positions, int token,
                                                 int lane) {
   constexpr unsigned kAll = 0xffffffffu;

@@ -1,4 +1,4 @@
-// Checks of the runs of a batch, shared by the families that address the KV cache.
+// Checks of a batch's runs, shared by the families that access the KV cache.
 #pragma once
 
 #include "core/error.h"
@@ -6,7 +6,7 @@
 
 namespace dyno::ops {
 
-// Throws PlanError for a run outside of the batch of `m` tokens or of a sequence's `slot_positions` cells.
+// Throws PlanError for a run outside the batch of `m` tokens, or outside the `slot_positions` positions of a sequence.
 inline void check_runs(const char* family, const SequenceRun* runs, int32_t n_runs, int64_t m, int64_t slot_positions) {
   for (int32_t i = 0; i < n_runs; ++i) {
     const SequenceRun& run = runs[i];

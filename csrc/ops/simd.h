@@ -1,6 +1,6 @@
-// Vectors of f32 as wide as the instruction set of this translation unit, written with the compilers' vector extensions
-// so that one kernel source serves all sets. Only for kernel sources: everything lives in DYNO_KERNEL_NAMESPACE.
-// Products followed by sums become fused multiply-adds where the set has them (-ffp-contract=fast).
+// f32 vectors of the width of this translation unit's instruction set. They use the compilers' vector extensions, so
+// that one kernel source serves all instruction sets. Only for kernel sources: everything is in DYNO_KERNEL_NAMESPACE.
+// A product followed by a sum becomes a fused multiply-add if the set has one (-ffp-contract=fast).
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
-// gcc 12 warns of its own _mm512_undefined_ps() wherever an intrinsic is inlined (gcc bug 105593).
+// gcc 12 warns about its own _mm512_undefined_ps() wherever an intrinsic is inlined (gcc bug 105593).
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -58,7 +58,7 @@ DYNO_INLINE vf broadcast(float x) {
 
 DYNO_INLINE vi broadcast_int(int32_t x) { return x - vi{}; }
 
-// A NaN in `b` wins.
+// Returns NaN if `b` is NaN.
 DYNO_INLINE vf max(vf a, vf b) {
 #if defined(__AVX512F__)
   return reinterpret_cast<vf>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
@@ -70,7 +70,7 @@ DYNO_INLINE vf max(vf a, vf b) {
 }
 DYNO_INLINE vf min(vf a, vf b) { return -max(-a, -b); }
 
-// Pairwise, so that the order is the same for every caller.
+// Pairwise, so that the order of additions is the same for every caller.
 DYNO_INLINE float horizontal_sum(vf v) {
   float lanes[kLanes];
   store(lanes, v);
@@ -99,7 +99,7 @@ DYNO_INLINE float horizontal_max(vf v) {
 // e^x with a relative error below 1.2e-7. Below -87 the result is 0; above 88 it stays at e^88; NaN stays NaN.
 DYNO_INLINE vf exp(vf x) {
   const vf clamped = min(broadcast(88.0f), max(broadcast(-87.0f), x));
-  // n = round(x / ln 2) by the usual magic number; r = x - n ln 2 in two pieces; a polynomial for e^r on |r| <= 0.35.
+  // n = round(x / ln 2) by adding a magic number; r = x - n ln 2 in two pieces; a polynomial for e^r on |r| <= 0.35.
   const vf magic = broadcast(12582912.0f);  // 1.5 * 2^23
   const vf shifted = clamped * broadcast(1.44269504088896341f) + magic;
   const vf n = shifted - magic;
@@ -115,7 +115,7 @@ DYNO_INLINE vf exp(vf x) {
   // The low bits of `shifted` are n. Unsigned, because the sum of NaN's bits wraps.
   const vu exponent = reinterpret_cast<vu>(shifted) << 23;
   const vf result = reinterpret_cast<vf>(reinterpret_cast<vu>(p) + exponent);
-  const vf kept = x == x ? result : x;  // the sum above can turn the bits of a NaN into a number
+  const vf kept = x == x ? result : x;  // the addition above can turn a NaN into a number
   return x < broadcast(-87.0f) ? vf{} : kept;
 }
 
@@ -134,7 +134,7 @@ DYNO_INLINE vf tanh(vf x) {
 }
 
 // ---- 8-bit integers ------------------------------------------------------------------------------------------------
-// By intrinsics: gcc 12 takes vectors of these apart, element by element.
+// Uses intrinsics, because gcc 12 splits vectors of these types into elements.
 
 DYNO_INLINE vf widen_i8(vb x) {
 #if defined(__AVX512F__)
@@ -169,7 +169,7 @@ DYNO_INLINE vf widen_f16(vh h) {
 #elif defined(__F16C__)
   return reinterpret_cast<vf>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(h)));
 #else
-  // Exponent and mantissa moved into place are the value times 2^-112, exactly, subnormals included.
+  // Exponent and mantissa shifted into place are exactly the value times 2^-112, also for subnormals.
   const vu bits = __builtin_convertvector(h, vu);
   const vu magnitude = bits & 0x7fffu;
   const vf scaled = reinterpret_cast<vf>(magnitude << 13) * broadcast(0x1p112f);

@@ -1,4 +1,4 @@
-// Buckets of token counts: what a profile's "m1-8" means.
+// Buckets of token counts: the meaning of a profile's "m1-8".
 #include <bit>
 #include <charconv>
 

@@ -1,6 +1,6 @@
-// Quantised activations: the format in which a token's row meets a quantised weight.
+// Quantised activations: the format of a token's row in products with quantised weights.
 //
-// One row of k values (k a multiple of 32) is, in this order:
+// A row of k values (k a multiple of 32) consists of, in this order:
 //   int8  q[k]          values rounded to nearest, in [-127, 127]
 //   f32   d[k / 32]     x ≈ d * q, d = max|x| / 127 over 32 values
 //   int16 sum[k / 16]   sums of q over 16 values, for weights with an offset

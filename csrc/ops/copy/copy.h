@@ -1,4 +1,4 @@
-// Family copy: rows of f32 activations in the form in which they meet weights.
+// Family copy: converts rows of f32 activations to the type that products with weights read.
 #pragma once
 
 #include "ops/args.h"

@@ -1,4 +1,4 @@
-// Rows of f32 from one stride to another, a thread for each element.
+// Copies rows of f32 from one stride to another, one thread per element.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"

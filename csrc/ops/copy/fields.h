@@ -22,7 +22,7 @@ DYNO_FIELDS(CopyOperands, x, out)
 
 DYNO_FIELDS(CopyArgs, x, x_stride, out, out_stride_bytes)
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const CopyDesc& d, CopyArgs& a, Visitor& v) {
   v.number("x_stride", a.x_stride, d.k);

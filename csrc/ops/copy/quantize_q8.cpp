@@ -1,7 +1,7 @@
-// f32 rows to int8 blocks of 32 with a scale and sums (act_q8.h).
+// Converts f32 rows to int8 blocks of 32 with a scale and sums (act_q8.h).
 //
-// Rounding is to nearest even in every version, with the same d = max|x| / 127, so all instruction sets give the same
-// bytes. A block whose largest value is NaN or infinite gets that as its scale, so that it shows in the result; a block
+// Every version rounds to nearest even and uses the same d = max|x| / 127, so all instruction sets give the same bytes.
+// A block whose largest value is NaN or infinite gets this value as its scale, so that it shows in the result. A block
 // of values below 1e-36, whose inverse scale would overflow, becomes zeros.
 #include <cstring>
 
@@ -19,7 +19,7 @@ constexpr float kSmallest = 1e-36f;
 
 struct Scales {
   float d;        // stored
-  float inverse;  // values are multiplied with it
+  float inverse;  // factor of the values
 };
 
 inline Scales scales_of(float largest) {
@@ -31,7 +31,7 @@ inline Scales scales_of(float largest) {
 
 #if defined(__AVX2__)
 
-// The largest bit pattern without sign: for floats that is max|x|, and NaN beats everything.
+// The largest bit pattern without sign: for floats this is max|x|, and NaN is above everything.
 inline float largest_of(const __m256 v[4]) {
   const __m256i mask = _mm256_set1_epi32(0x7fffffff);
   __m256i m = _mm256_and_si256(_mm256_castps_si256(v[0]), mask);
@@ -63,7 +63,7 @@ inline void quantize_block(const float* x, uint8_t* q, float* d, int16_t sums[2]
   const __m256 inverse = _mm256_set1_ps(s.inverse);
   __m256i n[4];
   for (int i = 0; i < 4; ++i) n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
-  // packs works within halves: put the quarters back in order.
+  // packs works within halves, so the quarters are put back in order.
   const __m256i low = _mm256_permute4x64_epi64(_mm256_packs_epi32(n[0], n[1]), 0xd8);
   const __m256i high = _mm256_permute4x64_epi64(_mm256_packs_epi32(n[2], n[3]), 0xd8);
   const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
@@ -93,7 +93,7 @@ inline void quantize_block(const float* x, uint8_t* q, float* d, int16_t sums[2]
   }
   int sum[2] = {0, 0};
   for (int i = 0; i < 32; ++i) {
-    // Adding and taking away 1.5 * 2^23 rounds to nearest even.
+    // Adding and subtracting 1.5 * 2^23 rounds to nearest even.
     volatile float shifted = x[i] * s.inverse + 12582912.0f;
     const int value = static_cast<int>(shifted - 12582912.0f);
     q[i] = static_cast<uint8_t>(value);

@@ -15,7 +15,7 @@ Config default_config(const EmbedDesc& desc, const DeviceInfo& device);
 Support supports(const EmbedDesc& desc, const Config& config, const DeviceInfo& device);
 Cost cost(const EmbedDesc& desc);
 size_t scratch_bytes(const EmbedDesc& desc, const Config& config);
-// Ids must be rows of the table; others throw PlanError.
+// Throws PlanError for an id outside the table.
 void launch(const Config& config, const EmbedDesc& desc, const EmbedArgs& args, CpuContext& context);
 void launch(const Config& config, const EmbedDesc& desc, const EmbedArgs& args, CudaStream& stream);
 

@@ -1,4 +1,4 @@
-// Rows of the table by token id, an element a thread, dequantised as the file format defines it.
+// Rows of the table by token id, one element per thread, dequantised as the file format defines.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"

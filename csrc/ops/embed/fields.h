@@ -22,10 +22,10 @@ struct EmbedOperands {
 DYNO_FIELDS(EmbedOperands, table, out, scale)
 
 DYNO_FIELDS(EmbedArgs, table, rows, ids, out, scale)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<EmbedArgs>) { return {"rows", "ids"}; }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const EmbedDesc& d, EmbedArgs& a, Visitor& v) {
   v.number("rows", a.rows, 0, 1024);

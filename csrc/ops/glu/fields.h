@@ -25,7 +25,7 @@ DYNO_FIELDS(GluOperands, gate, up, ids, gate_scale, up_scale, y)
 
 DYNO_FIELDS(GluArgs, gate, gate_stride, up, up_stride, ids, gate_scale, up_scale, y, y_stride)
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const GluDesc& d, GluArgs& a, Visitor& v) {
   v.number("gate_stride", a.gate_stride, d.n);

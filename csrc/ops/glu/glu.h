@@ -1,5 +1,5 @@
-// Family glu: activation(gate) * up, for projections whose types differ so that no fused launch can read both, or whose
-// weights have factors beside them (NVFP4).
+// Family glu: activation(gate) * up, for projections that no fused launch can read, because their types differ or
+// because their weights have separate factors (NVFP4).
 #pragma once
 
 #include "ops/args.h"

@@ -1,4 +1,4 @@
-// y = activation(gate) * up, a thread for each element.
+// y = activation(gate) * up, one thread per element.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"
@@ -25,7 +25,7 @@ __device__ __forceinline__ float activate(Activation activation, float gate, flo
   }
 }
 
-// `width`: columns of a slot.
+// `width`: columns per slot.
 __global__ void __launch_bounds__(256) glu_columns(GluArgs args, int64_t n, int64_t width, Activation activation) {
   device::let_next_start();
   device::wait_for_previous();

@@ -16,19 +16,19 @@ constexpr void for_each_field(std::type_identity<KvStoreDesc>, V&& v) {
 
 struct KvStoreOperands {
   Reads x;
-  bool into_values = false;  // else keys
+  bool into_values = false;  // store to the value cache; false: to the key cache
 };
 DYNO_FIELDS(KvStoreOperands, x, into_values)
 
 DYNO_FIELDS(KvStoreArgs, x, x_stride, cache, row_bytes, byte_offset, slot_positions, runs, n_runs)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<KvStoreArgs>) {
   return {"cache", "row_bytes", "byte_offset", "slot_positions", "runs", "n_runs"};
 }
-// No argument of its name.
+// Operands without an argument of the same name.
 constexpr FieldNames only_plan(std::type_identity<KvStoreOperands>) { return {"into_values"}; }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const KvStoreDesc& d, KvStoreArgs& a, Visitor& v) {
   v.runs(d.m, a);

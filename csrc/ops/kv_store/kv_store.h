@@ -1,4 +1,4 @@
-// Family kv_store: rows of f32 into their cells of the KV cache, converted to its type.
+// Family kv_store: converts rows of f32 to the type of the KV cache and stores them there.
 #pragma once
 
 #include "ops/args.h"
@@ -15,11 +15,11 @@ Config default_config(const KvStoreDesc& desc, const DeviceInfo& device);
 Support supports(const KvStoreDesc& desc, const Config& config, const DeviceInfo& device);
 Cost cost(const KvStoreDesc& desc);
 size_t scratch_bytes(const KvStoreDesc& desc, const Config& config);
-// Throws PlanError for runs outside of the batch or the cache.
+// Throws PlanError for runs outside the batch or the cache.
 void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& args, CpuContext& context);
 void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& args, CudaStream& stream);
 
-// A row of `width` floats as the cache holds it; on the CPU, where other families store as well.
+// Converts a row of `width` floats to the type of the cache, on the CPU; for other families that store rows.
 void store_cache_row(CpuIsa isa, DType type, const float* x, std::byte* out, int64_t width);
 
 }  // namespace dyno::ops

@@ -30,8 +30,8 @@ void store_row_f16(const float* x, std::byte* out, int64_t width) { store_halves
 
 void store_row_bf16(const float* x, std::byte* out, int64_t width) { store_halves<to_bf16>(x, out, width); }
 
-// Blocks of 32: d = max|x| / 127 as f16, then x / d as int8 (with the unrounded d, as files are quantised). A block
-// with a value that is not finite gets d = NaN, so that the fault stays visible.
+// Blocks of 32: d = max|x| / 127 as f16, then x / d as int8 (with the unrounded d, as in quantised files). A block with
+// a non-finite value gets d = NaN, so that the error stays visible.
 void store_row_q8_0(const float* x, std::byte* out, int64_t width) {
   for (int64_t block = 0; block < width / 32; ++block, x += 32, out += 34) {
     vf largest = {};
@@ -47,7 +47,7 @@ void store_row_q8_0(const float* x, std::byte* out, int64_t width) {
     __builtin_memcpy(out, &half, 2);
     const float inverse = finite && amax > 0 ? 127.0f / amax : 0.0f;
     auto* q = reinterpret_cast<int8_t*>(out + 2);
-    const vf magic = broadcast(12582912.0f);  // 1.5 * 2^23: the sum's low bits are the nearest integer
+    const vf magic = broadcast(12582912.0f);  // 1.5 * 2^23: the low bits of the sum are the nearest integer
     for (int i = 0; i < 32; i += kLanes) {
       const vf product = finite ? load(x + i) * broadcast(inverse) : vf{};
       const vf shifted = product + magic;

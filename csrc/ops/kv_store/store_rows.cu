@@ -1,5 +1,5 @@
-// Conversion of f32 rows to the cache type, each row into the cell that the runs name. columns: a thread converts
-// single values; for q8_0 a warp makes a block of 32. chunks: a thread converts eight.
+// Converts f32 rows to the cache type and stores each row at the position that the runs give. columns: a thread
+// converts single values; for q8_0 a warp converts a block of 32. chunks: a thread converts eight values.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(256) store_rows(KvStoreArgs args, int width) {
   const int64_t i = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
   const int64_t cell = cell_of_warp(args.runs, args.n_runs, args.slot_positions, static_cast<int>(token),
                                     static_cast<int>(threadIdx.x % 32));
-  if (cell < 0 || i >= width) return;  // whole warps for q8_0: its width is a multiple of 32
+  if (cell < 0 || i >= width) return;  // exits as whole warps for q8_0, because its width is a multiple of 32
   const float v = args.x[token * args.x_stride + i];
   uint8_t* row = reinterpret_cast<uint8_t*>(args.cache) + cell * args.row_bytes + args.byte_offset;
   device::store_scalar(kType, v, row, i, threadIdx.x % 32);
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(256) store_chunks(KvStoreArgs args, int width)
   }
 }
 
-// Rows of the cache and of x that 16-byte accesses may touch.
+// Whether rows of the cache and of x allow 16-byte accesses.
 bool is_aligned(const KvStoreArgs& args) {
   const auto bits = reinterpret_cast<uintptr_t>(args.x) | reinterpret_cast<uintptr_t>(args.cache) |
                     static_cast<uintptr_t>(args.x_stride * 4 | args.row_bytes | args.byte_offset);
@@ -93,7 +93,7 @@ auto chunk_kernel_of(DType type) {
 }  // namespace
 
 void kv_store_chunks_cuda(const KvStoreArgs& args, const KvStoreDesc& desc, int threads, CudaStream& stream) {
-  // If alignment forbids chunks, columns write the same bits.
+  // If chunks are not aligned, columns write the same bits.
   if (!is_aligned(args)) return kv_store_rows_cuda(args, desc, threads, stream);
   const auto columns = static_cast<unsigned>((desc.width / 8 + threads - 1) / threads);
   const dim3 grid(static_cast<unsigned>(desc.m), columns);

@@ -1,9 +1,9 @@
-// Linear attention of a chunk of tokens as products of matrices. With b_t the sum of the logarithms of the decays up to
-// token t of the chunk and S the state before it, the rule unrolls to
+// Linear attention of a chunk of tokens as matrix products. With b_t the sum of the logarithms of the decays up to
+// token t of the chunk, and S the state before the chunk, the rule unrolls to
 //   u_t = step_t * (v_t - e^b_t S^T k_t - sum over s < t of e^(b_t - b_s) (k_t . k_s) u_s)
 //   out_t = e^b_t S^T q_t + sum over s <= t of e^(b_t - b_s) (q_t . k_s) u_s
 //   S' = e^b_C S + sum over s of k_s (outer) e^(b_C - b_s) u_s
-// (arXiv:2412.06464, section 3; the sum over s < t falls away for the additive rule). Exponents are never positive.
+// (arXiv:2412.06464, section 3; the additive rule has no sum over s < t). Exponents are never positive.
 #include "ops/linear_attention/kernels.h"
 #include "ops/simd.h"
 
@@ -62,8 +62,8 @@ void scale(float* x, int64_t n, float factor) {
   for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
 
-// (I + L) u = u, in place, L strictly lower triangular and given negated: blocks of rows by products, within a block
-// row by row.
+// Solves (I + L) u = u in place, with L strictly lower triangular and passed negated: blocks of rows by products, row
+// by row within a block.
 void solve(int64_t count, int64_t dv, const float* negated, float* u) {
   for (int64_t block = 0; block < count; block += kRows) {
     const int64_t end = block + kRows < count ? block + kRows : count;

@@ -1,5 +1,5 @@
-// Linear attention of 32 tokens at a time as products of matrices in float32. chunked.cpp has the formulas and their
-// source. A block owns 32 columns of a head's state, keeps them in registers, and takes a run's chunks in their order.
+// Linear attention of 32 tokens at a time as matrix products in float32; chunked.cpp has the formulas and their source.
+// A block has 32 columns of a head's state in registers, and processes a run's chunks in order.
 #include "core/cuda/launch.h"
 #include "device/dependent.cuh"
 #include "ops/linear_attention/state_tile.cuh"
@@ -11,8 +11,8 @@ using linear::kColumns;
 using linear::kThreads;
 
 constexpr int kTokens = 32;
-constexpr int kLeast = 8;                 // a shorter run, or end of one, goes token by token
-constexpr int kRowsLd = 2 * kTokens + 4;  // floats between columns of the transposed rows: fewer bank conflicts
+constexpr int kLeast = 8;                 // a shorter run, or end of a run, is processed token by token
+constexpr int kRowsLd = 2 * kTokens + 4;  // floats between columns of the transposed rows, with fewer bank conflicts
 constexpr int kLd = kColumns + 4;
 
 template <int kDk>
@@ -27,7 +27,7 @@ __device__ __forceinline__ void fma_tile(float (&sum)[4][4], const float4& a, co
   }
 }
 
-// The rows of a chunk on their way to shared memory. A warp takes eight rows of k or of q, four lanes a row.
+// The rows of a chunk during their transfer to shared memory. A warp loads eight rows of k or of q, four lanes per row.
 template <int kDk>
 struct Rows {
   static constexpr int kParts = kDk / 16;
@@ -47,7 +47,7 @@ struct Rows {
     }
   }
 
-  // To rows[kDk, kRowsLd]: token t of k in column t, of q in column 32 + t.
+  // Stores to rows[kDk, kRowsLd]: token t of k in column t, of q in column 32 + t.
   __device__ void store(const linear::Head& head, int count, float* rows) const {
     float squares = 0;
 #pragma unroll
@@ -56,7 +56,7 @@ struct Rows {
     }
     squares += __shfl_xor_sync(device::kFullMask, squares, 8);
     squares += __shfl_xor_sync(device::kFullMask, squares, 16);
-    float scale = 0;  // of rows beyond the tokens: with eps = 0 they have none
+    float scale = 0;  // for rows beyond the tokens: with eps = 0 their scale would not be finite
     if (row() % kTokens < count) scale = row() >= kTokens ? head.query_scale(squares) : head.key_scale(squares);
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
@@ -69,7 +69,7 @@ struct Rows {
   }
 };
 
-// The gates of a chunk, a token a lane. Their inputs are loaded while the chunk before is computed.
+// The gates of a chunk, one token per lane. Their inputs are loaded while the previous chunk is computed.
 struct Gates {
   float log_decay, factor;
 
@@ -79,7 +79,7 @@ struct Gates {
     factor = lane < count ? head.factor(first + lane) : 0.0f;
   }
 
-  // The sums of log_decay up to each token, and what rounding took from them.
+  // Stores the sums of log_decay up to each token, and their rounding errors.
   __device__ void store(float* sums, float* rests, float* factors) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float sum = log_decay, rest = 0;
@@ -106,10 +106,10 @@ __global__ void __launch_bounds__(kThreads) chunks_kernel(LinearAttentionArgs ar
   float* among_keys = state + kDk * kLd;           // [kTokens, kLd]: column s, row t > s of the system for u
   float* among = among_keys + kTokens * kLd;       // [kTokens, kLd]: query t with key s <= t
   float* u = among + kTokens * kLd;                // [kTokens, kLd]
-  float* decayed = u + kTokens * kLd;              // [kTokens, kLd]: u as the state after the chunk sees it
-  float* outs = decayed + kTokens * kLd;           // [kTokens, kLd]: what the state before the chunk gives
+  float* decayed = u + kTokens * kLd;              // [kTokens, kLd]: u with the decays up to the end of the chunk
+  float* outs = decayed + kTokens * kLd;           // [kTokens, kLd]: the output of the state before the chunk
   float* sums = outs + kTokens * kLd;              // [kTokens]: of the logarithms of the decays
-  float* rests = sums + kTokens;                   // [kTokens]: what rounding took from the sums
+  float* rests = sums + kTokens;                   // [kTokens]: the rounding errors of the sums
   float* factors = rests + kTokens;                // [kTokens]
   device::let_next_start();
   device::wait_for_previous();
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) chunks_kernel(LinearAttentionArgs ar
       *reinterpret_cast<float4*>(state + (tile.row() + i) * kLd + tile.column()) = tile.s[i];
     }
   }
-  // [k; q] times [state, k]: half of the warps take the columns of the state, half the keys.
+  // [k; q] times [state, k]: half of the warps compute the columns of the state, the other half the keys.
   const bool keys = warp % 2 == 1;
   const int m = warp / 2 * 16 + lane / 8 * 4, n = lane % 8 * 4;
   const int t0 = m % kTokens;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads) chunks_kernel(LinearAttentionArgs ar
     if (warp == 0) gates.store(sums, rests, factors);
     __syncthreads();  // rows, sums and factors are written, and so is the state
 
-    // Sums of a few hundred hide decays of a few tokens that matter, hence the rests.
+    // Sums of a few hundred hide decays of a few tokens that matter, so rounding errors are added.
     const auto between = [&](int t, int s) { return expf((sums[t] - sums[s]) + (rests[t] - rests[s])); };
 
     float4 values[4];
@@ -207,9 +207,9 @@ __global__ void __launch_bounds__(kThreads) chunks_kernel(LinearAttentionArgs ar
       next.load(head, first + kTokens, more);
       if (warp == 0) gates.load(head, first + kTokens, more);
     }
-    __syncthreads();  // u, outs and the sums among tokens are written; the state has been read
+    __syncthreads();  // u, outs and the products among tokens are written; the state has been read
 
-    // Row t of u loses what the rows before it give: a lane for each token, four columns a warp.
+    // Subtracts the contributions of earlier rows from row t of u: one lane per token, four columns per warp.
     {
       float4 value = *reinterpret_cast<const float4*>(u + lane * kLd + 4 * warp);
       if (head.delta) {

@@ -29,15 +29,15 @@ DYNO_FIELDS(LinearAttentionOperands, q, k, v, step, beta, decay, step_bias, skip
 
 DYNO_FIELDS(LinearAttentionArgs, q, q_stride, k, k_stride, v, v_stride, step, step_stride, beta, beta_stride, decay,
             step_bias, skip, eps, state, slot_positions, runs, n_runs, out, out_stride)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<LinearAttentionArgs>) {
   return {"state", "slot_positions", "runs", "n_runs"};
 }
 
-// No argument of its name.
+// Operands without an argument of the same name.
 constexpr FieldNames only_plan(std::type_identity<LinearAttentionOperands>) { return {"state_index"}; }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const LinearAttentionDesc& d, LinearAttentionArgs& a, Visitor& v) {
   const int64_t keys = d.k_heads * d.dk, values = d.v_heads * d.dv;

@@ -1,4 +1,4 @@
-// Kernels of linear_attention, one set per instruction set, and what they work on.
+// CPU kernels of linear_attention, one set per instruction set, and their inputs.
 #pragma once
 
 #include "ops/args.h"
@@ -6,12 +6,12 @@
 
 namespace dyno::ops {
 
-// A few consecutive tokens of one value head, made by prepare_tokens(): lengths, gates and decays are settled.
+// Consecutive tokens of one value head after prepare_tokens(), which applies normalisation, gates and decays.
 struct LinearTokens {
   int64_t count = 0, dk = 0, dv = 0;
   float* q = nullptr;          // [count, dk], scaled
   float* k = nullptr;          // [count, dk]
-  float* step = nullptr;       // [count]: what u is multiplied by
+  float* step = nullptr;       // [count]: factor of u
   float* log_decay = nullptr;  // [count], or [count, dk]: at most 0
   bool channel_decay = false;
   bool delta = false;  // u = step * (v - S^T k), else step * v
@@ -23,20 +23,20 @@ struct LinearTokens {
   float* state = nullptr;  // [dk, dv]
 };
 
-// Floats of the arrays that a LinearTokens of so many tokens owns.
+// Floats in the arrays of a LinearTokens with `count` tokens.
 inline int64_t linear_token_floats(int64_t count, int64_t dk, bool channel_decay) {
   return count * (2 * dk + 1 + (channel_decay ? dk : 1));
 }
-// Floats that a chunk needs beside them.
+// Additional floats that a chunk needs.
 inline int64_t linear_chunk_floats(int64_t count, int64_t dk, int64_t dv) { return count * (dk + dv + 2 * count + 2); }
 
 }  // namespace dyno::ops
 
 // clang-format off
 DYNO_DECLARE_KERNELS(
-    // Columns [begin, end) of the state, token by token; `decays` holds dk floats.
+    // Computes columns [begin, end) of the state, token by token; `decays` has dk floats.
     void linear_recurrent(const LinearTokens& tokens, int64_t begin, int64_t end, float* decays);
-    // All columns, as products of matrices; not for channel_decay. `scratch` holds linear_chunk_floats().
+    // Computes all columns as matrix products; not for channel_decay. `scratch` has linear_chunk_floats().
     void linear_chunk(const LinearTokens& tokens, float* scratch);
 )
 // clang-format on

@@ -17,10 +17,10 @@ namespace dyno::ops {
 
 namespace {
 
-constexpr int64_t kTokens = 16;  // that `recurrent` prepares at once
-// A run, or the end of one, of fewer tokens is not worth a chunk's products.
+constexpr int64_t kTokens = 16;  // tokens that `recurrent` prepares at once
+// The matrix products of a chunk do not pay off for a run, or its end, with fewer tokens.
 constexpr int64_t kLeastChunk = 8;
-constexpr int64_t kGrain = 16384;  // elements of states, by tokens, that are worth a thread
+constexpr int64_t kGrain = 16384;  // state elements times tokens for which a thread pays off
 
 }  // namespace
 
@@ -56,7 +56,7 @@ Support supports(const LinearAttentionDesc& d, const Config& config, const Devic
 
 Config default_config(const LinearAttentionDesc& desc, const DeviceInfo& device) {
   if (device.kind == DeviceKind::cuda) {
-    // Runs of a few tokens cost `chunks` as much as `tokens`.
+    // For runs of a few tokens, `chunks` costs as much as `tokens`.
     if (desc.m >= 16 && supports(desc, chunks_params{}, device)) return chunks_params{};
     return tokens_params{};
   }

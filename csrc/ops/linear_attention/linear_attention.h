@@ -1,4 +1,4 @@
-// Family linear_attention: attention whose memory is a matrix of fixed size for each head instead of a cache.
+// Family linear_attention: attention with a fixed-size matrix per head as its memory, instead of a cache.
 #pragma once
 
 #include "ops/args.h"
@@ -8,24 +8,24 @@
 
 namespace dyno::ops {
 
-// A state S [dk, dv] for each value head, zeros before position 0. With s = softplus(step + step_bias), each token does
+// A state S [dk, dv] per value head, zero before position 0. With s = softplus(step + step_bias), each token computes
 //   S = exp(decay * s) * S + k (outer) u,   out = S^T q [+ skip * v]
 //   rule delta      u = sigmoid(beta) * (v - S^T k), S decayed: the gated delta rule (arXiv:2412.06464), with q and k
 //                   divided by sqrt(sum of squares + eps) first, and q by sqrt(dk)
 //   rule additive   u = s * v: the state space of Mamba-2 (arXiv:2405.21060)
-// With `channel_decay` each of the dk rows of S has a step of its own (arXiv:2510.26692). Value head j reads key head
-// j mod k_heads, or with `grouped` j / (v_heads / k_heads).
+// With `channel_decay`, each of the dk rows of S has a separate step (arXiv:2510.26692). Value head j uses key head j
+// mod k_heads, or j / (v_heads / k_heads) with `grouped`.
 struct LinearAttentionDesc {
   int64_t m = 1, k_heads = 1, v_heads = 1, dk = 0, dv = 0;
   LinearRule rule = LinearRule::delta;
   bool grouped = false;
   bool channel_decay = false;
   friend bool operator==(const LinearAttentionDesc&, const LinearAttentionDesc&) = default;
-  int64_t state_elements() const { return v_heads * dk * dv; }  // of a sequence
+  int64_t state_elements() const { return v_heads * dk * dv; }  // per sequence
   int64_t steps() const { return channel_decay ? v_heads * dk : v_heads; }
 };
 
-// Dims of a head: keeps scratch and the registers of a GPU's block small.
+// Maximum head size, which limits scratch and the registers of a GPU block.
 inline constexpr int64_t kMaxLinearHead = 512;
 
 std::span<const VariantInfo> linear_attention_variants();

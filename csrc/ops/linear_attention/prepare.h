@@ -1,4 +1,4 @@
-// The preparation of a head's inputs before the recurrence of linear attention: lengths, gates, decays.
+// Prepares a head's inputs for the recurrence of linear attention: normalisation, gates, decays.
 #pragma once
 
 #include "ops/linear_attention/kernels.h"
@@ -6,7 +6,7 @@
 
 namespace dyno::ops {
 
-// Tokens [first, first + count) of the batch, of value head `head` of the sequence in `slot`. `memory` holds
+// Prepares tokens [first, first + count) of the batch for value head `head` of the sequence in `slot`. `memory` has
 // linear_token_floats().
 LinearTokens prepare_tokens(const LinearAttentionArgs& args, const LinearAttentionDesc& desc, int64_t first,
                             int64_t count, int64_t head, int64_t slot, float* memory);

@@ -1,5 +1,5 @@
-// Linear attention token by token: a few columns of the state at a time, which stay in the nearest cache over all
-// tokens.
+// Linear attention token by token, for a few columns of the state at a time, which stay in the first-level cache over
+// all tokens.
 #include "ops/linear_attention/kernels.h"
 #include "ops/simd.h"
 
@@ -22,7 +22,7 @@ void store_part(float* p, vf v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = lanes[i];
 }
 
-// kVectors vectors of columns, of which the last holds `last` columns.
+// Computes kVectors vectors of columns; the last vector has `last` columns.
 template <int kVectors>
 void columns(const LinearTokens& x, int64_t t, int64_t at, int64_t last, const float* decays) {
   const float *q = x.q + t * x.dk, *k = x.k + t * x.dk, *v = x.v + t * x.v_stride + at;

@@ -1,4 +1,4 @@
-// The state of a linear attention in the registers of a block: 32 columns of one head, token by token.
+// The state of linear attention in the registers of a block: 32 columns of one head, processed token by token.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,13 +9,13 @@
 namespace dyno::ops::linear {
 
 inline constexpr int kThreads = 256, kWarps = kThreads / 32;
-inline constexpr int kColumns = 32;  // of a block
+inline constexpr int kColumns = 32;  // per block
 
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 __device__ __forceinline__ bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-// Four columns from `at` on of a row of `width`; those beyond it are 0.
+// Four columns of a row of `width`, starting at `at`; columns beyond the width are 0.
 __device__ __forceinline__ float4 load_four(const float* row, int at, int width) {
   if (at + 4 <= width && aligned(row + at)) return *reinterpret_cast<const float4*>(row + at);
   return make_float4(at < width ? row[at] : 0.0f, at + 1 < width ? row[at + 1] : 0.0f,
@@ -60,23 +60,23 @@ struct Head {
   __device__ float* out(int64_t token) const { return args.out + token * args.out_stride + int64_t{head} * dv; }
   __device__ float* state(int slot) const { return args.state + (int64_t{slot} * d.v_heads + head) * dk * dv; }
 
-  // softplus(step + bias) of row `i`, or of all rows
+  // softplus(step + bias) of row `i`, or of all rows.
   __device__ float step(int64_t token, int i = 0) const {
     const int64_t steps = d.channel_decay ? dk : 1;
     return softplus(args.step[token * args.step_stride + head * steps + i] + args.step_bias[head * steps + i]);
   }
-  // what u is multiplied by
+  // The factor of u.
   __device__ float factor(int64_t token) const {
     return delta ? 1.0f / (1.0f + expf(-args.beta[token * args.beta_stride + head])) : step(token);
   }
-  // A row of q or k is multiplied by it; `squares` is the sum of the squares of the row.
+  // The factor of a row of q or k; `squares` is the sum of squares of the row.
   __device__ float key_scale(float squares) const { return delta ? 1.0f / sqrtf(squares + args.eps) : 1.0f; }
   __device__ float query_scale(float squares) const {
     return delta ? key_scale(squares) / sqrtf(static_cast<float>(dk)) : 1.0f;
   }
 };
 
-// A thread holds kRows consecutive rows of four columns; eight threads lie side by side.
+// A thread has kRows consecutive rows of four columns; eight threads are adjacent.
 template <int kDk>
 struct StateTile {
   static constexpr int kRows = kDk / (kThreads / 8);
@@ -106,11 +106,11 @@ struct StateTile {
   }
 };
 
-// Of the shared memory that tokens() takes.
+// Floats of shared memory that tokens() needs.
 template <int kDk>
 inline constexpr int kTokenFloats = 3 * kDk + 2 * kWarps * kColumns;
 
-// The sum over the rows of a warp's threads, put where sum_warps() finds it.
+// Sums over the rows of a warp's threads, and writes the result for sum_warps().
 __device__ __forceinline__ void sum_rows(float4 value, float* parts) {
 #pragma unroll
   for (int offset = 8; offset < 32; offset *= 2) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ float4 sum_warps(const float* parts) {
   return sum;
 }
 
-// `count` tokens from `first` on, one after the other. `memory` holds kTokenFloats, and no thread reads it any more.
+// Processes `count` tokens in order, starting at `first`. `memory` has kTokenFloats, and no thread may still read it.
 template <int kDk>
 __device__ void tokens(const Head& head, int64_t first, int count, StateTile<kDk>& tile, float* memory) {
   float* q = memory;            // [kDk]
@@ -143,7 +143,7 @@ __device__ void tokens(const Head& head, int64_t first, int count, StateTile<kDk
   const int lane = threadIdx.x % 32, row = tile.row(), column = head.first_column + tile.column();
   for (int64_t t = first; t < first + count; ++t) {
     const float *q_row = head.q(t), *k_row = head.k(t);
-    // Every warp finds the lengths, so that none waits for another.
+    // Every warp computes the norms, so that no warp waits for another.
     float q_squares = 0, k_squares = 0;
     for (int i = lane; i < head.dk; i += 32) {
       q_squares += q_row[i] * q_row[i];

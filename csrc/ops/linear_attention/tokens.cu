@@ -1,4 +1,4 @@
-// Linear attention token by token, with the state in registers in between.
+// Linear attention token by token, with the state in registers.
 #include "core/cuda/launch.h"
 #include "device/dependent.cuh"
 #include "ops/linear_attention/state_tile.cuh"

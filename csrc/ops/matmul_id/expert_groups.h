@@ -1,5 +1,5 @@
-// Token rows grouped by expert (a counting sort into the workspace of the launch), shared by matmul_id and moe_up_gate.
-// A row with the id kNoExpert is of none: another device multiplies it, and its result here is zeros.
+// Groups token rows by expert (a counting sort to the workspace of the launch); shared by matmul_id and moe_up_gate. A
+// row with the id kNoExpert has no expert here: another device computes it, and its result here is zero.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ inline constexpr int32_t kNoExpert = -1;
 // A flat row is token * used + slot.
 class ExpertGroups {
  public:
-  // Throws PlanError for an id outside of [0, experts) that is not kNoExpert.
+  // Throws PlanError for an id outside [0, experts) that is not kNoExpert.
   ExpertGroups(const int32_t* ids, int64_t m, int64_t used, int64_t experts, int32_t* workspace)
       : first_(workspace), active_(workspace + experts + 1), order_(workspace + 2 * experts + 2) {
     const int64_t rows = m * used;
@@ -25,7 +25,7 @@ class ExpertGroups {
       check_id(ids[i], experts, i / used);
       if (ids[i] != kNoExpert) ++first_[ids[i]];
     }
-    // Sums to the end of each group; filling from the back turns them into the starts and keeps tokens in order.
+    // Computes the end of each group; filling from the back then turns ends into starts and keeps tokens in order.
     for (int64_t e = 0; e < experts; ++e) {
       if (first_[e] > 0) active_[n_active_++] = static_cast<int32_t>(e);
       if (e > 0) first_[e] += first_[e - 1];
@@ -41,7 +41,7 @@ class ExpertGroups {
                experts);
   }
 
-  // Checks the ids of a launch and zeroes the rows of y [m, used, n] that no expert gives.
+  // Checks the ids of a launch and zeroes the rows of y [m, used, n] without an expert.
   static void zero_rows_of_none(CpuContext& context, const int32_t* ids, const auto& desc, float* y) {
     bool any = false;
     for (int64_t i = 0; i < desc.m * desc.used; ++i) {
@@ -64,7 +64,7 @@ class ExpertGroups {
 
  private:
   int32_t* first_;   // [experts + 1]
-  int32_t* active_;  // [experts]: those with rows
+  int32_t* active_;  // [experts]: the experts with rows
   int32_t* order_;   // [m * used] flat rows, by expert
   int64_t n_active_ = 0;
 };

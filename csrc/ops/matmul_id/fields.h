@@ -29,7 +29,7 @@ DYNO_FIELDS(MatmulIdOperands, x, w, bias, ids, y, workspace)
 
 DYNO_FIELDS(MatmulIdArgs, x, x_stride_bytes, w, w_expert_stride_bytes, bias, ids, y, workspace)
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const MatmulIdDesc& d, MatmulIdArgs& a, Visitor& v) {
   const int64_t x_row = act_row_bytes(d.act, d.k);

@@ -27,7 +27,7 @@ Weights weights_of(const MatmulIdDesc& desc, const NumaCopies* copies = nullptr)
   return {desc.type, desc.layout, desc.n, desc.k, copies};
 }
 
-// The tiles [first, first + n_tiles) of one expert times the flat rows of scratch, into y.
+// Multiplies tiles [first, first + n_tiles) of one expert by the flat rows in scratch, and writes y.
 void run_group(const Tiling& tiling, const Weights& weights, const MatmulIdArgs& args, int64_t expert, int64_t first,
                const int32_t* rows, int m, int64_t x_divisor, const ProductScratch& scratch, CpuIsa isa) {
   const std::byte* w = static_cast<const std::byte*>(args.w) + expert * args.w_expert_stride_bytes;
@@ -72,7 +72,7 @@ Config default_config(const MatmulIdDesc& desc, const DeviceInfo& device) {
     return cuda::config_of(kVariants, cuda::default_choice(cuda::shape_of(desc), device));
   }
   const bool wide = device.isa == CpuIsa::avx512_vnni;
-  // Up to here matvec is faster: unpacking plain rows costs more, so it pays to keep what was unpacked.
+  // Up to this number, matvec is faster. Unpacking plain rows costs more, so storing unpacked weights pays off earlier.
   const int16_t few = desc.layout == Layout::x16 ? 8 : 4;
   Config wanted;
   if (desc.act == ActType::f32) {

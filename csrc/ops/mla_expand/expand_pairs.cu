@@ -1,10 +1,10 @@
-// Keys and values in f32 from f32 latents: expand_products.cu with pairs of halves (half_pairs.cuh) for latents and
+// Keys and values in f32 from f32 latents: as expand_products.cu, with f16 pairs (half_pairs.cuh) for latents and
 // weights.
 //
-// A row of 128 bytes in shared memory holds 32 of the latent's dimensions: their halves, then the rests; of k_b, which
-// lies transposed, 32 rows of halves stand before 32 of rests. Latents come through registers, where they are split,
-// ahead of their products. Tensor cores cut off what a sum cannot hold, so the sums of a tile of 32
-// dimensions leave them and are added up in float32.
+// A row of 128 bytes in shared memory has 32 of the latent's dimensions: their high parts, then the rests. k_b is
+// transposed, with 32 rows of high parts before 32 rows of rests. Latents are split in registers before their products.
+// Tensor cores truncate what a sum cannot hold, so the sums of a tile of 32 dimensions are added to the rest by float32
+// additions.
 #include <cuda_runtime.h>
 
 #include "core/cuda/check.h"
@@ -17,7 +17,7 @@ namespace dyno::ops {
 namespace {
 
 constexpr int kThreads = 256, kColumns = 128, kDepth = 32, kSteps = kDepth / 16, kRowBytes = 128;
-constexpr int kRotaryHeads = 16;  // of one copying block
+constexpr int kRotaryHeads = 16;  // per copying block
 constexpr int kRestChunks = 4, kRestRows = kDepth;
 
 struct PairsTask {
@@ -26,16 +26,16 @@ struct PairsTask {
   PairedWeights k_b, v_b;
   float *keys, *values;
   int m, heads, nope, rope, dv, lora;
-  int key_blocks, value_blocks;  // of one head
-  bool wide;                     // eights of latents are whole and at 16-byte addresses
-  bool aligned;                  // fours of keys and values are
+  int key_blocks, value_blocks;  // per head
+  bool wide;                     // latents consist of whole groups of eight at 16-byte addresses
+  bool aligned;                  // groups of four keys and values are aligned to 16 bytes
 };
 
 __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
   return row * kRowBytes + ((chunk ^ (row & 7)) << 4);
 }
 
-// A thread's part of a tile of latents, on its way into shared memory.
+// A thread's part of a tile of latents during its transfer to shared memory.
 template <int kRows>
 struct LatentPart {
   static constexpr int kCount = kRows * (kDepth / 8) / kThreads;
@@ -115,7 +115,7 @@ __device__ void expand_block(const PairsTask& t, uint8_t* shared, int first_row,
   float sums[2][kWarpColumns / 8][4] = {};
   for (int tile = 0; tile < tiles; ++tile) {
     device::copy_async_wait<kStages - 2>();
-    __syncthreads();  // the tile has arrived for all; the one before it is read by none
+    __syncthreads();  // the tile has arrived for all threads, and none reads the previous one
     const int next = tile + kStages - 1;
     if (next < tiles) {
       load_weights<kKeys>(t, head, stage_of(next) + kLatentBytes, first_column, next * kDepth);
@@ -187,12 +187,12 @@ __device__ void expand_block(const PairsTask& t, uint8_t* shared, int first_row,
         }
       }
     }
-    if (next < tiles) part.store(stage_of(next));  // all are done with that stage since the last barrier
+    if (next < tiles) part.store(stage_of(next));  // since the last barrier, no thread reads that stage
   }
   device::copy_async_wait<0>();
-  __syncthreads();  // the stages are free
+  __syncthreads();  // the stages are no longer used
 
-  // Through shared memory, so that rows leave in whole runs.
+  // Written through shared memory, so that rows are stored in whole runs.
   constexpr int kPitch = kColumns + 4;
   static_assert(kRows * kPitch * 4 <= kStages * kStageBytes);
   auto* staged = reinterpret_cast<float*>(shared);
@@ -225,7 +225,7 @@ __device__ void expand_block(const PairsTask& t, uint8_t* shared, int first_row,
   }
 }
 
-// The rotary part of kRows latents to kRotaryHeads heads, as it is.
+// Copies the rotary part of kRows latents to kRotaryHeads heads.
 template <int kRows>
 __device__ void copy_rotary(const PairsTask& t, int first_row, int first_head) {
   const int rows = min(kRows, t.m - first_row), heads = min(kRotaryHeads, t.heads - first_head);

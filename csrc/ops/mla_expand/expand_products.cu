@@ -1,9 +1,9 @@
 // Keys and values from latents: two products per head that share the latents.
 //
-// A block multiplies kRows latents with up to 128 columns of one head's k_b or v_b; both operands come through shared
-// memory in tiles of 64 of the latent's dimensions, rows of 128 bytes in the 128-byte swizzle (16-byte chunk c of row r
-// stands at c ^ (r & 7)), so that matrix loads meet no bank conflicts. k_b is [lora, nope], so its tile lies transposed
-// and is read by transposing loads. Further blocks copy the rotary part of the latents to every head.
+// A block multiplies kRows latents by up to 128 columns of one head's k_b or v_b. Both operands go through shared
+// memory in tiles of 64 of the latent's dimensions, as rows of 128 bytes in the 128-byte swizzle (16-byte chunk c of
+// row r is at c ^ (r & 7)), so that matrix loads have no bank conflicts. k_b is [lora, nope], so its tile is transposed
+// and read by transposing loads. Additional blocks copy the rotary part of the latents to every head.
 #include <cuda_runtime.h>
 
 #include "core/cuda/check.h"
@@ -16,19 +16,19 @@ namespace dyno::ops {
 namespace {
 
 constexpr int kThreads = 256, kColumns = 128, kDepth = 64, kStages = 3, kRowBytes = 2 * kDepth;
-constexpr int kRotaryHeads = 16;  // of one copying block
+constexpr int kRotaryHeads = 16;  // per copying block
 
 struct ExpandTask {
   const uint8_t* latents;
   int64_t row_bytes;
   const uint16_t *k_b, *v_b;
-  int64_t k_pitch, v_pitch;  // halves between rows
+  int64_t k_pitch, v_pitch;  // f16 values between rows
   uint16_t *keys, *values;
   int m, heads, nope, rope, dv, lora;
-  int key_blocks, value_blocks;  // of one head
+  int key_blocks, value_blocks;  // per head
   device::Scalar type;
-  bool copied;   // latents are halves at 16-byte addresses: no conversion
-  bool aligned;  // so are the rows of keys and values
+  bool copied;   // latents are f16 at 16-byte addresses, so they need no conversion
+  bool aligned;  // rows of keys and values start at 16-byte addresses
 };
 
 __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ float latent_at(const ExpandTask& t, const uint8_t* r
   }
 }
 
-// Latents [first_row, + kRows) × [first, + 64) to `stage`; zeros beyond m and lora.
+// Loads latents [first_row, + kRows) × [first, + 64) to `stage`; zeros beyond m and lora.
 template <int kRows>
 __device__ __forceinline__ void load_latents(const ExpandTask& t, uint8_t* stage, int first_row, int first) {
 #pragma unroll
@@ -116,7 +116,7 @@ __device__ void expand_block(const ExpandTask& t, uint8_t* shared, int first_row
   float sums[2][kWarpColumns / 8][4] = {};
   for (int tile = 0; tile < tiles; ++tile) {
     device::copy_async_wait<kStages - 2>();
-    __syncthreads();  // the tile has arrived for all; the one before it is read by none
+    __syncthreads();  // the tile has arrived for all threads, and none reads the previous one
     if (tile + kStages - 1 < tiles) load(tile + kStages - 1);
     device::copy_async_commit();
     const uint32_t stage = device::shared_address(shared) + tile % kStages * kStageBytes;
@@ -148,9 +148,9 @@ __device__ void expand_block(const ExpandTask& t, uint8_t* shared, int first_row
     }
   }
   device::copy_async_wait<0>();
-  __syncthreads();  // the stages are free
+  __syncthreads();  // the stages are no longer used
 
-  // Through shared memory, so that rows leave in whole runs.
+  // Written through shared memory, so that rows are stored in whole runs.
   constexpr int kPitch = kColumns + 8;
   auto* staged = reinterpret_cast<uint16_t*>(shared);
 #pragma unroll
@@ -183,7 +183,7 @@ __device__ void expand_block(const ExpandTask& t, uint8_t* shared, int first_row
   }
 }
 
-// The rotary part of kRows latents to kRotaryHeads heads.
+// Copies the rotary part of kRows latents to kRotaryHeads heads.
 template <int kRows>
 __device__ void copy_rotary(const ExpandTask& t, int first_row, int first_head) {
   const int rows = min(kRows, t.m - first_row), heads = min(kRotaryHeads, t.heads - first_head);

@@ -1,4 +1,4 @@
-// Weights of mla_expand as rows of halves.
+// Converts the weights of mla_expand to f16 rows.
 #include <cuda_runtime.h>
 
 #include "core/cuda/check.h"
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(256)
   rests[to] = static_cast<uint16_t>(rest);
 }
 
-// Calls `run` with pair_floats or halve_floats of a float type that lies as in the file.
+// Calls `run` with pair_floats or halve_floats for a float type in the file's layout.
 template <typename Run>
 void with_scalar(DType type, const Run& run) {
   switch (type) {

@@ -25,10 +25,10 @@ struct MlaExpandOperands {
 DYNO_FIELDS(MlaExpandOperands, k_b, v_b, keys, values)
 
 DYNO_FIELDS(MlaExpandArgs, latents, row_bytes, k_b, k_b_stride_bytes, v_b, v_b_stride_bytes, keys, values)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<MlaExpandArgs>) { return {"latents", "row_bytes"}; }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const MlaExpandDesc& d, MlaExpandArgs& a, Visitor& v) {
   const auto row = static_cast<int64_t>(row_bytes(d.cache_type, d.lora + d.rope));

@@ -43,7 +43,7 @@ void weight_row(DType type, Layout layout, const void* w, int64_t row, int64_t k
   }
 }
 
-// Of the larger of the two stacks of matrices that come out of layout gpu.
+// Floats of the larger of the two stacks of matrices that are unpacked from layout gpu.
 int64_t unpacked_floats(const MlaExpandDesc& d) {
   const int64_t k = d.k_layout == Layout::gpu ? d.heads * d.lora * d.nope : 0;
   const int64_t v = d.v_layout == Layout::gpu ? d.heads * d.dv * d.lora : 0;
@@ -116,7 +116,7 @@ size_t scratch_bytes(const MlaExpandDesc& desc, const Config& config) {
 void launch(const Config& config, const MlaExpandDesc& d, const MlaExpandArgs& args, CpuContext& context) {
   const int64_t key = d.nope + d.rope, work = d.m * head_floats(d);
   const DType out_type = expanded_type(d.cache_type);
-  // The numbers from element `at` of `rows` on.
+  // Writes `n` numbers to `rows`, starting at element `at`.
   const auto write = [out_type](const float* from, uint16_t* rows, int64_t at, int64_t n) {
     if (out_type == DType::f32) {
       std::copy_n(from, n, expanded_floats(rows) + at);

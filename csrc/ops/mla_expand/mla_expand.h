@@ -1,6 +1,6 @@
-// Family mla_expand: keys and values of all heads from the latent cache of multi-head latent attention
-// (DeepSeek-V2, arXiv:2405.04434, equation 10), so that ordinary attention can run on them. Halves, but floats where
-// the cache is f32.
+// Family mla_expand: computes keys and values of all heads from the latent cache of multi-head latent attention
+// (DeepSeek-V2, arXiv:2405.04434, equation 10), so that ordinary attention can read them. They are f16, or f32 with an
+// f32 cache.
 #pragma once
 
 #include "ops/args.h"
@@ -10,9 +10,9 @@
 
 namespace dyno::ops {
 
-// The type of the keys and values of all heads: f32 if the cache has it, so that no bit is lost, else f16.
+// The type of the expanded keys and values: f32 if the cache is f32, so that no precision is lost, otherwise f16.
 constexpr DType expanded_type(DType cache_type) { return cache_type == DType::f32 ? DType::f32 : DType::f16; }
-// Rows of MlaExpandArgs as what they are with an f32 cache.
+// The rows in MlaExpandArgs as floats, which they are with an f32 cache.
 inline float* expanded_floats(uint16_t* rows) { return reinterpret_cast<float*>(rows); }
 
 std::span<const VariantInfo> mla_expand_variants();

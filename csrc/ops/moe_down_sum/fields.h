@@ -31,10 +31,10 @@ DYNO_FIELDS(MoeDownSumOperands, x, w, bias, ids, weights, residual, scale, out, 
 
 DYNO_FIELDS(MoeDownSumArgs, x, w, w_expert_stride_bytes, bias, ids, weights, residual, scale, settled, shared_x,
             shared_w, out)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<MoeDownSumArgs>) { return {"settled"}; }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const MoeDownSumDesc& d, MoeDownSumArgs& a, Visitor& v) {
   v.in("x", a.x, d.m * d.used * d.k);

@@ -17,7 +17,7 @@ namespace dyno::ops {
 
 namespace {
 
-// stream has no parameter `stripes` here: a block has one.
+// stream has no parameter `stripes` here, because a block has one stripe.
 cuda::Choice choice_of(const Config& config) { return cuda::choice_of(kVariants, config); }
 cuda::Shape shape_of(const MoeDownSumDesc& desc) {
   cuda::Shape shape = cuda::shape_of(desc);
@@ -42,7 +42,7 @@ Support supports(const MoeDownSumDesc& desc, const Config& config, const DeviceI
 }
 
 Config default_config(const MoeDownSumDesc& desc, const DeviceInfo& device) {
-  // A token's experts follow each other along k, and a block has one stripe.
+  // A token's experts are concatenated along k, and a block has one stripe.
   const int64_t blocks = (desc.n + kGpuRows - 1) / kGpuRows * desc.m;
   if (desc.m == 1 && desc.shared == 0) {
     const auto ring = cuda::default_ring(shape_of(desc), blocks, desc.used, device);

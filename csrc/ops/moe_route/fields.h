@@ -27,12 +27,12 @@ struct MoeRouteOperands {
 DYNO_FIELDS(MoeRouteOperands, logits, selection_bias, scale, expert_scale, moe_index, ids, weights)
 
 DYNO_FIELDS(MoeRouteArgs, logits, selection_bias, pinned, scale, expert_scale, ids, weights)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<MoeRouteArgs>) { return {"pinned"}; }
-// No argument of its name.
+// Operands without an argument of the same name.
 constexpr FieldNames only_plan(std::type_identity<MoeRouteOperands>) { return {"moe_index"}; }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const MoeRouteDesc& d, MoeRouteArgs& a, Visitor& v) {
   v.in("logits", a.logits, d.m * d.experts);

@@ -14,7 +14,7 @@ struct MoeRouteShape {
 
 // clang-format off
 DYNO_DECLARE_KERNELS(
-    // Tokens [begin, end); `scratch` holds 2 * experts + groups floats.
+    // Tokens [begin, end); `scratch` has 2 * experts + groups floats.
     void moe_route_tokens(const MoeRouteArgs& args, const MoeRouteShape& shape, int64_t begin, int64_t end,
                           float* scratch);
 )

@@ -7,7 +7,7 @@
 
 namespace dyno::ops {
 
-// Most experts that one warp's registers hold.
+// Maximum of experts that one warp's registers hold.
 inline constexpr int64_t kCudaMaxExperts = 1024;
 
 void moe_route_warps_cuda(const MoeRouteArgs& args, const MoeRouteDesc& desc, int warps, CudaStream& stream);

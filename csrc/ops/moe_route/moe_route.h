@@ -1,4 +1,4 @@
-// Family moe_route: router logits to experts and their weights.
+// Family moe_route: chooses experts and their weights from router logits.
 #pragma once
 
 #include "ops/args.h"
@@ -15,7 +15,7 @@ Config default_config(const MoeRouteDesc& desc, const DeviceInfo& device);
 Support supports(const MoeRouteDesc& desc, const Config& config, const DeviceInfo& device);
 Cost cost(const MoeRouteDesc& desc);
 size_t scratch_bytes(const MoeRouteDesc& desc, const Config& config);
-// Pinned ids must be experts; others throw PlanError.
+// Throws PlanError for a pinned id that is not an expert.
 void launch(const Config& config, const MoeRouteDesc& desc, const MoeRouteArgs& args, CpuContext& context);
 void launch(const Config& config, const MoeRouteDesc& desc, const MoeRouteArgs& args, CudaStream& stream);
 

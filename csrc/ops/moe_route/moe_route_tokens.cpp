@@ -1,4 +1,4 @@
-// Routing of single tokens. The order of the steps is the one at MoeRouteDesc (ops/op.h).
+// Routing of single tokens. The order of the steps is documented at MoeRouteDesc (ops/op.h).
 #include "ops/moe_route/kernels.h"
 #include "ops/simd.h"
 
@@ -7,15 +7,15 @@ namespace {
 
 enum { kSoftmax = 0, kSigmoid = 1, kSoftmaxSelected = 2 };  // ops::Gating
 
-// A sum of selected probabilities below the smallest normal f16 counts as that.
+// A sum of selected probabilities below the smallest normal f16 is replaced by that number.
 constexpr float kSmallestSum = 6.103515625e-5f;
 
-// Marks what cannot be chosen (any more). Real scores are made finite first, so there is always something to choose.
+// Marks an expert that cannot be chosen (any more). Real scores are made finite first, so there is always a choice.
 constexpr float kNever = -__builtin_inff();
 
 float finite_score(float x) { return x > -3.0e38f ? x : -3.0e38f; }
 
-// out = e^(x - max x), returns the sum.
+// out = e^(x - max x); returns the sum.
 float exp_all(const float* x, float* out, int64_t count) {
   float best = kNever;
   for (int64_t i = 0; i < count; ++i) best = x[i] > best ? x[i] : best;
@@ -54,7 +54,7 @@ int64_t best_of(const float* scores, int64_t count) {
   return best;
 }
 
-// Leaves only the experts of the `keep` groups whose two best scores have the largest sum.
+// Masks all experts except in the `keep` groups with the largest sums of their two best scores.
 void mask_groups(float* scores, float* group_scores, int64_t experts, int64_t groups, int64_t keep) {
   const int64_t size = experts / groups;
   for (int64_t g = 0; g < groups; ++g) {
@@ -73,8 +73,8 @@ void mask_groups(float* scores, float* group_scores, int64_t experts, int64_t gr
 
 void choose(const MoeRouteShape& shape, const float* logits, const float* probabilities, const float* bias,
             float* scores, float* group_scores, int32_t* ids) {
-  // A softmax or sigmoid keeps the order, but rounds distinct logits to equal probabilities: without a bias or groups
-  // the logits themselves decide.
+  // Softmax and sigmoid preserve the order, but round distinct logits to equal probabilities. So without a bias or
+  // groups, the logits themselves are compared.
   const bool by_logit = shape.gating == kSoftmaxSelected || (bias == nullptr && shape.groups == 1);
   const float* base = by_logit ? logits : probabilities;
   for (int64_t e = 0; e < shape.experts; ++e) scores[e] = finite_score(bias == nullptr ? base[e] : base[e] + bias[e]);

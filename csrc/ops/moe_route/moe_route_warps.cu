@@ -1,4 +1,4 @@
-// Routing: one warp a token.
+// Routing: one warp per token.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"

@@ -1,5 +1,5 @@
-// Routing of one token by a warp: lane l holds experts l, l + 32, … in registers. The order of the steps is the one at
-// MoeRouteDesc (ops/op.h), ties go to the lower id.
+// Routing of one token by a warp: lane l has experts l, l + 32, … in registers. The order of the steps is documented at
+// MoeRouteDesc (ops/op.h); ties go to the lower id.
 #pragma once
 
 #include "device/arithmetic.cuh"
@@ -9,7 +9,7 @@
 
 namespace dyno::ops::route {
 
-// A sum of selected probabilities below the smallest normal f16 counts as that.
+// A sum of selected probabilities below the smallest normal f16 is replaced by that number.
 inline constexpr float kSmallestSum = 6.103515625e-5f;
 __device__ __forceinline__ float never() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ float finite_score(float x) { return x > -3.0e38f ? x : -3.0e38f; }
@@ -32,9 +32,9 @@ __device__ __forceinline__ Best warp_best(Best best) {
   return best;
 }
 
-// Numbers in the order of the floats; 0 is below all of them.
+// Unsigned numbers with the order of the floats; 0 is below all of them.
 __device__ __forceinline__ unsigned ordered(float x) {
-  const unsigned bits = __float_as_uint(x + 0.0f);  // one zero
+  const unsigned bits = __float_as_uint(x + 0.0f);  // both zeros are equal
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
 }
 
@@ -42,7 +42,7 @@ __device__ __forceinline__ float from_ordered(unsigned key) {
   return __uint_as_float(key ^ ((key >> 31) != 0 ? 0x80000000u : 0xffffffffu));
 }
 
-// Of each lane its keys with the best first; `ids` with them. Ties keep their order, the lower id first.
+// Sorts each lane's keys, best first, together with their `ids`. Ties keep their order, the lower id first.
 template <int kPerLane>
 __device__ __forceinline__ void sort_lane(unsigned (&keys)[kPerLane], int (&ids)[kPerLane]) {
 #pragma unroll
@@ -58,7 +58,7 @@ __device__ __forceinline__ void sort_lane(unsigned (&keys)[kPerLane], int (&ids)
   }
 }
 
-// The best of all lanes' keys, each lane's sorted, goes to `chosen` and is taken out. Ties go to the lower id.
+// Moves the best of all lanes' sorted keys to `chosen`. Ties go to the lower id.
 template <int kPerLane>
 __device__ __forceinline__ void take_best(unsigned (&keys)[kPerLane], int (&ids)[kPerLane], int* chosen) {
   const unsigned top = device::warp_max_unsigned(keys[0]);
@@ -74,7 +74,7 @@ __device__ __forceinline__ void take_best(unsigned (&keys)[kPerLane], int (&ids)
   keys[kPerLane - 1] = 0;
 }
 
-// The same of few keys a lane, or many: sorting 32 of them costs more than it saves.
+// The same for any number of keys per lane, because sorting 32 keys costs more than it saves.
 template <int kPerLane>
 __device__ __forceinline__ void choose(unsigned (&keys)[kPerLane], int used, int lane, int* chosen) {
   if constexpr (kPerLane <= 8) {
@@ -101,8 +101,8 @@ __device__ __forceinline__ void choose(unsigned (&keys)[kPerLane], int used, int
   }
 }
 
-// Leaves only the experts of the groups whose two best scores have the largest sum. `sums` is shared memory of the
-// warp, one float a group.
+// Masks all experts except in the groups with the largest sums of their two best scores. `sums` is shared memory of the
+// warp, one float per group.
 template <int kPerLane>
 __device__ __forceinline__ void mask_groups(float (&scores)[kPerLane], float* sums, const MoeRouteDesc& desc,
                                             int lane) {
@@ -147,14 +147,15 @@ __host__ __device__ inline int64_t shared_floats(const MoeRouteDesc& desc) {
   return desc.groups + desc.experts + desc.used;
 }
 
-// Whether route_softmax() does what route_token() does: the usual router, without groups, biases and pinned experts.
+// Whether route_softmax() can replace route_token(): a router without groups, biases and pinned experts.
 inline bool takes_softmax(const MoeRouteDesc& desc, const MoeRouteArgs& args) {
   return args.pinned == nullptr && args.selection_bias == nullptr && desc.groups == 1 && desc.used <= 32 &&
          desc.experts <= 256 && desc.gating != Gating::sigmoid;
 }
 
-// The same for a softmax over all experts or over the chosen ones, lane s for slot s, without shared memory. That of
-// the chosen ones is that of all, normalised: kSmallestSum is never reached, as the best of 256 has 1/256.
+// The same for a softmax over all experts or over the chosen ones, with lane s for slot s and without shared memory.
+// The softmax over the chosen ones equals the normalised softmax over all: kSmallestSum is never reached, because the
+// best of 256 has at least 1/256.
 template <int kPerLane>
 __device__ __forceinline__ void route_softmax(const MoeRouteArgs& args, const MoeRouteDesc& desc, int64_t token,
                                               const float (&logit)[kPerLane]) {
@@ -169,14 +170,14 @@ __device__ __forceinline__ void route_softmax(const MoeRouteArgs& args, const Mo
     bad = bad || isnan(logit[i]);
   }
   sort_lane(keys, ids);
-  unsigned first = 0, mine = 0;  // the best key, and that of this lane's slot
+  unsigned first = 0, mine = 0;  // the best key, and the key of this lane's slot
   int id = 0;
   for (int slot = 0; slot < used; ++slot) {
     const unsigned top = device::warp_max_unsigned(keys[0]);
     bool has = keys[0] == top;
     unsigned lanes = __ballot_sync(device::kFullMask, has);
     if ((lanes & (lanes - 1)) != 0) {
-      // All lanes take part: ids differ, so none but the best one's equals the smallest.
+      // All lanes participate: ids differ, so only the lane of the best one has the smallest.
       has = device::warp_min_unsigned(has ? ids[0] : 0xffffffffu) == static_cast<unsigned>(ids[0]);
       lanes = __ballot_sync(device::kFullMask, has);
     }
@@ -201,7 +202,7 @@ __device__ __forceinline__ void route_softmax(const MoeRouteArgs& args, const Mo
   }
   total = device::warp_sum(total);
   weight *= device::quotient(args.scale, total);
-  if (__any_sync(device::kFullMask, bad)) weight = nan("");  // the fault stays visible
+  if (__any_sync(device::kFullMask, bad)) weight = nan("");  // the error stays visible
   if (lane < used) {
     if (args.expert_scale != nullptr) weight *= args.expert_scale[id];
     args.ids[token * used + lane] = id;
@@ -209,7 +210,7 @@ __device__ __forceinline__ void route_softmax(const MoeRouteArgs& args, const Mo
   }
 }
 
-// `logit[i]` is that of expert lane + 32·i, never() where there is none.
+// `logit[i]` belongs to expert lane + 32·i; never() if there is no such expert.
 template <int kPerLane>
 __device__ __forceinline__ void route_token(const MoeRouteArgs& args, const MoeRouteDesc& desc, int64_t token,
                                             const float (&logit)[kPerLane], float* shared) {
@@ -218,7 +219,7 @@ __device__ __forceinline__ void route_token(const MoeRouteArgs& args, const MoeR
   int32_t* ids = args.ids + token * used;
   float* weights = args.weights + token * used;
   float* sums = shared;
-  float* source = sums + desc.groups;  // what the weights are read from, by expert
+  float* source = sums + desc.groups;  // the source of the weights, by expert
   int* chosen = reinterpret_cast<int*>(source + desc.experts);
 
   float probability[kPerLane];
@@ -251,7 +252,8 @@ __device__ __forceinline__ void route_token(const MoeRouteArgs& args, const MoeR
   if (args.pinned != nullptr) {
     for (int slot = lane; slot < used; slot += 32) chosen[slot] = args.pinned[token * used + slot];
   } else {
-    // A softmax or sigmoid rounds distinct logits to equal probabilities: without a bias or groups the logits decide.
+    // Softmax and sigmoid round distinct logits to equal probabilities: without a bias or groups, the logits are
+    // compared.
     const bool by_logit =
         desc.gating == Gating::softmax_selected || (args.selection_bias == nullptr && desc.groups == 1);
     float score[kPerLane];
@@ -267,7 +269,7 @@ __device__ __forceinline__ void route_token(const MoeRouteArgs& args, const MoeR
     for (int i = 0; i < kPerLane; ++i) keys[i] = lane + 32 * i < experts ? ordered(score[i]) : 0;
     choose(keys, used, lane, chosen);
   }
-  __syncwarp();  // chosen and source are written; the lanes below read them
+  __syncwarp();  // chosen and source are written, for the lanes below
   float top = never(), total = 0;
   for (int slot = lane; slot < used; slot += 32) top = fmaxf(top, source[chosen[slot]]);
   if (desc.gating == Gating::softmax_selected) top = device::warp_max(top);
@@ -279,7 +281,7 @@ __device__ __forceinline__ void route_token(const MoeRouteArgs& args, const MoeR
   total = device::warp_sum(total);
   float factor = args.scale;
   if (desc.gating == Gating::softmax_selected) {
-    factor = device::quotient(factor, total);  // they add up to one, so there is nothing left to normalise
+    factor = device::quotient(factor, total);  // the weights add up to one, so no further normalisation is needed
   } else if (desc.normalize) {
     factor = device::quotient(factor, fmaxf(total, kSmallestSum));
   }

@@ -22,12 +22,12 @@ struct MoeSplitOperands {
 DYNO_FIELDS(MoeSplitOperands, ids, place_table, here, there)
 
 DYNO_FIELDS(MoeSplitArgs, ids, places, here, there, counts)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<MoeSplitArgs>) { return {"places", "counts"}; }
-// No argument of its name.
+// Operands without an argument of the same name.
 constexpr FieldNames only_plan(std::type_identity<MoeSplitOperands>) { return {"place_table"}; }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const MoeSplitDesc& d, MoeSplitArgs& a, Visitor& v) {
   v.routing("ids", a.ids, d.m, d.used, d.experts);

@@ -1,4 +1,4 @@
-// Family moe_split: shares the chosen experts of tokens between two devices, of which each multiplies its own.
+// Family moe_split: divides the chosen experts of tokens between two devices; each multiplies its own.
 #pragma once
 
 #include "ops/cpu_context.h"
@@ -7,8 +7,8 @@
 
 namespace dyno::ops {
 
-// Of each of the ids [m, used]: `here` is the place of the expert on this device, or -1 if it has none; `there` is the
-// expert if it has no place here, or -1.
+// For each of the ids [m, used]: `here` is the place of the expert on this device, or -1 if it has none; `there` is the
+// expert if it has no place here, otherwise -1.
 struct MoeSplitDesc {
   int64_t m = 1, experts = 0, used = 1;
   friend bool operator==(const MoeSplitDesc&, const MoeSplitDesc&) = default;
@@ -19,7 +19,7 @@ struct MoeSplitArgs {
   const int32_t* places = nullptr;  // [experts]; -1: not here
   int32_t* here = nullptr;          // [m, used]
   int32_t* there = nullptr;         // [m, used]
-  int32_t* counts = nullptr;        // [experts]: how often each is chosen is added; null: nobody asks
+  int32_t* counts = nullptr;        // [experts]: incremented for each choice; null: not counted
 };
 
 std::span<const VariantInfo> moe_split_variants();
@@ -29,7 +29,7 @@ Config default_config(const MoeSplitDesc& desc, const DeviceInfo& device);
 Support supports(const MoeSplitDesc& desc, const Config& config, const DeviceInfo& device);
 Cost cost(const MoeSplitDesc& desc);
 size_t scratch_bytes(const MoeSplitDesc& desc, const Config& config);
-// Throws PlanError for an id outside of [0, experts).
+// Throws PlanError for an id outside [0, experts).
 void launch(const Config& config, const MoeSplitDesc& desc, const MoeSplitArgs& args, CpuContext& context);
 void launch(const Config& config, const MoeSplitDesc& desc, const MoeSplitArgs& args, CudaStream& stream);
 

@@ -1,4 +1,4 @@
-// The share of each of two devices in the experts of tokens, a thread for each id.
+// The division of the chosen experts between two devices, one thread per id.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"

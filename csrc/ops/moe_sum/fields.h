@@ -25,7 +25,7 @@ DYNO_FIELDS(MoeSumOperands, x, other_x, other_ids, weights, residual, scale, out
 
 DYNO_FIELDS(MoeSumArgs, x, other_x, other_ids, weights, residual, scale, out)
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const MoeSumDesc& d, MoeSumArgs& a, Visitor& v) {
   v.in("x", a.x, d.m * d.used * d.n);

@@ -1,4 +1,4 @@
-// The weighted sum over a token's experts, slot by slot in their order: a thread sums one column (or four).
+// The weighted sum over a token's experts, slot by slot in order: a thread sums one column (or four).
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"
@@ -23,7 +23,7 @@ __device__ __forceinline__ float4 multiply_add(float4 x, float w, float4 sum) {
   return make_float4(fmaf(x.x, w, sum.x), fmaf(x.y, w, sum.y), fmaf(x.z, w, sum.z), fmaf(x.w, w, sum.w));
 }
 
-// `columns` counts values of T.
+// `columns`: in values of T.
 template <typename T>
 __global__ void __launch_bounds__(256) moe_sum_columns(MoeSumArgs args, int columns, int used) {
   device::let_next_start();

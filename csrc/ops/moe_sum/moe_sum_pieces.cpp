@@ -1,4 +1,4 @@
-// The weighted sum over a token's experts, slot by slot in their order.
+// The weighted sum over a token's experts, slot by slot in order.
 #include "ops/moe_sum/kernels.h"
 #include "ops/simd.h"
 
@@ -12,7 +12,7 @@ void moe_sum_pieces(const MoeSumArgs& args, int64_t n, int64_t used, int64_t pie
     const float* mine = args.x + token * used * n;
     const float* others = args.other_x == nullptr ? nullptr : args.other_x + token * used * n;
     const int32_t* other_ids = args.other_ids == nullptr ? nullptr : args.other_ids + token * used;
-    // Of a slot: null where nothing is added.
+    // The row of a slot; null if nothing is added.
     const auto row = [=](int64_t slot) -> const float* {
       if (other_ids == nullptr || other_ids[slot] < 0) return mine + slot * n;
       return others == nullptr ? nullptr : others + slot * n;

@@ -35,7 +35,7 @@ DYNO_FIELDS(MoeUpGateOperands, x, norm, w_gate, w_up, bias_gate, bias_up, ids, y
 DYNO_FIELDS(MoeUpGateArgs, x, x_stride_bytes, w_gate, w_up, w_expert_stride_bytes, bias_gate, bias_up, ids, y,
             workspace, norm, shared_gate, shared_up, shared_y)
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const MoeUpGateDesc& d, MoeUpGateArgs& a, Visitor& v) {
   const int64_t x_row = act_row_bytes(d.act, d.k);

@@ -35,7 +35,7 @@ Support supports_shared(const MoeUpGateDesc& desc, const Config& config, const D
   return Support::yes();
 }
 
-// The ring with all stripes of one token, where it is the faster kernel for so many bytes.
+// The ring with all stripes of one token, if it is the faster kernel for this size.
 std::optional<cuda::Choice> ring_with_shared(const MoeUpGateDesc& desc, const DeviceInfo& device) {
   return cuda::default_ring(cuda::shape_of(desc), stripes(desc.n) * desc.used + stripes(desc.shared), 2, device);
 }
@@ -50,7 +50,7 @@ Weights weights_of(const MoeUpGateDesc& desc, const NumaCopies* copies = nullptr
   return {desc.type, desc.layout, desc.n, desc.k, copies};
 }
 
-// The tiles [first, …) of one expert times `m` flat rows, into y.
+// Multiplies tiles of one expert, starting at `first`, by `m` flat rows, and writes y.
 void run_group(const Tiling& tiling, const Weights& weights, const MoeUpGateDesc& desc, const MoeUpGateArgs& args,
                int64_t expert, int64_t first, const int32_t* rows, int m, const ProductScratch& scratch, CpuIsa isa) {
   for (int t = 0; t < m; ++t) {
@@ -99,7 +99,7 @@ Config default_config(const MoeUpGateDesc& desc, const DeviceInfo& device) {
     return cuda::config_of(kVariants, cuda::default_choice(cuda::shape_of(desc), device));
   }
   const bool wide = device.isa == CpuIsa::avx512_vnni;
-  // Up to here matvec is faster: unpacking plain rows costs more, so it pays to keep what was unpacked.
+  // Up to this number, matvec is faster. Unpacking plain rows costs more, so storing unpacked weights pays off earlier.
   const int16_t few = desc.layout == Layout::x16 ? 8 : 4;
   Config wanted;
   if (desc.act == ActType::f32) {

@@ -28,7 +28,7 @@ DYNO_FIELDS(NormOperands, x, weight, residual, out, eps, scale, weight_stride)
 
 DYNO_FIELDS(NormArgs, x, x_stride, weight, weight_stride, residual, out, out_stride, eps, scale)
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const NormDesc& d, NormArgs& a, Visitor& v) {
   const int64_t row = d.rows_per_token * d.n;

@@ -7,7 +7,7 @@
 
 namespace dyno::ops {
 
-// `threads` a row: 32, or a multiple of it up to 1024.
+// `threads` per row: 32, or a multiple of it up to 1024.
 void norm_rows_cuda(const NormArgs& args, const NormDesc& desc, int threads, CudaStream& stream);
 
 }  // namespace dyno::ops

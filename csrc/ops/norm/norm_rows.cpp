@@ -5,7 +5,7 @@
 namespace DYNO_KERNEL_NAMESPACE {
 namespace {
 
-// Four accumulators, then pairwise: rounding grows with n/64 and not with n.
+// Four accumulators and then pairwise sums, so that rounding grows with n/64 instead of n.
 float mean_of_squares(const float* x, int64_t n) {
   vf sum[4] = {};
   int64_t i = 0;

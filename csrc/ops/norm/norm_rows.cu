@@ -1,4 +1,4 @@
-// RMS norm: `threads` threads a row; rows of a warp share blocks of eight.
+// RMS norm with `threads` threads per row. If a row has one warp, a block has eight rows.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"
@@ -24,8 +24,8 @@ __device__ __forceinline__ Row row_of(const NormArgs& args, int64_t n, int rows_
           args.out + token * args.out_stride + within * n};
 }
 
-// `thread` of `threads` that share the row; `sum` adds a value over them. x may be out: all reads of the first loop are
-// over before the sum is known.
+// `thread` is one of `threads` that share the row; `sum` adds a value over them. x may be out, because all reads of the
+// first loop are complete before the sum is known.
 template <bool Vector, typename Sum>
 __device__ __forceinline__ void normalise(const NormArgs& args, const Row& row, int n, int thread, int threads,
                                           const Sum& sum) {

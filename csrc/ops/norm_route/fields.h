@@ -32,14 +32,14 @@ struct NormRouteOperands {
 DYNO_FIELDS(NormRouteOperands, x, norm, eps, w, bias, selection_bias, scale, moe_index, normed, ids, weights)
 
 DYNO_FIELDS(NormRouteArgs, x, x_stride, norm, eps, w, bias, normed, normed_stride, route)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<NormRouteArgs>) { return {"route"}; }
-// No argument of its name: the routing is filled as that of moe_route.
+// Operands without an argument of the same name; the routing is filled like moe_route's.
 constexpr FieldNames only_plan(std::type_identity<NormRouteOperands>) {
   return {"selection_bias", "scale", "moe_index", "ids", "weights"};
 }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const NormRouteDesc& d, NormRouteArgs& a, Visitor& v) {
   v.number("x_stride", a.x_stride, d.k);

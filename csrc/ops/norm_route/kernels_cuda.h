@@ -7,7 +7,7 @@
 
 namespace dyno::ops {
 
-// Tokens of a launch: each has a counter and a row of blocks.
+// Maximum tokens of a launch: each has a counter and a row of blocks.
 inline constexpr int64_t kNormRouteMaxTokens = 64;
 
 // Both need experts * m floats of workspace.
@@ -15,12 +15,12 @@ void norm_route_rows_cuda(const NormRouteArgs& args, const NormRouteDesc& desc, 
                           CudaStream& stream);
 void norm_route_stripe_cuda(const NormRouteArgs& args, const NormRouteDesc& desc, int warps, CudaStream& stream);
 
-// ---- By clusters (norm_route_cluster.cu)
+// ---- With clusters (norm_route_cluster.cu) -----------------------------------------------------------------------
 
 inline constexpr int kRouteClusterBlocks = 8;
-inline constexpr int64_t kRouteClusterMaxK = 8192;  // the row lies in shared memory
+inline constexpr int64_t kRouteClusterMaxK = 8192;  // the row is in shared memory
 inline constexpr int64_t kRouteClusterMaxExperts = 256;
-// Router rows of a block; of a warp, which reads the token once for all of them; and the warps that share those.
+// Router rows per block; router rows per warp, which reads the token once for all of them; warps that share those rows.
 constexpr int64_t route_cluster_rows(int64_t experts) {
   return (experts + kRouteClusterBlocks - 1) / kRouteClusterBlocks;
 }

@@ -33,7 +33,7 @@ Support cluster_supports(const NormRouteDesc& desc, int warps, const DeviceInfo&
         str_cat("experts=", desc.experts, " are ", rows, " for each block of ", warps, " warps; expected up to ",
                 std::min<int64_t>(kRouteWarpRows * warps * kRouteClusterBlocks, kRouteClusterMaxExperts)));
   }
-  // The limit of registers: four times 128 elements a row.
+  // The registers allow four times 128 elements per row.
   const int64_t most = std::min<int64_t>(kRouteClusterMaxK, 4 * 128 * route_cluster_parts(desc.experts, warps));
   if (desc.k % 4 != 0 || desc.k > most) {
     return Support::no(str_cat("k=", desc.k, " is not a multiple of 4 up to ", most));
@@ -113,7 +113,7 @@ void launch(const Config& config, const NormRouteDesc& desc, const NormRouteArgs
   parallel_ranges(
       context, desc.m, desc.experts * desc.k, tokens_params::of(config).grain * 1024,
       [&](int64_t begin, int64_t end, std::byte* scratch) {
-        float* rows = reinterpret_cast<float*>(scratch);  // 16 of the router
+        float* rows = reinterpret_cast<float*>(scratch);  // 16 rows of the router
         float* x = rows + 16 * padded(desc.k);
         float* logits = x + padded(desc.k);
         float* rest = logits + padded(desc.experts);

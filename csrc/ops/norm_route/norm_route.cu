@@ -1,5 +1,5 @@
-// Norm, router and routing in one launch. The norm is a factor of a whole row, so the sum of squares and the products
-// are made in one pass. Blocks write their logits; the last block of a token to arrive chooses the experts.
+// Norm, router and routing in one launch. The norm is a common factor of a row, so the sum of squares and the products
+// are computed in one pass. Blocks write their logits; the last block of a token chooses the experts.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"
@@ -33,7 +33,7 @@ __device__ __forceinline__ float4 product(const float4& a, const float4& b) {
   return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
 }
 
-// Elements [4·quad, 4·quad + 4) of a row of k, zeros beyond. kVector: k is a multiple of 4 and rows are aligned.
+// Elements [4·quad, 4·quad + 4) of a row of k, with zeros beyond. kVector: k is a multiple of 4 and rows are aligned.
 template <Scalar kType, bool kVector>
 __device__ __forceinline__ float4 load_quad(const uint8_t* row, int quad, int k) {
   const int i = 4 * quad;
@@ -48,7 +48,7 @@ __device__ __forceinline__ float4 load_quad(const uint8_t* row, int quad, int k)
   }
 }
 
-// Writes this block's part of the normed row.
+// Writes this block's part of the normalised row.
 __device__ __forceinline__ void store_normed(const RouteTask& t, int token, const float* x, float scale) {
   if (t.args.normed == nullptr) return;
   const int begin = static_cast<int>(int64_t{t.k} * blockIdx.x / gridDim.x);
@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_normed(const RouteTask& t, int token, cons
   }
 }
 
-// Called by the first warp, whose lane r < count holds the logit of expert first + r.
+// Called by the first warp, whose lane r < count has the logit of expert first + r.
 template <int kPerLane>
 __device__ __forceinline__ void finish_token(const RouteTask& t, int token, int first, int count, float logit,
                                              float* shared) {
@@ -70,14 +70,14 @@ __device__ __forceinline__ void finish_token(const RouteTask& t, int token, int 
     logits[first + lane] = logit;
   }
   __threadfence();  // the logits are visible to the block that counts last
-  __syncwarp();     // … those of all lanes
+  __syncwarp();     // … and so are the logits of all lanes
   int before = 0;
   if (lane == 0) {
     before = atomicAdd(t.counters + token, 1);
     if (before == static_cast<int>(gridDim.x) - 1) t.counters[token] = 0;  // for the next launch
   }
   if (__shfl_sync(device::kFullMask, before, 0) != static_cast<int>(gridDim.x) - 1) return;
-  __threadfence();  // the other blocks' logits are read after their counts
+  __threadfence();  // the logits of other blocks are read after their counts
   float all[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void finish_token(const RouteTask& t, int token, int 
   route::route_token(t.args.route, t.desc, token, all, shared);
 }
 
-// Sums over the block of `kCount` values a thread, in a fixed order; all threads may read sums[warp][i] afterwards.
+// Sums `kCount` values per thread over the block, in a fixed order; afterwards all threads may read sums[warp][i].
 template <int kCount>
 __device__ __forceinline__ void sum_warps(const float (&values)[kCount], float (*sums)[kCount]) {
 #pragma unroll
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_rows(const __grid_c
   const auto* norm = reinterpret_cast<const uint8_t*>(t.args.norm);
   const int quads = (t.k + 3) / 4;
 
-  // Weights are loaded ahead; those of the first step do not wait for earlier launches.
+  // Weights are loaded ahead; the loads of the first step do not wait for earlier launches.
   constexpr int kAhead = kRows == 1 ? 4 : 2;
   float4 rows[kAhead][kRows], gain[kAhead];
   const auto load = [&](int base) {
@@ -165,14 +165,14 @@ __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_rows(const __grid_c
   if (threadIdx.x < 32) finish_token<kPerLane>(t, token, first, count, logit * scale, shared);
 }
 
-// Two neighbouring elements of w as floats.
+// Two adjacent elements of w as floats.
 template <bool kBf16>
 __device__ __forceinline__ float2 pair_of(uint32_t raw) {
   if constexpr (kBf16) return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&raw));
   return __half22float2(device::as_half2(raw));
 }
 
-// A stripe of 16 rows: lane 4·g + t holds rows g and g + 8 of two pairs of k in every 16 (ops/matmul/gpu_layout.h).
+// A stripe of 16 rows: lane 4·g + t has rows g and g + 8 of two pairs of k in every 16 (ops/matmul/gpu_layout.h).
 template <bool kBf16, int kPerLane>
 __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_stripe(const __grid_constant__ RouteTask t) {
   extern __shared__ float shared[];
@@ -236,7 +236,7 @@ void start(void (*kernel)(RouteTask), const RouteTask& task, const NormRouteDesc
                    static_cast<size_t>(route::shared_floats(task.desc)) * sizeof(float), stream.handle, task);
 }
 
-// Registers for the experts of a token: the smallest instance that holds them.
+// Registers for the experts of a token: the smallest instance that is large enough.
 template <typename Pick>
 auto by_experts(int64_t experts, const Pick& pick) {
   if (experts <= 128) return pick.template operator()<4>();
@@ -257,7 +257,7 @@ void start_type(const RouteTask& task, const NormRouteDesc& desc, int rows, int 
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   const bool vector = desc.k % 4 == 0 && task.args.x_stride % 4 == 0 && aligned(task.args.x) &&
                       aligned(task.args.norm) && aligned(task.args.w);
-  // Other types lie plain only where their rows are odd.
+  // Only f32 has a vector version, because other types usually have layout gpu.
   if constexpr (kType == Scalar::f32) {
     if (vector) return start_rows<kType, true>(task, desc, rows, warps, stream);
   }

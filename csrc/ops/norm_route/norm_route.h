@@ -1,4 +1,4 @@
-// Family norm_route: RMS norm, router product and the choice of experts.
+// Family norm_route: RMS norm, router product and choice of experts.
 #pragma once
 
 #include "ops/args.h"

@@ -1,7 +1,7 @@
-// Norm, router and routing of a token by one cluster of eight blocks. Router rows are in registers before the launch
-// before this one has ended. Then a token waits for every instruction, so there are few: a warp multiplies a part of
-// the row with four router rows and sends the sums to the first block, whose barrier counts their bytes. No block waits
-// for a cluster's barrier after the first, which would flush what all of them have written, and none writes the row to
+// Norm, router and routing of a token by one cluster of eight blocks. Router rows are in registers before the previous
+// launch has ended. After that, every instruction adds to the latency, so there are few. A warp multiplies a part of
+// the row by four router rows and sends the sums to the first block, whose barrier counts their bytes. After the first
+// cluster barrier, blocks use no other one, because it would flush all their writes, and no block writes the row to
 // shared memory.
 #include <cuda_runtime.h>
 
@@ -20,17 +20,18 @@ namespace dyno::ops {
 namespace {
 
 constexpr int kMaxWarps = 16;
-[[maybe_unused]] constexpr int kRows = kRouteWarpRows;  // not in code for chips without clusters, nor are the functions
+[[maybe_unused]] constexpr int kRows = kRouteWarpRows;  // not used in code for chips without clusters, and neither are
+                                                        // the functions
 
 struct ClusterTask {
   NormRouteArgs args;
   MoeRouteDesc desc;
   int k;
-  int rows;       // of the router, for each block
-  int groups;     // of kRows of them
+  int rows;       // of the router, per block
+  int groups;     // groups of kRows rows
   int part_bits;  // 1 << part_bits warps share a group
   float inverse_k;
-  bool softmax;  // route_softmax() can route
+  bool softmax;  // route_softmax() can be used
 };
 
 template <bool kVector>
@@ -43,14 +44,13 @@ template <bool kVector>
   return (a.x * b.x + a.y * b.y) + (a.z * b.z + a.w * b.w);
 }
 
-// kQuads: of a router row, for each lane. kPerLane: experts of a lane that chooses. kVector: rows are aligned.
+// kQuads: per lane, of a router row. kPerLane: experts per lane of the choosing warp. kVector: rows are aligned.
 template <int kQuads, int kPerLane, bool kVector>
 __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_cluster(const __grid_constant__ ClusterTask t) {
 #if __CUDA_ARCH__ >= 900
-  extern __shared__ float routing[];  // what route_token() needs
+  extern __shared__ float routing[];  // memory for route_token()
   __shared__ float squares[kMaxWarps];
-  // [part][block][row of the block, padded], of the first block. A block's parts times its groups are at most its
-  // warps.
+  // [part][block][row of the block, padded], in the first block. Parts times groups of a block are at most its warps.
   __shared__ __align__(16) float products[kRouteClusterBlocks * kRows * kMaxWarps];
   __shared__ uint64_t arrived;
   device::let_next_start();
@@ -63,11 +63,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_cluster(const __gri
     device::barrier_init_done();
     device::barrier_arrive_for_bytes(barrier, static_cast<uint32_t>(all << t.part_bits) * sizeof(float));
   }
-  device::cluster_arrive_relaxed();  // this block runs, and the barrier is there
+  device::cluster_arrive_relaxed();  // this block runs, and the barrier is initialised
 
   const int part = warp & (parts - 1), group = warp >> t.part_bits, first = group * kRows;
   const int expert = rank * t.rows + first;
-  const int works = min(min(t.rows - first, experts - expert), kRows);  // rows of this warp; none or less: no work
+  const int works = min(min(t.rows - first, experts - expert), kRows);  // rows of this warp; 0 or less: no work
   const int quads = t.k / 4;
   const auto quad_of = [&](int j) { return ((j << t.part_bits) + part) * 32 + lane; };
   const float4 zeros = make_float4(0, 0, 0, 0);
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_cluster(const __gri
     gain[j] = make_float4(1, 1, 1, 1);
     if (t.args.norm != nullptr && quad_of(j) < quads) gain[j] = load_quad<kVector>(t.args.norm, quad_of(j));
   }
-  // Of the warp that chooses: biases, and where the products of its experts come to lie.
+  // For the choosing warp: biases, and the positions of its experts' products.
   float bias[kPerLane] = {};
   int place[kPerLane] = {};
   const bool chooses = rank == 0 && warp == 0;
@@ -98,14 +98,14 @@ __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_cluster(const __gri
       if (id < experts && t.args.bias != nullptr) bias[i] = t.args.bias[id];
     }
   }
-  // The part of the normed row that this block writes.
+  // The part of the normalised row that this block writes.
   const int write_begin = quads * rank / kRouteClusterBlocks, write_end = quads * (rank + 1) / kRouteClusterBlocks;
   const float* x = t.args.x + token * t.args.x_stride;
   float* normed = t.args.normed == nullptr ? nullptr : t.args.normed + token * t.args.normed_stride;
   const uint32_t to = device::cluster_address(
       device::shared_address(products + part * all + rank * padded + min(first, padded - kRows)), 0);
   const uint32_t to_barrier = device::cluster_address(barrier, 0);
-  device::cluster_wait();  // all blocks run
+  device::cluster_wait();  // all blocks are running
   device::wait_for_previous();
 
   float4 in[kQuads];
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_cluster(const __gri
     }
   }
   if (!chooses) return;
-  device::barrier_wait(barrier, 0);  // all products are here
+  device::barrier_wait(barrier, 0);  // all products have arrived
   float logits[kPerLane] = {};
 #pragma unroll 4
   for (int p = 0; p < parts; ++p) {
@@ -185,7 +185,7 @@ void norm_route_cluster_cuda(const NormRouteArgs& args, const NormRouteDesc& des
                       aligned(args.normed, args.normed_stride);
   const size_t shared = static_cast<size_t>(route::shared_floats(task.desc)) * sizeof(float);
   const auto pick = [&]<int kPerLane>() {
-    const int64_t step = int64_t{128} * parts;  // of a quad for each lane
+    const int64_t step = int64_t{128} * parts;  // one quad per lane
     if (!vector) return norm_route_cluster<4, kPerLane, false>;
     return desc.k <= 2 * step ? norm_route_cluster<2, kPerLane, true> : norm_route_cluster<4, kPerLane, true>;
   };

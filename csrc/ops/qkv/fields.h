@@ -28,7 +28,7 @@ struct QkvOperands {
 };
 DYNO_FIELDS(QkvOperands, x, norm, w_q, w_k, w_v, bias_q, bias_k, bias_v, q, k, v)
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const QkvDesc& d, QkvArgs& a, Visitor& v) {
   constexpr const char* kW[] = {"w_q", "w_k", "w_v"};

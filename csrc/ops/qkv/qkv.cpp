@@ -16,16 +16,16 @@ namespace dyno::ops {
 
 namespace {
 
-constexpr int64_t kStreamedTokens = 3;  // at most: from 4 on a ring multiplies on tensor cores, as for a single product
+constexpr int64_t kStreamedTokens = 3;  // from 4 tokens on, a ring on tensor cores is faster, as for a single product
 
-// The type beside desc.type, or desc.type; none where there are three.
+// The second type, or desc.type if there is none; empty if there are three types.
 std::optional<DType> other_type(const QkvDesc& desc) {
   const DType v = desc.n_v > 0 ? desc.type_v : desc.type;
   if (desc.type_k == desc.type) return v;
   return v == desc.type || v == desc.type_k ? std::optional(desc.type_k) : std::nullopt;
 }
 
-// The three products as one of their summed height.
+// The three products as one product with their total number of rows.
 cuda::Shape shape_of(const QkvDesc& desc) {
   return {.type = desc.type,
           .layout = desc.layout,
@@ -61,7 +61,7 @@ Config default_config(const QkvDesc& desc, const DeviceInfo& device) {
     const cuda::Choice choice = cuda::default_choice(shape, device);
     if (cuda::is_gemm_ring(choice.kernel)) return cuda::config_of(kVariants, choice);
   }
-  shape.norm = true;  // stream, or a ring
+  shape.norm = true;  // stream or a ring
   const cuda::Choice choice = cuda::default_choice(shape, device);
   const bool taken = cuda::path_of(choice.kernel) == ProductPath::matvec || cuda::is_gemm_ring(choice.kernel);
   return taken ? cuda::config_of(kVariants, choice) : stream_params{.warps = 8, .stripes = 1};

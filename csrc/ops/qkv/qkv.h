@@ -1,4 +1,4 @@
-// Family qkv: up to three products over the same rows in one launch. On the CPU these are three ops.
+// Family qkv: up to three products of the same rows in one launch. On the CPU these are three ops.
 #pragma once
 
 #include "ops/args.h"

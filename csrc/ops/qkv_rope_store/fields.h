@@ -31,15 +31,15 @@ DYNO_FIELDS(QkvRopeStoreOperands, q, q_out, k, v, q_norm, k_norm, eps, rope_tabl
 
 DYNO_FIELDS(QkvRopeStoreArgs, q, q_stride, q_out, q_out_stride, k, k_stride, v, v_stride, q_norm, k_norm, eps,
             positions, inv_freq, mscale, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<QkvRopeStoreArgs>) {
   return {"positions",   "inv_freq",    "mscale",         "k_cache", "v_cache",
           "k_row_bytes", "v_row_bytes", "slot_positions", "runs",    "n_runs"};
 }
-// No argument of its name.
+// Operands without an argument of the same name.
 constexpr FieldNames only_plan(std::type_identity<QkvRopeStoreOperands>) { return {"rope_table"}; }
 
-// Of both families that put k and v into the cache.
+// For both families that store k and v in the cache.
 template <typename Desc, typename Args, typename Visitor>
 void stored_arguments(const Desc& d, Args& a, Visitor& v) {
   v.runs(d.m, a);
@@ -57,7 +57,7 @@ void stored_arguments(const Desc& d, Args& a, Visitor& v) {
   v.cache("v_cache", a.v_cache, "v_row_bytes", a.v_row_bytes, d.v_type, d.kv_heads * d.dv);
 }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const QkvRopeStoreDesc& d, QkvRopeStoreArgs& a, Visitor& v) {
   stored_arguments(d, a, v);
@@ -68,7 +68,7 @@ void arguments(const QkvRopeStoreDesc& d, QkvRopeStoreArgs& a, Visitor& v) {
     v.out("q", a.q, extent(d.m, a.q_stride, row));
     return;
   }
-  const float* q = nullptr;  // only read
+  const float* q = nullptr;  // read only
   v.in("q", q, extent(d.m, a.q_stride, row));
   a.q = const_cast<float*>(q);
   v.number("q_out_stride", a.q_out_stride, d.heads * d.dk);

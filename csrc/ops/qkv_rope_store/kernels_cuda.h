@@ -7,7 +7,7 @@
 
 namespace dyno::ops {
 
-// Widest head or latent row that a warp's registers hold.
+// Largest head or latent row that a warp's registers hold.
 inline constexpr int64_t kCudaMaxHeadRow = 1024;
 
 void qkv_heads_cuda(const QkvRopeStoreArgs& args, const QkvRopeStoreDesc& desc, int warps, CudaStream& stream);

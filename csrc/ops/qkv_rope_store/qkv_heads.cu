@@ -1,4 +1,4 @@
-// Norm, rotation and storing of q, k and v: a warp takes one head of one token.
+// Norm, rotation and store of q, k and v: one warp per head of a token.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"
@@ -23,10 +23,10 @@ struct QkvTask {
   bool neox, q_norm, k_norm, v_norm, latent;
 };
 
-// The work of a warp: `width` floats at `from`, of which [0, normed) are normed and [rotated, rotated + n_rot) rotated.
+// The work of a warp: `width` floats at `from`; [0, normed) are normalised and [rotated, rotated + n_rot) are rotated.
 struct Item {
   const float* from;
-  const float* weight;  // null: ones
+  const float* weight;  // null: all ones
   int width, normed, rotated;
   bool rotates;
 };
@@ -34,7 +34,7 @@ struct Item {
 __device__ __forceinline__ Item query_item(const QkvTask& t, int64_t token, int head) {
   const float* q = t.args.q + token * t.args.q_stride;
   if (t.latent) return {q + int64_t{head} * (t.nope + t.n_rot) + t.nope, nullptr, t.n_rot, 0, 0, true};
-  const int width = t.q_norm ? t.dk : t.n_rot;  // what is neither normed nor rotated stays where it is
+  const int width = t.q_norm ? t.dk : t.n_rot;  // other elements stay where they are
   return {q + int64_t{head} * t.dk, t.args.q_norm, width, t.q_norm ? t.dk : 0, 0, true};
 }
 __device__ __forceinline__ Item key_item(const QkvTask& t, int64_t token, int head) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ Item value_item(const QkvTask& t, int64_t token, int 
   return {t.args.v + token * t.args.v_stride + int64_t{head} * t.dv, nullptr, t.dv, t.v_norm ? t.dv : 0, 0, false};
 }
 
-// kPer: floats of the widest row for each lane.
+// kPer: floats per lane of the longest row.
 template <int kPer>
 __global__ void __launch_bounds__(256) qkv_heads(const __grid_constant__ QkvTask t) {
   extern __shared__ float rows[];  // [warps][32 * kPer]
@@ -75,9 +75,9 @@ __global__ void __launch_bounds__(256) qkv_heads(const __grid_constant__ QkvTask
     const int i = lane + 32 * j;
     weight[j] = i < item.normed && item.weight != nullptr ? item.weight[i] : 1.0f;
   }
-  // Neither positions nor runs come from the launches that are still under way.
+  // Positions and runs do not depend on launches that are still running.
   const int half = t.n_rot / 2, position = item.rotates ? t.args.positions[token] : 0;
-  constexpr int kPairs = (kPer + 1) / 2;  // of each lane
+  constexpr int kPairs = (kPer + 1) / 2;  // per lane
   float2 angles[kPairs];
 #pragma unroll
   for (int j = 0; j < kPairs; ++j) {
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(256) qkv_heads(const __grid_constant__ QkvTask
     if (i < item.normed) x[j] = x[j] * scale * weight[j];
     row[i] = x[j];
   }
-  __syncwarp();  // the row is written; pairs lie with other lanes
+  __syncwarp();  // the row is written; the elements of a pair are in different lanes
   if (item.rotates) {
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {

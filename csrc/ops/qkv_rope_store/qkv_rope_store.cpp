@@ -30,7 +30,7 @@ Support cache_row(std::string_view name, DType type, int64_t width) {
   return Support::no(str_cat("a head has ", width, " elements, not a multiple of the 32 in a block of q8_0"));
 }
 
-// One token, on the CPU.
+// One token on the CPU.
 struct Token {
   const QkvRopeStoreDesc& d;
   const QkvRopeStoreArgs& a;

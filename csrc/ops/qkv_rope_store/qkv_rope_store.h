@@ -1,4 +1,4 @@
-// Family qkv_rope_store: norms of heads, rotary embedding and the way into the KV cache of freshly projected q, k, v.
+// Family qkv_rope_store: norms of heads, rotary embedding and store in the KV cache for new q, k, v.
 #pragma once
 
 #include "ops/args.h"
@@ -15,7 +15,7 @@ Config default_config(const QkvRopeStoreDesc& desc, const DeviceInfo& device);
 Support supports(const QkvRopeStoreDesc& desc, const Config& config, const DeviceInfo& device);
 Cost cost(const QkvRopeStoreDesc& desc);
 size_t scratch_bytes(const QkvRopeStoreDesc& desc, const Config& config);
-// Throws PlanError for a negative position or a run outside of the cache (CPU; on a GPU the caller checks).
+// Throws PlanError for a negative position or a run outside the cache (CPU; on a GPU the caller checks).
 void launch(const Config& config, const QkvRopeStoreDesc& desc, const QkvRopeStoreArgs& args, CpuContext& context);
 void launch(const Config& config, const QkvRopeStoreDesc& desc, const QkvRopeStoreArgs& args, CudaStream& stream);
 

@@ -22,14 +22,14 @@ struct RopeOperands {
 DYNO_FIELDS(RopeOperands, x, rope_table)
 
 DYNO_FIELDS(RopeArgs, x, x_stride, positions, inv_freq, mscale, position_scale, position_step)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<RopeArgs>) {
   return {"positions", "inv_freq", "mscale", "position_scale", "position_step"};
 }
-// No argument of its name.
+// Operands without an argument of the same name.
 constexpr FieldNames only_plan(std::type_identity<RopeOperands>) { return {"rope_table"}; }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const RopeDesc& d, RopeArgs& a, Visitor& v) {
   const int64_t row = d.heads * d.head_dim;

@@ -1,5 +1,5 @@
-// Rotary embedding. pairs: a thread rotates one pair of one head. tokens: a block rotates all heads of a token, with
-// cosines and sines that it computes once.
+// Rotary embedding. pairs: a thread rotates one pair of one head. tokens: a block rotates all heads of a token, and
+// computes cosines and sines once.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"
@@ -10,7 +10,7 @@
 namespace dyno::ops {
 namespace {
 
-// The factor on cosines and sines at a position.
+// The factor of cosines and sines at a position.
 __device__ __forceinline__ float magnitude(const RopeArgs& args, int position) {
   if (args.position_scale == 0) return args.mscale;
   const auto steps = static_cast<float>(position / args.position_step);
@@ -41,7 +41,7 @@ __device__ __forceinline__ void rotate(float& a, float& b, float2 c) {
   b = was * c.y + b * c.x;
 }
 
-// kQuads: 16 bytes at a time, for rows and heads that allow it.
+// kQuads: 16 bytes at a time, if rows and heads are aligned.
 template <bool Neox, bool kQuads>
 __global__ void __launch_bounds__(256) rope_tokens(RopeArgs args, int heads, int head_dim, int half, int offset) {
   extern __shared__ float2 turns[];  // [half]
@@ -53,9 +53,9 @@ __global__ void __launch_bounds__(256) rope_tokens(RopeArgs args, int heads, int
   for (int pair = threadIdx.x; pair < half; pair += blockDim.x) {
     turns[pair] = device::cos_sin(position, args.inv_freq[pair], factor);
   }
-  __syncthreads();  // turns are there
+  __syncthreads();  // turns are written
   float* row = args.x + token * args.x_stride + offset;
-  constexpr int kPairs = !kQuads ? 1 : Neox ? 4 : 2;  // that a thread rotates at once
+  constexpr int kPairs = !kQuads ? 1 : Neox ? 4 : 2;  // pairs that a thread rotates at once
   const int each = half / kPairs;
 #pragma unroll 4
   for (int index = threadIdx.x; index < heads * each; index += blockDim.x) {

@@ -1,7 +1,7 @@
 // Rotary embedding of single tokens: one table of cosines and sines for all heads of a token.
 //
-// The angle position * inv_freq is computed and reduced in double precision: in single precision a position of 100,000
-// would leave two digits of it.
+// The angle position * inv_freq is computed and reduced in double precision, because single precision would keep only
+// two digits at position 100,000.
 #include "ops/rope/kernels.h"
 #include "ops/simd.h"
 
@@ -13,8 +13,8 @@ typedef double vd __attribute__((vector_size(kDoubles * 8)));
 typedef int64_t vl __attribute__((vector_size(kDoubles * 8)));
 
 DYNO_INLINE void sincos(vd angle, vd& sine, vd& cosine) {
-  // angle = q * pi/2 + r, |r| <= pi/4; the magic number rounds and leaves q in the low bits. pi/2 in two pieces: the
-  // first has 33 bits, so that its product with q is exact.
+  // angle = q * pi/2 + r, |r| <= pi/4; the magic number rounds and leaves q in the low bits. pi/2 is split into two
+  // parts; the first has 33 bits, so that its product with q is exact.
   const double magic = 6755399441055744.0;  // 1.5 * 2^52
   const vd shifted = angle * 0.63661977236758134308 + magic;
   const vd q = shifted - magic;
@@ -42,7 +42,7 @@ DYNO_INLINE void sincos(vd angle, vd& sine, vd& cosine) {
   cosine = reinterpret_cast<vd>(reinterpret_cast<vl>(cosine) ^ cosine_sign);
 }
 
-// Cosines in table[0, half), sines in table[half, 2 half), both times mscale.
+// Cosines in table[0, half), sines in table[half, 2 half), both multiplied by mscale.
 void fill_table(float* table, const float* inv_freq, int64_t half, int32_t position, float mscale) {
   for (int64_t i = 0; i < half; i += kDoubles) {
     vd angle = {};

@@ -40,15 +40,15 @@ DYNO_FIELDS(RopeAttentionOperands, q, q_rotary, k, v, q_norm, k_norm, eps, rope_
 DYNO_FIELDS(RopeAttentionArgs, q, q_stride, q_rotary, q_rotary_stride, k, k_stride, v, v_stride, q_norm, k_norm, eps,
             inv_freq, mscale, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs, sinks, scale,
             softcap, window, settled, out, out_stride)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<RopeAttentionArgs>) {
   return {"inv_freq",    "mscale",         "k_cache", "v_cache", "k_row_bytes",
           "v_row_bytes", "slot_positions", "runs",    "n_runs",  "settled"};
 }
-// No argument of its name.
+// Operands without an argument of the same name.
 constexpr FieldNames only_plan(std::type_identity<RopeAttentionOperands>) { return {"rope_table"}; }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const RopeAttentionDesc& d, RopeAttentionArgs& a, Visitor& v) {
   stored_arguments(d, a, v);

@@ -25,7 +25,7 @@ int token_splits(const Config& config) {
   return token_params::of(config).splits;
 }
 
-// The configuration of attention that does the second part; where there is none, one for the same shapes.
+// The configuration of attention for the second part; if there is none, one for the same shapes.
 Config attention_config(const Config& config) {
   const bool token = is_token(config);
   const std::string_view name = config.variant == k_apart ? "decode"
@@ -42,7 +42,7 @@ Config store_config(const QkvRopeStoreDesc& desc) { return default_config(desc, 
 
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// The results of the first part for the second on a CPU: rotated queries and the positions of tokens.
+// The results of the first part for the second one on a CPU: rotated queries and positions of tokens.
 struct Apart {
   size_t queries, positions;
   explicit Apart(const RopeAttentionDesc& d)
@@ -99,7 +99,8 @@ Support token_fused(const RopeAttentionDesc& desc, const Config& config, const D
                                ": variant token supports at most ", kTokenRows, " heads per KV head"));
   }
   if (desc.softcap) return Support::no("softcap=1: variant token has no soft cap");
-  if (desc.n_rot % (desc.dk / 16) != 0) {  // a lane's dimensions are rotated with those of one other
+  if (desc.n_rot % (desc.dk / 16) != 0) {  // a lane's dimensions are rotated with the dimensions of exactly one other
+                                           // lane
     return Support::no(str_cat("n_rot=", desc.n_rot, " is not a multiple of ", desc.dk / 16));
   }
   return Support::yes();
@@ -125,8 +126,8 @@ Support supports(const RopeAttentionDesc& desc, const Config& config, const Devi
   return config.variant == k_direct ? direct_fused(desc, config, device) : latent_fused(desc, device);
 }
 
-// token where it can be. Else as attention alone has it, where that is a variant of this family; else as many parts as
-// give every multiprocessor a block. The answer of supports() then counts.
+// token if supported. Otherwise the default of attention alone, if that is a variant of this family; otherwise as many
+// parts as give every multiprocessor a block. supports() then decides.
 Config default_config(const RopeAttentionDesc& desc, const DeviceInfo& device) {
   if (device.kind != DeviceKind::cuda) return apart_params{.splits = 4};
   const Config alone = default_config(desc.attention(), device);
@@ -137,7 +138,7 @@ Config default_config(const RopeAttentionDesc& desc, const DeviceInfo& device) {
     if (!supports(desc, least, device)) continue;
     for (const Config& config : kInstances) {
       if (config.variant != least.variant) continue;
-      // Clusters need several multiprocessors of a group of them at once, beside the launches before and after.
+      // Clusters need several multiprocessors of one group at once, in addition to the previous and next launches.
       const int64_t at_once = config.variant == k_token_cluster ? device.sm_count / 2 : device.sm_count;
       if (config == least || desc.kv_heads * token_splits(config) <= at_once) best = config;
     }
@@ -159,7 +160,7 @@ Config default_config(const RopeAttentionDesc& desc, const DeviceInfo& device) {
 
 Cost cost(const RopeAttentionDesc& desc) {
   const Cost store = cost(desc.store()), attention = cost(desc.attention());
-  // New rows and queries do not come back from memory.
+  // New rows and queries are not read back from memory.
   const double m = static_cast<double>(desc.m), heads = static_cast<double>(desc.heads);
   const double again = 2 * m * heads * static_cast<double>(desc.dk) * 4;
   return {std::max(attention.bytes, store.bytes + attention.bytes - again), store.flops + attention.flops};
@@ -176,7 +177,7 @@ size_t scratch_bytes(const RopeAttentionDesc& desc, const Config& config) {
 void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAttentionArgs& args, CpuContext& context) {
   check_runs("rope_attention", args.runs, args.n_runs, desc.m, args.slot_positions);
   const Apart apart(desc);
-  // The scratch of all threads begins with them; what is left of each share is enough for either part.
+  // They are at the start of all threads' scratch; the rest of each share is enough for either part.
   auto* q = reinterpret_cast<float*>(context.scratch);
   auto* positions = reinterpret_cast<int32_t*>(context.scratch + apart.queries);
   std::fill_n(positions, desc.m, 0);
@@ -193,7 +194,7 @@ void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAtten
   rest.scratch_per_thread = context.scratch_per_thread - apart.bytes();
 
   const QkvRopeStoreDesc store = desc.store();
-  const QkvRopeStoreArgs store_args{.q = desc.latent ? const_cast<float*>(args.q_rotary) : q,  // latent: only read
+  const QkvRopeStoreArgs store_args{.q = desc.latent ? const_cast<float*>(args.q_rotary) : q,  // latent: read only
                                     .q_stride = desc.latent ? args.q_rotary_stride : width,
                                     .q_out = q,
                                     .q_out_stride = width,

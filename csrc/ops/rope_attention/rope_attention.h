@@ -1,5 +1,5 @@
-// Family rope_attention: norms of heads, rotary embedding, the way of new k and v into the cache, and attention over
-// it, for few tokens.
+// Family rope_attention: norms of heads, rotary embedding, store of new k and v in the cache, and attention over the
+// cache, for few tokens.
 #pragma once
 
 #include "ops/args.h"
@@ -16,7 +16,7 @@ Config default_config(const RopeAttentionDesc& desc, const DeviceInfo& device);
 Support supports(const RopeAttentionDesc& desc, const Config& config, const DeviceInfo& device);
 Cost cost(const RopeAttentionDesc& desc);
 size_t scratch_bytes(const RopeAttentionDesc& desc, const Config& config);
-// Throws PlanError for runs outside of the batch or the cache (CPU; on a GPU the caller checks).
+// Throws PlanError for runs outside the batch or the cache (CPU; on a GPU the caller checks).
 void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAttentionArgs& args, CpuContext& context);
 void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAttentionArgs& args, CudaStream& stream);
 

@@ -1,27 +1,28 @@
-// The draw where top-k keeps a few tokens: by the block that ends the row. All logits that can be among the best k go
-// to shared memory and are sorted there, so that no filter looks at the row again.
+// Sampling if top-k keeps a few tokens, by the block that finishes the row. All logits that can be among the best k are
+// copied to shared memory and sorted there, so that no filter reads the row again.
 #pragma once
 
 #include "ops/sample/row.cuh"
 
 namespace dyno::ops::sampling {
 
-// The largest top-k that is drawn so; and so many logits may be among the candidates for it.
+// The largest top-k for this method, and the maximum of candidates for it.
 constexpr int32_t kFewKept = 256;
 constexpr int kFewCandidates = kThreads;
 
 struct Few {
-  uint64_t found[kFewCandidates], sorted[kFewCandidates];  // ranks; `found` is in no order
+  uint64_t found[kFewCandidates], sorted[kFewCandidates];  // ranks; `found` is unordered
   int count;
 };
 
 __device__ __forceinline__ uint32_t key_of_rank(uint64_t rank) { return static_cast<uint32_t>(rank >> 32); }
 __device__ __forceinline__ uint32_t id_of_rank(uint64_t rank) { return ~static_cast<uint32_t>(rank); }
 
-// Sorts the candidates for the best k into few.sorted, the best first. Returns how many there are; more than
-// kFewCandidates: nothing is sorted.
+// Sorts the candidates for the best k to few.sorted, best first. Returns their number; if it is more than
+// kFewCandidates, nothing is sorted.
 __device__ __forceinline__ int sort_few(const Row& row, Few& few, int32_t k, uint32_t best) {
-  // So many chunks have one each above the k-th best of their bests: the k-th of all lies there or higher.
+  // At least k chunks have a logit that reaches the k-th best of the chunks' maxima. So the k-th best of all logits is
+  // there or higher.
   const uint32_t bound = last_reaching(kMinusInfinity + 1, best, k, *row.shared, [&](uint32_t, const auto& add) {
     for (uint32_t chunk = threadIdx.x; chunk < row.chunks; chunk += kThreads) add(row.best_of(chunk), 1);
   });
@@ -44,12 +45,12 @@ __device__ __forceinline__ int sort_few(const Row& row, Few& few, int32_t k, uin
   return count;
 }
 
-// The token, in all lanes of the one warp that calls this. `count` candidates stand in few.sorted; weight(logit) is the
-// share of a token that is kept.
+// Returns the token in all lanes of the warp that calls this. `count` candidates are in few.sorted; weight(logit) is
+// the unnormalised probability of a kept token.
 template <typename Weight>
 __device__ __forceinline__ int32_t draw_few(Few& few, int count, const SampleSettings& settings, float uniform,
                                             const Weight& weight) {
-  constexpr int kEach = kFewKept / 32;  // neighbours of a lane
+  constexpr int kEach = kFewKept / 32;  // adjacent candidates per lane
   const int lane = static_cast<int>(threadIdx.x % 32), first = kEach * lane;
   const float top = value_of(key_of_rank(few.sorted[0]));
   int kept = min(count, settings.top_k);
@@ -64,7 +65,7 @@ __device__ __forceinline__ int32_t draw_few(Few& few, int count, const SampleSet
     const double up_to = warp_prefix(own, lane);
     const double target = static_cast<double>(settings.top_p) * __shfl_sync(device::kFullMask, up_to, 31);
     double reached = up_to - own;
-    int before = 0;  // where the target is not reached yet
+    int before = 0;  // for lanes that have not reached the target
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       reached += mass[i];
@@ -80,14 +81,14 @@ __device__ __forceinline__ int32_t draw_few(Few& few, int count, const SampleSet
     }
     kept = max(warp_total(likely), 1);
   }
-  // By their ids.
+  // Sorts by id.
   for (int place = lane; place < kept; place += 32) {
     const uint32_t id = id_of_rank(few.sorted[place]);
     int lower = 0;
     for (int i = 0; i < kept; ++i) lower += id_of_rank(few.sorted[i]) < id ? 1 : 0;
     few.found[lower] = few.sorted[place];
   }
-  __syncwarp();  // in order
+  __syncwarp();  // sorted
   double parts[kEach], own = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {

@@ -19,7 +19,7 @@ struct SampleOperands {
 };
 DYNO_FIELDS(SampleOperands, logits)
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const SampleDesc& d, SampleArgs& a, Visitor& v) {
   v.in("logits", a.logits, d.m * d.n_vocab);

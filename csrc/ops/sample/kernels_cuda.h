@@ -8,21 +8,21 @@
 
 namespace dyno::ops {
 
-// Rows of one launch: each has a counter of the stream.
+// Maximum rows of one launch: each has a counter of the stream.
 inline constexpr int64_t kCudaMaxRows = 65535;
 static_assert(kCudaMaxRows < kStreamCounters);
 
-// Logits that a warp reads at once. Sums over them are made in an order that depends on nothing else, so that any
-// number of blocks draws the same token.
+// Logits that a warp reads at once. The order of sums over them depends on nothing else, so any number of blocks
+// samples the same token.
 inline constexpr int64_t kSampleChunk = 128;
 
-// The results that the blocks of one row leave for the last one: the best of each block, of each chunk its sum and its
-// best, and where top-p looks at the whole row, the chunk sorted, with two sums from its best on to each.
+// The results that the blocks of one row write for the last block: the best of each block; the sum and the maximum of
+// each chunk; and if top-p reads the whole row, the sorted chunk with two prefix sums from its best on.
 struct SampleScratch {
   int64_t chunks = 0, sums_offset = 0, maxima_offset = 0, keys_offset = 0, masses_offset = 0, weights_offset = 0,
           bytes = 0;
 };
-// `sorts`: for a row of sorts_row() as well.
+// `sorts`: also for rows with sorts_row().
 constexpr SampleScratch sample_scratch(int64_t n_vocab, int blocks, bool sorts) {
   SampleScratch s;
   s.chunks = (n_vocab + kSampleChunk - 1) / kSampleChunk;

@@ -1,5 +1,5 @@
-// A row of logits as the block sees it that draws from it: logits in an order of whole numbers, sums over a block in
-// one order whatever happens, and the search for the logit from which on enough is there.
+// A row of logits for the block that samples from it: ordered integer keys of logits, block sums in a fixed order, and
+// the search for the logit from which on a sum is reached.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace dyno::ops::sampling {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kPerLane = kSampleChunk / 32;
-constexpr uint32_t kSharedMaxima = 4096;  // chunks whose bests fit into shared memory: half a million logits
+constexpr uint32_t kSharedMaxima = 4096;  // chunks whose maxima fit into shared memory: half a million logits
 constexpr int32_t kAllIds = 0x7fffffff;
 
-// Orders logits as numbers do; NaN is below all and has 0 to itself.
+// Orders logits like numbers; NaN is below all and the only one with key 0.
 __device__ __forceinline__ uint32_t key_of(float x) {
   if (isnan(x)) return 0;
   const uint32_t bits = __float_as_uint(x == 0.0f ? 0.0f : x);  // both zeros are equal
@@ -26,7 +26,7 @@ __device__ __forceinline__ float value_of(uint32_t key) {
 constexpr uint32_t kMinusInfinity = 0x007fffffu;  // its key
 constexpr uint32_t kInfinity = 0xff800000u;
 
-// The larger, the better: a higher logit, of equals the lower id.
+// Higher ranks are better: a higher logit, or among equals the lower id.
 __device__ __forceinline__ uint64_t rank_of(uint32_t key, uint32_t id) { return uint64_t{key} << 32 | (~id); }
 __device__ __forceinline__ uint64_t warp_best(uint64_t rank) {
 #pragma unroll
@@ -42,7 +42,7 @@ __device__ __forceinline__ T warp_total(T value) {
   for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(device::kFullMask, value, offset);
   return value;
 }
-// Sum over the lanes up to and with this one.
+// Sum over the lanes up to and including this one.
 __device__ __forceinline__ double warp_prefix(double value, int lane) {
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
@@ -61,11 +61,12 @@ struct Shared {
   bool ends;
   uint32_t chunk;
   double before;
-  // Of each chunk, how many of its keys reach those that are still looked for: at least, at most, and one in between.
+  // For each chunk, the number of its keys that reach the searched key: lower bound, upper bound, and a value in
+  // between.
   uint8_t least[kSharedMaxima], most[kSharedMaxima], found[kSharedMaxima];
 };
 
-// Every thread gets the sum; ends with a barrier, so that the next one can follow at once.
+// Every thread gets the sum. Ends with a barrier, so that the next call can follow at once.
 template <typename T>
 __device__ __forceinline__ T block_total(T value, Shared& shared) {
   T* warps = reinterpret_cast<T*>(shared.warps);
@@ -74,7 +75,7 @@ __device__ __forceinline__ T block_total(T value, Shared& shared) {
   if (lane == 0) warps[warp] = value;
   __syncthreads();  // all warps' sums are written
   value = warp_total(lane < kWarps ? warps[lane] : T{0});
-  __syncthreads();  // and read
+  __syncthreads();  // … and read
   return value;
 }
 
@@ -82,7 +83,7 @@ struct Four {
   float x[kPerLane];
 };
 
-// One row, as the block sees it that ends it.
+// One row, for the block that finishes it.
 struct Row {
   const float* logits;
   uint32_t n, chunks;
@@ -96,7 +97,7 @@ struct Row {
   __device__ __forceinline__ uint32_t last_of(uint32_t chunk) const {
     return chunk * static_cast<uint32_t>(kSampleChunk) + static_cast<uint32_t>(kSampleChunk - 1);
   }
-  // The chunks of a thread, where each takes a piece of the row.
+  // The chunks of a thread, if each thread takes a piece of the row.
   struct Piece {
     uint32_t begin, end;
   };
@@ -105,7 +106,7 @@ struct Row {
     const uint32_t begin = min(threadIdx.x * each, chunks);
     return {begin, min(begin + each, chunks)};
   }
-  // Of `first` and the ids behind it; NaN, which nothing takes, past the end.
+  // The logits of `first` and the next ids; past the end NaN, which is never used.
   __device__ __forceinline__ Four load(uint32_t first) const {
     Four out;
     if (aligned && first + kPerLane <= n) {
@@ -120,8 +121,9 @@ struct Row {
     return chunks <= kSharedMaxima ? shared->maxima[chunk] : __ldcg(maxima + chunk);
   }
 
-  // Chunks over warps, 32 at a time with one for each lane: skip(chunk) by the lanes whose chunk has nothing from
-  // `least` on, visit(chunk) by the warp for each of the others. The 32 lie far from each other, for likely ids do not.
+  // Processes chunks over warps, 32 at a time with one per lane: skip(chunk) by lanes whose chunk has no key from
+  // `least` on; visit(chunk) by the warp for each other chunk. The 32 chunks are far apart, because likely ids are
+  // often close together.
   template <typename Skip, typename Visit>
   __device__ __forceinline__ void for_each_chunk(uint32_t least, const Skip& skip, const Visit& visit) const {
     const uint32_t lane = threadIdx.x % 32, groups = (chunks + 31) / 32;
@@ -134,7 +136,7 @@ struct Row {
       }
     }
   }
-  // of(key, id, logit) for all logits from `least` on, which is no NaN's.
+  // Calls of(key, id, logit) for all logits with keys from `least` on; `least` must be above the key of NaN.
   template <typename Of>
   __device__ __forceinline__ void for_each(uint32_t least, const Of& of) const {
     for_each_chunk(
@@ -149,7 +151,7 @@ struct Row {
           }
         });
   }
-  // The sum of the same.
+  // The sum of the results of of().
   template <typename T, typename Of>
   __device__ __forceinline__ T total(uint32_t least, const Of& of) const {
     T sum = 0;
@@ -158,9 +160,9 @@ struct Row {
   }
 };
 
-// The largest key in [low, high] from which on the values of all keys sum up to `target`; `low` if none above it does.
-// for_each(least, add) calls add(key, value) for every key from `least` on, perhaps for others. A step tries eight
-// parts of what is left at once: it takes as many barriers as one that halves it.
+// The largest key in [low, high] such that the values of all keys from it on add up to `target`; `low` if there is none
+// above it. for_each(least, add) calls add(key, value) for every key from `least` on, and may call it for others. A
+// step tests eight parts of the remaining range at once, because it needs as many barriers as a step that halves it.
 template <typename T, typename ForEach>
 __device__ __forceinline__ uint32_t last_reaching(uint32_t low, uint32_t high, T target, Shared& shared,
                                                   const ForEach& for_each) {
@@ -184,7 +186,7 @@ __device__ __forceinline__ uint32_t last_reaching(uint32_t low, uint32_t high, T
     for (int i = 0; i < kWarps && lane < kSteps; ++i) sum += sums_of_warps[i * kSteps + lane];
     const bool reaches = lane < kSteps && low + (lane + 1) * step <= high && sum >= target;
     const auto passed = static_cast<uint32_t>(__ffs(~__ballot_sync(device::kFullMask, reaches)) - 1);
-    __syncthreads();  // and read
+    __syncthreads();  // … and read
     if (passed < kSteps) high = min(high, low + (passed + 1) * step - 1);
     low += passed * step;
   }

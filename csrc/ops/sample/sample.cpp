@@ -1,10 +1,10 @@
-// Draws tokens. For one row, with candidates in descending order of logit (ties: lower id first):
+// Samples tokens. For one row, with candidates in descending order of logit (ties: lower id first):
 //   top-k   keeps the first k
 //   top-p   keeps the shortest prefix whose probability among the kept reaches p
 //   min-p   keeps those with at least min_p times the probability of the best
-//   then probabilities are sharpened or flattened by the temperature, and the draw walks the kept tokens in the order
-//   of their ids until the cumulative probability exceeds `uniform`.
-// At least one candidate stays. A NaN logit is never drawn; with `finite_only` no token of its row is.
+//   then the temperature scales the logits, and sampling adds the probabilities of the kept tokens in the order of
+//   their ids until the sum exceeds `uniform`.
+// At least one candidate is kept. A NaN logit is never sampled; with `finite_only`, neither is any token of its row.
 #include "ops/sample/sample.h"
 
 #include <bit>
@@ -33,8 +33,8 @@ struct Candidate {
 
 bool worse(const Candidate& a, const Candidate& b) { return a.logit < b.logit || (a.logit == b.logit && a.id > b.id); }
 
-// Whether a row is one that `finite_only` draws from. By bits and without a branch, so that compilers make vectors of
-// it: it runs for every token.
+// Whether `finite_only` samples from the row. Uses bits and no branch, so that compilers vectorise it, because it runs
+// for every token.
 bool is_finite(const float* logits, int64_t n) {
   constexpr uint32_t kInfinity = 0x7f800000, kSign = 0x80000000;
   uint32_t wrong = 0;
@@ -57,7 +57,7 @@ int32_t greedy(const float* logits, int64_t n) {
 
 double probability(float logit, float best) { return std::exp(static_cast<double>(logit) - static_cast<double>(best)); }
 
-// Sorts the candidates that pass the filters to the back of `all`, the best one last; returns how many they are.
+// Sorts the candidates that pass the filters to the end of `all`, best last; returns their number.
 int64_t filter(Candidate* all, int64_t n, const SampleSettings& settings) {
   std::make_heap(all, all + n, worse);
   const float best = all[0].logit;

@@ -1,4 +1,4 @@
-// Family sample: draws one token per row of logits.
+// Family sample: samples one token per row of logits.
 #pragma once
 
 #include "ops/args.h"
@@ -16,14 +16,14 @@ Config default_config(const SampleDesc& desc, const DeviceInfo& device);
 Support supports(const SampleDesc& desc, const Config& config, const DeviceInfo& device);
 Cost cost(const SampleDesc& desc);
 size_t scratch_bytes(const SampleDesc& desc, const Config& config);
-// Filters in the order top-k, top-p, min-p, then temperature; see sample.cpp.
+// Applies top-k, top-p, min-p, then temperature; see sample.cpp.
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CpuContext& context);
-// `row_settings` lie in device memory: a captured launch draws by the values that are there when it is replayed.
+// `row_settings` is device memory: a captured launch uses the values at the time of its replay.
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CudaStream& stream);
-// The same where no row of `row_settings` is one of sorts_row(), in a fraction of the memory.
+// The same if no row of `row_settings` needs sorts_row(), with a fraction of the memory.
 size_t unsorted_scratch_bytes(const SampleDesc& desc, const Config& config);
 void launch_unsorted(const Config& config, const SampleDesc& desc, const SampleArgs& args, CudaStream& stream);
-// Throws PlanError for a value that means nothing.
+// Throws PlanError for an invalid value.
 void check_settings(const SampleSettings& settings);
 
 }  // namespace dyno::ops

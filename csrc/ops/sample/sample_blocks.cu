@@ -1,11 +1,11 @@
-// A token from each row of logits, by the rules of sample.cpp and in its order.
+// Samples a token from each row of logits, with the rules and the order of sample.cpp.
 //
-// All blocks look at the row once: the best of it and of every chunk, and sums over chunks where the whole row is drawn
-// from. The block that is through last goes on alone: it finds the logit at which the filters cut and walks what is
-// kept. A chunk whose best lies below what is asked for is not read, so top-k reads a few dozen chunks, once (few.cuh).
-// Top-p alone may keep most of the row: for it all blocks sort their chunks and sum them up from the best on, so that
-// the last one looks into each chunk once for every logit that it tries. Every sum is made in one order, whatever the
-// number of blocks.
+// All blocks read the row once and compute its best logit, the maximum of every chunk, and sums over chunks if tokens
+// are sampled from the whole row. The last block to finish continues alone: it finds the logit at which the filters
+// cut, and walks the kept tokens. Chunks whose maximum is below the searched logit are not read, so top-k reads a few
+// dozen chunks once (few.cuh). Top-p alone may keep most of the row. For it, all blocks sort their chunks and compute
+// prefix sums from the best on, so that the last block reads each chunk once per tested logit. The order of every sum
+// is independent of the number of blocks.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -24,13 +24,13 @@ namespace sampling {
 namespace {
 
 struct Scratch {
-  uint64_t* bests;   // of each block
-  double* sums;      // of each chunk, relative to its best where they are of whole chunks
-  uint32_t* maxima;  // of each chunk, as keys
+  uint64_t* bests;   // per block
+  double* sums;      // per chunk, relative to its best for sums over whole chunks
+  uint32_t* maxima;  // per chunk, as keys
   Sorted sorted;
 };
 
-// By the block that is through last. In thread 0: the token.
+// Called by the last block. Returns the token in thread 0.
 __device__ int32_t finish_row(const Row& row, const SampleSettings& settings, const Scratch& scratch, Few& few,
                               uint64_t rank, float uniform) {
   const auto best = static_cast<uint32_t>(rank >> 32);
@@ -39,7 +39,7 @@ __device__ int32_t finish_row(const Row& row, const SampleSettings& settings, co
   for (uint32_t chunk = threadIdx.x; chunk < row.chunks && row.chunks <= kSharedMaxima; chunk += kThreads) {
     row.shared->maxima[chunk] = __ldcg(row.maxima + chunk);
   }
-  __syncthreads();  // maxima
+  __syncthreads();  // maxima are written
   const auto weight = [&](float logit) {
     const double distance = static_cast<double>(logit) - static_cast<double>(top);
     return distance == 0.0 ? 1.0 : exp(distance * inverse);
@@ -74,7 +74,7 @@ __device__ int32_t finish_row(const Row& row, const SampleSettings& settings, co
   }
   uint32_t least = cut.key > kMinusInfinity ? cut.key : kMinusInfinity + 1;
   if (by_ratio) {
-    // Only which chunks are read: a little too low.
+    // Only determines which chunks are read, so it is slightly too low.
     const uint32_t bound =
         key_of(static_cast<float>(static_cast<double>(top) + log(ratio) - 1e-3) - 1e-3f * fabsf(top));
     least = bound > least ? bound : least;
@@ -99,14 +99,14 @@ __device__ int32_t finish_row(const Row& row, const SampleSettings& settings, co
   if (!sorted) {
     row.for_each_chunk(least, [&](uint32_t chunk) { scratch.sums[chunk] = 0; }, add_up);
   } else if (cut.id != kAllIds) {
-    __syncthreads();  // all chunks' sums, of which one is not right yet
+    __syncthreads();  // the sums of all chunks are written, one of which is corrected below
     if (threadIdx.x < 32) add_up(static_cast<uint32_t>(cut.id) / static_cast<uint32_t>(kSampleChunk));
   }
-  __syncthreads();  // sums, read by other threads of the block
+  __syncthreads();  // sums that other threads of the block read
   return walk(row, [&](uint32_t chunk) { return __ldcg(scratch.sums + chunk); }, drawn_at, kept_weight);
 }
 
-// Grid: blocks of a row, rows.
+// Grid: blocks per row, rows.
 __global__ void __launch_bounds__(kThreads)
     sample_blocks(SampleArgs args, uint32_t n, SampleScratch layout, std::byte* workspace, int32_t* counters) {
   device::let_next_start();
@@ -132,12 +132,12 @@ __global__ void __launch_bounds__(kThreads)
   const bool draws = settings.temperature > 0.0f;
   const bool by_count = settings.top_k > 0 && static_cast<uint32_t>(settings.top_k) < n;
   const bool sorts = sorts_row(settings, n);
-  // Sums over whole chunks, where no filter stands before the draw.
+  // Sums over whole chunks, if no filter is applied before sampling.
   const bool weights = draws && !by_count && !sorts && !(settings.min_p > 0.0f);
   const double inverse = 1.0 / static_cast<double>(settings.temperature);
 
   uint64_t rank = 0;
-  bool undefined = false;  // a logit of the row itself is NaN
+  bool undefined = false;  // a logit of the row is NaN
   for (uint32_t chunk = blockIdx.x * kWarps + warp; chunk < row.chunks; chunk += gridDim.x * kWarps) {
     const uint32_t first = row.first_of(chunk, lane);
     const Four four = row.load(first);
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const uint32_t at = key_of(four.x[i]);
-      // Past the end stand ids that are none: a row without a number gives its first.
+      // Past the end, ids are invalid; a row without numbers gives its first id.
       const uint64_t found = first + i < n ? rank_of(at, first + i) : 0;
       rank = found > rank ? found : rank;
       undefined |= at == 0 && first + i < n;
@@ -176,13 +176,13 @@ __global__ void __launch_bounds__(kThreads)
       scratch.sums[chunk] = sum;
     }
   }
-  // Above every rank, so that it comes to the end of the row by the same way.
+  // Above every rank, so that it wins the same reduction over the row.
   if (args.finite_only && undefined) rank = ~uint64_t{0};
   rank = warp_best(rank);
   uint64_t* ranks = reinterpret_cast<uint64_t*>(shared.warps);
   if (lane == 0) ranks[warp] = rank;
-  __threadfence();  // maxima and sums come before the count
-  __syncthreads();  // ranks of warps, and all of the block's writes
+  __threadfence();  // maxima and sums are visible before the count
+  __syncthreads();  // ranks of warps, and all writes of the block
   if (warp == 0) {
     rank = warp_best(lane < kWarps ? ranks[lane] : 0);
     if (lane == 0) {

@@ -1,4 +1,4 @@
-// How a token is drawn, as one value: what SampleArgs says launch by launch, a generation keeps.
+// The settings of sampling as one value. SampleArgs has them for each launch; a generation keeps them.
 #pragma once
 
 #include "ops/args.h"
@@ -17,7 +17,7 @@ constexpr SampleSettings settings_of(const SampleArgs& args, int64_t row) {
   return {args.temperature, args.top_k, args.top_p, args.min_p};
 }
 
-// Whether top-p looks at a whole row of `n` logits, so that a GPU sorts its chunks.
+// Whether top-p reads a whole row of `n` logits, so that a GPU sorts its chunks.
 constexpr bool sorts_row(const SampleSettings& settings, int64_t n) {
   const bool by_count = settings.top_k > 0 && settings.top_k < n;
   return settings.temperature > 0.0f && !by_count && settings.top_p < 1.0f;

@@ -1,5 +1,6 @@
-// Top-p over a whole row without reading it again and again: all blocks sort their chunks and sum up from the best of
-// each on, so that the block that ends the row finds the mass from any logit on by a look into every chunk.
+// Top-p over a whole row without repeated reads: all blocks sort their chunks and compute prefix sums from the best of
+// each on. The block that finishes the row then finds the total probability from any logit on with one lookup per
+// chunk.
 #pragma once
 
 #include "ops/sample/filters.cuh"
@@ -7,15 +8,15 @@
 
 namespace dyno::ops::sampling {
 
-// Of all chunks, [chunks][kSampleChunk]: keys from the largest on, and the sums of probabilities and of weights up to
-// and with each of them, relative to the best of the chunk.
+// For all chunks, [chunks][kSampleChunk]: keys in descending order, and the sums of probabilities and of weights up to
+// and including each of them, relative to the best of the chunk.
 struct Sorted {
   uint32_t* keys;
   double* masses;
   double* weights;
 };
 
-// Bitonic, over a warp with kPerLane keys a lane: from the largest to the smallest in the order of lanes.
+// Bitonic sort over a warp with kPerLane keys per lane: in descending order over the lanes.
 __device__ __forceinline__ void sort_keys(uint32_t (&keys)[kPerLane], uint32_t lane) {
 #pragma unroll
   for (uint32_t size = 2; size <= kSampleChunk; size *= 2) {
@@ -39,7 +40,7 @@ __device__ __forceinline__ void sort_keys(uint32_t (&keys)[kPerLane], uint32_t l
   }
 }
 
-// By a warp, of a chunk whose best is `best`, a finite number's.
+// Sorts a chunk by a warp; `best` is the key of a finite number.
 __device__ __forceinline__ void sort_chunk(const Sorted& sorted, uint32_t chunk, uint32_t (&keys)[kPerLane],
                                            uint32_t best, double inverse_temperature) {
   const uint32_t lane = threadIdx.x % 32;
@@ -59,7 +60,7 @@ __device__ __forceinline__ void sort_chunk(const Sorted& sorted, uint32_t chunk,
     masses[i] = mass;
     weights[i] = weight;
   }
-  // Of the lanes before.
+  // The sums of the previous lanes.
   mass = __shfl_up_sync(device::kFullMask, warp_prefix(mass, static_cast<int>(lane)), 1);
   weight = __shfl_up_sync(device::kFullMask, warp_prefix(weight, static_cast<int>(lane)), 1);
 #pragma unroll
@@ -69,13 +70,13 @@ __device__ __forceinline__ void sort_chunk(const Sorted& sorted, uint32_t chunk,
   }
 }
 
-// The row from its best down to a key, by the block that ends it. A thread looks only at its piece.
+// The row from its best down to a key, for the block that finishes it. A thread reads only its piece.
 struct Heads {
   const Row& row;
   const Sorted& sorted;
-  const double* scales;  // of each chunk: the probability of its best, relative to the row's
+  const double* scales;  // per chunk: the probability of its best, relative to the row's best
 
-  // Keys of a chunk that reach `key`.
+  // Number of keys of a chunk that reach `key`.
   __device__ __forceinline__ uint32_t count(uint32_t chunk, uint32_t key) const {
     if (row.best_of(chunk) < key) return 0;
     const bool known = chunk < kSharedMaxima;
@@ -96,14 +97,14 @@ struct Heads {
     return n > 0 ? sums[size_t{chunk} * kSampleChunk + n - 1] : 0.0;
   }
 
-  // With visit(chunk) for each of the thread's.
+  // Calls visit(chunk) for each of the thread's chunks.
   template <typename Visit>
   __device__ __forceinline__ void for_own(const Visit& visit) const {
     const auto [begin, end] = row.piece();
     for (uint32_t chunk = begin; chunk < end; ++chunk) visit(chunk);
   }
 
-  // Every thread gets it; never less for a smaller key but by rounding.
+  // Every thread gets the result. It does not decrease for a smaller key, except by rounding.
   __device__ __forceinline__ double mass_from(uint32_t key) const {
     double sum = 0;
     for_own([&](uint32_t chunk) {
@@ -113,7 +114,7 @@ struct Heads {
     });
     return block_total(sum, *row.shared);
   }
-  // After mass_from(key): from now on only keys above it are looked for, or only others.
+  // Called after mass_from(key): the search continues only above this key, or only at or below it.
   __device__ __forceinline__ void narrow(bool above) const {
     for_own([&](uint32_t chunk) {
       if (chunk >= kSharedMaxima) return;
@@ -122,7 +123,7 @@ struct Heads {
   }
 };
 
-// The smallest key up to `best` whose probability relative to the best one's is `ratio` or more.
+// The smallest key up to `best` whose probability relative to the best one is at least `ratio`.
 __device__ __forceinline__ uint32_t least_probable(uint32_t best, double ratio) {
   uint32_t low = kMinusInfinity + 1, high = best;
   const auto top = static_cast<double>(value_of(best));
@@ -137,8 +138,8 @@ __device__ __forceinline__ uint32_t least_probable(uint32_t best, double ratio) 
   return low;
 }
 
-// The tokens that top-p keeps of a whole row, and min-p of them (`ratio` 0: all). Leaves in `sums` what each chunk has
-// of it, for walk(), but for the chunk in which the cut's id lies, if it has one.
+// The tokens that top-p keeps of a whole row, and of these the ones that min-p keeps (`ratio` 0: all). Writes each
+// chunk's sum of kept weights to `sums`, for walk(); except for the chunk with the cut's id, if it has one.
 template <typename Weight>
 __device__ Cut top_p_sorted(const Row& row, const Sorted& sorted, float p, double ratio, uint32_t best, double* sums,
                             const Weight& weight) {
@@ -178,11 +179,11 @@ __device__ Cut top_p_sorted(const Row& row, const Sorted& sorted, float p, doubl
     const int32_t id = walk(
         row, [&](uint32_t chunk) { return static_cast<double>(equal(chunk)); }, [&](double) { return wanted - 0.5; },
         [&](uint32_t key, int32_t, float) { return key == low ? 1.0 : 0.0; });
-    __syncthreads();  // the walk, which used what is written now
+    __syncthreads();  // the walk has finished with the memory that is written next
     if (threadIdx.x == 0) row.shared->first = id;
-    __syncthreads();  // the id
+    __syncthreads();  // the id is written
     cut.id = row.shared->first;
-    __syncthreads();  // read by all
+    __syncthreads();  // all threads have read it
   }
   if (const uint32_t key = ratio > 0 ? least_probable(best, ratio) : 0; key > low) {
     cut = {key, kAllIds};

@@ -1,26 +1,26 @@
-// Which id of a row a cumulative sum reaches, by the block that ends the row.
+// Finds the id of a row at which a cumulative sum reaches a target, by the block that finishes the row.
 #pragma once
 
 #include "ops/sample/row.cuh"
 
 namespace dyno::ops::sampling {
 
-// Walks ids in order until the sum exceeds target(total). sum_of(chunk) is the sum of a chunk; of(key, id, logit) what
-// an id adds to it, 0 of one that is passed over. Where rounding leaves the target unreached, the last one that adds
-// anything is taken. In warp 0: the id. Other warps are through before that one; a barrier has to come before shared
-// memory is used again.
+// Walks ids in order until the sum exceeds target(total). sum_of(chunk) is the sum of a chunk; of(key, id, logit) is
+// the contribution of an id, 0 if it is skipped. If rounding leaves the target unreached, the last id with a
+// contribution is taken. Warp 0 returns the id. Other warps return earlier, so a barrier is needed before shared memory
+// is used again.
 template <typename SumOf, typename Target, typename Of>
 __device__ __forceinline__ int32_t walk(const Row& row, const SumOf& sum_of, const Target& target_of, const Of& of) {
   Shared& shared = *row.shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  // A piece of the row for each thread, then the chunk within the piece, then the id within the chunk.
+  // First the piece of a thread, then the chunk within the piece, then the id within the chunk.
   const auto [begin, end] = row.piece();
   double own = 0;
   for (uint32_t chunk = begin; chunk < end; ++chunk) own += sum_of(chunk);
   const double in_warp = warp_prefix(own, lane);
   if (lane == 31) shared.warps[warp] = in_warp;
   if (threadIdx.x == 0) shared.first = kThreads, shared.last = 0;
-  __syncthreads();  // sums of warps
+  __syncthreads();  // sums of warps are written
   double before = 0, total = 0;
   for (int i = 0; i < kWarps; ++i) {
     if (i == warp) before = total;
@@ -31,7 +31,7 @@ __device__ __forceinline__ int32_t walk(const Row& row, const SumOf& sum_of, con
     if (before + in_warp > target) atomicMin(&shared.first, static_cast<int>(threadIdx.x));
     atomicMax(&shared.last, static_cast<int>(threadIdx.x));
   }
-  __syncthreads();  // first and last
+  __syncthreads();  // first and last are written
   if (static_cast<int>(threadIdx.x) == (shared.first < kThreads ? shared.first : shared.last)) {
     double reached = before + (in_warp - own);
     for (uint32_t chunk = begin; chunk < end; ++chunk) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ int32_t walk(const Row& row, const SumOf& sum_of, con
       if (reached > target) break;
     }
   }
-  __syncthreads();  // the chunk
+  __syncthreads();  // the chunk is written
   if (warp != 0) return 0;
   const uint32_t first = row.first_of(shared.chunk, lane);
   const Four four = row.load(first);

@@ -1,11 +1,11 @@
-// A short convolution: as many channels at a time as a vector holds, their last inputs in registers.
+// A short convolution: one vector of channels at a time, with their last inputs in registers.
 #include "ops/short_conv/kernels.h"
 #include "ops/simd.h"
 
 namespace DYNO_KERNEL_NAMESPACE {
 namespace {
 
-// `count` of a vector's lanes; the others are zeros.
+// Loads `count` lanes of a vector; the others are zeros.
 vf load_part(const float* p, int64_t count) {
   if (count == kLanes) return load(p);
   float lanes[kLanes] = {};
@@ -36,7 +36,7 @@ void conv(const ShortConvArgs& args, const ShortConvShape& shape, int64_t begin,
       const SequenceRun& run = args.runs[r];
       if (run.n_tokens == 0) continue;
       float* state = args.state + run.slot * ((kTaps - 1) * n) + c;
-      vf inputs[kTaps];  // the oldest first
+      vf inputs[kTaps];  // oldest first
       for (int j = 0; j + 1 < kTaps; ++j) inputs[j] = run.position == 0 ? vf{} : load_part(state + j * n, count);
       for (int64_t t = run.first_token; t < int64_t{run.first_token} + run.n_tokens; ++t) {
         vf u = load_part(args.x + t * args.x_stride + c, count);
@@ -70,7 +70,7 @@ void conv_channels(const ShortConvArgs& args, const ShortConvShape& shape, int64
       return conv<6>(args, shape, begin, end);
     case 7:
       return conv<7>(args, shape, begin, end);
-    default:  // kMaxTaps; supports() accepts no other
+    default:  // kMaxTaps; supports() accepts nothing larger
       return conv<8>(args, shape, begin, end);
   }
 }

@@ -1,4 +1,4 @@
-// A short convolution: a thread for a channel and a strip of the tokens of a run.
+// A short convolution: one thread per channel and strip of a run's tokens.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace dyno::ops {
 namespace {
 
-constexpr int kTogether = 8;  // tokens whose inputs a thread loads before it needs the first
+constexpr int kTogether = 8;  // tokens whose inputs a thread loads before the first use
 
 // Tokens [begin, end) of a run.
 struct Strip {
@@ -18,7 +18,7 @@ struct Strip {
   int begin = 0, end = 0;
 };
 
-// Strips of `length` tokens: first the first one of each run, then the others of all runs in their order.
+// Strips of `length` tokens: first the first strip of each run, then the other strips of all runs in order.
 __device__ __forceinline__ Strip strip_of(const ShortConvArgs& args, int64_t number, int length) {
   Strip out;
   if (number < args.n_runs) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void convolve(const ShortConvArgs& args, const ShortC
     const float u = args.x[row * args.x_stride + c];
     return desc.gated ? u * args.before[row * args.before_stride + c] : u;
   };
-  // The input `back` tokens before the first one of the run.
+  // The input `back` tokens before the run's first token.
   const auto kept = [&](int back) { return run.position == 0 ? 0.0f : state[(kTaps - 1 - back) * desc.n]; };
 #pragma unroll
   for (int j = 0; j < kTaps; ++j) weights[j] = args.w[c * kTaps + j];
@@ -61,7 +61,7 @@ __device__ __forceinline__ void convolve(const ShortConvArgs& args, const ShortC
     inputs[j] = t < 0 ? kept(-t) : input(t);
   }
   if (begin == 0) {
-    // The thread that reads the old state writes the new one: threads of other strips only read x.
+    // The thread that reads the old state writes the new one; threads of other strips read only x.
     float last[kTaps - 1];
 #pragma unroll
     for (int j = 0; j + 1 < kTaps; ++j) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void convolve(const ShortConvArgs& args, const ShortC
   }
 }
 
-// Blocks go over channels and, with stride gridDim.y, over `strips` strips, of which the last ones may not exist.
+// Blocks cover channels and, with stride gridDim.y, `strips` strips, the last of which may not exist.
 template <int kTaps>
 __global__ void __launch_bounds__(256)
     conv_threads(ShortConvArgs args, ShortConvDesc desc, int64_t strips, int length) {
@@ -111,9 +111,9 @@ __global__ void __launch_bounds__(256)
 
 void short_conv_cuda(const ShortConvArgs& args, const ShortConvDesc& desc, int threads, CudaStream& stream) {
   if (args.n_runs == 0) return;
-  // Longer strips read fewer inputs twice; shorter ones fill the device at a few hundred tokens.
+  // Longer strips read fewer inputs twice; shorter strips fill the device at a few hundred tokens.
   const int length = desc.m >= 2048 ? 64 : 16;
-  constexpr int64_t kMostBlocks = 65535;  // in that direction of a grid
+  constexpr int64_t kMostBlocks = 65535;  // maximum of that grid dimension
   const int64_t strips = args.n_runs + desc.m / length;
   const dim3 grid(static_cast<unsigned>((desc.n + threads - 1) / threads),
                   static_cast<unsigned>(std::min(strips, kMostBlocks)));

@@ -27,15 +27,15 @@ DYNO_FIELDS(ShortConvOperands, x, before, after, w, bias, state_index, y)
 
 DYNO_FIELDS(ShortConvArgs, x, x_stride, before, before_stride, after, after_stride, w, bias, state, slot_positions,
             runs, n_runs, y, y_stride)
-// Given by the u-batch.
+// Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<ShortConvArgs>) {
   return {"state", "slot_positions", "runs", "n_runs"};
 }
 
-// No argument of its name.
+// Operands without an argument of the same name.
 constexpr FieldNames only_plan(std::type_identity<ShortConvOperands>) { return {"state_index"}; }
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const ShortConvDesc& d, ShortConvArgs& a, Visitor& v) {
   v.runs(d.m, a);

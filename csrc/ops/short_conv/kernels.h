@@ -13,7 +13,7 @@ struct ShortConvShape {
 
 // clang-format off
 DYNO_DECLARE_KERNELS(
-    // Channels [begin, end) of all runs.
+    // Computes channels [begin, end) of all runs.
     void conv_channels(const ShortConvArgs& args, const ShortConvShape& shape, int64_t begin, int64_t end);
 )
 // clang-format on

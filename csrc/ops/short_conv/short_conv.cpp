@@ -15,7 +15,7 @@ namespace dyno::ops {
 
 namespace {
 
-constexpr int64_t kUnit = 16;  // channels that one thread takes together: the widest vector
+constexpr int64_t kUnit = 16;  // channels that one thread processes together: the widest vector
 
 }  // namespace
 

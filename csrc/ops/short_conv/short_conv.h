@@ -8,16 +8,16 @@
 
 namespace dyno::ops {
 
-// y_t[c] = f(bias[c] + sum over j < taps of w[c, j] * u_(t - taps + 1 + j)[c]), where u is x, or with `gated` before *
-// x, and f is the identity, or with `silu` SiLU. With `gated`, y is multiplied by `after`. The taps - 1 inputs before a
-// run come from the state of its sequence, and are zeros where the run begins at position 0; the run leaves its own
-// last ones there.
+// y_t[c] = f(bias[c] + sum over j < taps of w[c, j] * u_(t - taps + 1 + j)[c]). u is x, or before * x with `gated`; f
+// is the identity, or SiLU with `silu`. With `gated`, y is multiplied by `after`. The taps - 1 inputs before a run come
+// from the state of its sequence; they are zeros if the run starts at position 0. The run writes its own last inputs to
+// the state.
 struct ShortConvDesc {
   int64_t m = 1, n = 0, taps = 0;
   bool silu = false;
   bool gated = false;
   friend bool operator==(const ShortConvDesc&, const ShortConvDesc&) = default;
-  int64_t state_elements() const { return (taps - 1) * n; }  // of a sequence
+  int64_t state_elements() const { return (taps - 1) * n; }  // per sequence
 };
 
 inline constexpr int64_t kMaxTaps = 8;

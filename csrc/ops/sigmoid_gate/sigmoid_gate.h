@@ -7,8 +7,8 @@
 
 namespace dyno::ops {
 
-// y[m, n] = x * sigmoid(gate[m, gates]): each gate scales n / gates elements that follow each other. One gate for each
-// element gates the output of attention, one for a whole row that of a shared expert.
+// y[m, n] = x * sigmoid(gate[m, gates]): each gate scales n / gates adjacent elements. The gate of attention's output
+// has one value per element; the gate of a shared expert has one per row.
 struct SigmoidGateDesc {
   int64_t m = 1, n = 0, gates = 0;
   friend bool operator==(const SigmoidGateDesc&, const SigmoidGateDesc&) = default;
@@ -16,7 +16,7 @@ struct SigmoidGateDesc {
 
 struct SigmoidGateArgs {
   const float* x = nullptr;
-  int64_t x_stride = 0;  // between tokens, as below
+  int64_t x_stride = 0;  // between tokens, as the next ones
   const float* gate = nullptr;
   int64_t gate_stride = 0;
   float* y = nullptr;  // may be x

@@ -1,4 +1,4 @@
-// y = x * sigmoid(gate), a thread for each element.
+// y = x * sigmoid(gate), one thread per element.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"

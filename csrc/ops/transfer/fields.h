@@ -20,7 +20,7 @@ struct TransferOperands {
 DYNO_FIELDS(TransferOperands, x, y)
 DYNO_FIELDS(TransferArgs, x, y)
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const TransferDesc& d, TransferArgs& a, Visitor& v) {
   v.bytes("x", a.x, d.bytes());

@@ -31,7 +31,7 @@ Cost cost(const TransferDesc& desc) { return {static_cast<double>(desc.bytes()) 
 size_t scratch_bytes(const TransferDesc&, const Config&) { return 0; }
 
 void launch(const Config& config, const TransferDesc& desc, const TransferArgs& args, CpuContext& context) {
-  // Whole cache lines to a thread.
+  // Each thread copies whole cache lines.
   constexpr int64_t kLine = 64;
   const int64_t bytes = desc.bytes();
   parallel_ranges(context, (bytes + kLine - 1) / kLine, kLine, bytes_params::of(config).grain * 1024,

@@ -1,4 +1,4 @@
-// Family transfer: a value from the memory of one device to that of another.
+// Family transfer: copies a value from the memory of one device to another.
 #pragma once
 
 #include "ops/cpu_context.h"
@@ -7,8 +7,8 @@
 
 namespace dyno::ops {
 
-// y = x: `fixed` bytes and m rows of `row` bytes, contiguous. The launch belongs to the device of y. On a GPU one of
-// the two may lie in host memory.
+// y = x: `fixed` bytes and m rows of `row` bytes, contiguous. The launch belongs to the device of y. On a GPU, one of
+// the two may be in host memory.
 struct TransferDesc {
   int64_t m = 1, row = 0, fixed = 0;
   friend bool operator==(const TransferDesc&, const TransferDesc&) = default;

@@ -29,7 +29,7 @@ DYNO_FIELDS(UpGateOperands, x, norm, w_gate, w_up, bias_gate, bias_up, y)
 
 DYNO_FIELDS(UpGateArgs, x, x_stride_bytes, w_gate, w_up, bias_gate, bias_up, y, y_stride, norm)
 
-// The arguments of a launch by itself: what they are called, and how far they reach.
+// Names and sizes of a single launch's arguments.
 template <typename Visitor>
 void arguments(const UpGateDesc& d, UpGateArgs& a, Visitor& v) {
   const int64_t x_row = act_row_bytes(d.act, d.k);
