@@ -145,7 +145,7 @@ def test_runs_outside_of_the_cache_are_errors(runs: list[tuple[int, int, int]], 
 
 def test_a_window_or_cap_of_nothing_is_an_error() -> None:
     cache = Cache(7)
-    with pytest.raises(PlanError, match="window 0"):
+    with pytest.raises(PlanError, match="window is 0; expected 1 or more"):
         cache.run([(0, 0, 3)], None, window=0)
 
 

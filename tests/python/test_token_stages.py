@@ -1,8 +1,9 @@
-"""The figures of `benchmarks/token_stages.py`, from lines that stand in for its program's."""
+"""The figures of `benchmarks/token_stages.py`, from lines that stand in for those of its program."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import stat
 import sys
 from pathlib import Path
@@ -56,3 +57,9 @@ def test_each_model_has_one_routed_stage_a_layer_or_none(stages: ModuleType) -> 
         routed = [size for size, is_routed in layer if is_routed]
         assert len(routed) == (0 if name in ("llama-8b", "qwen3-8b") else 1)
         assert len(stages.programs()[name]) == layers * len(layer)
+
+
+def test_the_program_compiles(stages: ModuleType, tmp_path: Path) -> None:
+    if "DYNO_CUDA_BUILD" not in os.environ:
+        pytest.skip("`make cuda-check` sets DYNO_CUDA_BUILD where a CUDA toolkit is")
+    assert os.access(stages.built(tmp_path, "sm_90a"), os.X_OK)
