@@ -58,7 +58,7 @@ def test_several_configurations_share_their_data() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threads": 0}, "0 threads"),
+        ({"threads": 0}, "threads is 0; expected 1 to 1024"),
         ({"min_seconds": -1.0}, "min_seconds=-1"),
         ({"min_seconds": float("nan")}, "min_seconds=nan"),
         ({"rotate_bytes": 1 << 60}, "more than half of the memory"),
