@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from dyno import profiles
@@ -28,6 +28,9 @@ from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.simulated.surfaces import SURFACES
 from dyno_tuner.targets.simulated.target import SimulatedTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KILLED = Path(__file__).parents[1] / "killed_run.py"
 WORKLOAD = Workload(pp=64, tg=8)
@@ -343,48 +346,51 @@ def test_a_default_that_takes_longer_than_the_budget_is_told_and_nothing_is_writ
     assert any(kind == "too_short" and "longer --budget" in data["message"] for kind, data in told)
 
 
-def test_a_pause_of_the_machine_is_not_the_workers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[worker.Worker, list[float]]]:
+    """A worker, and the seconds by which the clock of its caller is ahead."""
+    made = worker.Worker("simulated", {"surface": "null"})
+    ahead, real_clock = [0.0], time.monotonic
+    monkeypatch.setattr(worker.time, "monotonic", lambda: real_clock() + ahead[0])
+    yield made, ahead
+    monkeypatch.undo()  # or the worker would be killed instead of closed
+    made.close()
+
+
+def test_a_pause_of_the_machine_is_not_the_workers_fault(
+    late: tuple[worker.Worker, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An hour passes on the monotonic clock inside one wait of a second: a process that was stopped."""
-    made = worker.Worker("simulated", {"surface": "null"})
-    try:
-        real_select, real_clock = worker.select.select, time.monotonic
-        offset = [0.0]
+    made, ahead = late
+    real_select = worker.select.select
 
-        def paused(*arguments: Any) -> Any:
-            if not offset[0]:
-                offset[0] = 3600.0
-                return [], [], []
-            return real_select(*arguments)
+    def paused(*arguments: Any) -> Any:
+        if not ahead[0]:
+            ahead[0] = 3600.0
+            return [], [], []
+        return real_select(*arguments)
 
-        monkeypatch.setattr(worker.select, "select", paused)
-        monkeypatch.setattr(worker.time, "monotonic", lambda: real_clock() + offset[0])
-        assert made.call("describe", {}, 60.0).value["target"] == "simulated"
-        assert offset[0]
-    finally:
-        monkeypatch.undo()
-        made.close()
+    monkeypatch.setattr(worker.select, "select", paused)
+    assert made.call("describe", {}, 60.0).value["target"] == "simulated"
+    assert ahead[0]
 
 
-def test_an_answer_that_is_there_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_there_is_in_time(
+    late: tuple[worker.Worker, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Busy programs keep this process from looking until the deadline has passed."""
-    made = worker.Worker("simulated", {"surface": "null"})
-    try:
-        real_write, real_clock = os.write, time.monotonic
-        offset = [0.0]
+    made, ahead = late
+    real_write = os.write
 
-        def late(fd: int, data: bytes) -> int:
-            written = real_write(fd, data)
-            assert worker.select.select([made._from], [], [], 120.0)[0]
-            offset[0] = 100.0
-            return written
+    def written(fd: int, data: bytes) -> int:
+        count = real_write(fd, data)
+        assert worker.select.select([made._from], [], [], 120.0)[0]
+        ahead[0] = 100.0
+        return count
 
-        monkeypatch.setattr(worker.os, "write", late)
-        monkeypatch.setattr(worker.time, "monotonic", lambda: real_clock() + offset[0])
-        assert made.call("describe", {}, 60.0).value["target"] == "simulated"
-        assert offset[0]
-    finally:
-        monkeypatch.undo()
-        made.close()
+    monkeypatch.setattr(worker.os, "write", written)
+    assert made.call("describe", {}, 60.0).value["target"] == "simulated"
+    assert ahead[0]
 
 
 def test_what_killed_in_the_check_of_answers_is_not_tried_after_resume(tmp_path: Path) -> None:
