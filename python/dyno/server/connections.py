@@ -26,7 +26,8 @@ _Protocol: Any = AutoHTTPProtocol
 class Connection(_Protocol):  # type: ignore[misc]
     """A connection of uvicorn that no client can hold for ever, or fill with headers.
 
-    It closes if a client sends no whole head of a request, or reads nothing of an answer, for `patience_s`.
+    It closes if a client sends no whole head of a request for `patience_s`, or does not make room in a full
+    buffer of answers for as long. uvicorn's keep-alive closes it between requests.
     """
 
     patience_s: float = KEEP_ALIVE_S
@@ -36,7 +37,7 @@ class Connection(_Protocol):  # type: ignore[misc]
     _waiting: asyncio.TimerHandle | None = None
     """Runs from the connection's beginning, or the first byte behind a request, to the next whole head."""
     _stalled: asyncio.TimerHandle | None = None
-    """Runs while the client takes nothing of a full buffer."""
+    """Runs from a full buffer of answers until the client has read most of it (the transport's low mark)."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -101,7 +102,7 @@ class Connection(_Protocol):  # type: ignore[misc]
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """The timer that runs afterwards: none."""
+    """Cancel a timer, if there is one; None, for the attribute that held it."""
     if timer is not None:
         timer.cancel()
     return None
