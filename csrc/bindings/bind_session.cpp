@@ -234,8 +234,8 @@ void bind_session(nb::module_& m) {
           "and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU; draw: what draws a token "
           "behind that of a single one), `count` its nodes. `rows` is what the op itself sees: tokens times heads or "
           "experts where it works on those. `path`: which way a matrix product goes (matvec, mmq, dequantize), any for "
-          "other ops. `tiles`: the tiles of halves that it passes on or gets, if the tokens are of so many `sequences` "
-          "(default: of one each, as in a step; a prompt is of one).")
+          "other ops. `tiles`: the heights of the f16 tiles that the op writes or reads, if the tokens belong to "
+          "`sequences` sequences (default: one for each token, as in a step; a prompt belongs to one).")
       .def(
           "draft_head_nodes",
           [](PySession& s) {
