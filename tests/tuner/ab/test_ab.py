@@ -385,6 +385,11 @@ def test_an_option_that_no_side_takes_is_wrong_usage(
     assert (code, f"{name} " in text, "works only with" in text) == (2, True, True), text
 
 
+def test_a_word_that_is_no_flag_of_an_engine_is_named(model: str) -> None:
+    code, text = _ab("default", "default", "-m", model, "--json", "out.json")  # --json takes no file
+    assert (code, "-- FLAGS (out.json) works only with" in text) == (2, True), text
+
+
 def test_the_place_of_the_table_is_looked_at_first(tmp_path: Path, model: str) -> None:
     folder = str(fake(tmp_path / "b", "llama.cpp-0c1e570"))
     for place, said in ((tmp_path / "no" / "x.md", "does not exist"), (tmp_path, "is a folder")):

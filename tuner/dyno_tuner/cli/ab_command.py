@@ -89,8 +89,9 @@ def ab(
         usage(Workload.parse, workload)
     device_names(device, None if gpu is None else str(gpu))
     kinds = [kind_of(a), kind_of(b)]
+    words = f"-- FLAGS ({' '.join(flags or [])})"  # with them: also a word that was meant otherwise is one
     for option, value, takers, over in (
-        ("-- FLAGS", flags, FOREIGN, kinds), ("--text", text, FOREIGN, kinds), ("--log", log, FOREIGN, kinds),
+        (words, flags, FOREIGN, kinds), ("--text", text, FOREIGN, kinds), ("--log", log, FOREIGN, kinds),
         ("--bin", binaries, {Kind.FOREIGN_PROFILE}, kinds), ("--set", hold, DYNO, kinds),
         ("--force-profile", force_profile, DYNO, kinds),
         ("--define", defines, {Kind.COMMIT}, kinds), ("--repo", repository, {Kind.COMMIT}, kinds),
