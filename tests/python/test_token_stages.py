@@ -52,6 +52,11 @@ def test_the_program_gets_a_line_for_each_stage(stages: ModuleType, tmp_path: Pa
     assert given == [["1500000 0\n0 1\n", "7"]]
 
 
+def test_a_program_that_fails_ends_the_measurement(stages: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="error: false ended with 1"):
+        stages.run(Path("/bin/false"), [(0, False)], 1, tmp_path)
+
+
 def test_each_model_has_one_routed_stage_a_layer_or_none(stages: ModuleType) -> None:
     for name, (layers, layer) in stages.LAYERS.items():
         routed = [size for size, is_routed in layer if is_routed]
