@@ -20,6 +20,9 @@ from waiting import until
 LEAST = {"whole": 11, "cancelled": 4}
 """Streams that a machine of any speed has to end before the soak does."""
 
+PARTS = 4
+"""Loads of 20 seconds, one of which has to leave the memory as it was."""
+
 
 @pytest.mark.alone
 def test_many_streams(tmp_path: Path, device: str) -> None:
@@ -46,22 +49,33 @@ def test_many_streams(tmp_path: Path, device: str) -> None:
 @pytest.mark.alone
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="this system has no /proc")
 def test_memory_is_flat(tmp_path: Path) -> None:
-    """100 clients on a server in a process of its own. The first seconds fill threads, pools and caches."""
+    """100 clients on a server in a process of its own. The first ten thousand streams fill threads, pools and
+    caches, and peaks of the load, ever rarer, fill the allocators. A fast machine takes a minute. Then the
+    memory is flat; a leak grows by the same amount in each part of the load."""
     model, port = chat_model(tmp_path / "m.gguf", n_layers=2), tmp_path / "port"
     command = [sys.executable, "-m", "dyno", "serve", str(model), "--port", "0", "--port-file", str(port)]
     more = ["--device", "cpu", "--no-profile", "--sequences", "8", "--ctx", "512", "--queue", "200"]
     exact = ["--set", "numerics=exact"]
+    seen: list[list[float]] = []
     with subprocess.Popen([*command, *more, *exact], stdout=subprocess.DEVNULL) as server:
         try:
             until(lambda: (port.is_file() and port.read_text().strip()) or server.poll() is not None)
             address = f"http://127.0.0.1:{port.read_text().strip()}"
             asyncio.run(soak(address, clients=100, seconds=20))
-            found = asyncio.run(soak(address, clients=100, seconds=20, pid=server.pid, least={"whole": 51}))
+            while len(seen) < PARTS and not any(map(_is_flat, seen)):
+                found = asyncio.run(
+                    soak(address, clients=100, seconds=20, pid=server.pid, least={"whole": 51})
+                )
+                assert not found.wrong, found.wrong[0]
+                assert found.counts["refused"] == 0
+                assert len(found.memory_mib) >= 10
+                seen.append(found.memory_mib)
         finally:
             server.terminate()
-    assert not found.wrong, found.wrong[0]
-    assert found.counts["refused"] == 0
-    assert len(found.memory_mib) >= 10
-    first, second = (found.memory_mib[a:b] for a, b in ((0, 5), (-5, None)))
-    # A leak of a kilobyte a token or of a thread a client would pass neither.
-    assert statistics.median(second) <= 1.02 * statistics.median(first) + 1, found.memory_mib
+    assert any(map(_is_flat, seen)), seen
+
+
+def _is_flat(memory_mib: list[float]) -> bool:
+    """A leak of a kilobyte a token or of a thread a client would not pass."""
+    first, second = (memory_mib[a:b] for a, b in ((0, 5), (-5, None)))
+    return statistics.median(second) <= 1.02 * statistics.median(first) + 1
