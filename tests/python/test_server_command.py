@@ -14,6 +14,7 @@ import pytest
 from chat_model import chat_model
 from dyno import Engine, ModelError
 from dyno.server import Options, create_app
+from dyno.server.hosts import is_loopback
 from dyno.server.opening import Recipe, opened
 from dyno.testing import tiny_model
 from served import GREEDY
@@ -134,15 +135,18 @@ def test_a_port_file_is_whole_or_absent(tmp_path: Path) -> None:
         ("127.0.0.1", True),
         ("::1", True),
         ("localhost", True),
+        ("::ffff:127.0.0.1", True),
+        ("127.4.5.6", True),
+        ("a.localhost", True),
+        ("localhost.a", False),
+        ("127.0.0.1.a", False),
         ("0.0.0.0", False),
         ("::", False),
         ("a.b", False),
     ],
 )
 def test_loopback_addresses(host: str, alone: bool) -> None:
-    from dyno._cli.serve import _is_loopback
-
-    assert _is_loopback(host) == alone
+    assert is_loopback(host) == alone
 
 
 def test_sequences_of_a_server(model: Path) -> None:

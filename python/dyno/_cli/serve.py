@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import ipaddress
 import os
 import signal
 import socket
@@ -144,6 +143,15 @@ def serve(
             "names.",
         ),
     ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Without an API key, accept requests that address the server by this host name, such as "
+            "that of a reverse proxy. Loopback names always work. *: accept all names. Can be repeated.",
+        ),
+    ] = None,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
@@ -190,6 +198,7 @@ def serve(
 
         from dyno.server import Options
         from dyno.server.connections import Connection
+        from dyno.server.hosts import is_loopback
         from dyno.server.opening import Recipe, opened
         from dyno.server.options import KEEP_ALIVE_S
     except ImportError as error:
@@ -205,6 +214,8 @@ def serve(
             body_timeout_s=body_timeout,
             timeout_s=timeout,
             strict_fields=strict_fields,
+            listens=host if allow_host or is_loopback(host) else None,
+            allowed_hosts=tuple(allow_host or ()),
             cors_origins=tuple(cors_origin or ()),
         ),
         device=opening.device_name,
@@ -212,7 +223,7 @@ def serve(
         draft=None if model_draft is None else str(model_draft.resolve()),
         chat_template=chat_template,
     )
-    if api_key is None and not _is_loopback(host):
+    if api_key is None and not is_loopback(host):
         print(
             f"warning: --host {host} accepts connections from other machines and no API key is set; anyone "
             "who can reach the port can use the model. To require a key, give --api-key KEY",
@@ -296,14 +307,6 @@ def _tell(host: str, port: int, port_file: Path | None) -> None:
     print(f"listening on http://{_in_url(host)}:{port}", flush=True)
     if port_file is not None:
         _write(port_file, f"{port}\n")
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address. Another name than localhost may lead anywhere."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _in_url(host: str) -> str:

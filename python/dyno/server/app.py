@@ -19,9 +19,10 @@ from dyno.server import page
 from dyno.server.endpoints import Endpoints
 from dyno.server.errors import ApiError, api_error
 from dyno.server.fields import IGNORED_FIELDS
+from dyno.server.hosts import HostCheck
 from dyno.server.options import Options
 from dyno.server.running import ClientGoneError
-from dyno.server.wire import MESSAGES, OPENAI
+from dyno.server.wire import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from dyno.engine import Engine
-    from dyno.server.wire import Wire
 
 __all__ = ["Options", "create_app"]
 
@@ -81,7 +81,7 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
                     # Of a library that is missing, the message says everything.
                     trace = not isinstance(error, NotInstalledError)
                     _log.error("%s %s fails: %s", request.method, request.url.path, error, exc_info=trace)
-                return _wire(request).response(told)
+                return wire_of(request).response(told)
 
         return answered
 
@@ -106,10 +106,17 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
             *page.routes(),
         ],
         exception_handlers={404: _no_route, 405: _no_route},
-        middleware=_cors(chosen.cors_origins),
+        middleware=[*_hosts(chosen), *_cors(chosen.cors_origins)],
     )
     app.state.scheduler = server.scheduler
     return app
+
+
+def _hosts(options: Options) -> list[Middleware]:
+    """The check of the name by which a request addresses a server without a key."""
+    if options.api_key is not None or options.listens is None:
+        return []
+    return [Middleware(HostCheck, listens=options.listens, names=options.allowed_hosts)]
 
 
 def _cors(origins: Sequence[str]) -> list[Middleware]:
@@ -125,10 +132,6 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
             expose_headers=[IGNORED_FIELDS, "Retry-After"],
         )
     ]
-
-
-def _wire(request: Request) -> Wire:
-    return MESSAGES if request.url.path.startswith("/v1/messages") else OPENAI
 
 
 def _check_key(request: Request, key: str | None) -> None:
@@ -200,4 +203,4 @@ async def _no_route(request: Request, error: Any) -> Response:
         other = _ELSEWHERE.get(path.rstrip("/"))
         hint = "" if other is None else f"; use {other}"
         told = ApiError(404, f"{path} is not a path of this server{hint}", code="not_found")
-    return _wire(request).response(told)
+    return wire_of(request).response(told)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dyno.errors import PlanError
+from dyno.server.hosts import host_name
 
 if TYPE_CHECKING:
     from dyno.chat import ChatTemplate
@@ -33,7 +34,7 @@ class Options:
 
     Raises:
         PlanError: The key is empty or blank, so that every request would carry it; or a browser sends no
-            such origin.
+            such origin or name of a host.
     """
 
     model: str = "model"
@@ -52,6 +53,11 @@ class Options:
     """Seconds in which the whole body of a request has to come; None: any number."""
     strict_fields: bool = False
     """Refuse requests with fields that nobody knows, instead of ignoring these."""
+    listens: str | None = None
+    """The address on which the server listens, if requests without a key may address it only by this or a
+    loopback name, or a name of `allowed_hosts`; None: by any name."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names of the server; `*`: any."""
     cors_origins: tuple[str, ...] = ()
     """Pages of these origins may send requests from a browser; `*`: of any."""
     timeout_s: float | None = None
@@ -60,6 +66,7 @@ class Options:
     """The chat template; None takes the model's."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "allowed_hosts", tuple(map(host_name, self.allowed_hosts)))
         object.__setattr__(self, "cors_origins", tuple(map(_origin, self.cors_origins)))
         if self.api_key is None:
             return

@@ -13,9 +13,11 @@ from dyno.server.errors import api_error
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
+    from starlette.requests import Request
+
     from dyno.server.errors import ApiError
 
-__all__ = ["MESSAGES", "OPENAI", "MessagesWire", "Wire", "written"]
+__all__ = ["MESSAGES", "OPENAI", "MessagesWire", "Wire", "wire_of", "written"]
 
 _log = logging.getLogger("dyno.server")
 _DEPTH = 5
@@ -93,6 +95,11 @@ _KINDS = {
     504: "timeout_error",
 }
 OPENAI, MESSAGES = Wire(), MessagesWire()
+
+
+def wire_of(request: Request) -> Wire:
+    """The form of the answers to a request."""
+    return MESSAGES if request.url.path.startswith("/v1/messages") else OPENAI
 
 
 def written(data: dict[str, Any]) -> Response:
