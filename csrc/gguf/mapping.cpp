@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -46,6 +47,19 @@ std::string difference(const struct stat& before, const struct stat& now) {
   if (before.st_mtim.tv_sec != now.st_mtim.tv_sec || before.st_mtim.tv_nsec != now.st_mtim.tv_nsec) {
     return "it was written to";
   }
+  return "";
+}
+
+// The end of the message about a path that names no file.
+std::string advice(const std::string& path) {
+  if (errno != ENOENT) return "";
+  const auto in_scheme = [](unsigned char c) { return std::isalnum(c) != 0 || c == '+' || c == '-' || c == '.'; };
+  const size_t colon = path.find(":/");  // one slash, because paths of Python join two
+  if (colon != std::string::npos && colon > 0 && std::all_of(path.begin(), path.begin() + colon, in_scheme)) {
+    return "; dyno does not download models. Download the file, and give its path";
+  }
+  if (path.starts_with('~')) return "; your shell has not replaced the ~. Write the whole path";
+  if (!path.ends_with(".gguf")) return "; dyno opens local GGUF files, and does not download models";
   return "";
 }
 
@@ -92,7 +106,7 @@ FileMapping FileMapping::open(const std::string& path, Reading reading) {
   DYNO_CHECK(GgufError, path.find('\0') == std::string::npos, "[gguf] path contains a NUL character");
   // Without O_NONBLOCK, opening a named pipe would wait for a writer before fstat can reject it.
   FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  DYNO_CHECK(GgufError, fd.get() >= 0, "[gguf] cannot open ", path, ": ", std::strerror(errno));
+  DYNO_CHECK(GgufError, fd.get() >= 0, "[gguf] cannot open ", path, ": ", std::strerror(errno), advice(path));
   const struct stat status = status_of(fd, path);
   DYNO_CHECK(GgufError, S_ISREG(status.st_mode), "[gguf] ", path, " is not a regular file");
   DYNO_CHECK(GgufError, status.st_size > 0, "[gguf] ", path, ": the file is empty");

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dyno import _effective, _expert_use, _selection
 from dyno._embedding import file_pooling
 from dyno._locks import for_one_call, is_mine
+from dyno._model_path import model_path
 from dyno._placement import Placement
 from dyno._slots import Slots
 from dyno._ubatch import UsualUbatch, free_bytes
@@ -78,7 +79,7 @@ class OpenModel:
         self._scheduler_opens = False
         self._capture_failures = 0  # that were told of
         self._tokenizer: Tokenizer | None = None
-        self.path = os.fspath(path)
+        self.path = model_path(path)
         self._placement = Placement.of(
             placement, virtual_devices, n_gpu_layers, cpu_moe, n_cpu_moe,
             {"vram": vram, "ram": ram}, split, tensor_split,

@@ -37,7 +37,7 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
     """A model that is open on one device, or distributed over several devices.
 
     Args:
-        path: GGUF file. For a split model, the first file.
+        path: GGUF file; `~` is the home folder. For a split model, the first file.
         device: `cpu`, `cuda:N`, or `auto`: the first GPU that this build has code for, or the CPU if there is
         none. The choice is logged and available as the attribute `device`. `cpu:N` is a virtual device. The
         main device has all weights that no other argument places elsewhere.

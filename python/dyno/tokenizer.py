@@ -18,6 +18,7 @@ from typing import Any
 
 from dyno import _vocabulary
 from dyno._locks import for_one_call, is_mine
+from dyno._model_path import model_path
 from dyno._vocabulary import TokenType, Vocabulary
 from dyno.errors import ModelError, PlanError
 
@@ -66,7 +67,7 @@ class Tokenizer:
         """
         from dyno import _core
 
-        return cls.from_metadata(_core.Gguf(str(path)))
+        return cls.from_metadata(_core.Gguf(model_path(path)))
 
     @property
     def bos(self) -> int | None:

@@ -45,6 +45,7 @@ def test_wrong_usage(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF")
     assert _tune("--model", str(tmp_path / "absent.gguf"))[1].endswith("the file does not exist")
+    assert _tune("--model", "https://example.org/x.gguf")[1].endswith("tune does not download models")
     assert _tune("--model", str(file), "--budget", "soon")[0] == 2
     assert "sampler 'psychic' does not exist" in _tune("--model", str(file), "--sampler", "psychic")[1]
     assert "workload" in _tune("--model", str(file), "--workload", "pp=many")[1]

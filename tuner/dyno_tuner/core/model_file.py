@@ -17,6 +17,7 @@ def check_model(model: str) -> None:
         named = f"; give a file in it: {', '.join(inside[:3])}" if inside else " without a GGUF file"
         raise TuneError(f"model {model}: a folder{named}{', …' if len(inside) > 3 else ''}")
     if not os.path.isfile(model):
-        raise TuneError(f"model {model}: the file does not exist")
+        remote = "; give a local file, because tune does not download models" if "://" in model else ""
+        raise TuneError(f"model {model}: the file does not exist{remote}")
     if not os.access(model, os.R_OK):
         raise TuneError(f"model {model}: you have no permission to read it")
