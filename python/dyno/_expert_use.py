@@ -187,8 +187,12 @@ def read(file: str | os.PathLike[str]) -> ExpertUse:
     """A file of recorded use that the caller names.
 
     Raises:
-        PlanError: It can't be read, or is of another form.
+        PlanError: It is no path, can't be read, or is of another form.
     """
+    if not isinstance(file, (str, os.PathLike)):
+        raise PlanError(
+            f"[experts] expert_use is {file!r:.60}; expected a file that `dyno experts` has written"
+        )
     try:
         return ExpertUse.read(Path(file))
     except OSError as error:

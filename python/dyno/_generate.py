@@ -73,16 +73,16 @@ class StopFilter:
     of one.
 
     Args:
-        stop: At most 32 strings of 1 to 256 characters.
+        stop: At most 32 strings of 1 to 256 characters, one alone, or None.
 
     Raises:
         PlanError: It is something else.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
-        if isinstance(stop, (str, bytes)) or not isinstance(stop, Iterable):
+    def __init__(self, stop: Sequence[str] | str | None) -> None:
+        if isinstance(stop, bytes) or not isinstance(stop, (Iterable, type(None))):
             raise PlanError(f"[generate] stop must be a string or a list of strings, not {stop!r}")
-        stop = tuple(stop)
+        stop = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(isinstance(s, str) for s in stop):
             raise PlanError(f"[generate] stop must be a string or a list of strings, not {stop!r}")
         if any(not s for s in stop):

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dyno import _effective, _expert_use, _selection
 from dyno._embedding import file_pooling
@@ -305,6 +305,12 @@ class OpenModel:
     def __repr__(self) -> str:
         state = "closed" if self._session is None else "open"
         return f"{type(self).__name__}({self.path!r}, device={self.device!r}, {state})"
+
+    def __reduce__(self) -> NoReturn:
+        raise PlanError(
+            f"[engine] the engine of {self.path} cannot be copied or pickled, because its memory belongs to "
+            "this object and this process; open the file again: Engine(path)"
+        )
 
     # ---- inside ----
 

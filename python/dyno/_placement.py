@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,6 +70,10 @@ class Placement:
         """
         given: dict[str, Any] = {}
         if placement != "auto":
+            if not isinstance(placement, Iterable):
+                raise PlanError(
+                    f"[placement] placement is {placement!r}; expected 'auto', or a list of rules"
+                )
             rules = [placement] if isinstance(placement, str) else list(placement)
             wrong = next((rule for rule in rules if not isinstance(rule, str)), None)
             if wrong is not None:
@@ -159,6 +164,9 @@ def _bytes(name: str, value: int | str) -> int:
 
 
 def _shares(given: Sequence[float]) -> tuple[float, ...]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise PlanError(f"[placement] tensor_split is {given!r:.60}; expected numbers, such as [3, 1]")
+    given = tuple(given)
     wrong = [one for one in given if not isinstance(one, (int, float)) or isinstance(one, bool)]
     if wrong:
         raise PlanError(f"[placement] tensor_split holds {wrong[0]!r}; expected numbers, such as [3, 1]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from dyno.errors import OutOfMemoryError, PlanError, ProfileError
 from dyno.settings import settings_for, unknown_setting
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping
 
     from dyno import _core
@@ -134,6 +134,11 @@ def select(
         ProfileError: The file named can't be read or belongs to another model, `force` without a file, or
         `require` and there is no exact match.
     """
+    if not isinstance(profile, (str, os.PathLike, profiles.Profile, type(None))) or profile == "":
+        raise ProfileError(
+            f"[profile] profile is {profile!r:.60}; expected 'auto', the path of a profile, or None for no "
+            "profile"
+        )
     device, identity, engine = identities(file, model, device_info)
     if force and (profile is None or profile == "auto"):
         raise ProfileError("[profile] force_profile needs a profile; give its file as the argument profile")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -9,8 +10,6 @@ import numpy as np
 from dyno.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 
@@ -32,6 +31,8 @@ def token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.
     ):
         # As generating does, token by token; the engine itself checks what the ids are.
         return cast("NDArray[np.int32]", tokens)
+    if not isinstance(tokens, (Sequence, np.ndarray)) or isinstance(tokens, (str, bytes)):
+        raise PlanError(f"[engine] tokens must be a non-empty list of integers, not {tokens!r:.60}")
     try:
         array = np.asarray(tokens)
     except (ValueError, OverflowError) as error:

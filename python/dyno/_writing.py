@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dyno._generate import StopFilter, count_of, drawn, finite, pieces
@@ -53,7 +54,10 @@ def prompt_tokens(engine: Engine, prompt: str | Sequence[int], parse_special: bo
         check_least("[generate] the prompt", engine, prompt)
         tokens = engine.tokenizer.encode(prompt, parse_special=parse_special)
     else:
-        tokens = token_array(prompt).tolist()
+        try:
+            tokens = token_array(prompt).tolist()
+        except PlanError as error:
+            raise _no_prompt(prompt) from error
         n_vocab = int(engine.model["n_vocab"])
         wrong = next((token for token in tokens if not 0 <= token < n_vocab), None)
         if wrong is not None:
@@ -62,6 +66,19 @@ def prompt_tokens(engine: Engine, prompt: str | Sequence[int], parse_special: bo
         raise PlanError("[generate] the prompt is empty and the model has no BOS token to start from")
     check_length("[generate] the prompt", engine, len(tokens))
     return tokens
+
+
+def _no_prompt(prompt: object) -> PlanError:
+    """The error of a prompt that is neither a text nor token ids."""
+    advice = ""
+    if isinstance(prompt, bytes):
+        advice = "; decode the bytes first"
+    elif isinstance(prompt, (list, tuple)) and any(isinstance(each, str) for each in prompt):
+        advice = "; give each text to a call of its own"
+    elif isinstance(prompt, (list, tuple)) and any(isinstance(each, Mapping) for each in prompt):
+        advice = "; for messages, use chat()"
+    given = f"{prompt!r:.60}"
+    return PlanError(f"[generate] the prompt is {given}; expected a text or a list of token ids{advice}")
 
 
 def check_length(name: str, engine: Engine, tokens: int, words: str = "") -> None:

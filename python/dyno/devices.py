@@ -77,6 +77,8 @@ def resolve_device(name: str, virtual_devices: Sequence[VirtualDevice] = ()) -> 
     """
     from dyno import _core
 
+    if not isinstance(name, str):
+        raise _unknown(name)
     if name == "auto":
         return _automatic()
     if name == "cpu":
@@ -92,7 +94,7 @@ def resolve_device(name: str, virtual_devices: Sequence[VirtualDevice] = ()) -> 
         return Device(name, {**_core.cpu_info(), **({"virtual": limits} if limits else {})})
     matched = re.fullmatch(r"cuda(?::([0-9]{1,4}))?", name)
     if matched is None:
-        raise DeviceError(f"[device] unknown device {name!r}; known are 'auto', 'cpu' and 'cuda:N'")
+        raise _unknown(name)
     number = int(matched[1] or 0)
     gpus = [info for info in _core.devices() if info["kind"] == "cuda"]
     if not gpus:
@@ -110,6 +112,16 @@ def resolve_device(name: str, virtual_devices: Sequence[VirtualDevice] = ()) -> 
     if problem:
         raise DeviceError(f"[device] {name!r}: {problem}")
     return Device(f"cuda:{number}", _with_driver(number, gpus[number]))
+
+
+def _unknown(name: object) -> DeviceError:
+    """The error of a name of no device, with the nearest name."""
+    text = str(name).strip().lower()
+    near = {"gpu": "cuda", "cuda": "cuda", "cpu": "cpu"}.get(text)
+    if near is None and re.fullmatch(r"(cuda:|gpu:)?[0-9]{1,4}", text):
+        near = f"cuda:{int(text.rpartition(':')[2])}"
+    hint = f"; did you mean {near!r}?" if near is not None and near != name else ""
+    return DeviceError(f"[device] unknown device {name!r:.60}; known are 'auto', 'cpu' and 'cuda:N'{hint}")
 
 
 def limited(device: Device, vram: int, ram: int) -> Device:

@@ -12,6 +12,7 @@ from dyno._generate import StopFilter
 from dyno._open_model import OpenModel
 from dyno._sampling import DrawOptions, Sampling
 from dyno._token_array import token_array
+from dyno._unknown_arguments import check_known
 from dyno._writing import most_tokens, prompt_tokens, written
 from dyno.chat._methods import ChatMethods
 from dyno.diagnostics import Diagnostics
@@ -185,8 +186,14 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
             session.reset(slot)
 
     def position(self, slot: int = 0) -> int:
-        """Number of tokens that a sequence holds."""
-        return int(self._open().position(slot))
+        """Number of tokens that a sequence holds.
+
+        Raises:
+            PlanError: No such slot.
+        """
+        session = self._open()
+        self._slots.check_exists(slot, int(self.settings["sequences"]))
+        return int(session.position(slot))
 
     def rewind(self, position: int, slot: int = 0) -> None:
         """Forget all tokens of a sequence from `position` on.
@@ -320,7 +327,7 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         top_p: float = 0.95,
         min_p: float = 0.05,
         seed: int | None = None,
-        stop: Sequence[str] | str = (),
+        stop: Sequence[str] | str | None = (),
         *,
         parse_special: bool = True,
         slot: int | None = None,
@@ -353,8 +360,9 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
             ModelError: The file has no vocabulary; later, logits are not finite.
         """
         self._open()
+        check_known(self.generate, more)
         sampling = Sampling(temperature, top_k, top_p, min_p, seed, **more)
-        stopper = StopFilter([stop] if isinstance(stop, str) else stop)
+        stopper = StopFilter(stop)
         if slot is not None:
             self._slots.check_exists(slot, int(self.settings["sequences"]))
         tokens = prompt_tokens(self, prompt, parse_special)

@@ -69,6 +69,9 @@ class Tokenizer:
 
         return cls.from_metadata(_core.Gguf(model_path(path)))
 
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[Vocabulary]]:
+        return type(self), (self.vocabulary,)
+
     @property
     def bos(self) -> int | None:
         """Id of the token that begins a text, if the model has one."""
@@ -98,9 +101,9 @@ class Tokenizer:
                 are plain text; keep it off for text that you did not write.
 
         Raises:
-            PlanError: `text` is no string, or the vocabulary has no token for some byte of it; or the handler
-            of a signal asks in the middle of another call.
-            ValueError: The text holds a lone surrogate, which has no UTF-8 form.
+            PlanError: `text` is no string, holds a lone surrogate (which has no UTF-8 form), or the
+            vocabulary has no token for some byte of it; or the handler of a signal asks in the middle of
+            another call.
         """
         if not isinstance(text, str):
             raise PlanError(f"[tokenizer] text must be a string, not {text!r}")
@@ -146,8 +149,7 @@ class Tokenizer:
             special: Also spell out control tokens.
 
         Raises:
-            PlanError: `tokens` is text, bytes or no iterable, or an item of it is not an integer.
-            ValueError: A token id outside the vocabulary.
+            PlanError: `tokens` is text, bytes or no iterable, or an item of it is no token of the vocabulary.
         """
         ids = _token_ids(tokens)
         text = b"".join(self.piece(t, special=special) for t in ids)
@@ -159,12 +161,13 @@ class Tokenizer:
         """Bytes of one token: possibly only a part of a character.
 
         Raises:
-            PlanError: `token` is not an integer.
-            ValueError: A token id outside the vocabulary.
+            PlanError: `token` is not an integer, or outside the vocabulary.
         """
         token = _token_id(token)
         if not 0 <= token < len(self._pieces):
-            raise ValueError(f"token {token} lies outside the vocabulary of {len(self._pieces)} tokens")
+            raise PlanError(
+                f"[tokenizer] token {token} is outside the vocabulary; expected 0 to {len(self._pieces) - 1}"
+            )
         if not special and self.vocabulary.types[token] in (TokenType.CONTROL, TokenType.UNKNOWN):
             return b""
         return self._pieces[token]
@@ -224,7 +227,9 @@ class Tokenizer:
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ValueError(f"[tokenizer] invalid Unicode at position {error.start}") from error
+            raise PlanError(
+                f"[tokenizer] invalid Unicode at position {error.start}: {text[error.start]!r} is half a pair"
+            ) from error
         missing = self._uncovered
         if not missing:
             return

@@ -8,12 +8,15 @@ so, but a short conversation shows it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+from dyno.errors import PlanError
 
-__all__ = ["Forms", "are_texts"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Forms", "are_texts", "check_messages"]
 
 _NAME, _VALUE, _SECOND = "probe_name", "probe_value", "probe_second"
 _OBJECT = {_NAME: _VALUE}
@@ -27,6 +30,27 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {_NAME: {"type": "string"}}},
     },
 }
+
+
+def check_messages(messages: object) -> None:
+    """Raises PlanError for anything but a list of mappings with a role."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        text = messages if isinstance(messages, str) else "Hello"
+        raise PlanError(
+            f"[chat] messages is {messages!r:.60}; expected a list of messages, such as "
+            f'[{{"role": "user", "content": {text!r:.60}}}]'
+        )
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            wrong = f"{message!r:.60}"
+        elif not isinstance(message.get("role"), str):
+            wrong = f"{dict(message)!r:.60}"
+        else:
+            continue
+        raise PlanError(
+            f"[chat] messages[{number}] is {wrong}; expected a mapping with a role and content, such as "
+            '{"role": "user", "content": "Hello"}'
+        )
 
 
 class Forms:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from dyno._sampling import DrawOptions, Sampling
+from dyno._unknown_arguments import check_known
 
 if TYPE_CHECKING:
     import os
@@ -32,7 +33,7 @@ class ChatMethods:
         top_p: float = 0.95,
         min_p: float = 0.05,
         seed: int | None = None,
-        stop: Sequence[str] | str = (),
+        stop: Sequence[str] | str | None = (),
         logprobs: int | None = None,
         parse_special: bool = True,
         slot: int | None = None,
@@ -64,6 +65,7 @@ class ChatMethods:
 
         engine = cast("Engine", self)
         engine._open()
+        check_known(self.complete, more)
         if slot is not None:
             engine._slots.check_exists(slot, int(engine.settings["sequences"]))
         seeds = [None if seed is None else seed + i for i in range(count_of("n", n))]
@@ -72,8 +74,7 @@ class ChatMethods:
         ]
         tokens = prompt_tokens(engine, prompt, parse_special)
         limit = most_tokens(engine, tokens, max_tokens)
-        stops = [stop] if isinstance(stop, str) else stop
-        return [completed(engine, tokens, each, StopFilter(stops), limit, slot) for each in drawing]
+        return [completed(engine, tokens, each, StopFilter(stop), limit, slot) for each in drawing]
 
     def chat_template(
         self, wanted: str | os.PathLike[str] | None = None, *, tools: bool = False
@@ -107,7 +108,7 @@ class ChatMethods:
         top_p: float = 0.95,
         min_p: float = 0.05,
         seed: int | None = None,
-        stop: Sequence[str] | str = (),
+        stop: Sequence[str] | str | None = (),
         logprobs: int | None = None,
         slot: int | None = None,
         **more: Unpack[DrawOptions],
@@ -145,10 +146,13 @@ class ChatMethods:
             >>> reply.message()["content"]  # doctest: +SKIP
             'Hello! How can I help you?'
         """
+        from dyno.chat._forms import check_messages
         from dyno.chat.reply import Reply
         from dyno.chat.template import ChatTemplate
 
         engine = cast("Engine", self)
+        check_known(self.chat, more)
+        check_messages(messages)
         sampling = Sampling(temperature, top_k, top_p, min_p, seed, logprobs=logprobs, **more)
         if not isinstance(template, ChatTemplate):
             template = self.chat_template(template, tools=bool(tools))

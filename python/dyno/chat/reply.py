@@ -95,7 +95,7 @@ class Reply(PieceRun[Part]):
         variables: Mapping[str, Any],
         sampling: Sampling,
         max_tokens: int | None,
-        stop: Sequence[str] | str,
+        stop: Sequence[str] | str | None,
         slot: int | None,
         held: Sequence[int] = (),
         handling: Handling | None = None,
@@ -104,7 +104,7 @@ class Reply(PieceRun[Part]):
         continues: bool = False,
         prompt: ChatPrompt | None = None,
     ) -> None:
-        self._stop = StopFilter([stop] if isinstance(stop, str) else stop)
+        self._stop = StopFilter(stop)
         if slot is not None:
             engine._slots.check_exists(slot, int(engine.settings["sequences"]))
         calls = call is not None
