@@ -211,13 +211,43 @@ def test_nothing_gained_stays_default(tree: Path, cache: Path, model: str) -> No
     assert output.rstrip().endswith("    cmake -B build")
 
 
+def test_a_define_moves_the_default_of_its_switch(tree: Path, cache: Path, model: str) -> None:
+    """A name may have a value for every build and another one to try against it."""
+    words = (
+        "--model", model, "--engine", "llama.cpp", "--source", str(tree), "--cache", str(cache),
+        "--rounds", "2", "--workload", "pp=128,tg=16", "--device", "cpu", "--json", "--no-retune",
+    )  # fmt: skip
+    code, output, said = run(*words, "-D", "GGML_OPENMP=OFF", "--switch", "GGML_OPENMP=ON")
+    assert code == 0, said
+    told = json.loads(output)
+    row = told["verdicts"]["GGML_OPENMP"]
+    assert (row["default"], row["value"], row["verdict"]) == ("OFF", "ON", "on")
+    assert row["ratio"]["pp128"] > 1.6
+    assert told["command"] == "cmake -B build -DGGML_OPENMP=ON"
+
+
+def test_a_define_leaves_the_catalogue(tree: Path, cache: Path, model: str) -> None:
+    """Without --switch all switches are tried but the names of defines."""
+    given = {
+        "GGML_NATIVE": "ON", "GGML_LTO": "OFF", "CMAKE_CXX_FLAGS_RELEASE": "-O1", "GGML_LLAMAFILE": "ON",
+        "GGML_OPENMP": "ON",
+    }  # fmt: skip
+    defines = [word for name, value in given.items() for word in ("--define", f"{name}={value}")]
+    code, output, said = run(
+        "--model", model, "--engine", "llama.cpp", "--source", str(tree), "--cache", str(cache),
+        "--device", "cpu", "--json", *defines,
+    )  # fmt: skip
+    assert code == 0, said
+    verdicts = {name: row["verdict"] for name, row in json.loads(output)["verdicts"].items()}
+    assert verdicts == {"GGML_CPU_REPACK": "inert"}
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["--engine", "llama.cpp"], 2, "needs its source tree; give --source DIR"),
         (["--switch", "NO_SUCH"], 2, "write NO_SUCH=VALUE"),
         (["--switch", "a b"], 2, "write NAME or NAME=VALUE"),
-        (["--switch", "GGML_LTO", "--define", "GGML_LTO=ON"], 2, "given by both --switch and --define"),
         (["--define", "GGML_LTO"], 2, "is not of the form NAME=VALUE"),
         (["--source", "/nonexistent-tree"], 1, "/nonexistent-tree: the folder does not exist"),
         (["--source", "/tmp", "--engine", "llama.cpp"], 1, "because it has no CMakeLists.txt"),

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from dyno_tuner.build import switches
 from dyno_tuner.build.builder import types_left
 from dyno_tuner.build.memory import available_mib, jobs, too_large
 from dyno_tuner.build.sections import code_of, differing, sections
@@ -57,34 +58,34 @@ def test_the_types_of_a_build_are_those_that_its_kernels_have(
 
 
 def test_a_cpu_has_no_switch_of_gpus_unless_it_is_named() -> None:
-    assert not any(row.cuda for row in catalogue("dyno", CPU))
-    (row,) = named(["GGML_CUDA_LTO"], "dyno", CPU)
+    assert not any(row.cuda for row in catalogue("dyno", CPU, {}))
+    (row,) = named(["GGML_CUDA_LTO"], "dyno", CPU, {})
     assert "only code for GPUs" in row.inert
 
 
 def test_switches_that_a_gpu_cannot_profit_from_have_a_reason() -> None:
-    h200 = {row.name: row for row in catalogue("dyno", H200)}
+    h200 = {row.name: row for row in catalogue("dyno", H200, {})}
     assert "add halves no faster" in h200["GGML_CUDA_F16"].pointless
     assert "at run time, which" in h200["GGML_CUDA_USE_GRAPHS"].pointless
     assert "not the code" in h200["GGML_CUDA_COMPRESSION_MODE"].pointless
     assert h200["GGML_CUDA_PROFILE"].value == "/p.yaml"
     assert h200["GGML_CUDA_LTO"].link_mib > 1000
-    turing = {row.name: row for row in catalogue("dyno", TURING)}
+    turing = {row.name: row for row in catalogue("dyno", TURING, {})}
     assert "needs compute capability 8.0, and this GPU has 7.5" in turing["GGML_CUDA_FORCE_BF16"].refused
     assert not turing["GGML_CUDA_F16"].pointless
     assert "write one with `tune` first" in turing["GGML_CUDA_PROFILE"].refused
 
 
 def test_switches_of_others_follow_their_tables() -> None:
-    (dead,) = named(["GGML_CUDA_FORCE_DMMV=ON"], "ik_llama.cpp", H200)
+    (dead,) = named(["GGML_CUDA_FORCE_DMMV=ON"], "ik_llama.cpp", H200, {})
     assert "return earlier" in dead.inert
-    (gone,) = named(["GGML_CUDA_F16=ON"], "llama.cpp", H200)
+    (gone,) = named(["GGML_CUDA_F16=ON"], "llama.cpp", H200, {})
     assert "gone from llama.cpp" in gone.refused
-    (never,) = named(["GGML_CUDA_LTO=ON"], "ik_llama.cpp", H200)
+    (never,) = named(["GGML_CUDA_LTO=ON"], "ik_llama.cpp", H200, {})
     assert "never merged" in never.refused
-    (mmq,) = named(["GGML_CUDA_FORCE_MMQ"], "llama.cpp", H200)
+    (mmq,) = named(["GGML_CUDA_FORCE_MMQ"], "llama.cpp", H200, {})
     assert "without it" in mmq.pointless
-    (large,) = named(["CMAKE_INTERPROCEDURAL_OPTIMIZATION=ON"], "llama.cpp", H200)
+    (large,) = named(["CMAKE_INTERPROCEDURAL_OPTIMIZATION=ON"], "llama.cpp", H200, {})
     assert large.link_mib > 20_000
 
 
@@ -94,23 +95,52 @@ def test_the_cmake_line_of_a_thread_can_be_given_whole() -> None:
         "GGML_CUDA_F16=ON GGML_CUDA_USE_GRAPHS=OFF GGML_CUDA_IQK_FORCE_BF16=1 GGML_SCHED_MAX_COPIES=1 "
         "GGML_CUDA_FA_ALL_QUANTS=ON GGML_CUDA_FUSION=1"
     )
-    found = {row.name: row for row in named(words.split(), "ik_llama.cpp", H200)}
+    found = {row.name: row for row in named(words.split(), "ik_llama.cpp", H200, {})}
     assert found["GGML_SCHED_MAX_COPIES"].inert == "1 is the default"
     assert found["GGML_CUDA_FUSION"].inert == "1 is the default"
     assert "at run time" in found["GGML_CUDA_USE_GRAPHS"].pointless
     assert "pairs of cache types" in found["GGML_CUDA_FA_ALL_QUANTS"].pointless
     assert not found["GGML_CUDA_F16"].pointless
     assert not found["GGML_CUDA_IQK_FORCE_BF16"].refused
-    turing = {row.name: row for row in named(words.split(), "ik_llama.cpp", TURING)}
+    turing = {row.name: row for row in named(words.split(), "ik_llama.cpp", TURING, {})}
     assert "needs compute capability 8.0" in turing["GGML_CUDA_IQK_FORCE_BF16"].refused
-    (same,) = named(["GGML_NATIVE=0"], "dyno", CPU)
+    (same,) = named(["GGML_NATIVE=0"], "dyno", CPU, {})
     assert same.inert == "0 is the default"
+
+
+def test_a_switch_is_tried_against_the_value_of_every_build() -> None:
+    """`-D` moves the default of `--switch` of the same name, and takes the name out of the catalogue."""
+    (flags,) = named(["CMAKE_CXX_FLAGS_RELEASE"], "dyno", CPU, {"CMAKE_CXX_FLAGS_RELEASE": "-O1"})
+    assert (flags.default, flags.value, flags.inert) == ("-O1", "-O2 -DNDEBUG", "")
+    (back,) = named(["GGML_NATIVE=OFF"], "dyno", CPU, {"GGML_NATIVE": "ON"})
+    assert (back.default, back.value, back.inert) == ("ON", "OFF", "")
+    (same,) = named(["GGML_NATIVE"], "dyno", CPU, {"GGML_NATIVE": "1"})
+    assert same.inert == "--define gives ON to every build already"
+    (own,) = named(["OWN=3"], "dyno", CPU, {"OWN": "3", "OTHER": "4"})
+    assert own.inert == "--define gives 3 to every build already"
+    (other,) = named(["OWN=4"], "dyno", CPU, {"OWN": "3"})
+    assert (other.default, other.value, other.inert) == ("3", "4", "")
+    names = [row.name for row in catalogue("dyno", CPU, {})]
+    without = [row.name for row in catalogue("dyno", CPU, {"GGML_NATIVE": "OFF", "OWN": "3"})]
+    assert without == [name for name in names if name != "GGML_NATIVE"]
+    assert len(without) == len(names) - 1
+
+
+def test_the_other_compiler_is_another_one_than_every_build_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = {"clang++": "/bin/clang++", "g++": "/bin/g++", "c++": "/bin/g++"}
+    monkeypatch.setattr(switches.shutil, "which", programs.get)
+    monkeypatch.setattr(switches.os.path, "realpath", lambda path: path)
+    monkeypatch.delenv("CXX", raising=False)
+    (usual,) = named(["CMAKE_CXX_COMPILER"], "dyno", CPU, {})
+    assert (usual.default, usual.value) == ("c++", "/bin/clang++")
+    (turned,) = named(["CMAKE_CXX_COMPILER"], "dyno", CPU, {"CMAKE_CXX_COMPILER": "clang++"})
+    assert (turned.default, turned.value) == ("clang++", "/bin/g++")
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])
 def test_every_live_switch_of_the_doctor_is_tried_or_has_a_reason(engine: str) -> None:
     """What `tune doctor` knows as a switch of this engine, `tune build` knows, too."""
-    told = {row.name for row in catalogue(engine, H200)}
+    told = {row.name for row in catalogue(engine, H200, {})}
     live = {
         row.name for row in BUILD if row.engine == engine and not row.gone and not row.dead
     }  # fmt: skip
@@ -125,7 +155,7 @@ def test_every_live_switch_of_the_doctor_is_tried_or_has_a_reason(engine: str) -
 @pytest.mark.parametrize("word", ["", "=ON", "A B=1", "X" * 101 + "=1", "NAME=a\nb"])
 def test_names_are_checked(word: str) -> None:
     with pytest.raises(TuneError, match="NAME=VALUE"):
-        named([word], "dyno", CPU)
+        named([word], "dyno", CPU, {})
 
 
 # ---- sections ----

@@ -136,14 +136,23 @@ _OF_ENGINE = {"dyno": _DYNO, "llama.cpp": _GGML + _LLAMA, "ik_llama.cpp": _GGML 
 _LARGE_LINKS = {"CMAKE_INTERPROCEDURAL_OPTIMIZATION": 20_480, "CMAKE_CUDA_SEPARABLE_COMPILATION": 20_480}
 
 
-def catalogue(engine: str, place: Place) -> list[Switch]:
-    """The switches that are tried if none is named: all of the engine that concern this kind of device."""
-    rows = [row for row in _OF_ENGINE[engine] if place.kind == "cuda" or not row.cuda]
-    return [judged(_valued(row, place), engine, place) for row in rows]
+def catalogue(engine: str, place: Place, given: Mapping[str, str]) -> list[Switch]:
+    """The switches that are tried if none is named: all of the engine that concern this kind of device.
+
+    Args:
+        given: defines of every build. Who gives a value has decided, so its switch is not tried.
+    """
+    rows = [row for row in _OF_ENGINE[engine] if row.name not in given]
+    return [
+        judged(_valued(row, place), engine, place) for row in rows if place.kind == "cuda" or not row.cuda
+    ]
 
 
-def named(words: Sequence[str], engine: str, place: Place) -> list[Switch]:
+def named(words: Sequence[str], engine: str, place: Place, given: Mapping[str, str]) -> list[Switch]:
     """The switches of `--switch NAME` or `--switch NAME=VALUE`, each once.
+
+    Args:
+        given: defines of every build. A switch of the same name is tried against the value there.
 
     Raises:
         TuneError: A name is no name, or has no value and is in no table.
@@ -164,11 +173,14 @@ def named(words: Sequence[str], engine: str, place: Place) -> list[Switch]:
             )
         cuda = name.startswith(("GGML_CUDA_", "CMAKE_CUDA_"))
         made = row or Switch(name, "", value, cuda, ("ubatch",), _LARGE_LINKS.get(name, 0))
-        if equals:
-            made = replace(made, value=value)
-            if row is not None and _same(value, row.default):
-                made = replace(made, inert=f"{value or 'empty'} is the default")
-        found[name] = judged(made if equals else _valued(made, place), engine, place)
+        made = replace(made, default=given.get(name, made.default))
+        made = replace(made, value=value) if equals else _valued(made, place)
+        same = _same(made.value, made.default)
+        if same and name in given:
+            made = replace(made, inert=f"--define gives {made.value or 'empty'} to every build already")
+        elif same and equals and row is not None:
+            made = replace(made, inert=f"{made.value or 'empty'} is the default")
+        found[name] = judged(made, engine, place)
     return list(found.values())
 
 
@@ -184,7 +196,7 @@ def _same(value: str, default: str) -> bool:
 def _valued(row: Switch, place: Place) -> Switch:
     """The row with the value that only this machine tells."""
     if row.name == "CMAKE_CXX_COMPILER":
-        used = os.environ.get("CXX") or "c++"
+        used = row.default or os.environ.get("CXX") or "c++"
         here = os.path.realpath(shutil.which(used) or used)
         other = next(
             (c for c in ("clang++", "g++") if (p := shutil.which(c)) and os.path.realpath(p) != here), ""

@@ -43,9 +43,8 @@ from .arguments import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from ..build.switches import Switch
     from ..core.protocol import Workload
 
 UBATCHES = (128, 256, 512, 1024, 2048, 4096)
@@ -60,7 +59,7 @@ def build(
         typer.Option(
             "--switch",
             metavar="NAME[=VALUE]",
-            help="Build switch to try. Can be repeated. Default: all switches.",
+            help="Build switch to try. Can be repeated. Default: all switches without --define.",
         ),
     ] = None,
     defines: Annotated[
@@ -69,7 +68,8 @@ def build(
             "--define",
             "-D",
             metavar="NAME=VALUE",
-            help="CMake definition for all builds, including the default build. Can be repeated.",
+            help="CMake definition for all builds, including the default build; --switch can try another "
+            "value of the same name. Can be repeated.",
         ),
     ] = None,
     engine: Annotated[
@@ -145,8 +145,10 @@ def build(
     number = gpu_number(device, gpu, foreign=foreign)
     parsed = workload_of(workload, "cpu" if number is None else f"cuda:{number}")
     place = _place(number, model, foreign=foreign)
-    chosen = usage(lambda: named(switches, engine, place)) if switches else catalogue(engine, place)
-    _check_distinct(chosen, given)
+    if switches:
+        chosen = usage(lambda: named(switches, engine, place, given))
+    else:
+        chosen = catalogue(engine, place, given)
     where = cache.absolute() if cache is not None else cache_folder()
     wanted = (source or _own_source()).absolute()
     if not foreign and (wanted / "CMakeLists.txt").is_file() and not _is_own(wanted):
@@ -201,15 +203,6 @@ def _defines(pairs: Sequence[str]) -> dict[str, str]:
             )
         found[name] = value
     return found
-
-
-def _check_distinct(switches: Sequence[Switch], given: Mapping[str, str]) -> None:
-    both = [s.name for s in switches if s.name in given]
-    if both:
-        raise typer.BadParameter(
-            f"{both[0]} is given by both --switch and --define; a define is the same in all builds, so it "
-            "cannot be tried as a switch"
-        )
 
 
 def _place(number: int | None, model: str, *, foreign: bool) -> Place:
