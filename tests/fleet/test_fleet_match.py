@@ -254,7 +254,8 @@ def test_a_folder_of_profiles_replaces_the_usual_ones(tmp_path: Path) -> None:
 def test_wrong_usage() -> None:
     code, output = run()
     assert (code, "for this machine, `dyno explain plan MODEL -v`" in " ".join(output.split())) == (2, True)
-    assert run("--labels", "-", "--all", ".", given="")[0] == 2
+    code, output = run("--labels", "-", "--all", ".", given="")
+    assert (code, "give one of them" in " ".join(output.replace("│", " ").split())) == (2, True), output
     assert run("--all", "/nonexistent-folder")[0] == 1
     code, output = run("--labels", "/tmp")
     assert code == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pwd
+import re
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,15 @@ OTHER_MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+def test_few_differences_of_another_model_are_listed(folders: Folders, cuda_profile: Profile) -> None:
+    sizes = {"layers": 2, "embedding": 64, "experts": 3, "experts_used": 1, "heads": 2, "vocab": 9}
+    folders.put("user", "other.yaml", of_another_model(cuda_profile, **sizes, types={"Q8_0": 1.0}))
+    first = folders.find().chain[0]
+    assert first.count(", here ") == 5, first
+    assert first.startswith("exact match: none (best is ")
+    assert re.search(r"; and \d more\)$", first), first
+
+
 def of_another_model(profile: Profile, **model: Any) -> Profile:
     data = profile.model_dump(by_alias=True)
     data["match"]["model"] |= model
@@ -237,6 +247,9 @@ def test_the_profile_of_another_model_is_never_taken_by_itself(
     assert (result.profile, result.level) == (None, Level.DEFAULT)
     assert result.headline == "profile: none for this model and device"
     assert "profiles of other models: 1; they are used only if forced" in result.chain
+
+    # Nobody reads the differences of two models that have nothing in common.
+    assert ("best is" in result.chain[0]) == (not difference.startswith("architecture")), result.chain[0]
 
     with pytest.raises(ProfileError, match=f"belongs to another model: .*{difference}") as error:
         folders.find(profile=path)

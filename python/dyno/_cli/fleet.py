@@ -61,7 +61,9 @@ def match(
     from dyno.fleet import match as run
     from dyno.fleet.render import single, table
 
-    if (labels is None) == (all_ is None):
+    if labels is not None and all_ is not None:
+        raise typer.BadParameter("--labels describes one node and --all a folder of nodes; give one of them")
+    if labels is None and all_ is None:
         raise typer.BadParameter(
             "give a description of a node with --labels, or a folder of them with --all; "
             "for this machine, `dyno explain plan MODEL -v` names the profile and the reasons"

@@ -225,6 +225,10 @@ def _check_model(
         )
 
 
+_MOST_REASONS = 5
+"""Differences that a line about the profile of another model lists."""
+
+
 def _warn_by_log(line: str) -> None:
     _log.warning("%s", line)
 
@@ -342,4 +346,9 @@ def _why_none(
     if level is not Level.EXACT:
         return ""
     best, item = max(usable, key=lambda pair: (pair[0].level, *_precedence(pair)))
-    return f" (best is {item.path}: {'; '.join(best.reasons)})"
+    if "architecture" in best.properties:  # then everything differs, and nobody compares them
+        return ""
+    reasons = list(best.reasons)
+    if len(reasons) > _MOST_REASONS and best.other_model:
+        reasons[_MOST_REASONS:] = [f"and {len(reasons) - _MOST_REASONS} more"]
+    return f" (best is {item.path}: {'; '.join(reasons)})"
