@@ -269,8 +269,11 @@ def test_the_budget_bounds_what_an_engine_may_take(profile: Path) -> None:
 def test_a_model_that_is_not_there_is_asked_for(profile: Path) -> None:
     with pytest.raises(TuneError, match="--model"):
         verify(profile)
-    missing = CliRunner().invoke(app, ["verify", str(profile), "--model", "absent.gguf"])
-    assert isinstance(missing.exception, TuneError)
+    for words in (["--model", "absent.gguf"], ["absent.gguf"]):  # also without the option, as in `tune x.gguf`
+        missing = CliRunner().invoke(app, ["verify", str(profile), *words])
+        assert str(missing.exception) == "model absent.gguf: the file does not exist"
+    swapped = CliRunner().invoke(app, ["verify", "absent.gguf"])
+    assert (swapped.exit_code, "Missing argument" in swapped.output) == (2, True), swapped.output
 
 
 def test_history_lists_journals_with_their_gain(profile: Path, tmp_path: Path) -> None:

@@ -12,19 +12,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Build(help.Command):
-    """A command that takes a bare model."""
+class WithModel(help.Command):
+    """A command that takes a bare model, also beside other words."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, with_model(self.params, args))
+        return super().parse_args(ctx, with_model(self.params, args, subcommands=False))
 
 
-def with_model(parameters: Iterable[Any], args: list[str]) -> list[str]:
+def with_model(parameters: Iterable[Any], args: list[str], *, subcommands: bool = True) -> list[str]:
     """`args` with a bare model behind --model, also if it follows options; no subcommand has such a name.
 
     Args:
         parameters: The options of the command.
         args: The words behind its name.
+        subcommands: Another word is a subcommand, whose words are its own.
 
     Raises:
         typer.BadParameter: There are two models.
@@ -43,8 +44,8 @@ def with_model(parameters: Iterable[Any], args: list[str]) -> list[str]:
         elif args[at].endswith(".gguf") and not args[at].startswith("-"):
             bare.append(at)
             given.append(args[at])
-        elif not args[at].startswith("-"):
-            break  # a subcommand, whose words are its own
+        elif subcommands and not args[at].startswith("-"):
+            break
         at += 1
     if len(given) > 1:
         raise typer.BadParameter(

@@ -46,7 +46,7 @@ from .arguments import (
     usage,
     workload_of,
 )
-from .bare_model import Build
+from .bare_model import WithModel
 from .build_command import build
 from .command_group import STATE, Commands
 from .doctor_command import doctor
@@ -79,12 +79,12 @@ app = typer.Typer(
 
 
 app.command(name="ab", cls=help.Command)(ab)
-app.command(name="build", cls=Build)(build)
+app.command(name="build", cls=WithModel)(build)
 app.command(name="doctor", cls=help.Command, context_settings={"allow_interspersed_args": False})(doctor)
-app.command(name="verify", cls=help.Command)(verify)
+app.command(name="verify", cls=WithModel)(verify)
 app.command(name="probe", cls=help.Command)(probe)
 app.command(name="share", cls=help.Command)(share)
-app.command(name="import", cls=help.Command)(import_)
+app.command(name="import", cls=WithModel)(import_)
 app.command(name="replay", cls=help.Command)(replay)
 app.command(name="diff", cls=help.Command)(diff)
 app.command(name="report", cls=help.Command)(report)

@@ -35,7 +35,9 @@ def verify(
     binaries: Annotated[
         Path | None,
         typer.Option(
-            "--bin", help="Folder with the binaries, if the profile is for llama.cpp or ik_llama.cpp."
+            "--bin",
+            metavar="DIR",
+            help="Folder with the binaries, if the profile is for llama.cpp or ik_llama.cpp."
         ),
     ] = None,
     budget: Annotated[

@@ -119,7 +119,7 @@ def read_row(text: str) -> dict[str, Any]:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TuneError(f"this is not a row: {error}") from error
+        raise TuneError(f"this is not a row, as `tune share PROFILE` prints one: {error}") from error
     if not isinstance(row, dict) or row.get("format") != FORMAT:
         told = row.get("format") if isinstance(row, dict) else type(row).__name__
         raise TuneError(f"this is not a row: its format is {told!r}, expected {FORMAT!r}")

@@ -587,7 +587,7 @@ def _verify(
             )  # fmt: skip
             run.run()
         if run.disturbance:
-            raise TuneError(f"{run.disturbance}; stop these programs and verify again")
+            raise TuneError(f"{run.disturbance}; stop these programs and try again")
         if run.status == "interrupted":
             raise KeyboardInterrupt
         verdicts += run.verdicts
