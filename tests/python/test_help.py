@@ -38,8 +38,20 @@ def shown(words: tuple[str, ...], columns: int = WIDTH) -> str:
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
 def test_a_help_is_for_people(words: tuple[str, ...]) -> None:
     text = shown(words)
-    for jargon in ("<int", "<str", "<path", "<float", " range>", "INTEGER", "[x>", "x<=", "[default: 0]\n\n"):
+    for jargon in (
+        "<int",
+        "<str",
+        "<list",
+        "<path",
+        "<float",
+        " range>",
+        "INTEGER",
+        "[x>",
+        "x<=",
+        "[default: 0]\n\n",
+    ):
         assert jargon not in text, text
+    assert not re.search(r" (FILE|TEXT) +(Folder|Source tree) ", text), text
     assert f"\n{LAST}:\n" in text
     assert "-h, --help" in text.partition(f"\n{LAST}:\n")[2]
 

@@ -39,13 +39,18 @@ def match(
     models: Annotated[
         list[Path] | None,
         typer.Option(
-            "--model", "-m", help="GGUF file. Can be repeated. Default: all models that have a profile."
+            "--model",
+            "-m",
+            metavar="FILE",
+            help="GGUF file. Can be repeated. Default: all models that have a profile.",
         ),
     ] = None,
     folders: Annotated[
         list[Path] | None,
         typer.Option(
-            "--profiles", help="Folder of profiles. Can be repeated. Default: the folders that dyno searches."
+            "--profiles",
+            metavar="DIR",
+            help="Folder of profiles. Can be repeated. Default: the folders that dyno searches.",
         ),
     ] = None,
     json_: options.Json = False,

@@ -111,7 +111,8 @@ def export(
         ),
     ] = "llama-server",
     binaries: Annotated[
-        str | None, typer.Option("--bin", help="Folder with llama-server, which is asked for its --help.")
+        str | None,
+        typer.Option("--bin", metavar="DIR", help="Folder with llama-server, which is asked for its --help."),
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="GGUF file. Default: the one that was tuned.")

@@ -269,7 +269,10 @@ def test_the_budget_bounds_what_an_engine_may_take(profile: Path) -> None:
 def test_a_model_that_is_not_there_is_asked_for(profile: Path) -> None:
     with pytest.raises(TuneError, match="--model"):
         verify(profile)
-    for words in (["--model", "absent.gguf"], ["absent.gguf"]):  # also without the option, as in `tune x.gguf`
+    for words in (
+        ["--model", "absent.gguf"],
+        ["absent.gguf"],
+    ):  # also without the option, as in `tune x.gguf`
         missing = CliRunner().invoke(app, ["verify", str(profile), *words])
         assert str(missing.exception) == "model absent.gguf: the file does not exist"
     swapped = CliRunner().invoke(app, ["verify", "absent.gguf"])

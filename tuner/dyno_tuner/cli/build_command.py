@@ -76,11 +76,14 @@ def build(
         str, typer.Option(help="Engine to build: dyno, or llama.cpp or ik_llama.cpp with --source.")
     ] = "dyno",
     source: Annotated[
-        Path | None, typer.Option(help="Source tree to build. Default: the source tree of this dyno.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Source tree to build. Default: the source tree of this dyno."),
     ] = None,
     cache: Annotated[
         Path | None,
-        typer.Option(help="Folder to cache builds in. Default: dyno/builds in your cache folder."),
+        typer.Option(
+            metavar="DIR", help="Folder to cache builds in. Default: dyno/builds in your cache folder."
+        ),
     ] = None,
     budget: Annotated[
         str | None,

@@ -126,7 +126,10 @@ def tune(
     binaries: Annotated[
         Path | None,
         typer.Option(
-            "--bin", rich_help_panel=o.OTHERS, help="Folder with the binaries of llama.cpp or ik_llama.cpp."
+            "--bin",
+            metavar="DIR",
+            rich_help_panel=o.OTHERS,
+            help="Folder with the binaries of llama.cpp or ik_llama.cpp.",
         ),
     ] = None,
     storage: o.Storage = None,

@@ -44,7 +44,8 @@ Held = Annotated[
     ),
 ]
 Binaries = Annotated[
-    Path | None, typer.Option("--bin", help="Folder with the binaries of llama.cpp or ik_llama.cpp.")
+    Path | None,
+    typer.Option("--bin", metavar="DIR", help="Folder with the binaries of llama.cpp or ik_llama.cpp."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]

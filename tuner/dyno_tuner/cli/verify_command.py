@@ -37,7 +37,7 @@ def verify(
         typer.Option(
             "--bin",
             metavar="DIR",
-            help="Folder with the binaries, if the profile is for llama.cpp or ik_llama.cpp."
+            help="Folder with the binaries, if the profile is for llama.cpp or ik_llama.cpp.",
         ),
     ] = None,
     budget: Annotated[
