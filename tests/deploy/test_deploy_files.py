@@ -109,6 +109,9 @@ def test_compose() -> None:
     assert f"127.0.0.1:{given['port']}/ready" in service["healthcheck"]["test"][-1]
     assert "DYNO_API_KEY" in service["environment"]
     assert given["timeout"] > 0
+    minutes = re.fullmatch(r"(\d+)m", service["stop_grace_period"])
+    assert minutes is not None
+    assert 60 * int(minutes[1]) >= given["drain_timeout"] + 5
 
 
 # ---- Kubernetes ----
@@ -137,8 +140,8 @@ def test_kubernetes() -> None:
     assert str(given["model_file"].parent) in folders
     paths = {server[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
     assert paths == {"/ready", "/health"}
-    # The server's texts have time to end before the pod is killed.
-    assert pod["terminationGracePeriodSeconds"] >= 60
+    # The server ends its requests before the pod is killed.
+    assert pod["terminationGracePeriodSeconds"] >= given["drain_timeout"] + 5
 
 
 def test_the_init_container_asks_for_the_profile() -> None:

@@ -14,6 +14,7 @@ from chat_model import numerics
 from dyno import Engine
 from dyno.server import Options, create_app
 from dyno.server.connections import Connection
+from dyno.server.ending import EndingServer
 from dyno.server.options import KEEP_ALIVE_S
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def serving(
         )
         with app.state.scheduler, config.bind_socket() as socket:
             socket.listen()  # a client may connect before the server's thread runs
-            server = uvicorn.Server(config)
+            server = EndingServer(config, app.state.scheduler, drain_s=60)
             thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
             thread.start()
             address = f"http://127.0.0.1:{socket.getsockname()[1]}"

@@ -135,6 +135,14 @@ def serve(
             min=0.001,
         ),
     ] = 60.0,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            "--drain-timeout",
+            help="After SIGTERM or Ctrl-C, cut off requests that take longer than this many seconds.",
+            min=0.001,
+        ),
+    ] = 60.0,
     strict_fields: Annotated[
         bool,
         typer.Option(
@@ -170,7 +178,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with the APIs of OpenAI and Anthropic and a chat page for the browser.
 
-    After SIGTERM or Ctrl-C, the server finishes running requests before it exits.
+    After SIGTERM or Ctrl-C, the server finishes running requests before it exits. A second Ctrl-C ends it at
+    once.
     """
     state.verbosity(verbose)
     if spec is None and model_draft is not None:
@@ -198,6 +207,7 @@ def serve(
 
         from dyno.server import Options
         from dyno.server.connections import Connection
+        from dyno.server.ending import EndingServer
         from dyno.server.hosts import is_loopback
         from dyno.server.opening import Recipe, opened
         from dyno.server.options import KEEP_ALIVE_S
@@ -232,7 +242,7 @@ def serve(
     if port_file is not None:
         _check_port_file(port_file)
     if ray is not None:
-        _serve_replicas(recipe, ray, host, port, port_file)
+        _serve_replicas(recipe, ray, host, port, port_file, drain_timeout)
         return
     # The address first, since loading a model can take a minute.
     with _bound(host, port) as listening, opened(recipe) as (engine, app):
@@ -257,12 +267,15 @@ def serve(
             file=sys.stderr,
         )
         _tell(host, int(listening.getsockname()[1]), port_file)
-        uvicorn.Server(config).run(sockets=[listening])
+        EndingServer(config, app.state.scheduler, drain_timeout).run(sockets=[listening])
 
 
-def _serve_replicas(recipe: Recipe, count: int, host: str, port: int, port_file: Path | None) -> None:
+def _serve_replicas(
+    recipe: Recipe, count: int, host: str, port: int, port_file: Path | None, drain_s: float
+) -> None:
     """Serve through Ray until SIGTERM or Ctrl-C."""
     from dyno.devices import resolve_device
+    from dyno.server.ending import end_at_once
     from dyno.server.replicas import replicas
 
     on_gpu = resolve_device(recipe.device).name.startswith("cuda")
@@ -273,9 +286,15 @@ def _serve_replicas(recipe: Recipe, count: int, host: str, port: int, port_file:
             port = int(free.getsockname()[1])
     ends = threading.Event()
     cpus = float(recipe.arguments.get("threads", 1))
-    with replicas(recipe, count, host, port, gpus=float(on_gpu), cpus=cpus):
+
+    def end(sig: int, _: object) -> None:
+        if ends.is_set() and sig == signal.SIGINT:
+            end_at_once(sig)
+        ends.set()
+
+    with replicas(recipe, count, host, port, gpus=float(on_gpu), cpus=cpus, drain_s=drain_s):
         for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda *_: ends.set())
+            signal.signal(each, end)
         print(f"serving {Path(recipe.model).name} with {count} replicas", file=sys.stderr)
         _tell(host, port, port_file)
         ends.wait()

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dyno.errors import NotInstalledError
+from dyno.errors import ClosedError, NotInstalledError
 from dyno.server import page
 from dyno.server.endpoints import Endpoints
 from dyno.server.errors import ApiError, api_error
@@ -77,7 +77,7 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
                 return Response(status_code=_CLIENT_GONE)
             except Exception as error:
                 told = api_error(error, _PROMPTS.get(request.url.path, "messages"))
-                if told.status >= 500 and not isinstance(error, ApiError):
+                if told.status >= 500 and not isinstance(error, (ApiError, ClosedError)):
                     # Of a library that is missing, the message says everything.
                     trace = not isinstance(error, NotInstalledError)
                     _log.error("%s %s fails: %s", request.method, request.url.path, error, exc_info=trace)

@@ -71,6 +71,11 @@ class Connection(_Protocol):  # type: ignore[misc]
         """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is not complete, or its client has not read it."""
+        return not self._is_idle or self.transport.get_write_buffer_size() > 0
+
     def _refuse(self) -> None:
         """End a connection with a head that is too large; the answer of an earlier request is cut off."""
         if self._is_idle:

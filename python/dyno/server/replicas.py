@@ -44,7 +44,14 @@ def _builder(recipe: Recipe) -> Callable[[], Starlette]:
 
 @contextlib.contextmanager
 def replicas(
-    recipe: Recipe, count: int, host: str, port: int, gpus: float, cpus: float, **cluster: Any
+    recipe: Recipe,
+    count: int,
+    host: str,
+    port: int,
+    gpus: float,
+    cpus: float,
+    drain_s: float,
+    **cluster: Any,
 ) -> Iterator[None]:
     """Replicas of a server behind one address while the context is open.
 
@@ -55,6 +62,7 @@ def replicas(
         port: Port to listen on.
         gpus: GPUs that each takes of its node.
         cpus: CPUs likewise.
+        drain_s: Seconds that running requests get at the end.
         **cluster: Of `ray.init`. Without an address, RAY_ADDRESS names the cluster, or one is started on this
             machine.
 
@@ -77,6 +85,7 @@ def replicas(
             name=_NAME,
             num_replicas=count,
             ray_actor_options={"num_gpus": gpus, "num_cpus": cpus},
+            graceful_shutdown_timeout_s=drain_s,
             # The replica itself refuses requests beyond its queue.
             max_ongoing_requests=recipe.options.max_waiting + 1024,
         )

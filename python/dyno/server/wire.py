@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response
 
+from dyno.errors import ClosedError
 from dyno.server.errors import api_error
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Wire:
                 yield event
         except Exception as error:
             told = api_error(error)
-            if told.status >= 500:
+            if told.status >= 500 and not isinstance(error, ClosedError):
                 _log.error("a stream ends with an error: %s", error, exc_info=told.status != 501)
             yield self.event(self.error(told))
             return
