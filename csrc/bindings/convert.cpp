@@ -45,7 +45,7 @@ int64_t SettingsReader::integer(const char* name, int64_t fallback) {
   const nb::object value = take(name);
   if (value.is_none()) return fallback;
   int64_t out = 0;
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast<int64_t>(value, out)) fail(name, "an integer", value);
+  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast<int64_t>(value, out)) fail(name, "a whole number", value);
   return out;
 }
 

@@ -48,7 +48,7 @@ class DraftModel:
         if int(engine.settings["sequences"]) < sequences:
             raise PlanError(
                 f"[speculation] the draft model has {engine.settings['sequences']} sequences; open it with "
-                f"sequences={sequences}, as the large one"
+                f"sequences={sequences}, like the main model"
             )
         if engine._scheduler is not None:
             raise PlanError("[speculation] the draft model has its own scheduler; close that scheduler first")

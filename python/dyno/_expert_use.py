@@ -179,7 +179,7 @@ def remembered(file: _core.Gguf) -> ExpertUse | None:
     try:
         use = ExpertUse.read(where)
     except OSError as error:
-        raise PlanError(f"[experts] {where} can't be read: {error}") from error
+        raise PlanError(f"[experts] {where} cannot be read: {error}") from error
     return use if use.model == model else None
 
 
@@ -196,7 +196,7 @@ def read(file: str | os.PathLike[str]) -> ExpertUse:
     try:
         return ExpertUse.read(Path(file))
     except OSError as error:
-        raise PlanError(f"[experts] {os.fspath(file)} can't be read: {error}") from error
+        raise PlanError(f"[experts] {os.fspath(file)} cannot be read: {error}") from error
 
 
 def for_session(

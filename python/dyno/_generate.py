@@ -32,10 +32,10 @@ def count_of(name: str, value: int) -> int:
     """A number of tokens that a caller gives.
 
     Raises:
-        PlanError: It is not an integer, or below 0.
+        PlanError: It is not a whole number, or it is below 0.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
-        raise PlanError(f"[generate] {name} must be an integer of at least 0, not {value!r}")
+        raise PlanError(f"[generate] {name} must be a whole number of at least 0, not {value!r}")
     return int(value)
 
 

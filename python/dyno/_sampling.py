@@ -116,7 +116,7 @@ class Sampling:
             if value is None and name in ("seed", "logprobs"):
                 continue
             if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-                raise PlanError(f"[sample] {name} must be an integer, not {value!r}")
+                raise PlanError(f"[sample] {name} must be a whole number, not {value!r}")
         for name, bound in BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not bound.holds(value):

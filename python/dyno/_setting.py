@@ -106,7 +106,7 @@ class Setting:
             return None if isinstance(value, bool) else f"must be true or false, not {_show(value)}"
         if self.type == "int":
             if isinstance(value, bool) or not isinstance(value, int):
-                return f"must be an integer, not {_show(value)}"
+                return f"must be a whole number, not {_show(value)}"
             if not self.minimum <= value <= self.maximum:
                 return f"must be from {self.minimum} to {self.maximum}, not {value}"
             return None
@@ -217,5 +217,5 @@ def suggestion(name: str, known: Iterable[str], where: str = "") -> str:
     if near is not None:
         return f"did you mean {near!r}?"
     if not known:
-        return "none is valid here"
+        return "no name is valid here"
     return where or f"valid names: {', '.join(known)}"

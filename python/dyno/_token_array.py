@@ -20,7 +20,7 @@ def token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.
         int32 [n], contiguous; `tokens` itself where it is that already.
 
     Raises:
-        PlanError: Not a list of integers, empty, or an integer that is no int32.
+        PlanError: `tokens` is not a list of whole numbers, is empty, or holds a number beyond int32.
     """
     if (
         isinstance(tokens, np.ndarray)
@@ -32,14 +32,15 @@ def token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.
         # As generating does, token by token; the engine itself checks what the ids are.
         return cast("NDArray[np.int32]", tokens)
     if not isinstance(tokens, (Sequence, np.ndarray)) or isinstance(tokens, (str, bytes)):
-        raise PlanError(f"[engine] tokens must be a non-empty list of integers, not {tokens!r:.60}")
+        raise PlanError(f"[engine] tokens must be a non-empty list of whole numbers, not {tokens!r:.60}")
     try:
         array = np.asarray(tokens)
     except (ValueError, OverflowError) as error:
-        raise PlanError(f"[engine] tokens must be one list of integers: {error}") from error
+        raise PlanError(f"[engine] tokens must be one list of whole numbers: {error}") from error
     if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
         raise PlanError(
-            f"[engine] tokens must be a non-empty list of integers, not {array.dtype} of shape {array.shape}"
+            "[engine] tokens must be a non-empty list of whole numbers, "
+            f"not {array.dtype} of shape {array.shape}"
         )
     if array.min() < -(2**31) or array.max() >= 2**31:
         raise PlanError(f"[engine] token {int(array.max())} is not a token id")

@@ -197,7 +197,7 @@ def _token_id(metadata: Metadata, name: str, count: int, default: int | None) ->
     if value is None:
         return default if default is not None and default < count else None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ModelError(f"[tokenizer] {key} must be an integer, not {value!r}")
+        raise ModelError(f"[tokenizer] {key} must be a whole number, not {value!r}")
     if value in (-1, 0xFFFFFFFF):  # how converters write "none"
         return None
     if not 0 <= value < count:

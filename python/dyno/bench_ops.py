@@ -285,6 +285,6 @@ def table(result: PerOp, limit: int = 30) -> str:
     if result.peaks:
         peaks = f"measured peaks: memory {result.peaks['memory_gbps']:.0f} GB/s (a copy, read and written)"
         if "f16_tflops" in result.peaks:
-            peaks += f", half products {result.peaks['f16_tflops']:.0f} TFLOP/s"
+            peaks += f", f16 products {result.peaks['f16_tflops']:.0f} TFLOP/s"
         lines.append(peaks)
     return "\n".join(lines)

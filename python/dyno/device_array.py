@@ -84,7 +84,7 @@ def namespace_of(*arrays: Any) -> Any:
     found = {id(space): space for space in map(_namespace, arrays)}
     if len(found) != 1:
         names = sorted(str(getattr(space, "__name__", space)) for space in found.values())
-        raise TypeError(f"arrays of one library are needed, not of {', '.join(names) or 'none'}")
+        raise TypeError(f"the arrays must come from one library, not from {', '.join(names) or 'none'}")
     return next(iter(found.values()))
 
 

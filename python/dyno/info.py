@@ -74,9 +74,9 @@ def text(facts: dict[str, Any]) -> str:
 
 def _built_for(switches: dict[str, Any]) -> str:
     if _switch(switches.get("GGML_CUDA", "OFF")) == "OFF":
-        return "CPU alone; with CUDA: pip install . -C cmake.define.GGML_CUDA=ON"
+        return "CPU only; with CUDA: pip install . -C cmake.define.GGML_CUDA=ON"
     archs = str(switches["CMAKE_CUDA_ARCHITECTURES"]).replace(";", ", ")
-    return f"CPU and CUDA (architectures {archs}); for the CPU alone: -C cmake.define.GGML_CUDA=OFF"
+    return f"CPU and CUDA (architectures {archs}); for the CPU only: -C cmake.define.GGML_CUDA=OFF"
 
 
 def _weight_types(build: dict[str, Any]) -> list[str]:
@@ -131,7 +131,7 @@ def _limits(limits: dict[str, Any]) -> list[str]:
     )
     threads = f"OMP_NUM_THREADS {limits['omp_threads']}" if limits["omp_threads"] else "no OMP_NUM_THREADS"
     if limits["omp"] and not limits["omp_threads"]:
-        threads = f"OMP_NUM_THREADS {limits['omp']!a} ignored (no number of threads)"
+        threads = f"OMP_NUM_THREADS {limits['omp']!a} ignored (not a number of threads)"
     return [
         f"    {limits['online']} CPUs online, affinity {limits['affinity']}, {quota}, {threads}, {memory}"
     ]

@@ -196,7 +196,7 @@ class ReferenceReader:
         try:
             array: NDArray[Any] = self._npz[name]
         except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise PlanError(f"[perplexity] {self._path}: {name} can't be read: {error}") from error
+            raise PlanError(f"[perplexity] {self._path}: {name} cannot be read: {error}") from error
         if array.shape != shape or array.dtype != dtype:
             wanted = f"{np.dtype(dtype)} {shape}"
             raise PlanError(

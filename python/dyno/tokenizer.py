@@ -161,7 +161,7 @@ class Tokenizer:
         """Bytes of one token: possibly only a part of a character.
 
         Raises:
-            PlanError: `token` is not an integer, or outside the vocabulary.
+            PlanError: `token` is not a whole number, or outside the vocabulary.
         """
         token = _token_id(token)
         if not 0 <= token < len(self._pieces):
@@ -286,11 +286,11 @@ class TextStream:
 
 def _token_id(token: object) -> int:
     if isinstance(token, bool):
-        raise PlanError(f"[tokenizer] a token id must be an integer, not {token!r}")
+        raise PlanError(f"[tokenizer] a token id must be a whole number, not {token!r}")
     try:
         return operator.index(token)  # type: ignore[arg-type]
     except TypeError:
-        raise PlanError(f"[tokenizer] a token id must be an integer, not {token!r:.60}") from None
+        raise PlanError(f"[tokenizer] a token id must be a whole number, not {token!r:.60}") from None
 
 
 def _token_ids(tokens: object) -> list[int]:

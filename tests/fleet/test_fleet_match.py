@@ -130,7 +130,7 @@ def test_smi_of_two_cards() -> None:
         ("[" * 100_000, "not JSON"),
         ("- a\n- b\n", "neither labels"),
         ("a: &x 1\nb: *x\n", "n1"),
-        ("<html></html>", "XML of <html>"),
+        ("<html></html>", "the root element is <html>"),
         ("<nvidia_smi_log>", "not XML"),
         ("<nvidia_smi_log></nvidia_smi_log>", "lists no GPU"),
         ('<!DOCTYPE a [<!ENTITY b "c">]><nvidia_smi_log></nvidia_smi_log>', "entities"),

@@ -70,8 +70,8 @@ def test_command_line_values(name: str, text: str, value: object) -> None:
     ("name", "text", "words"),
     [
         ("ubatch", "0", "must be from 1 to 65536, not 0"),
-        ("ubatch", "many", "must be an integer, not 'many'"),
-        ("ubatch", "9" * 5000, "must be an integer"),
+        ("ubatch", "many", "must be a whole number, not 'many'"),
+        ("ubatch", "9" * 5000, "must be a whole number"),
         ("cpu_repack", "maybe", "must be true or false"),
         ("kv_type_k", "q8", "did you mean 'q8_0'?"),
         ("placement", "exps", "must read 'REGEX=DEVICE'"),

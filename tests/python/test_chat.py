@@ -90,7 +90,7 @@ def test_choices_have_seeds_of_their_own(engine: dyno.Engine) -> None:
     assert len(set(three)) == 3
     assert texts(2, 6) == three[1:]
     assert engine.chat_choices(USER, 0) == []
-    with pytest.raises(PlanError, match="n must be an integer"):
+    with pytest.raises(PlanError, match="n must be a whole number"):
         engine.chat_choices(USER, -1)
 
 
@@ -212,7 +212,7 @@ def test_impossible_conversations(engine: dyno.Engine) -> None:
         PlanError, match=r"the conversation has 30[0-9] tokens, ctx is 256; open the engine with"
     ):
         engine.chat([{"role": "user", "content": "x" * 300}])
-    with pytest.raises(PlanError, match="max_tokens must be an integer of at least 0, not -1"):
+    with pytest.raises(PlanError, match="max_tokens must be a whole number of at least 0, not -1"):
         engine.chat(USER, max_tokens=-1)
     with pytest.raises(PlanError, match="temperature must be at least 0"):
         engine.chat(USER, temperature=-1)

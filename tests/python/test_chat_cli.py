@@ -254,7 +254,7 @@ def test_commands(engine: dyno.Engine, says: Any, capsys: pytest.CaptureFixture[
         assert f"no setting {rule.split()[0]}; known: " in told(f"/set {rule}")
     assert not {"json_schema", "grammar", "regex"} & {line.split()[0] for line in told("/set").splitlines()}
     assert "no setting temprature" in told("/set temprature 1")
-    assert "no command /walk" in told("/walk")
+    assert "/walk is not a command" in told("/walk")
     assert told("  ") == ""
     assert not out.getvalue()
     assert "answer 1 tokens" in told("Hello")

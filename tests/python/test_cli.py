@@ -291,7 +291,7 @@ def test_info(dyno: Any) -> None:
 
 
 def test_info_says_for_which_devices_the_module_is_built() -> None:
-    assert info._built_for({"GGML_CUDA": "OFF"}).startswith("CPU alone; with CUDA: ")
+    assert info._built_for({"GGML_CUDA": "OFF"}).startswith("CPU only; with CUDA: ")
     both = info._built_for({"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": "75;90a"})
     assert both.startswith("CPU and CUDA (architectures 75, 90a)")
 

@@ -54,7 +54,7 @@ def test_several_with_log_probabilities(engine: dyno.Engine) -> None:
 
 
 def test_impossible_arguments(engine: dyno.Engine) -> None:
-    with pytest.raises(PlanError, match="n must be an integer of at least 0, not -1"):
+    with pytest.raises(PlanError, match="n must be a whole number of at least 0, not -1"):
         engine.complete(PROMPT, n=-1)
     with pytest.raises(ContextLengthError, match="the prompt has 200 tokens, ctx is 128"):
         engine.complete([5] * 200)

@@ -79,10 +79,10 @@ def test_memory(tmp_path: Path, groups: str, name: str, text: str, limit: int | 
         (" 1 , 4", 1, "OMP_NUM_THREADS 1,"),
         ("9999999999", 2**31 - 1, "OMP_NUM_THREADS 2147483647,"),
         ("", 0, "no OMP_NUM_THREADS,"),
-        ("0", 0, "OMP_NUM_THREADS '0' ignored (no number of threads),"),
-        ("-3", 0, "OMP_NUM_THREADS '-3' ignored (no number of threads),"),
-        ("many\n", 0, "OMP_NUM_THREADS 'many\\n' ignored (no number of threads),"),
-        (",2", 0, "OMP_NUM_THREADS ',2' ignored (no number of threads),"),
+        ("0", 0, "OMP_NUM_THREADS '0' ignored (not a number of threads),"),
+        ("-3", 0, "OMP_NUM_THREADS '-3' ignored (not a number of threads),"),
+        ("many\n", 0, "OMP_NUM_THREADS 'many\\n' ignored (not a number of threads),"),
+        (",2", 0, "OMP_NUM_THREADS ',2' ignored (not a number of threads),"),
     ],
 )
 def test_omp_num_threads(

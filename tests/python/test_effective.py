@@ -55,8 +55,8 @@ def test_kinds() -> None:
     [
         ({"thread": 2}, "unknown setting 'thread'; did you mean 'threads'"),
         ({"ctx": 0}, "ctx: must be from 1"),
-        ({"ubatch": "64"}, "ubatch: must be an integer"),
-        ({"threads": True}, "threads: must be an integer"),
+        ({"ubatch": "64"}, "ubatch: must be a whole number"),
+        ({"threads": True}, "threads: must be a whole number"),
         ({"kv_type_k": "F16x"}, "kv_type_k: must be one of"),
         ({"cpu_repack": 1}, "cpu_repack: must be true or false"),
         ({"cuda_graphs": True}, "has no effect on a cpu"),

@@ -229,7 +229,7 @@ def changed(change: dict[str, Any]) -> dict[str, Any]:
         ({"token_type": np.zeros(3, np.int32)}, "3 values for"),
         ({"token_type": "x"}, "array of numbers"),
         ({"bos_token_id": 10**6}, "bos_token_id = 1000000"),
-        ({"eos_token_id": "x"}, "eos_token_id must be an integer"),
+        ({"eos_token_id": "x"}, "eos_token_id must be a whole number"),
         ({"eot_token_id": -7}, "eot_token_id = -7"),
         ({"add_bos_token": 1}, "must be a boolean"),
         ({"add_bos_token": True, "bos_token_id": None}, "bos_token_id is missing"),
@@ -297,7 +297,7 @@ def test_what_is_no_list_of_token_ids(tokens: Any) -> None:
 
 def test_one_that_is_no_token_id() -> None:
     for token in ("1", 1.0, None):
-        with pytest.raises(PlanError, match="a token id must be an integer"):
+        with pytest.raises(PlanError, match="a token id must be a whole number"):
             bpe().piece(token)  # type: ignore[arg-type]
     ids = bpe().encode("fizz buzz")
     assert bpe().decode(np.array(ids)) == bpe().decode(iter(ids)) == bpe().decode(ids) == "fizz buzz"

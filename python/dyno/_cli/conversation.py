@@ -23,13 +23,13 @@ __all__ = ["HELP", "Conversation"]
 
 HELP = """\
 /help               this list
-/reset              forget the conversation, but for the system message
-/system TEXT        set the system message and forget the rest; without TEXT, have none
+/reset              forget the conversation, and keep the system message
+/system TEXT        set the system message, or remove it if TEXT is missing, and forget the rest
 /set                show the settings
 /set NAME VALUE     change one, such as /set temperature 0.5 or /set max_tokens 200
 /exit               end (also Ctrl-D)
 Enter sends, Alt-Enter begins a new line, the arrow keys bring back what was sent.
-Ctrl-C ends an answer and keeps what was said."""
+Ctrl-C ends an answer and keeps its text."""
 
 _UNSET = {"max_tokens": "to the end of the context", "seed": "none"}
 """The settings that may have no value, and the words for that."""
@@ -96,7 +96,7 @@ class Conversation:
         if name in commands:
             commands[name](rest.strip())
         else:
-            self._tell(f"no command {escaped(name)}; /help lists them")
+            self._tell(f"{escaped(name)} is not a command; /help lists the commands")
         return True
 
     # ---- commands ----
@@ -172,7 +172,7 @@ class Conversation:
             self._write(reply)
         except DynoError as error:
             self.messages.pop()
-            self._tell(f"error: {escaped(str(error))}; /reset begins anew")
+            self._tell(f"error: {escaped(str(error))}; /reset begins a new conversation")
         except KeyboardInterrupt:  # before the answer began
             self.messages.pop()
             self._tell("[stopped]")

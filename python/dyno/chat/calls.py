@@ -59,7 +59,7 @@ def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Schemas:
 
 def _call(name: object, arguments: object, id_: object = None) -> ToolCall:
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"{name!r} is not a name of a function")
+        raise ValueError(f"{name!r} is not the name of a function")
     for _ in range(2):  # some models write the object as a string that holds it
         if isinstance(arguments, str):
             arguments = json.loads(arguments or "{}")

@@ -217,7 +217,9 @@ def _from_smi(text: str, name: str) -> list[Node]:
     except ElementTree.ParseError as error:
         raise ProfileError(f"[fleet] {name}: not XML: {error}") from error
     if root.tag != "nvidia_smi_log":
-        raise ProfileError(f"[fleet] {name}: XML of <{root.tag}>; expected that of `nvidia-smi -q -x`")
+        raise ProfileError(
+            f"[fleet] {name}: the root element is <{root.tag}>; expected the output of `nvidia-smi -q -x`"
+        )
     counted: dict[Node, int] = {}
     for gpu in root.findall("gpu"):
         title = (gpu.findtext("product_name") or "GPU").strip()

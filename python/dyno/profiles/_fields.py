@@ -181,7 +181,7 @@ def plain_value(value: Any) -> Any:
     """Refuses what no member of a union of plain types takes, with one message for all of them."""
     items = value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(item, bool | int | str) for item in items):
-        raise PydanticCustomError("profile", "must be true or false, an integer, text or a list of text")
+        raise PydanticCustomError("profile", "must be true or false, a whole number, text or a list of text")
     return value
 
 

@@ -135,7 +135,7 @@ def _read(path: Path) -> str:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ProfileError(f"[profile] {path}: cannot be read: {why}") from error
     if len(data) > _yaml.MAX_BYTES:
-        raise ProfileError(f"[profile] {path}: larger than {_yaml.MAX_BYTES} bytes, which no profile is")
+        raise ProfileError(f"[profile] {path}: larger than {_yaml.MAX_BYTES} bytes, the limit for a profile")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

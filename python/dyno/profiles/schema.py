@@ -130,11 +130,11 @@ class KernelEntry(StrictModel):
                 continue
             is_integer = isinstance(value, int) and not isinstance(value, bool)
             if not (isinstance(key, str) and key.isidentifier() and len(key) <= 32):
-                bad.append(problem("no name of a parameter", (str(key),), value))
+                bad.append(problem("not the name of a parameter", (str(key),), value))
             elif not is_integer:
                 bad.append(
                     problem(
-                        f"unknown key with a value that is not an integer; {suggestion(key, keys)}",
+                        f"unknown key with a value that is not a whole number; {suggestion(key, keys)}",
                         (key,),
                         value,
                     )
@@ -189,7 +189,7 @@ def _with_defaults(kernels: Any) -> Any:
     listed = kernels["default"]
     if not isinstance(listed, list):
         raise ValidationError.from_exception_data(
-            "Profile", [problem("a list of token ranges with op keys is expected", ("default",), listed)]
+            "Profile", [problem("expected a list of token ranges with op keys", ("default",), listed)]
         )
     bad = []
     for number, item in enumerate(listed):
@@ -198,7 +198,7 @@ def _with_defaults(kernels: Any) -> Any:
         if why := _no_kernel(tokens, key):
             bad.append(problem(why, ("default", str(number)), item))
         elif not isinstance(ranges, dict) or tokens in ranges:
-            bad.append(problem(f"{item!r} stands here twice", ("default", str(number)), item))
+            bad.append(problem(f"{item!r} is listed twice", ("default", str(number)), item))
         else:
             spread[key] = {**ranges, tokens: "default"}
     if bad:
@@ -209,7 +209,7 @@ def _with_defaults(kernels: Any) -> Any:
 def _no_kernel(tokens: str, key: str) -> str:
     """Why these are no token range and op key; empty if they are."""
     if len(key) > MAX_OP_KEY_LENGTH or not _OP_KEY.fullmatch(key):
-        return "no token range and op key; one reads 'm2-8 matmul q4_0 n=4096 k=2048'"
+        return "not a token range and an op key, such as 'm2-8 matmul q4_0 n=4096 k=2048'"
     try:
         parse_tokens(tokens)
     except ValueError as error:
@@ -315,7 +315,7 @@ class Profile(StrictModel):
         bad = []
         for key, ranges in kernels.items():
             if len(key) > MAX_OP_KEY_LENGTH or not _OP_KEY.fullmatch(key):
-                bad.append(problem("no op key; one reads 'matmul q4_0 n=4096 k=2048'", (key,), key))
+                bad.append(problem("not an op key, such as 'matmul q4_0 n=4096 k=2048'", (key,), key))
             seen: list[tuple[int, int, str]] = []
             for tokens in ranges:
                 try:

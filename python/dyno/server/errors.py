@@ -117,7 +117,7 @@ def api_error(error: BaseException, prompt: str | None = None) -> ApiError:
     if isinstance(error, ContextLengthError):
         return ApiError(400, text, code="context_length_exceeded", param=prompt)
     if isinstance(error, ClosedError):
-        return ApiError(503, "the server shuts down", kind="server_error", code="shutting_down")
+        return ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down")
     if isinstance(error, NotInstalledError):
         return ApiError(501, text, kind="server_error", code="not_installed")
     if isinstance(error, (PlanError, ChatError, UnsupportedError)):

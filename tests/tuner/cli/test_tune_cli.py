@@ -54,7 +54,7 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "'cuda:999'" in _tune("--model", str(file), "--gpu", "999")[1]
     assert "contradict" in _tune("--model", str(file), "--gpu", "0", "--device", "cpu")[1]
     assert "threads" in _tune("--model", str(file), "--set", "thread=3")[1]
-    assert "integer" in _tune("--model", str(file), "--set", "threads=many")[1]
+    assert "a whole number" in _tune("--model", str(file), "--set", "threads=many")[1]
     assert _tune()[0] == 2
     code, said = _tune(str(file), "-ngl", "99")
     assert (code, "--set n_gpu_layers=VALUE" in said) == (2, True), said

@@ -149,7 +149,7 @@ def test_records_that_are_odd_only_together_are_one_line_too(
     with pytest.raises(JournalError) as caught:
         tune(tmp_path, resume=True)
     assert str(caught.value) == (
-        f"journal {path}: up to the record 'aa/p1/v1' it does not fit together (ZeroDivisionError: "
+        f"journal {path}: the records up to 'aa/p1/v1' are inconsistent (ZeroDivisionError: "
         "'nothing to divide by'); leave out --resume to start again (the old journal is kept)"
     )
 

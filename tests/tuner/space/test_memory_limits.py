@@ -59,7 +59,7 @@ def test_a_near_miss_says_what_it_would_take() -> None:
     limit = MemoryLimit(16 * GIB, _plan, ("ctx", "ubatch", "kv_type_k", "kv_type_v"))
     misses = limit.near_misses(KNOBS, DEFAULTS, 4096)
     assert [str(m) for m in misses] == [
-        "1.0 GiB short of u-batch 4096; a q8_0 KV cache or a context of 16384 gets it"
+        "u-batch 4096 needs 1.0 GiB more; a q8_0 KV cache or a context of 16384 makes it fit"
     ]
     assert limit.allows({**DEFAULTS, "ubatch": 2048})
     assert not limit.allows({**DEFAULTS, "ubatch": 4096})
@@ -71,7 +71,7 @@ def test_a_context_is_not_cut_below_the_workload() -> None:
     (miss,) = limit.near_misses(KNOBS, DEFAULTS, 30000)
     assert miss.value == 8192
     assert miss.cures == ()
-    assert "nothing here gets it" in str(miss)
+    assert "no setting here makes it fit" in str(miss)
 
 
 def test_what_the_engine_refuses_is_left_to_the_engine() -> None:
@@ -80,7 +80,7 @@ def test_what_the_engine_refuses_is_left_to_the_engine() -> None:
 
 def test_a_default_that_does_not_fit_is_an_error_with_a_way_out() -> None:
     limit = MemoryLimit(15 * GIB, _plan, ("ctx", "ubatch", "kv_type_k", "kv_type_v"))
-    with pytest.raises(TuneError, match=r"need 15\.2 GiB, 0\.2 GiB more .* a q8_0 KV cache .* gets it"):
+    with pytest.raises(TuneError, match=r"need 15\.2 GiB, 0\.2 GiB more .* a q8_0 KV cache .* makes it fit"):
         limit.check_default(DEFAULTS, 4096)
 
 
@@ -132,7 +132,7 @@ def test_a_limit_reaches_profile_and_journal(tmp_path: Path) -> None:
     result = run(request, InlineExecutor(target), target.surface.space())
     assert result.outcome.settings["ubatch"] == 1024  # 2048 is faster
     records = load(result.journal).records
-    assert any("1.0 GiB short of u-batch 2048" in r.get("message", "") for r in records)
+    assert any("u-batch 2048 needs 1.0 GiB more" in r.get("message", "") for r in records)
     tried = {r["config"]["settings"]["ubatch"] for r in records if r.get("op") == "visit"}
     assert max(tried) == 1024
 
@@ -152,9 +152,9 @@ def test_the_command_refuses_nonsense() -> None:
     ("ctx", "depth", "held", "said"),
     [
         (10**6, 0, {}, r"--ctx 1000000: the model's limit is a context of \d+ tokens"),
-        (None, 10**6, {}, r"takes a context of 1000016 tokens, and the model's limit is \d+"),
-        (64, 100, {}, "takes a context of 116 tokens, but the given context holds 64"),
-        (None, 100, {"ctx": 64}, "takes a context of 116 tokens, but the given context holds 64"),
+        (None, 10**6, {}, r"needs a context of 1000016 tokens, and the model's limit is \d+"),
+        (64, 100, {}, "needs a context of 116 tokens, but the given context holds 64"),
+        (None, 100, {"ctx": 64}, "needs a context of 116 tokens, but the given context holds 64"),
     ],
 )
 def test_a_context_that_cannot_be_had_is_told_before_anything_is_touched(

@@ -163,7 +163,7 @@ def test_graphs_that_a_variable_turns_off() -> None:
         ),
         ("llama.cpp-0c1e570", "llama-server -ub many", "whole number"),
         ("llama.cpp-4227c9b", "llama-server -ncffn 3", "not a flag"),
-        ("llama.cpp-0c1e570", "llama-server -ncmoe 3 -ot exps=CPU", "cannot be told apart"),
+        ("llama.cpp-0c1e570", "llama-server -ncmoe 3 -ot exps=CPU", "cannot be combined with"),
     ],
 )
 def test_a_command_line_that_cannot_be_measured(version: str, line: str, message: str) -> None:

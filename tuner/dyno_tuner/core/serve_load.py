@@ -77,7 +77,7 @@ class ServedLoad:
                 continue
             name, _, given = (each.strip() for each in piece.partition("="))
             if name not in known:
-                raise TuneError(f"workload: serve has no {name!r}; there are {', '.join(known)}")
+                raise TuneError(f"workload: serve has no parameter {name!r}; known: {', '.join(known)}")
             if name in values:
                 raise TuneError(f"workload: {name} is given more than once in {text.strip()!r}")
             try:

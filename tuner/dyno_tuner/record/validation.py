@@ -99,7 +99,7 @@ def fitting(path: Path, last: Callable[[], str]) -> Iterator[None]:
         if not key:
             raise
         raise JournalError(
-            f"journal {path}: up to the record {_shown(key)} it does not fit together "
+            f"journal {path}: the records up to {_shown(key)} are inconsistent "
             f"({type(error).__name__}: {_shown(str(error))}); {_ADVICE}"
         ) from error
 

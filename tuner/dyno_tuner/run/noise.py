@@ -72,7 +72,7 @@ class NoiseStage:
             context.policy = o.policy
             return True
         if first.status is not TrialStatus.OK:
-            said = f"a measurement of the default takes over {o.budget:.0f} s; give a longer --budget"
+            said = f"a measurement of the default takes more than {o.budget:.0f} s; give a longer --budget"
             self._refuse(message=said)
             return False
         # A run that is continued keeps the samples with which it began, if the machine is quiet: with others

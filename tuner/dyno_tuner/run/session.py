@@ -451,7 +451,7 @@ def check_context(description: Description, request: Request) -> None:
         raise TuneError(f"--ctx {request.ctx}: the model's limit is a context of {there} tokens")
     held = int(request.held.get("ctx") or there)
     if longest > held:
-        what = f"workload {request.options.workload}: it takes a context of {longest} tokens"
+        what = f"workload {request.options.workload}: it needs a context of {longest} tokens"
         if held == request.held.get("ctx") or there == request.ctx:
             raise TuneError(f"{what}, but the given context holds {held}; give a longer one")
         raise TuneError(f"{what}, and the model's limit is {there}; give a shorter one")

@@ -59,7 +59,7 @@ class NearMiss:
     def __str__(self) -> str:
         what = f"{_NAMES.get(self.name, self.name)} {self.value}"
         cures = " or ".join(self.cures)
-        return f"{gib(self.short)} short of {what}; {cures + ' gets it' if cures else 'nothing here gets it'}"
+        return f"{what} needs {gib(self.short)} more; {cures or 'no setting here'} makes it fit"
 
 
 class MemoryLimit:
@@ -113,7 +113,7 @@ class MemoryLimit:
         whole, limit = told_apart(needed, self.limit)
         raise TuneError(
             f"the default settings need {whole}, {gib(needed - self.limit)} more than the limit of "
-            f"{limit}; " + (" or ".join(helps) + " gets it" if helps else "nothing here gets it")
+            f"{limit}; " + f"{' or '.join(helps) or 'no setting here'} makes it fit"
         )
 
     def near_misses(

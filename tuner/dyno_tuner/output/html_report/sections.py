@@ -50,7 +50,7 @@ def verdict(run: Run, tried: Sequence[analyse.Tried]) -> Verdict:
             mapping(without.get("settings")),
             entries,
             False,
-            "last ones in the test of leaving entries out",
+            "last ones of the ablation",
         )
     beating = [n for n in run.noted("finalist") if n.get("beats") is True and number(n.get("ratio"))]
     if beating:

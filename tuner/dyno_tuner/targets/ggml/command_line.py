@@ -240,7 +240,7 @@ def _place(out: Command, token: str, names: frozenset[str], values: list[str]) -
         out.base["n_cpu_moe"] = 999 if "-cmoe" in names else _integer(values[0], token)
     if {"placement", "n_cpu_moe"} <= set(out.base):
         raise TuneError(
-            f"the command line's {token}: -ot and -cmoe or -ncmoe cannot be told apart; write all of it "
+            f"the command line's {token}: -ot cannot be combined with -cmoe or -ncmoe here; write them all "
             "as -ot rules"
         )
 

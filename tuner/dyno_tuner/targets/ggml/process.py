@@ -52,7 +52,7 @@ class Finished:
 
     def last_line(self) -> str:
         lines = [line.strip() for line in (self.stderr or self.stdout).splitlines() if line.strip()]
-        return lines[-1][:300] if lines else "it said nothing"
+        return lines[-1][:300] if lines else "it printed nothing"
 
 
 def _die_with_parent() -> None:
