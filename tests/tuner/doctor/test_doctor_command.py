@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 def test_an_unknown_flag_is_no_success() -> None:
     done = CliRunner().invoke(app, ["doctor", "--", "llama-server", "--no-such-flag", "-ub", "512"])
     assert done.exit_code == 1
-    assert "no table has --no-such-flag" in " ".join(done.output.split())
+    assert "dyno's tables do not list --no-such-flag" in " ".join(done.output.split())
     told = CliRunner().invoke(app, ["doctor", "--json", "--", "llama-server", "--no-such-flag"])
     assert told.exit_code == 1
     assert json.loads(told.output)["unknown_flags"] == ["--no-such-flag"]

@@ -35,7 +35,7 @@ def test_draft_knobs_have_words_of_their_own() -> None:
     line = diagnose(words.split(), engine=MAIN)
     for name in ("-md", "--spec-draft-n-max", "-ngld", "--draft-p-min"):
         assert find(line, name).status is Status.DOES, name
-    assert "it pays as long as most drafts are accepted" in find(line, "--spec-draft-n-max").notes[0].text
+    assert "which pays off if most drafts are accepted" in find(line, "--spec-draft-n-max").notes[0].text
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -55,15 +55,15 @@ def test_a_line_that_drafts_nothing_says_so(engine: str) -> None:
 @pytest.mark.parametrize(
     ("engine", "value", "text"),
     [
-        (MAIN, "ngram-simpel", "known are none, draft-simple, "),
+        (MAIN, "ngram-simpel", "is not one of none, draft-simple, "),
         (MAIN, "ngram-simpel", "(nearest: ngram-simple)"),
         (MAIN, "ngram-simple,bogus", "value 'bogus'"),
         (MAIN, "mtp", "(nearest: draft-mtp)"),
-        (MAIN, "draft-simple", "drafts with a model, and the line names none"),
-        (MAIN, "none,ngram-mod", "none beside other kinds"),
-        (IK, "draft-mtp", "value 'draft-mtp': known are none, draft, "),
-        (IK, "draft:n_max=4", "drafts with a model"),
-        (IK, "mtp:n_maxx=1", "limit 'n_maxx=1': known are n_max, "),
+        (MAIN, "draft-simple", "needs a draft model, and the line names none"),
+        (MAIN, "none,ngram-mod", "none cannot be combined with other kinds"),
+        (IK, "draft-mtp", "value 'draft-mtp' is not one of none, draft, "),
+        (IK, "draft:n_max=4", "needs a draft model"),
+        (IK, "mtp:n_maxx=1", "limit 'n_maxx=1' is not one of n_max, "),
         (IK, "mtp:n_max", "limit 'n_max'"),
     ],
 )
@@ -99,7 +99,7 @@ def test_kinds_of_speculation_that_an_engine_has(engine: str, words: str) -> Non
 def test_slots_share_the_context(engine: str) -> None:
     item = find(diagnose(["llama-server", "-m", "x.gguf", "-c", "32768", "-np", "4"], engine=engine), "-np")
     assert item.status is Status.DOES
-    assert "sequences that a server works on at a time" in says(item)
+    assert "sequences that a server generates at the same time" in says(item)
     assert "each of 4 slots has 8192 of the 32768 tokens of the context" in says(item)
     assert "give -c 131072" in says(item)
     assert find(diagnose(["llama-server", "-np", "0"], engine=engine), "-np").status is Status.INVALID
@@ -119,7 +119,7 @@ def test_a_unified_cache_and_an_automatic_number_of_slots_are_llama_cpps() -> No
 @pytest.mark.parametrize(
     ("buffer", "gpus", "text"),
     [
-        ("NOWHERE", None, "buffer 'NOWHERE' is none that a backend has"),
+        ("NOWHERE", None, "no backend has a buffer 'NOWHERE'"),
         ("cpu", None, "(nearest: CPU)"),
         ("CUDA", None, "(nearest: CUDA0)"),
         ("cuda0", None, "(nearest: CUDA0)"),
@@ -158,17 +158,17 @@ def test_devices_have_the_same_names() -> None:
     [
         ("BLAS", "", ""),
         ("CUDA0,BLAS", "", ""),
-        ("BLAS0", "device 'BLAS0' is none that a backend has", "is none that a backend has"),
+        ("BLAS0", "no backend has a device 'BLAS0'", "no backend has a device"),
         (" CUDA0", "device ' CUDA0' has a blank, which llama.cpp does not trim, so that the program stops",
          "does not trim, so that the device is left out"),
         ("CUDA0, CUDA1", "write 'CUDA1'", "write 'CUDA1'"),
         ("CUDA0 ", "has a blank", "has a blank"),
-        ("cuda0", "", "device 'cuda0' is none that a backend has"),
-        ("cuda7", "device CUDA7 is beyond", "is none that a backend has"),
-        ("CPU", "llama.cpp takes no CPU as a device: the program stops; write none", ""),
-        ("cpu", "takes no CPU", "is none that a backend has"),
-        ("CUDA0,none", "none goes with no other device", ""),
-        ("rpc[10.0.0.1:50052]", "", "is none that a backend has"),
+        ("cuda0", "", "no backend has a device 'cuda0'"),
+        ("cuda7", "device CUDA7 is beyond", "no backend has a device"),
+        ("CPU", "llama.cpp does not accept the CPU as a device: the program stops; write none", ""),
+        ("cpu", "does not accept the CPU", "no backend has a device"),
+        ("CUDA0,none", "none cannot be combined with another device", ""),
+        ("rpc[10.0.0.1:50052]", "", "no backend has a device"),
         ("RPC[10.0.0.1:50052]", "", ""),
     ],
 )  # fmt: skip
@@ -182,7 +182,7 @@ def test_devices_are_read_as_the_engine_reads_them(value: str, main: str, ik: st
 
 def test_blas_is_no_buffer() -> None:
     item = find(diagnose(["llama-server", "-ot", "x=BLAS"], engine=MAIN), "-ot")
-    assert "buffer 'BLAS' is none that a backend has; write CPU" in says(item)
+    assert "no backend has a buffer 'BLAS'; write CPU" in says(item)
 
 
 def test_limits_of_a_draft_that_contradict_each_other() -> None:

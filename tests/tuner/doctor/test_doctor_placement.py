@@ -42,19 +42,19 @@ def said(line: Line, start: str) -> list[tuple[str, str]]:
             "-ngl 99 -ot ffn_.*_xps=CPU",
             "-ot",
             "invalid",
-            "matches no tensor of the model; tensors are called",
+            "matches no tensor of the model; the tensors have names",
         ),
-        ("-ngl 99 -cmoe -ot exps=CPU", "-ot", "inert", "rules before it decide about all 72 tensors"),
+        ("-ngl 99 -cmoe -ot exps=CPU", "-ot", "inert", "earlier rules decide about all 72 tensors"),
         (
             "-ngl 99 -ot ffn=CPU",
             "-ot",
             "invalid",
-            "beside them 48 others that every token reads (ffn_gate_inp.weight",
+            "and also 48 others, which every token reads (ffn_gate_inp.weight",
         ),
         (r"-ngl 99 -ot blk\.1=CPU", "-ot", "invalid", "also matches layers 10, 11, 12"),
         ("-ngl 0", "-ngl", "does", "all layers and the output stay in host memory"),
-        ("-ngl 99", "-ngl", "invalid", "14.52 GiB too much for 1 GPU of 12.00 GiB"),
-        ("-ngl 99 -ncmoe 10", "-ngl", "invalid", "-ncmoe higher by 5 or more frees that"),
+        ("-ngl 99", "-ngl", "invalid", "14.52 GiB too large for 1 GPU of 12.00 GiB"),
+        ("-ngl 99 -ncmoe 10", "-ngl", "invalid", "raise -ncmoe by 5 or more"),
         ("-ngl 99 -ncmoe 15", "-ngl", "does", "weights on the GPU: 11.52 GiB; in host memory: 16.00 GiB"),
         (
             "-ngl 99 -ncmoe 30",
@@ -63,7 +63,7 @@ def said(line: Line, start: str) -> list[tuple[str, str]]:
             "30 is more than the 24 layers of the model: 24 does the same",
         ),
         ("-ncmoe 99", "-ncmoe", "inert", "99 is more than the 24 layers of the model"),
-        ("-ngl 99 -ot blk=CUDA0 -cmoe", "-cmoe", "inert", "rules before it decide"),
+        ("-ngl 99 -ot blk=CUDA0 -cmoe", "-cmoe", "inert", "earlier rules decide"),
     ],
 )
 def test_what_a_line_does_to_a_model(engine: str, words: str, token: str, status: str, text: str) -> None:
@@ -115,5 +115,5 @@ def test_tensors_come_from_the_file() -> None:
     done = CliRunner().invoke(app, [*words, "--", "llama-server", "-ngl", "99", "-ot", "ffn_.*_exp=CPU"])
     assert done.exit_code == 1  # it does not fit
     texts = json.dumps(json.loads(done.stdout))
-    assert "too much for 1 GPU" in texts
+    assert "too large for 1 GPU" in texts
     assert "matches no tensor" not in texts

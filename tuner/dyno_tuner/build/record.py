@@ -23,7 +23,7 @@ def run_key(facts: Mapping[str, Any]) -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError as error:
-        raise TuneError(f"this system does not tell when it was started: {error}") from error
+        raise TuneError(f"the start time of this system cannot be read: {error}") from error
     text = json.dumps([boot, facts], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -236,7 +236,10 @@ def judged(row: Switch, engine: str, place: Place) -> Switch:
     if bf16 and engine == "dyno":
         return replace(row, pointless="it changes only attention over q8_0 caches, where it is slower")
     if row.name == "GGML_CUDA_F16" and engine == "dyno" and number in _DATA_CENTRE:
-        return replace(row, pointless=f"chips of {place.capability} add halves no faster than floats")
+        return replace(
+            row,
+            pointless=f"GPUs of compute capability {place.capability} add f16 numbers no faster than f32",
+        )
     if row.name in ("GGML_CUDA_USE_GRAPHS", "GGML_CUDA_GRAPHS") and row.turned == "off":
         return replace(row, pointless="CUDA graphs can also be turned off at run time, which `tune` measures")
     if row.name == "GGML_CUDA_COMPRESSION_MODE":

@@ -64,14 +64,16 @@ def diagnose(
 
 def _unknown(item: Item, names: Sequence[str], what: str) -> None:
     item.nearest = nearest(item.name, names) or None
-    hint = f"; nearest known: {item.nearest}" if item.nearest else ""
-    item.say(Status.UNKNOWN, f"{what} is not in the tables{hint}")
+    hint = f"; the nearest name is {item.nearest}" if item.nearest else ""
+    item.say(Status.UNKNOWN, f"{what} is not in dyno's tables{hint}")
 
 
 def _program(item: Item, line: Line) -> None:
     if item.name == "cmake" or item.name in TOOLS:
         if item.name in IK_TOOLS and line.engine == MAIN:
-            item.say(Status.MISSING, "a program of ik_llama.cpp; use llama-batched-bench -npl 1 here")
+            item.say(
+                Status.MISSING, "a program of ik_llama.cpp; in llama.cpp, use llama-batched-bench -npl 1"
+            )
         else:
             item.say(Status.DOES, "the program")
         return
@@ -84,9 +86,9 @@ def _argument(item: Item, line: Line) -> None:
     elif item.name == "env":
         item.say(Status.DOES, "runs the program with the variables after it")
     elif any(i.kind == "program" for i in line.items[line.items.index(item) + 1 :]):
-        item.say(Status.UNKNOWN, "part of a command that starts the program, which the tables do not cover")
+        item.say(Status.UNKNOWN, "part of a command that starts the program; dyno does not check it")
     else:
-        item.say(Status.UNKNOWN, "an argument that belongs to no flag")
+        item.say(Status.UNKNOWN, "an argument that follows no flag")
 
 
 def _env(item: Item, line: Line) -> None:
@@ -96,24 +98,22 @@ def _env(item: Item, line: Line) -> None:
         if row.presence and (item.value or "").strip().lower() in ("0", "off", "false", "no", ""):
             item.say(
                 Status.INVALID,
-                "only its presence is tested: set to this value it is on; leave it out",
+                "only its presence counts, so this value turns it on; to turn it off, leave it out",
                 row.source,
             )
         if row.values and item.value not in row.values:
             known = ", ".join(row.values)
-            item.say(Status.INVALID, f"value {item.value!r}: known are {known}", row.source)
+            item.say(Status.INVALID, f"value {item.value!r} is not one of {known}", row.source)
     elif item.name in ENV_NAMES:
         text = ENV_ELSEWHERE.get((line.engine, item.name))
-        other = f"a variable of {_other(line.engine)}; the tables have no such name here"
+        other = f"a variable of {_other(line.engine)}; dyno's tables have none of this name in {line.engine}"
         item.say(Status.MISSING, text or other)
     elif item.name in BUILD_NAMES:
-        item.say(
-            Status.INVALID, "a build switch, which nothing reads from the environment; give it to cmake as -D"
-        )
+        item.say(Status.INVALID, "a build switch and not an environment variable; give it to cmake as -D")
     elif item.name.startswith("LLAMA_HOTSWAP_") and line.engine == IK:
-        item.say(Status.DOES, "of llama-perplexity's persistent mode", IK_SOURCE)
+        item.say(Status.DOES, "a parameter of the persistent mode of llama-perplexity", IK_SOURCE)
     elif item.name.startswith("LLAMA_ARG_") and line.engine == MAIN:
-        item.say(Status.NEEDS, "most flags can be given as LLAMA_ARG_*; which ones is not in the tables")
+        item.say(Status.NEEDS, "most flags can be given as LLAMA_ARG_*; dyno's tables do not list which")
     else:
         _unknown(item, sorted(ENV_NAMES), "the variable")
 
@@ -122,9 +122,7 @@ def _cmake(item: Item, line: Line) -> None:
     row = find_build(item.name, line.engine)
     if row is None:
         if item.name in ENV_NAMES:
-            item.say(
-                Status.INVALID, "an environment variable of the running program; cmake does nothing with it"
-            )
+            item.say(Status.INVALID, "an environment variable of the program, which cmake does not read")
         else:
             _unknown(item, sorted(BUILD_NAMES), "the build switch")
         return
@@ -134,7 +132,7 @@ def _cmake(item: Item, line: Line) -> None:
     default = f"; default {row.default}" if row.default is not None else ""
     does = row.does
     if row.default in ("ON", "OFF") and item.value is not None and not is_on(item.value):
-        does = row.off or f"turned off; ON is this: {does}"
+        does = row.off or f"turned off; with ON: {does}"
     item.say(Status.DOES, does + default, row.source)
     if row.dead is not None:
         item.say(Status.INERT, row.dead, row.source)
@@ -152,19 +150,21 @@ def _flag(item: Item, line: Line) -> None:
             item.say(Status.REMOVED if gone.removed else Status.MISSING, gone.text)
             return
         if gone.since is None:
-            day = "gone by the commit that the tables describe; the date is unknown"
+            day = "removed before the commit that dyno's tables describe; the date is unknown"
             item.say(Status.UNKNOWN, f"{day}: {gone.text}")
             return
-        item.say(Status.DOES, f"works in {line.version.text}; later {gone.text}")
+        item.say(Status.DOES, f"works in {line.version.text}; in later versions: {gone.text}")
         return
     if item.flag is None:
         _foreign(item, name, line)
         return
     item.say(Status.DOES, item.flag.does, item.flag.source)
     if kind not in item.flag.tools:
-        item.say(Status.NEEDS, "a flag of llama-bench alone; the line names no program")
+        item.say(Status.NEEDS, "a flag of llama-bench only, and the line names no program")
     if item.value is not None and item.text.startswith(f"{name}="):
-        item.say(Status.UNKNOWN, "whether the form --flag=value is read is not in the tables; write a space")
+        item.say(
+            Status.UNKNOWN, "dyno's tables do not say whether --flag=value is read; write a space instead"
+        )
     _value(item, line)
     if item.name == "-op" and item.value is not None:
         decode(item, line.version)
@@ -175,22 +175,20 @@ def _flag(item: Item, line: Line) -> None:
 def _foreign(item: Item, name: str, line: Line) -> None:
     kind = BENCH if line.bench else COMMON
     if name in OTHERS[line.engine, line.bench]:
-        item.say(
-            Status.DOES, "a flag of it; the tables hold no effect on speed, memory or answers", line.source
-        )
+        item.say(Status.DOES, "a known flag; dyno's tables do not describe its effect", line.source)
         if item.value is None and OTHERS[line.engine, line.bench][name]:
             item.say(Status.INVALID, "it needs a value after it", line.source)
         return
     here = [f for f in FLAGS if f.engine == line.engine and name in f.names]
     if here:
         item.say(Status.MISSING, f"{'llama-bench' if line.bench else 'only llama-bench'} "
-                 f"{'does not take it' if line.bench else 'takes it'}, by the tables",
+                 f"{'does not take it' if line.bench else 'takes it'}, by dyno's tables",
                      here[0].source)  # fmt: skip
         return
     other = _other(line.engine)
     there = next((f for k in (kind, BENCH, COMMON) if (f := find_flag(name, other, k))), None)
     if there is not None:
-        what = f"a flag of {other} ({there.does}); the tables have no such name here"
+        what = f"a flag of {other} ({there.does}); dyno's tables have none of this name in {line.engine}"
         item.say(Status.MISSING, what, there.source)
         return
     known = [n for f in FLAGS if f.engine == line.engine for n in f.names]
@@ -206,12 +204,12 @@ def _value(item: Item, line: Line) -> None:
         if item.name == "-fa" and line.engine == IK and not line.version.has_undated:
             item.say(
                 Status.UNKNOWN,
-                "bare: older versions took it so; the tables do not hold when the value became necessary",
+                "without a value: only older versions accept this, and dyno's tables do not say which",
             )
         elif item.name == "-fa" and line.engine == IK and not line.bench:
             item.say(
                 Status.REMOVED,
-                "bare -fa is gone: it swallows the next word and fails; write -fa on",
+                "bare -fa is no longer accepted: it takes the next word as its value; write -fa on",
                 flag.source,
             )
         else:
@@ -226,9 +224,9 @@ def _value(item: Item, line: Line) -> None:
         if flag.values and part not in flag.values and not (flag.form == "int" and _is_int(part)):
             known = ", ".join((*flag.values, *(["a number"] if flag.form == "int" else [])))
             hint = nearest_hint(part, flag.values)
-            item.say(Status.INVALID, f"value {part!r}: known are {known}{hint}", flag.source)
+            item.say(Status.INVALID, f"value {part!r} is not one of {known}{hint}", flag.source)
         elif flag.form == "percent" and not (_is_int(part) and 0 <= int(part) <= 100):
-            item.say(Status.INVALID, f"value {part!r}: give a number from 0 to 100", flag.source)
+            item.say(Status.INVALID, f"value {part!r} is not a number from 0 to 100", flag.source)
         elif flag.form == "int" and part not in flag.values and not _is_int(part):
             if line.bench and line.engine == MAIN and _is_range(part):
                 continue
@@ -249,7 +247,7 @@ def _is_range(text: str) -> bool:
 def _cuda(item: Item, line: Line) -> None:
     """Checks each key=value of a `-cuda` and puts it on the line as an item of its own."""
     if any(c.isspace() for c in item.value or ""):
-        item.say(Status.INVALID, "no spaces between the parameters", CUDA_SOURCE)
+        item.say(Status.INVALID, "spaces between the parameters are not allowed", CUDA_SOURCE)
     at = line.items.index(item)
     for text in (item.value or "").split(","):
         key, equals, value = (p.strip() for p in text.partition("="))
@@ -260,14 +258,14 @@ def _cuda(item: Item, line: Line) -> None:
         if row is None:
             part.nearest = nearest(key, CUDA_KEYS) or None
             known = f"{', '.join(CUDA_KEYS)}{nearest_hint(key, CUDA_KEYS)}"
-            what = f"unknown parameter, ignored with a warning; known are {known}"
+            what = f"unknown parameter, which the program ignores with a warning; known: {known}"
             part.say(Status.INVALID, what, CUDA_SOURCE)
             continue
         kind, default, does = row
         part.say(Status.DOES, f"{does}; default {default}", CUDA_SOURCE)
         if not equals or not _fits(kind, value):
             wanted = {"bool": "0 or 1", "int": "a whole number", "float": "a number from 0 to 3"}[kind]
-            what = f"value {value!r}: {wanted} is wanted; it is ignored with a warning"
+            what = f"value {value!r} is not {wanted}; the program ignores it with a warning"
             part.say(Status.INVALID, what, CUDA_SOURCE)
 
 

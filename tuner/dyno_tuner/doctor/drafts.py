@@ -7,25 +7,26 @@ import re
 from .line import COMMON, IK, MAIN, Flag, Item, Line, Status, nearest_hint
 
 _C = (COMMON,)
-_MODEL = "draft model for speculative decoding; its vocabulary has to fit that of the model"
+_MODEL = "draft model for speculative decoding; its vocabulary must match that of the model"
 _MOST = (
-    "tokens that are drafted at most. Each costs a step of the draft; it pays as long as most drafts are "
-    "accepted"
+    "maximum number of drafted tokens. Each costs a step of the draft model, which pays off if most drafts "
+    "are accepted"
 )
 _LEAST = "drafts with fewer tokens are not checked"
-_P_MIN = "drafting stops at a token that the draft holds for less probable"
+_P_MIN = "drafting stops at a token that is less probable in the draft model"
 _LAYERS = "layers of the draft model on the GPU"
-_CACHE = "cache type of the draft model; it changes speed and memory, and the answers not at all"
+_CACHE = "cache type of the draft model; it changes speed and memory, but not the answers"
 _THREADS = "threads of the draft model"
 
 DRAFT_FLAGS: tuple[Flag, ...] = (
     Flag(("-md", "--model-draft", "--spec-draft-model"), _MODEL, MAIN, _C),
     Flag(("-hfrd", "-hfd", "--hf-repo-draft", "--spec-draft-hf"), _MODEL, MAIN, _C),
-    Flag(("--spec-type",), "kinds of speculation, also some without a draft model; default none", MAIN, _C),
+    Flag(("--spec-type",), "kinds of speculative decoding; some need no draft model; default none", MAIN, _C),
     Flag(("--spec-draft-n-max",), f"{_MOST}; default 3", MAIN, _C, form="int"),
     Flag(("--spec-draft-n-min",), f"{_LEAST}; default 0", MAIN, _C, form="int"),
     Flag(("--draft-p-min", "--spec-draft-p-min"), f"{_P_MIN}; default 0", MAIN, _C),
-    Flag(("--draft-p-split", "--spec-draft-p-split"), "probability from which a draft branches", MAIN, _C),
+    Flag(("--draft-p-split", "--spec-draft-p-split"), "least probability of a token at which a draft "
+        "branches", MAIN, _C),
     Flag(("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"),
          f"{_LAYERS}: a number, auto or all; default auto", MAIN, _C, values=("auto", "all"), form="int"),
     Flag(("-devd", "--device-draft", "--spec-draft-device"), "devices of the draft model", MAIN, _C),
@@ -40,7 +41,8 @@ DRAFT_FLAGS: tuple[Flag, ...] = (
     Flag(("-ncmoed", "--n-cpu-moe-draft", "--spec-draft-n-cpu-moe", "--spec-draft-ncmoe"),
          "expert tensors of the draft model's first N layers stay in host memory", MAIN, _C, form="int"),
     Flag(("-md", "--model-draft"), _MODEL, IK, _C),
-    Flag(("--spec-type",), "a stage of speculation with its limits, as mtp:n_max=1; some need no draft model",
+    Flag(("--spec-type",), "a kind of speculation with its limits, such as mtp:n_max=1; some need no draft "
+        "model",
          IK, _C),
     Flag(("-ngld", "--gpu-layers-draft"), _LAYERS, IK, _C, form="int"),
     Flag(("-devd", "--device-draft"), "devices of the draft model", IK, _C),
@@ -99,11 +101,11 @@ def _kinds(item: Item, line: Line, source: str) -> None:
     for kind in kinds:
         if kind not in known:
             hint = nearest_hint(kind, known, 0.5)
-            item.say(Status.INVALID, f"value {kind!r}: known are {', '.join(known)}{hint}", source)
+            item.say(Status.INVALID, f"value {kind!r} is not one of {', '.join(known)}{hint}", source)
         elif kind == _PLAIN_DRAFT[line.engine] and not any(line.flag(f) for f in ("-md", "-hfrd")):
-            item.say(Status.INVALID, f"{kind} drafts with a model, and the line names none; give -md", source)
+            item.say(Status.INVALID, f"{kind} needs a draft model, and the line names none; give -md", source)
     if len(kinds) > 1 and "none" in kinds:
-        item.say(Status.INVALID, "none beside other kinds", source)
+        item.say(Status.INVALID, "none cannot be combined with other kinds", source)
     # A comma within quotes or behind a backslash belongs to a value.
     for limit in (
         re.split(r",(?![^']*'(?:[^']*'[^']*')*[^']*$)", limits.replace("\\,", " ")) if limits else ()
@@ -111,7 +113,7 @@ def _kinds(item: Item, line: Line, source: str) -> None:
         key, equals, _ = limit.partition("=")
         if key.strip() not in KEYS or not equals:
             hint = nearest_hint(key.strip(), KEYS, 0.5)
-            item.say(Status.INVALID, f"limit {limit!r}: known are {', '.join(KEYS)}{hint}", source)
+            item.say(Status.INVALID, f"limit {limit!r} is not one of {', '.join(KEYS)}{hint}", source)
 
 
 def _starts(item: Item) -> bool:

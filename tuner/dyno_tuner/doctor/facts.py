@@ -21,7 +21,7 @@ def parse_cc(text: str) -> float:
     value = float(f"{found[1]}.{found[2]}") if found else 0.0
     if not 2.0 <= value <= 20.0:
         raise TuneError(
-            f"--gpu-arch {text!r}: give a compute capability, as 7.5 (Turing), 8.9 (Ada) or 9.0 (Hopper)"
+            f"--gpu-arch {text!r}: give a compute capability, such as 7.5 (Turing), 8.9 (Ada) or 9.0 (Hopper)"
         )
     return value
 
@@ -75,7 +75,7 @@ def _read(model: Path) -> _Read:
     file = _core.Gguf(str(model))
     architecture = file.get("general.architecture")
     if not isinstance(architecture, str):
-        raise TuneError(f"--model {model}: general.architecture is missing or not a text")
+        raise TuneError(f"--model {model}: general.architecture is missing or is not text")
 
     def number(key: str) -> int | None:
         value = file.get(f"{architecture}.{key}")

@@ -13,13 +13,13 @@ from .line import BENCH, BOTH_TOOLS, COMMON, ENGINES, IK, MAIN, Flag
 _IK, _MAIN, _C, _B = (IK,), (MAIN,), (COMMON,), (BENCH,)
 _KV = "f32|f16|bf16|q8_0|q4_0|q4_1|iq4_nl|q5_0|q5_1"
 _SLOTS = (
-    "sequences that a server works on at a time. They share -c. More of them raise the tokens per second of "
-    "all together and lower the rate of each one"
+    "sequences that a server generates at the same time. They share -c. More sequences raise the total "
+    "tokens per second, but each one gets slower"
 )
 # Words that llama.cpp reads as on and off. ik_llama.cpp has a list of its own for each flag.
 _ON_OFF = ("enabled", "true", "1", "disabled", "false", "0")
 _TEMPERATURE = (
-    "temperature of sampling, 0: the most probable token every time; changes answers, costs no speed"
+    "temperature of sampling; 0: always the most probable token; changes answers, but not the speed"
 )
 
 
@@ -70,11 +70,11 @@ FLAGS: tuple[Flag, ...] = (
     *_rows("-c --ctx-size", "context length; -b is cut to it", tools=_C, form="int"),
     *_rows("-b --batch-size", "logical batch, default 2048; cut to the context", form="int",
         where="n_batch=min(n_ctx,b)"),
-    *_rows("-ub --ubatch-size", "physical batch, default 512; cut to -b. Buffers grow with it; the lever of "
-        "prompt speed with offloaded weights, because each expert upload is shared by that many tokens",
+    *_rows("-ub --ubatch-size", "physical batch, default 512; cut to -b. Buffers grow with it. It decides "
+        "the prompt speed with offloaded weights, because that many tokens share each upload of an expert",
         form="int", where="n_ubatch=min(n_batch,ub)"),
     *_rows("-ngl --n-gpu-layers --gpu-layers",
-        "layers on the GPU; by default all where a GPU exists, without a check of memory unless --fit", _IK,
+        "layers on the GPU; by default all if there is a GPU; memory is checked only with --fit", _IK,
         _C, form="int", where="src/llama.cpp:7756"),
     *_rows("-ngl --n-gpu-layers", "layers on the GPU, default 999", _IK, _B, form="int"),
     *_rows("-ngl --n-gpu-layers --gpu-layers", "layers on the GPU: a number, auto or all; default auto",
@@ -93,10 +93,10 @@ FLAGS: tuple[Flag, ...] = (
     *_switch("--fit", "places experts by free memory; sets -ngl 999", _IK, where="src/llama.cpp:4281-4288"),
     *_rows("--fit", "places experts by free memory", _IK, _B, values="0|1"),
     *_rows("--fit-margin", "MiB that --fit leaves free", _IK, form="int", where="common.cpp:2187"),
-    *_rows("-fit --fit", "adjusts what the user left unset to free memory; on by default", _MAIN, _C,
+    *_rows("-fit --fit", "adjusts unset options to the free memory; on by default", _MAIN, _C,
         values="on|off", where="arg.cpp:2868-2921", also=_ON_OFF),
     *_rows("-fitt --fit-target", "MiB that -fit leaves free per device, default 1024", _MAIN),
-    *_rows("-fitc --fit-ctx", "least context that -fit may choose, default 4096", _MAIN, form="int"),
+    *_rows("-fitc --fit-ctx", "smallest context that -fit may choose, default 4096", _MAIN, form="int"),
     *_rows("-sm --split-mode", "how several GPUs share the model; graph only for some architectures", _IK, _C,
         values="none|layer|attn|graph", where="common.cpp:2054, src/llama.cpp:3895-3926"),
     *_rows("-sm --split-mode", "how several GPUs share the model", _IK, _B, values="none|layer|graph"),
@@ -111,18 +111,18 @@ FLAGS: tuple[Flag, ...] = (
     *_switch("-smgs --split-mode-graph-scheduling", "scheduling of the graph split", _IK),
     *_toggle("-sas --scheduler-async", "asynchronous scheduler of the graph split"),
     *_rows("-grt --graph-reduce-type",
-        "type of the reduction in a graph split (gpt-oss: f32 in place of f16)", _IK, _C,
+        "type of the reduction in a graph split (gpt-oss: f32 instead of f16)", _IK, _C,
         values="f16|bf16|f32|q8_0", where="src/llama.cpp:8226-8233"),
     *_rows("-np --parallel", f"{_SLOTS}; default 1", _IK, _C, form="int"),
     *_rows("-np --parallel", f"{_SLOTS}; default -1: the server chooses", _MAIN, _C, form="int"),
-    *_switch("-cb --cont-batching", "a text joins the others between two steps (default)"),
+    *_switch("-cb --cont-batching", "a new request joins the running ones between two steps (default)"),
     *_switch("-nocb --no-cont-batching",
-        "a text waits until those that run have ended: fewer tokens per second with several slots"),
+        "a new request waits until the running ones have ended: fewer tokens per second with several slots"),
     # Threads and host memory
     *_rows("-t --threads",
-        "threads of generation (of everything in llama-bench, and where -tb is not given)"),
-    *_rows("-tb --threads-batch", "threads of prompts; default -t", tools=_C, form="int"),
-    *_rows("-tgb --threads-gen-batch", "pairs of threads for generation and prompts", _IK, _B),
+        "threads for generation; in llama-bench and without -tb also for prompts"),
+    *_rows("-tb --threads-batch", "threads for prompts; default -t", tools=_C, form="int"),
+    *_rows("-tgb --threads-gen-batch", "pairs of thread counts for generation and prompts", _IK, _B),
     *_rows("-C --cpu-mask", "CPU mask", _MAIN),
     *_rows("-Cr --cpu-range", "CPU range", _MAIN, _C),
     *_rows("--cpu-strict", "threads stay on their CPU", _MAIN, values="0|1"),
@@ -131,7 +131,7 @@ FLAGS: tuple[Flag, ...] = (
     *_rows("--numa", "placement on NUMA nodes", values="distribute|isolate|numactl"),
     *_switch("--no-mmap", "reads the file into memory instead of mapping it", _IK),
     *_rows("-mmp --mmap", "maps the file (1) or reads it (0)", _IK, _B, values="0|1"),
-    *_rows("-lm --load-mode", "how the file is loaded; stands for --no-mmap, --mlock and -mmp", _MAIN,
+    *_rows("-lm --load-mode", "how the file is loaded; replaces --no-mmap, --mlock and -mmp", _MAIN,
         values="auto|none|mmap|mlock|mmap+mlock|dio", where="arg.cpp:2691"),
     *_rows("-lzm --lazy-mode", "lazy loading", _MAIN),
     *_toggle("-thp --transparent-huge-pages", "huge pages for weights in host memory"),
@@ -143,7 +143,8 @@ FLAGS: tuple[Flag, ...] = (
     *_switch("-no-gr --no-graph-reuse", "no reuse of graphs", _IK),
     *_rows("-mea --max-extra-alloc", "MiB of extra allocation, default 256", _IK, _C, form="int"),
     *_switch("-dr --dry-run", "dry run", _IK, where="common.cpp:2494"),
-    *_rows("-wgt --worst-graph-tokens", "tokens of the largest graph that buffers are made for", _IK, _C,
+    *_rows("-wgt --worst-graph-tokens", "tokens of the largest graph, which determines the size of the "
+        "buffers", _IK, _C,
         form="int"),
     *_switch("-nkvo --no-kv-offload", "KV cache in host memory"),
     *_rows("-nkvo --no-kv-offload", "KV cache in host memory", tools=_B, values="0|1"),
@@ -152,8 +153,8 @@ FLAGS: tuple[Flag, ...] = (
     *_switch("-no-kvu --no-kv-unified", "a KV buffer for each sequence", _MAIN),
     *_switch("--swa-full", "full cache for sliding-window models: more memory, needed for context shifts",
         _MAIN),
-    *_switch("--no-host", "bypasses pinned host buffers, so that extra buffer types apply", _MAIN),
-    *_rows("--no-host", "bypasses pinned host buffers, so that extra buffer types apply", _MAIN, _B,
+    *_switch("--no-host", "does not use pinned host buffers, so that other buffer types can be used", _MAIN),
+    *_rows("--no-host", "does not use pinned host buffers, so that other buffer types can be used", _MAIN, _B,
         values="0|1"),
     *_switch("--repack", "repacks host weights at load (Q4_0 and others); on by default", _MAIN),
     *_rows("--repack", "repacks host weights at load", _MAIN, _B, values="0|1", optional=True),
@@ -168,17 +169,18 @@ FLAGS: tuple[Flag, ...] = (
     *_rows("-mla --mla-use", "cache form of latent attention: 0 expanded, 1 latent, 2 latent with expanded "
         "prompts, 3 like 2 with absorbed generation; default 3, forced 0 for other models and 3 on partial "
         "offload", _IK, values="0|1|2|3", where="src/llama.cpp:8215-8225"),
-    *_rows("-amb --attention-max-batch", "MiB that temporaries of attention may take (default 256, in "
-        "llama-bench 0; least 128, 0 is off): less memory, more launches", _IK, form="int",
+    *_rows("-amb --attention-max-batch", "most MiB for the temporaries of attention (default 256, in "
+        "llama-bench 0; at least 128, 0: no limit): less memory, more launches", _IK, form="int",
         where="common.cpp:1964"),
     # Offload of host weights
-    *_rows("-op --offload-policy", "which ops go to the GPU when their weights are in host memory, by op id",
+    *_rows("-op --offload-policy", "which ops run on the GPU although their weights are in host memory, by "
+        "op id",
         _IK, _C, where="common.cpp:2541"),
     *_toggle("-no-ooae --no-offload-only-active-experts",
         "uploads all experts instead of the ones the router chose", where="common.cpp:2552"),
-    *_switch("--no-op-offload", "no op goes to the GPU for weights in host memory", _MAIN),
-    *_switch("--op-offload", "ops go to the GPU for weights in host memory (default)", _MAIN),
-    *_rows("-nopo --no-op-offload", "1: no op goes to the GPU for weights in host memory", _MAIN, _B,
+    *_switch("--no-op-offload", "ops with weights in host memory stay on the CPU", _MAIN),
+    *_switch("--op-offload", "ops with weights in host memory may run on the GPU (default)", _MAIN),
+    *_rows("-nopo --no-op-offload", "1: ops with weights in host memory stay on the CPU", _MAIN, _B,
         values="0|1"),
     *_rows("-cuda --cuda-params", "parameters of the CUDA backend, key=value,…; the last -cuda wins", _IK,
         where="ggml-cuda.cu:5299-5388"),
@@ -187,7 +189,7 @@ FLAGS: tuple[Flag, ...] = (
         "no fused up+gate of experts; also ends CUDA graphs in generation with experts", _IK,
         where="common.cpp:1973"),
     *_rows("-fmoe --fused-moe", "fused up+gate of experts, default 1", _IK, _B, values="0|1"),
-    *_rows("-rcache --rope-cache", "read and not used any more", _IK, _B, values="0|1", optional=True),
+    *_rows("-rcache --rope-cache", "accepted, but no longer used", _IK, _B, values="0|1", optional=True),
     *_switch("-no-fa --no-flash-attn", "no flash attention, as -fa off", _IK),
     *_toggle("-no-fug --no-fused-up-gate", "no fused dense up+gate"),
     *_switch("-no-mmad --no-fused-mul-multiadd", "no fused multiply and add of expert outputs", _IK),
@@ -196,8 +198,8 @@ FLAGS: tuple[Flag, ...] = (
     *_rows("-ger --grouped-expert-routing", "grouped expert routing, default 0; changes answers", _IK, _B,
         values="0|1", optional=True),
     *_rows("-ser --smart-expert-reduction", "fewer experts per token", _IK),
-    *_switch("-rtr --run-time-repack", "repacks weights in host memory to interleaved types; no mmap. What "
-        "CUDA cannot run in those types then stays on the CPU", _IK,
+    *_switch("-rtr --run-time-repack", "repacks weights in host memory to interleaved types; no mmap. "
+        "Weights in types that CUDA does not support are then computed on the CPU", _IK,
         where="common.cpp:2225, src/llama.cpp:4912"),
     *_rows("-rtr --run-time-repack", "repacks weights in host memory; no mmap", _IK, _B, values="0|1"),
     # Benchmarks and quality
@@ -208,7 +210,7 @@ FLAGS: tuple[Flag, ...] = (
     *_rows("--temp --temperature", _TEMPERATURE, _MAIN, _C),
     *_rows("-p --prompt", "prompt", tools=_C),
     *_rows("-pg", "prompt and generation in one test: pp,tg", tools=_B),
-    *_rows("-gp", "generation after a prompt: stands for depth", _IK, _B),
+    *_rows("-gp", "generation after a prompt, instead of a depth", _IK, _B),
     *_rows("-d --n-depth", "tokens in the cache before a test", _MAIN, _B),
     *_rows("-r --repetitions", "repetitions, default 5", tools=_B, form="int"),
     *_rows("-o --output", "format of the output", _IK, _B, values="csv|json|md|sql"),

@@ -25,9 +25,9 @@ class Gone:
 
 _ANY = BOTH_TOOLS
 GONE: tuple[Gone, ...] = (
-    Gone(("-fmoe", "--fused-moe"), IK, _C, False, True, "removed: fused MoE is on by default since 41d6c42b9 "
-        "(PR 863) and the tools stop at this flag as unknown; leave it out, -no-fmoe turns it off, "
-        "llama-bench still takes -fmoe 0|1"),
+    Gone(("-fmoe", "--fused-moe"), IK, _C, False, True, "removed in 41d6c42b9 (PR 863): fused MoE is on by "
+        "default, and the tools reject the flag. Leave it out; -no-fmoe turns it off, and llama-bench still "
+        "takes -fmoe 0|1"),
     Gone(("-sm", "--split-mode"), IK, _ANY, True, True,
         "split mode row was removed in a71934998 (2025-12-01); use layer or graph", "2025-12-01", "row"),
     Gone(("-rcache", "--rope-cache"), IK, _C, False, True, "no longer supported"),
@@ -35,33 +35,35 @@ GONE: tuple[Gone, ...] = (
     Gone(("-ncmoe",), IK, _B, True, False, "llama-bench has only the long name, --n-cpu-moe"),
     Gone(("-op", "--offload-policy"), IK, _B, True, False,
         "llama-bench does not take it; llama-sweep-bench does"),
-    Gone(("--version",), IK, _B, False, False, "llama-bench has none; its JSON holds build_commit"),
-    Gone(("-d", "--n-depth"), IK, _B, True, False, "llama-bench has no depth here; use -gp pp,tg"),
+    Gone(("--version",), IK, _B, False, False, "llama-bench has no --version; its JSON has the key "
+        "build_commit"),
+    Gone(("-d", "--n-depth"), IK, _B, True, False, "the llama-bench of ik_llama.cpp has no depth; use -gp "
+        "pp,tg"),
     Gone(("-no-mmad",), IK, _B, False, False, "llama-bench does not take it"),
-    Gone(("--no-op-offload",), IK, _ANY, False, False, "a flag of llama.cpp; -op -1,0 has that effect here"),
+    Gone(("--no-op-offload",), IK, _ANY, False, False, "a flag of llama.cpp; in ik_llama.cpp, use -op -1,0"),
     Gone(("-nopo",), IK, _B, True, False,
-        "a flag of llama.cpp; -cuda offload-batch-size=N with a large N has that effect here"),
+        "a flag of llama.cpp; in ik_llama.cpp, use -cuda offload-batch-size=N with a large N"),
     Gone(("-mmp", "--mmap"), MAIN, _B, True, True, "replaced by -lm none|mmap|…"),
     Gone(("--no-mmap",), MAIN, _ANY, False, True, "replaced by -lm none"),
     Gone(("--mlock",), MAIN, _C, False, True, "replaced by -lm mlock"),
     Gone(("-tb", "--threads-batch"), MAIN, _B, True, False, "llama-bench has only -t"),
-    Gone(("-op", "--offload-policy"), MAIN, _ANY, True, False, "a flag of ik_llama.cpp; here --no-op-offload "
-        "(llama-bench: -nopo 1), and GGML_OP_OFFLOAD_MIN_BATCH for the threshold"),
-    Gone(("-cuda", "--cuda-params"), MAIN, _ANY, True, False, "a flag of ik_llama.cpp; llama.cpp has "
+    Gone(("-op", "--offload-policy"), MAIN, _ANY, True, False, "a flag of ik_llama.cpp; in llama.cpp, use "
+        "--no-op-offload (llama-bench: -nopo 1), and GGML_OP_OFFLOAD_MIN_BATCH for the threshold"),
+    Gone(("-cuda", "--cuda-params"), MAIN, _ANY, True, False, "a flag of ik_llama.cpp; llama.cpp reads "
         "environment variables (GGML_CUDA_DISABLE_GRAPHS, GGML_CUDA_DISABLE_FUSION, "
         "GGML_OP_OFFLOAD_MIN_BATCH)"),
     Gone(("-rtr", "--run-time-repack"), MAIN, _ANY, False, False,
-        "a flag of ik_llama.cpp; here --repack, on by default"),
+        "a flag of ik_llama.cpp; llama.cpp has --repack, which is on by default"),
     Gone(("--draft", "--draft-n", "--draft-max"), MAIN, _C, True, True,
         "removed: use --spec-draft-n-max, or --spec-ngram-mod-n-max for n-grams"),
     Gone(("--draft-min", "--draft-n-min"), MAIN, _C, True, True,
         "removed: use --spec-draft-n-min, or --spec-ngram-mod-n-min for n-grams"),
     Gone(("--spec-ngram-size-n", "--spec-ngram-size-m", "--spec-ngram-min-hits"), MAIN, _C, True, True,
-        "removed: each kind of n-gram has its own, as --spec-ngram-simple-size-n"),
+        "removed: each kind of n-gram has a flag of its own, such as --spec-ngram-simple-size-n"),
     Gone(("--cuda-graph-opt",), MAIN, _ANY, False, False,
-        "there is no such flag; it is the environment variable GGML_CUDA_GRAPH_OPT=1"),
+        "there is no such flag; set the environment variable GGML_CUDA_GRAPH_OPT=1"),
     Gone(("--cuda-graph-opt",), IK, _ANY, False, False,
-        "there is no such flag, and ik_llama.cpp has no counterpart of GGML_CUDA_GRAPH_OPT=1 of llama.cpp"),
+        "there is no such flag, and ik_llama.cpp has no counterpart of GGML_CUDA_GRAPH_OPT=1"),
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class Limit:
     value: str | None = None
 
 
-_NO_BF16 = "this GPU has no bf16 tensor cores: emulated and slow; use it from 8.0 on"
+_NO_BF16 = "this GPU has no bf16 tensor cores, so bf16 is emulated and slow; use it from 8.0 on"
 _NO_GRAPHS_IK = "CUDA graphs are off at run time below compute capability 8.0, with or without this"
 _NO_GRAPHS_MAIN = "CUDA graphs are off at run time below compute capability 7.0, with or without this"
 _MMQ = "no effect from compute capability 7.5 on: MMQ is chosen before the macro is read"
@@ -36,15 +36,16 @@ _INF = 99.0
 LIMITS: tuple[Limit, ...] = (
     Limit("cmake", "GGML_CUDA_IQK_FORCE_BF16", IK, 0, 8.0, Status.WRONG_GPU, _NO_BF16),
     Limit("env", "GGML_CUDA_CUBLAS_COMPUTE_TYPE", MAIN, 0, 8.0, Status.WRONG_GPU, _NO_BF16, value="bf16"),
-    Limit("cmake", "GGML_CUDA_F16", IK, 0, 6.0, Status.WRONG_GPU, "not for GPUs below 6.0"),
-    Limit("cmake", "GGML_CUDA_F16", IK, 6.1, 6.2, Status.WRONG_GPU, "fp16 runs at 1/64 of the rate on 6.1"),
+    Limit("cmake", "GGML_CUDA_F16", IK, 0, 6.0, Status.WRONG_GPU, "GPUs below 6.0 do not support it"),
+    Limit("cmake", "GGML_CUDA_F16", IK, 6.1, 6.2, Status.WRONG_GPU, "on 6.1, f16 runs at 1/64 of the rate"),
     Limit("cmake", "GGML_CUDA_FORCE_MMQ", IK, 7.5, _INF, Status.INERT, _MMQ),
     Limit("cmake", "GGML_CUDA_FORCE_MMQ", MAIN, 7.5, _INF, Status.INERT,
-          _MMQ + " (but for Turing without tensor cores, with the architectures 61-virtual;80-virtual)"),
+          _MMQ + " (except on Turing GPUs without tensor cores, built for the architectures "
+              "61-virtual;80-virtual)"),
     Limit("cmake", "GGML_CUDA_FORCE_MMQ", IK, 6.1, 7.0, Status.INERT, "MMQ is always used here"),
     Limit("cmake", "GGML_CUDA_FORCE_MMQ", MAIN, 6.1, 7.0, Status.INERT, "MMQ is always used here"),
     Limit("cmake", "GGML_CUDA_FORCE_MMQ", IK, 0, 6.1, Status.INERT, "there is no MMQ below 6.1"),
-    Limit("cmake", "GGML_CUDA_FORCE_MMQ", MAIN, 0, 6.1, Status.INERT, "below 6.1 it is not read"),
+    Limit("cmake", "GGML_CUDA_FORCE_MMQ", MAIN, 0, 6.1, Status.INERT, "below 6.1 the macro is not read"),
     Limit("cmake", "GGML_CUDA_USE_GRAPHS", IK, 0, 8.0, Status.INERT, _NO_GRAPHS_IK, on=False),
     Limit("cmake", "GGML_CUDA_GRAPHS", MAIN, 0, 7.0, Status.INERT, _NO_GRAPHS_MAIN, on=False),
     Limit("env", "GGML_CUDA_DISABLE_GRAPHS", IK, 0, 8.0, Status.INERT, _NO_GRAPHS_IK, on=False),
@@ -52,9 +53,10 @@ LIMITS: tuple[Limit, ...] = (
     Limit("cuda", "graphs", IK, 0, 8.0, Status.INERT, _NO_GRAPHS_IK, on=False),
     Limit("env", "GGML_CUDA_GRAPH_OPT", MAIN, 0, 7.0, Status.INERT, "it needs CUDA graphs, which are off "
         "below 7.0"),
-    Limit("env", "GGML_CUDA_MMQ_PREC", MAIN, 0, 10.0, Status.INERT, "for Blackwell's FP4 kernels alone",
+    Limit("env", "GGML_CUDA_MMQ_PREC", MAIN, 0, 10.0, Status.INERT, "only for the FP4 kernels of Blackwell",
         on=False),
-    Limit("env", "GGML_CUDA_PDL", MAIN, 0, 9.0, Status.INERT, "effective on Hopper (9.0) and later",
+    Limit("env", "GGML_CUDA_PDL", MAIN, 0, 9.0, Status.INERT, "it has an effect only on Hopper (9.0) and "
+        "later",
         on=False),
 )  # fmt: skip
 
@@ -142,20 +144,23 @@ def architectures(line: Line) -> None:
     forced = line.last("cmake", "GGML_CUDA_FORCE_MMQ")
     if not usable:
         own = any(_own_suffix(line, p) == "a" for p in re.findall(r"\b12[0-9]\b(?![af])", item.value or ""))
-        why = "; llama.cpp turns 12X into 12Xa, which runs on that chip alone" if own else ""
-        item.say(Status.WRONG_GPU, f"no architecture of the list runs on {cc:g}{why}")
+        why = "; llama.cpp turns 12X into 12Xa, which runs only on that compute capability" if own else ""
+        item.say(Status.WRONG_GPU, f"no architecture of the list can run on {cc:g}{why}")
     elif not _without_mma(line):
         return
     elif line.engine == MAIN and cc == 7.5 and forced is not None and is_on(forced.value):
         for part in (item, forced):
             part.say(
                 Status.NEEDS,
-                f"code for {max(usable):g} with GGML_CUDA_FORCE_MMQ is for Turing without tensor cores "
-                f"(GTX 16xx, MX450, MX550); another {cc:g} wants 75 in the list, and no such macro",
+                f"code for {max(usable):g} with GGML_CUDA_FORCE_MMQ suits only Turing GPUs without tensor "
+                f"cores (GTX 16xx, MX450, MX550); other {cc:g} GPUs need 75 in the list, and not this macro",
                 f"{MAIN_SOURCE}, cuda/ggml-cuda.cu",
             )
     else:
-        why = f"at {cc:g} code for {max(usable):g} runs, without tensor-core kernels; add {cc * 10:g}"
+        why = (
+            f"a {cc:g} GPU would run the code for {max(usable):g}, without tensor-core kernels; add "
+            f"{cc * 10:g}"
+        )
         item.say(Status.WRONG_GPU, why)
 
 

@@ -77,7 +77,7 @@ def decode(item: Item, version: Version) -> None:
     if len(tokens) % 2:
         item.say(
             Status.INVALID,
-            f"the last token {tokens[-1]!r} has no 0|1 behind it and is dropped silently",
+            f"the last token {tokens[-1]!r} has no 0 or 1 after it, so the program drops it silently",
             SOURCE,
         )
     pairs: list[tuple[int, int]] = []
@@ -85,14 +85,12 @@ def decode(item: Item, version: Version) -> None:
         if not re.fullmatch(r"-?[0-9]{1,9}", word):
             item.say(
                 Status.INVALID,
-                f"{word!r} is not a number: it is read silently as id 0 (NONE); names are not accepted, "
-                f"give ids",
+                f"{word!r} is not a number, so the program silently reads it as id 0 (NONE); "
+                "give ids, because names are not accepted",
                 SOURCE,
             )
         elif switch not in ("0", "1"):
-            item.say(
-                Status.INVALID, f"{switch!r} behind id {word}: only 0 (off) and 1 (on) have a meaning", SOURCE
-            )
+            item.say(Status.INVALID, f"{switch!r} after id {word} is neither 0 (off) nor 1 (on)", SOURCE)
         else:
             pairs.append((int(word), int(switch)))
     today = ERAS[-1]
@@ -100,7 +98,7 @@ def decode(item: Item, version: Version) -> None:
     for (number, on), name in zip(pairs, here, strict=True):
         item.ops.append({"id": number, "offload": bool(on), "op": name, "meanings": _meanings(number)})
         if name is None:
-            item.say(Status.UNKNOWN, f"id {number}: not in the tables for {version.text}", SOURCE)
+            item.say(Status.UNKNOWN, f"id {number} is not in dyno's tables for {version.text}", SOURCE)
     meant = _intended(pairs, here, version)
     shown = meant.ids if meant else None
     names = [(meant.name(n) if meant else None) or here[i] for i, (n, _) in enumerate(pairs)]
@@ -151,8 +149,8 @@ def _explain(item: Item, pairs: list[tuple[int, int]], here: list[str | None], n
     if meant is not None and names is not None:
         item.say(
             Status.RENUMBERED,
-            f"every id is a matmul only in the numbering of {meant.since} ({_until(meant)}), where it reads "
-            f"{', '.join(n or '' for n in names)}; at {version.text} it is "
+            f"all ids are matrix products only in the numbering from {meant.since} ({_until(meant)}): "
+            f"{', '.join(n or '' for n in names)}; at {version.text} they are "
             f"{', '.join(n or 'unknown' for n in here)}. "
             + (f"By name: {item.by_name}; in today's ids: -op {item.rewritten}" if item.rewritten else ""),
             SOURCE,
@@ -167,13 +165,12 @@ def _explain(item: Item, pairs: list[tuple[int, int]], here: list[str | None], n
     if not version.since(ERAS[-1].since) and now != here and item.rewritten:
         item.say(
             Status.DOES,
-            f"renumbered since: today these ids mean {', '.join(n or 'unknown' for n in now)}; by name: "
-            f"{item.by_name}; "
-            f"in today's ids: -op {item.rewritten}",
+            f"the ids were renumbered later: today they mean {', '.join(n or 'unknown' for n in now)}; by "
+            f"name: {item.by_name}; in today's ids: -op {item.rewritten}",
             SOURCE,
         )
     elif elsewhere:
-        item.say(Status.DOES, f"the same ids meant other ops {'; '.join(elsewhere)}", SOURCE)
+        item.say(Status.DOES, f"in other versions these ids mean other ops: {'; '.join(elsewhere)}", SOURCE)
 
 
 def _until(era: Era) -> str:

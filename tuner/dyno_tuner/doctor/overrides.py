@@ -34,7 +34,7 @@ def override_rules(line: Line) -> None:
         for rule in re.split(separators, item.value or ""):
             pattern, equals, buffer = rule.partition("=")
             if not equals:
-                item.say(Status.INVALID, f"rule {rule!r} is not PATTERN=BUFFER: the program stops", source)
+                item.say(Status.INVALID, f"rule {rule!r} is not PATTERN=BUFFER, so the program stops", source)
                 continue
             if pattern != pattern.strip():
                 where = "begins" if pattern[:1].isspace() else "ends"
@@ -74,7 +74,7 @@ def unknown_place(name: str, gpus: int | None, what: str) -> str:
         near = nearest(name.upper(), (k.upper() for k in known))
         hint = next((f" (nearest: {k})" for k in known if k.upper() == near), "")
         write = "none, CUDA0, CUDA1, …" if what == "device" else "CPU, CUDA0, CUDA1, …"
-        return f"{what} {name!r} is none that a backend has; write {write}{hint}"
+        return f"no backend has a {what} {name!r}; write {write}{hint}"
     if backend == "CUDA" and gpus is not None and int(number) >= gpus:
         there = f"the last one is CUDA{gpus - 1}" if gpus else "there is no GPU"
         return f"{what} {name} is beyond the {gpus} GPUs; {there}"
@@ -103,9 +103,9 @@ def _no_device(name: str, alone: bool, line: Line) -> str:
             f"write {name.strip()!r}"
         )
     if name == "none":
-        return "" if alone or not main else f"none goes with no other device: {effect}"
+        return "" if alone or not main else f"none cannot be combined with another device: {effect}"
     if main:  # which ignores case, and takes every device but the CPU
         name = next((b + name[len(b) :] for b in _NAMES if name[: len(b)].upper() == b.upper()), name)
         if name == "CPU":
-            return f"llama.cpp takes no CPU as a device: {effect}; write none"
+            return f"llama.cpp does not accept the CPU as a device: {effect}; write none"
     return unknown_place(name, line.facts.gpus, "device")

@@ -33,7 +33,8 @@ def split(words: Sequence[str]) -> list[str]:
     found = [w for w in found if w.strip()]
     if not found:
         raise TuneError(
-            "no command line; write it after --, as in: tune doctor -- llama-server -m x.gguf -ub 4096"
+            "no command line was given; write it after --, such as tune doctor -- llama-server -m x.gguf -ub "
+            "4096"
         )
     if len(found) > _LIMIT:
         raise TuneError(f"the command line has {len(found)} words; at most {_LIMIT} are read")

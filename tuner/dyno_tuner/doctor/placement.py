@@ -78,7 +78,7 @@ def _compiled(item: Item, pattern: str) -> re.Pattern[str] | None:
         return re.compile(pattern)
     except (re.error, RecursionError, OverflowError):
         item.say(
-            Status.UNKNOWN, f"pattern {pattern!r} is not read here, so it was not held against the model"
+            Status.UNKNOWN, f"dyno cannot read pattern {pattern!r}, so it is not checked against the model"
         )
         return None
 
@@ -123,11 +123,11 @@ def _judge(rule: _Rule, line: Line) -> None:
     what = f"rule {rule.pattern}={rule.buffer}" if rule.item.name == "-ot" else rule.item.text
     if not rule.matched:
         names = [name for name, _ in line.facts.tensors or ()]
-        hint = f"; tensors are called, for example, {_example(rule.pattern, names)}"
+        hint = f"; the tensors have names such as {_example(rule.pattern, names)}"
         rule.item.say(Status.INVALID, f"{what} matches no tensor of the model{hint}")
         return
     if not rule.decided:
-        rule.item.say(Status.INERT, f"{what}: rules before it decide about all {len(rule.matched)} tensors")
+        rule.item.say(Status.INERT, f"{what}: earlier rules decide about all {len(rule.matched)} tensors")
         return
     if rule.item.name != "-ot" or rule.buffer not in CPU:
         return
@@ -138,8 +138,8 @@ def _judge(rule: _Rule, line: Line) -> None:
         named = ", ".join(kinds[:4]) + (", …" if len(kinds) > 4 else "")
         rule.item.say(
             Status.INVALID,
-            f"{what} moves {len(experts)} tensors of experts, and beside them {len(beside)} others "
-            f"that every token reads ({named}); end the pattern with _exps to leave these",
+            f"{what} moves {len(experts)} expert tensors, and also {len(beside)} others, "
+            f"which every token reads ({named}); to exclude those, end the pattern with _exps",
         )
     number = re.search(r"blk\\?\.(\d+)(?:$|\.\*|\.?\+)", rule.pattern)
     found = sorted({int(m[1]) for name in rule.decided if (m := re.match(r"blk\.(\d+)\.", name))})
@@ -192,13 +192,11 @@ def _fits(line: Line, on_gpu: int, on_cpu: int, rules: list[_Rule]) -> None:
         layers = line.facts.layers or 1
         short = on_gpu - limit * gpus
         per_layer = experts / layers
-        advice = (
-            f"; -ncmoe higher by {-(-short // int(per_layer))} or more frees that" if per_layer >= 1 else ""
-        )
+        advice = f"; to fit, raise -ncmoe by {-(-short // int(per_layer))} or more" if per_layer >= 1 else ""
         item.say(
             Status.INVALID,
-            f"{_gib(short)} too much for {gpus} GPU{'s' if gpus > 1 else ''} of {_gib(limit)}, without cache "
-            f"and buffers{advice}",
+            f"the weights are {_gib(short)} too large for {gpus} GPU{'s' if gpus > 1 else ''} of "
+            f"{_gib(limit)}, without cache and buffers{advice}",
         )
 
 

@@ -60,16 +60,16 @@ def summary(line: Line) -> str:
 def print_line(line: Line, console: Console) -> None:
     """The table, one row per token."""
     console.print(f"engine: {line.engine} ({line.engine_reason})", markup=False)
-    about = "the commit that the tables describe"
+    about = "the commit that dyno's tables describe"
     if line.version.later:
-        about = f"later than {REFERENCE[line.engine]}, which the tables describe"
+        about = f"later than {REFERENCE[line.engine]}, which dyno's tables describe"
     elif not line.version.is_reference:
         about = f"changes with a known date are applied; the rest is as in {REFERENCE[line.engine]}"
     console.print(f"version: {line.version.text} ({about})", markup=False)
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("token", overflow="fold", ratio=2)
     table.add_column("status", no_wrap=True)
-    table.add_column("what it does here", overflow="fold", ratio=6)
+    table.add_column("effect", overflow="fold", ratio=6)
     for item in line.items:
         said = Text()
         for note in item.notes:
@@ -82,5 +82,5 @@ def print_line(line: Line, console: Console) -> None:
     console.print(table)
     verdict = "something is wrong" if line.wrong else "nothing is wrong"
     if line.unlisted:
-        verdict += f", and no table has {', '.join(i.name for i in line.unlisted)}"
+        verdict += f", and dyno's tables do not list {', '.join(i.name for i in line.unlisted)}"
     console.print(f"{summary(line)}; {verdict}", markup=False)

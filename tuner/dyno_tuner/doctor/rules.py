@@ -38,7 +38,7 @@ def batch_sizes(line: Line) -> None:
                 item.say(Status.INVALID, f"{max(sizes)} is cut to the context of {ctx[0]}")
     for item, sizes in ((b_item, batch), (ub_item, micro)):
         if item is not None and any(s < 1 for s in sizes):
-            item.say(Status.INVALID, f"{min(sizes)} tokens make no batch")
+            item.say(Status.INVALID, f"{min(sizes)} tokens are not a batch; give 1 or more")
 
 
 def slots(line: Line) -> None:
@@ -48,7 +48,7 @@ def slots(line: Line) -> None:
         return
     automatic = line.engine == MAIN and counts[0] < 0
     if counts[0] < 1 and not automatic:
-        item.say(Status.INVALID, f"{counts[0]} slots serve nobody; give 1 or more")
+        item.say(Status.INVALID, f"{counts[0]} slots cannot serve a request; give 1 or more")
     elif counts[0] > 1 and ctx and ctx[0] > 0 and line.flag("-kvu") is None:
         item.say(
             Status.DOES,
@@ -95,7 +95,7 @@ def cache_types(line: Line) -> None:
     for item in (k_item, v_item):
         if line.engine == MAIN and item is not None and item.value == "iq4_nl":
             source = f"{MAIN_SOURCE}, cuda/fattn.cu:525-539"
-            item.say(Status.INVALID, "CUDA flash attention does not take iq4_nl here", source)
+            item.say(Status.INVALID, "the CUDA flash attention of llama.cpp does not support iq4_nl", source)
     pair = ((k_item.value if k_item else None) or "f16", (v_item.value if v_item else None) or "f16")
     if (k_item or v_item) and "," not in "".join(pair) and pair not in FA_PAIRS[line.engine]:
         status, text = _uncompiled(line.engine, pair)
@@ -108,9 +108,13 @@ def _uncompiled(engine: str, pair: tuple[str, str]) -> tuple[Status, str]:
     """The effect of a pair of cache types for which a usual build has no flash attention."""
     which = f"flash attention on CUDA for K {pair[0]} with V {pair[1]}"
     if engine == MAIN and "f32" in pair:
-        return Status.DOES, f"{which} is converted to f16, which is slower: no build has kernels for f32"
+        return Status.DOES, (
+            f"{which} converts the cache to f16, which is slower: no build has kernels for f32"
+        )
     build = (
-        "GGML_CUDA_FA_ALL_QUANTS=ON" if engine == IK else "GGML_CUDA_FA_QUANTS (else slower, by way of f16)"
+        "GGML_CUDA_FA_ALL_QUANTS=ON"
+        if engine == IK
+        else "GGML_CUDA_FA_QUANTS; without it, the cache is converted to f16"
     )
     return Status.NEEDS, f"{which} needs a build with {build}"
 
@@ -162,7 +166,7 @@ def _partial_offload(line: Line, mla: Item) -> None:
     layers, on_gpu = line.facts.layers, line.numbers("-ngl")
     if not layers or not on_gpu or mla.value == "3" or not all(0 < n < layers for n in on_gpu):
         return
-    why = f"forced to 3 where part of the layers are on the GPU: {max(on_gpu)} of {layers}"
+    why = f"forced to 3, because only {max(on_gpu)} of {layers} layers are on the GPU"
     mla.say(Status.INVALID, why, f"{IK_SOURCE}, src/llama.cpp:8215-8225")
 
 
@@ -175,14 +179,14 @@ def split_modes(line: Line) -> None:
     cannot = arch is not None and arch not in GRAPH_SPLIT
     if line.engine == IK and split.value in ("graph", "attn") and cannot:
         source = f"{IK_SOURCE}, src/llama.cpp:3895-3926"
-        split.say(Status.INVALID, f"not for {arch}: it becomes layer", source)
+        split.say(Status.INVALID, f"{arch} does not support this split mode; layer is used instead", source)
     if split.value == "graph" and _graph_split(line) and on is not None and on.value == "1":
         on.say(Status.INERT, "a graph split runs without CUDA graphs")
     if line.engine == MAIN and split.value == "row":
         split.say(Status.DOES, "row is deprecated")
     if line.engine == MAIN and split.value == "tensor":
         if arch == "deepseek2":
-            split.say(Status.INVALID, f"split mode tensor is not for {arch}")
+            split.say(Status.INVALID, f"split mode tensor does not support {arch}")
         if _fa_off(line):
             split.say(Status.INVALID, "split mode tensor needs flash attention, which this line turns off")
         for item in (line.flag("-ctk"), line.flag("-ctv")):
@@ -196,11 +200,11 @@ def _graph_only(line: Line) -> None:
         return
     if not _graph_split(line):
         only = line.flags("-smgs", "-sas", "-grt", "--max-gpu")
-        inert(only, "only for a graph split, which this line does not have")
+        inert(only, "has an effect only with a graph split, which this line does not have")
     reduction = line.flag("-grt")
     if reduction is not None and reduction.value == "f16" and line.facts.architecture == "gpt-oss":
         source = f"{IK_SOURCE}, src/llama.cpp:8226-8233"
-        reduction.say(Status.INVALID, "gpt-oss takes f32 in its place", source)
+        reduction.say(Status.INVALID, "gpt-oss uses f32 instead", source)
 
 
 def graphs(line: Line) -> None:
@@ -209,7 +213,7 @@ def graphs(line: Line) -> None:
         if opt.value != "1":
             opt.say(Status.INERT, "only the value 1 turns it on")
         elif line.facts.architecture in ("deepseek2", "bailingmoe2"):
-            norm = "has no three products behind its attention norm"
+            norm = "has no attention norm whose result goes into three products"
             opt.say(Status.INERT, f"{line.facts.architecture} {norm}")
         elif off is not None:
             opt.say(Status.INERT, "it needs CUDA graphs, which GGML_CUDA_DISABLE_GRAPHS turns off")
@@ -224,7 +228,7 @@ def graphs(line: Line) -> None:
         on.say(Status.INERT, f"generation with experts has no CUDA graphs under {unfused.text}")
     built = line.last("cmake", "GGML_CUDA_USE_GRAPHS")
     if on is not None and built is not None and not is_on(built.value):
-        on.say(Status.INVALID, "this build leaves graphs out, so that the key is unknown")
+        on.say(Status.INVALID, "this build has no CUDA graphs, so the key is unknown")
 
 
 def _host_flags(line: Line) -> list[Item]:
@@ -242,7 +246,7 @@ def all_on_gpu(line: Line) -> bool:
 
 
 def _all_off(line: Line) -> Item | None:
-    """The token by which no op goes to the GPU for weights in host memory."""
+    """The token by which ops with weights in host memory stay on the CPU."""
     if line.engine == MAIN:
         switch, value = line.flag("--no-op-offload"), line.flag("-nopo")
         if switch is not None:
@@ -330,7 +334,7 @@ def expert_kernels(line: Line) -> None:
     arch = line.facts.architecture
     if arch is not None and arch not in GROUPED:
         source = f"{IK_SOURCE}, llama-build-context.cpp"
-        inert(line.flags("-ger"), f"{arch} has no groups of experts here", source)
+        inert(line.flags("-ger"), f"{arch} has no groups of experts", source)
     size = line.cuda("mmq-id-size")
     experts, micro = line.facts.experts, micro_batches(line)
     if size is None or size.wrong or not experts or not micro:
@@ -348,7 +352,7 @@ def exclusive(line: Line) -> None:
             item = line.flag(name)
             if item is not None and (name == "-ot" or item.value != "0"):
                 source = f"{IK_SOURCE}, src/llama.cpp:4281-4288"
-                item.say(Status.INVALID, f"{name} with --fit is an error", source)
+                item.say(Status.INVALID, f"{name} cannot be combined with --fit: the program stops", source)
     for name in ("-rtr", "-muge"):
         repack, mapped = line.flag(name), line.flag("-mmp")
         if repack is not None and repack.value != "0" and mapped is not None and mapped.value == "1":
@@ -360,13 +364,13 @@ def exclusive(line: Line) -> None:
 def rope_cache(line: Line) -> None:
     item = line.flag("-rcache")
     if item is not None and item.flag is not None:
-        item.say(Status.INERT, "read, but without any effect", IK_SOURCE)
+        item.say(Status.INERT, "accepted, but without any effect", IK_SOURCE)
 
 
 def expert_reduction(line: Line) -> None:
     item = line.flag("-ser")
     if item is not None and line.engine == IK and line.version.since("2025-10-19"):
-        item.say(Status.INERT, "read and ignored since 7a41b3b1f (2025-10-19, PR 840)", IK_SOURCE)
+        item.say(Status.INERT, "accepted, but ignored since 7a41b3b1f (2025-10-19, PR 840)", IK_SOURCE)
 
 
 def environment(line: Line) -> None:
@@ -375,7 +379,7 @@ def environment(line: Line) -> None:
     if line.engine != MAIN:
         return
     if fusion is not None and fusion.value in ("0", ""):
-        fusion.say(Status.INERT, "fusion stays on: only another value than 0 turns it off", MAIN_SOURCE)
+        fusion.say(Status.INERT, "fusion stays on: any value but 0 turns it off", MAIN_SOURCE)
     if launch is not None and launch.value != "0":
         launch.say(Status.INERT, "on by default: only 0 changes anything", MAIN_SOURCE)
 
@@ -417,7 +421,7 @@ def repeated(line: Line) -> None:
         if later is item:
             continue
         item.replaced = True
-        item.say(Status.INERT, f"{later.text} comes later and takes its place")
+        item.say(Status.INERT, f"{later.text} comes later and overrides it")
         if item.name == "-cuda":
             whole = later
 

@@ -47,16 +47,15 @@ def resolve_version(text: str | None, engine: str) -> Version:
         try:
             date = datetime.date.fromisoformat(text)
         except ValueError as error:
-            raise TuneError(f"--version {text}: no such day; write YYYY-MM-DD") from error
+            raise TuneError(f"--version {text}: not a date; write YYYY-MM-DD") from error
         day = COMMITS[reference][1]
         edge = datetime.date.fromisoformat(day) if day else None
         return Version(text, None if date == edge else date, edge is not None and date > edge)
     known = commit_of(text.lower())
     if known is None:
         raise TuneError(
-            f"--version {text!r}: neither a day (YYYY-MM-DD) nor a commit in the tables; give the commit's "
-            f"date "
-            "(git show -s --format=%cs COMMIT)"
+            f"--version {text!r}: neither a date (YYYY-MM-DD) nor a commit in dyno's tables; give the "
+            "date of the commit (git show -s --format=%cs COMMIT)"
         )
     owner, day, what = COMMITS[known]
     if owner != engine:
@@ -64,5 +63,7 @@ def resolve_version(text: str | None, engine: str) -> Version:
     if known == reference:
         return Version(known, None)
     if day is None:
-        raise TuneError(f"--version {text}: {what}; the tables do not hold its date, give it as YYYY-MM-DD")
+        raise TuneError(
+            f"--version {text} ({what}): dyno's tables have no date of this commit; give it as YYYY-MM-DD"
+        )
     return Version(known, datetime.date.fromisoformat(day))
