@@ -17,7 +17,7 @@ FORMATS = ("md", "json", "jsonl", "csv")
 
 
 def record(result: BenchResult, machine: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
-    """One result with everything that is needed to reproduce it.
+    """One result as a flat dict, with all facts needed to reproduce it.
 
     Args:
         result: Samples of one case.
@@ -58,12 +58,12 @@ def as_json(records: Sequence[dict[str, Any]]) -> str:
 
 
 def as_jsonl(records: Sequence[dict[str, Any]]) -> str:
-    """One JSON object a line."""
+    """JSON Lines: one object for each result."""
     return "\n".join(json.dumps(r) for r in records)
 
 
 def as_csv(records: Sequence[dict[str, Any]]) -> str:
-    """A header and one line a result; lists and dicts as JSON."""
+    """CSV: a header and one line for each result. Lists and dicts are JSON."""
     out = io.StringIO()
     if records:
         writer = csv.writer(out, lineterminator="\n")
@@ -73,7 +73,7 @@ def as_csv(records: Sequence[dict[str, Any]]) -> str:
     return out.getvalue().rstrip("\n")
 
 
-# Columns that are always shown, and those that appear when they vary over the results.
+# Columns that are always shown, and columns that are shown only if their values differ between results.
 _ALWAYS = ("model", "size", "params", "backend", "threads")
 _WHEN_VARIED = {
     "threads_batch": "n_threads_batch",
@@ -86,7 +86,7 @@ _TEXT_COLUMNS = ("model", "backend", "type_k", "type_v")
 
 
 def as_markdown(records: Sequence[dict[str, Any]]) -> str:
-    """The table that llama-bench prints: model, size, params, backend, threads, what varies, test, t/s."""
+    """The table of llama-bench: model, size, params, backend, threads, varying settings, test, t/s."""
     varied = [name for name, key in _WHEN_VARIED.items() if len({r[key] for r in records}) > 1]
     sources = sorted({source for r in records for source in r["energy"]})
     power = [f"{source.upper()} {unit}" for source in sources for unit in ("J/t", "W")]

@@ -1,4 +1,4 @@
-"""Texts with their tokens, for callers that want more of a generation than its pieces."""
+"""Generated texts together with their tokens and log-probabilities."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Completion:
 
     text: str
     tokens: list[int]
-    """All that were drawn, also the one that ended the text and those of a stop string."""
+    """All drawn tokens, including the one that ended the text and the tokens of a stop string."""
     finish_reason: str
-    """`stop`: the model's end or a stop string; `length`: max_tokens or the context."""
+    """`stop`: an end-of-generation token or a stop string; `length`: `max_tokens` or a full context."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of each token, if they were asked for."""
 
@@ -39,7 +39,7 @@ Piece = TypeVar("Piece")
 
 
 class PieceRun(ABC, Generic[Piece]):
-    """A text that is being written: an iterator of its pieces. A subclass makes them of the tokens.
+    """A generation in progress: an iterator over its pieces, which a subclass makes from the tokens.
 
     Args:
         engine: Draws the tokens.
@@ -48,8 +48,8 @@ class PieceRun(ABC, Generic[Piece]):
         max_tokens: Tokens drawn at most.
         slot: The sequence to write into; None takes a free one.
         handling: Of the prompt and the end, for an engine with a scheduler.
-        held: Tokens that `slot` holds from before, if nothing else has used it since; the part of the prompt
-        that agrees with them is not computed again.
+        held: Tokens that `slot` still holds, if nothing else has used it since. The beginning of the prompt
+        that equals them is not computed again.
     """
 
     def __init__(
@@ -71,23 +71,23 @@ class PieceRun(ABC, Generic[Piece]):
         self.prompt = list(prompt)
         """Token ids."""
         self.tokens: list[int] = []
-        """Drawn so far, also those that are no text, such as the one that ends it."""
+        """The tokens drawn so far, including tokens without text, such as the end-of-generation token."""
         self.logprobs: list[TokenLogprobs] = []
         """Of each token, if they were asked for."""
         self.cached_tokens = 0
-        """Tokens of the prompt that the engine held from before; known with the first piece."""
+        """Number of prompt tokens that were already in the cache; known with the first piece."""
         self.prompt_logprobs: list[TokenLogprobs] = []
-        """Of the prompt's tokens from the second one on, if `handling` asks for them."""
+        """Log-probabilities of the prompt tokens from the second one on, if `handling` asks for them."""
         self.finish_reason: str | None = None
         """Why the text ended: as in `Completion`, or `tool_calls`; None before the end."""
         self._pieces = self._written()
 
     @abstractmethod
     def _written(self) -> Generator[Piece | None, None, None]:
-        """The pieces; None where nothing has come yet."""
+        """The pieces; None if no token has arrived yet."""
 
     def _drawn(self) -> Generator[int | None, None, None]:
-        """The tokens, which are kept in `tokens`; None where nothing has come yet."""
+        """The tokens, which are also kept in `tokens`; None if no token has arrived yet."""
         drawn = drawn_tokens(
             self._engine,
             self.prompt,
@@ -116,7 +116,7 @@ class PieceRun(ABC, Generic[Piece]):
 
     def __next__(self) -> Piece:
         piece = next(self._pieces)
-        assert piece is not None  # only one who listens gets that
+        assert piece is not None  # only `listen` yields None
         return piece
 
     @property
@@ -125,14 +125,14 @@ class PieceRun(ABC, Generic[Piece]):
         return self._sampling.has_rules
 
     def listen(self, wake: Callable[[], None], follows: bool = False) -> Iterator[Piece | None]:
-        """The pieces, without waiting for them; for an engine with a scheduler, in place of iterating.
+        """The pieces, without waiting for tokens. Only for an engine with a scheduler, instead of iterating.
 
         Args:
             wake: Called in a thread of the scheduler when there is more to take.
             follows: As of `Handling`.
 
         Returns:
-            An iterator that gives None where nothing has come yet.
+            An iterator that yields None if no token has arrived yet.
         """
         self._listens = True
         self._handling = dataclasses.replace(self._handling or Handling(), wake=wake, follows=follows)
@@ -148,8 +148,8 @@ class PieceRun(ABC, Generic[Piece]):
 
 
 class TextRun(PieceRun[str]):
-    """A text that is being written, in pieces of text. Who listens gets an empty text for a first token that
-    has none.
+    """A generation in progress, in pieces of text. `listen` yields an empty piece if the first token has no
+    text.
 
     Args:
         engine, prompt, sampling, max_tokens, slot, handling: As of `PieceRun`.
@@ -183,7 +183,7 @@ class TextRun(PieceRun[str]):
                 if self._cancelled.is_set():
                     break
                 shown = self._stop.push(stream.push(token))
-                # Who listens hears of the first token, also if it has no text so far.
+                # `listen` reports the first token even if it has no text yet.
                 if shown or (len(self.tokens) == 1 and self._listens):
                     yield shown
                 if self._stop.stopped:

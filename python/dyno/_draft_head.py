@@ -1,8 +1,9 @@
-"""Speculation with the head that a model file has for it (MTP): it reads the model's own hidden rows.
+"""Speculative decoding with the multi-token prediction head (MTP) of the model, which reads the model's
+hidden rows.
 
-The head proposes the most probable token each time, for all texts in one batch. It gives one token for
-sure; for the ones behind it, it reads its own row in place of the model's, which is not computed yet. The
-model then draws from its own logits at each place, as for every draft (see `dyno._drafts`).
+The head always proposes the most probable token, for all texts in one batch. For the first token of a draft
+it reads a hidden row of the model. For later tokens it reads its own row, because the row of the model is not
+computed yet. The model then verifies the draft (see `dyno._drafts`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ __all__ = ["DraftHead"]
 
 
 class DraftHead:
-    """The head of a scheduler's model.
+    """The drafting head of a scheduler's model.
 
     Args:
-        engine: Of the scheduler. Its head is loaded if it is not yet there.
+        engine: The engine of the scheduler. Its head is loaded if that has not happened yet.
         min_p: A draft ends where its next token is less probable than this.
 
     Raises:
@@ -41,22 +42,22 @@ class DraftHead:
                 session.load_draft_head()
 
     def close(self) -> None:
-        """Forget the head if it was loaded here. A closed engine has none."""
+        """Unload the head if this object loaded it. A closed engine has no head."""
         with self._engine._lock:
             if self._loaded and self._engine._session is not None:
                 self._engine._session.drop_draft_head()
 
     def draft(self, texts: Sequence[tuple[int, int, int]], reads: Reads) -> list[list[int]]:
-        """The tokens that the head expects.
+        """Draft the most probable continuation of each text.
 
         Args:
-            texts: Slot, the token that follows its sequence next, and how many may be drafted behind it at
-                most, of each.
-            reads: The tokens of the sequences that it may read now.
+            texts: For each text: its slot, the token that follows its sequence, and the most tokens to draft
+                after that.
+            reads: The tokens that the head may read in this step.
 
         Returns:
-            A draft for each; without tokens where the head is not certain, does not know the sequence, or has
-            not read the whole of it yet.
+            A draft for each text. It is empty if the head is not certain, does not know the sequence, or has
+            not read all of it yet.
         """
         drafts: list[list[int]] = [[] for _ in texts]
         with self._engine._lock:

@@ -1,8 +1,8 @@
-"""Speculation with a second, smaller model of the same vocabulary: it proposes the tokens that come next.
+"""Speculative decoding with a second, smaller model of the same vocabulary, which proposes the next tokens.
 
-It takes the most probable token each time, for all texts in one batch, and stops where it is less certain
-than `spec_min_p`. The large model then draws a token from its own logits at each place, exactly as without a
-draft (see `dyno._drafts`), so no certainty of the small model enters a distribution.
+The draft model always proposes its most probable token, for all texts in one batch. A draft ends at a token
+less probable than `spec_min_p`. The large model then verifies the draft with its own logits (see
+`dyno._drafts`), so the draft model never changes the distribution.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ _GREEDY = (0.0, 0, 1.0, 0.0, 0.0)
 
 
 class DraftModel:
-    """The texts of a scheduler as a second model holds them.
+    """The draft model of a scheduler, with the texts in its own KV cache.
 
     Args:
-        engine: Of the small model, with at least as many sequences as the scheduler's. Nothing else uses it.
-        target: Of the large model.
+        engine: The engine of the draft model, with at least as many sequences as the scheduler. Nothing else
+            uses it.
+        target: The engine of the large model.
         min_p: A draft ends where its next token is less probable than this.
 
     Raises:
@@ -59,18 +60,18 @@ class DraftModel:
 
     @property
     def in_call(self) -> bool:
-        """Whether this is a handler of a signal in the middle of a call of the small model."""
+        """Whether the caller is a signal handler that interrupted a call of the draft model."""
         return self._engine._in_call
 
     def draft(self, texts: Sequence[tuple[int, list[int], int]], reads: Reads) -> list[list[int]]:
-        """The tokens that the small model expects.
+        """Draft the most probable continuation of each text.
 
         Args:
-            texts: Slot, all tokens of the text, and how many may be drafted at most, of each.
-            reads: The tokens of the texts that it may read now.
+            texts: For each text: its slot, all its tokens, and the most tokens to draft.
+            reads: The tokens that the draft model may read in this step.
 
         Returns:
-            A draft for each; without tokens where the small model is not certain, its context is full, or it
+            A draft for each text. It is empty if the draft model is not certain, its context is full, or it
             has not read the whole text yet.
         """
         drafts: list[list[int]] = [[] for _ in texts]
@@ -103,14 +104,14 @@ class DraftModel:
         return drafts
 
     def _begin(self, session: Any, slot: int, tokens: list[int]) -> list[int]:
-        """Bring a sequence back to what it shares with a text; the tokens that it lacks."""
+        """Rewind a sequence to its common prefix with a text, and return the tokens that it lacks."""
         same = int(session.rewindable(common_prefix(self._held[slot], tokens), slot))
         session.rewind(same, slot)
         self._held[slot] = tokens[:same]
         return tokens[same:]
 
     def _proposed(self, session: Any, batch: Sequence[tuple[int, NDArray[np.int32]]]) -> list[int]:
-        """The most probable token behind each sequence; -1 where it is not certain enough."""
+        """The most probable next token of each sequence; -1 if it is not certain enough."""
         if self._min_p <= 0:
             drawn = session.decode_and_draw(batch, [_GREEDY] * len(batch))[0]
             return [int(token) if token < self._n_vocab else -1 for token in drawn]
@@ -122,11 +123,12 @@ def most_probable(logits: NDArray[np.float32], min_p: float, n_vocab: int) -> li
 
     Args:
         logits: `[rows, tokens]`.
-        min_p: Probability that it has to have.
-        n_vocab: Ids from here on are not proposed.
+        min_p: Least probability of a proposed token.
+        n_vocab: Number of ids that may be proposed, from 0.
 
     Returns:
-        Token ids; -1 where a token is not certain enough or not one of `n_vocab`, or logits are not finite.
+        Token ids; -1 if the token is not certain enough or not below `n_vocab`, or if the logits are not
+        finite.
     """
     best = logits.argmax(axis=1)
     with np.errstate(all="ignore"):
@@ -136,7 +138,7 @@ def most_probable(logits: NDArray[np.float32], min_p: float, n_vocab: int) -> li
 
 
 def check_rewinds(engine: Engine) -> None:
-    """Raises PlanError for a smaller model that cannot forget the tokens that were rejected."""
+    """Raises PlanError if a draft model cannot forget rejected tokens, because it has recurrent state."""
     if int(engine.model["recurrent_layers"]) > 0:
         raise PlanError(
             f"[speculation] {engine.model['architecture']} has recurrent state, which cannot forget rejected "
@@ -147,7 +149,8 @@ def check_rewinds(engine: Engine) -> None:
 def check_vocabulary(target: Engine, draft: Engine) -> None:
     """Raises PlanError if a token id stands for different text in two models.
 
-    One vocabulary may be longer: makers pad them. Ids that only one model has are never drafted.
+    One vocabulary may be longer, because makers of models pad them. Ids that only one model has are never
+    drafted.
     """
     if target._file is None or draft._file is None or not has_vocabulary(target._file):
         same = target.model["n_vocab"] == draft.model["n_vocab"]

@@ -1,4 +1,5 @@
-"""The drafts of a scheduler's steps: who proposes them, whether they pay, and how many were right."""
+"""The drafts in the steps of a scheduler: their source, whether they make it faster, and how many are
+accepted."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ _log = logging.getLogger("dyno.scheduler")
 
 
 def speculation_of(settings: Mapping[str, Any], draft: Engine | None = None) -> Speculation | None:
-    """The speculation that settings ask for; None for none.
+    """The speculation that the settings ask for; None for `off`.
 
     Args:
-        settings: With `spec`, `spec_max` and `spec_min_p`, or without them.
-        draft: The smaller model, if there is one.
+        settings: Settings by name; `spec`, `spec_max` and `spec_min_p` may be missing.
+        draft: The engine of the draft model, if there is one.
     """
     kind = settings.get("spec", "off")
     if kind == "draft" and draft is None:
@@ -39,7 +40,7 @@ def speculation_of(settings: Mapping[str, Any], draft: Engine | None = None) -> 
 
 
 class Drafting:
-    """The drafts of one scheduler.
+    """The drafting part of one scheduler.
 
     Args:
         engine: Of the scheduler.
@@ -62,42 +63,43 @@ class Drafting:
         self._told_of: set[int] = set()
         self._has_failed = False
         self._reads = Reads(0, 0, {})
-        """Of a draft model or the head, for the step that is made now."""
+        """The tokens that a draft model or the head may read in the current step."""
         self._begun = 0
-        """Texts whose reading begins in it."""
+        """Slots of texts that the drafter begins to read in this step."""
         self._read: WeakSet[Request] = WeakSet()
-        """Texts whose reading has begun."""
+        """Slots of texts that the drafter has begun to read."""
 
     @property
     def in_call(self) -> bool:
-        """Whether this is a handler of a signal in the middle of a call of the draft model."""
+        """Whether the caller is a signal handler that interrupted a call of the draft model."""
         return self._model is not None and self._model.in_call
 
     def close(self) -> None:
-        """Give back what was loaded for drafts."""
+        """Unload what was loaded for drafts."""
         if self._head is not None:
             self._head.close()
 
     def begin(self, request: Request) -> None:
-        """Prepare for the text of a request, which has drawn nothing yet."""
+        """Prepare to draft for a request that has drawn no token yet."""
         if self._model is None and self._head is None and request.pooler is None:
             request.drafter = Drafter(self._speculation)
             request.drafter.extend(request.prompt)
 
     def add(self, batch: Sequence[tuple[Request, list[int]]], room: int) -> None:
-        """Add drafts to a step of running texts, behind the tokens to be fed.
+        """Append drafts to the tokens that a step of running texts feeds.
 
         Args:
-            batch: Each text, and what is to be fed: the token that it has drawn last, and the tokens before
-                it that a rejected draft took back.
-            room: Tokens of the step at most, and tokens of prompts that a draft model or a head reads in it.
+            batch: Each text with the tokens to feed: its last drawn token, and before that the tokens that a
+                rejected draft took back.
+            room: The most tokens of the step, and the most prompt tokens that a draft model or head reads in
+                it.
         """
         to_come = {request.owner.slot: request.max_tokens - request.drawn for request, _ in batch}
         self._reads = Reads(room, self._speculation.most, to_come)
         if not self.judge.wants(len(batch)):
             return
         share = (room - sum(len(tokens) for _, tokens in batch)) // len(batch)
-        # The last token of a text is drawn and never fed.
+        # The last token of a text is drawn, but never fed.
         rooms = [
             min(
                 share,
@@ -109,7 +111,7 @@ class Drafting:
         ]
         try:
             drafts = self._drafts(batch, rooms)
-        except DynoError as error:  # texts go on without drafts
+        except DynoError as error:  # the texts continue without drafts
             self._failed(len(batch), error)
             return
         behind = {request for request, _ in batch if request.owner.slot in self._reads.behind}
@@ -120,7 +122,7 @@ class Drafting:
 
     def _drafts(self, batch: Sequence[tuple[Request, list[int]]], rooms: Sequence[int]) -> list[list[int]]:
         if self._head is not None:
-            # It knows the rows of tokens in the cache alone: not of those that were taken back.
+            # The head knows only rows of tokens in the cache, and not of tokens that were taken back.
             next_tokens = [
                 (request.owner.slot, tokens[-1], most if len(tokens) == 1 else 0)
                 for (request, tokens), most in zip(batch, rooms, strict=True)
@@ -144,10 +146,12 @@ class Drafting:
         _log.log(level, "a draft failed; pausing speculation for %d steps: %s", Judge.PAUSE, error)
 
     def stepped(self, texts: int, drafted: bool, tokens: int, seconds: float) -> None:
-        """Learn from a step of texts alone, and say if drafts pause; arguments as of `Judge.stepped`.
+        """Record the speed of a step that fed no prompt, and log if drafts pause. Arguments as in
+        `Judge.stepped`.
 
-        A step in which a model or a head was asked and had nothing to propose counts as one with drafts: it
-        took their time. Each text has the steps in which they read its prompt once: these count in sum alone.
+        If a draft model or head was asked but proposed nothing, the step counts as one with drafts, because
+        it took time. Steps in which the drafter reads a prompt occur once for each text, so only their sum
+        counts.
         """
         reads, self._reads = self._reads, Reads(0, 0, {})
         begun, self._begun = self._begun, 0
@@ -155,7 +159,7 @@ class Drafting:
         lost = self.judge.stepped(texts, drafted, tokens, seconds, behind=behind, begun=begun)
         if lost is None:
             return
-        level = logging.INFO if texts in self._told_of else logging.WARNING  # once is enough
+        level = logging.INFO if texts in self._told_of else logging.WARNING  # warn only once
         self._told_of.add(texts)
         _log.log(
             level,

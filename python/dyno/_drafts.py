@@ -1,9 +1,9 @@
-"""Speculation: drafts of the tokens that come next, from n-grams, a smaller model or the model's own head.
+"""Speculative decoding: drafts of the next tokens from n-grams, a smaller model or the model's own head.
 
-The engine checks a draft in one decode: it gives the logits after each drafted token. A token is drawn from
-each row in turn, exactly as without a draft, and the draft counts as far as it says the same. So no
-distribution and no seed's text changes, but for the rounding of another batch size. The method is known as
-prompt lookup decoding.
+The engine verifies a draft in one decode, which gives the logits after each drafted token. A token is drawn
+from each row in turn, exactly as without a draft. The draft is accepted up to the first token that differs
+from the drawn one. So the distribution does not change, and a seed gives the same text, except for the
+rounding of another batch size. Drafting from n-grams of the text is known as prompt lookup decoding.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ if TYPE_CHECKING:
 __all__ = ["DraftCounts", "Drafter", "Judge", "Reads", "Speculation"]
 
 _LONGEST, _SHORTEST = 4, 2
-"""Tokens of the n-grams that are looked up, the longest first."""
+"""Lengths of the n-grams that are looked up, the longest first."""
 _LEAST_READ = 32
-"""Tokens that a draft model reads of a prompt in a step, however small the steps are: it has to catch up."""
+"""Least number of prompt tokens that a draft model reads in a step, so that it catches up even if the steps
+are small."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """The way in which a scheduler drafts tokens.
+    """The configuration of speculative decoding of a scheduler.
 
     Raises:
         PlanError: A value is impossible.
     """
 
     most: int = 8
-    """Tokens of a draft at most (`spec_max`)."""
+    """Maximum length of a draft in tokens (`spec_max`)."""
     min_p: float = 0.5
-    """A draft ends where its next token followed the n-gram less often than this, or where a draft model is
-    less certain (`spec_min_p`)."""
+    """A draft ends at a token less probable than this (`spec_min_p`): by its frequency after the n-gram, or
+    by the draft model."""
     draft: Engine | None = None
     """A smaller model that drafts, with the same vocabulary and at least as many sequences; it belongs to the
     scheduler while that is open. None: the text's own n-grams, or the head."""
     head: bool = False
-    """The model's own head drafts (MTP), if the file has one and the model lies on the CPU or one GPU."""
+    """Whether the multi-token prediction head of the model drafts. The model must lie on the CPU or on one
+    GPU."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.most <= 64:
@@ -58,7 +60,7 @@ class Speculation:
 
 
 class Drafter:
-    """The n-grams of one text, and the tokens that followed them.
+    """The n-gram index of one text, with the tokens that followed each n-gram.
 
     Args:
         speculation: Length and certainty of drafts.
@@ -70,7 +72,7 @@ class Drafter:
         self._after: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Learn the tokens that come next in the text."""
+        """Add the next tokens of the text to the index."""
         for token in tokens:
             tail = tuple(self._tail)
             for n in range(_SHORTEST, len(tail) + 1):
@@ -78,7 +80,7 @@ class Drafter:
             self._tail.append(token)
 
     def draft(self, most: int) -> list[int]:
-        """The tokens that probably come next, at most so many."""
+        """Draft at most `most` tokens."""
         tail = list(self._tail)
         found: list[int] = []
         while len(found) < min(most, self._speculation.most):
@@ -99,16 +101,16 @@ class Drafter:
 
 
 class Reads:
-    """The tokens that a draft model or a head reads in one step, before it drafts.
+    """The budget of tokens that a draft model or a head reads in one step, before it drafts.
 
-    A text that it follows lacks as many tokens as a draft has. One that it has not read for long lacks a
-    whole prompt, and is read in parts, so that no step of all texts waits for that. A text that ends before
-    it is read is not begun.
+    A text that the drafter follows lacks at most the tokens of one draft. A new text lacks its whole prompt,
+    which is read in parts, so that no step waits for all of it. A text that will end before it is read is not
+    begun.
 
     Args:
-        room: Tokens of such texts at most, of all together.
-        most: Tokens of a draft at most.
-        to_come: The tokens at most that the text in a slot has still to draw.
+        room: The most tokens to read of new texts, summed over all of them.
+        most: Maximum length of a draft in tokens.
+        to_come: By slot, the most tokens that its text will still draw.
     """
 
     def __init__(self, room: int, most: int, to_come: Mapping[int, int]) -> None:
@@ -117,10 +119,10 @@ class Reads:
         self.any = False
         """Whether anything was read."""
         self.behind: list[int] = []
-        """Slots whose texts lacked more than a draft."""
+        """Slots whose texts lacked more tokens than a draft has."""
 
     def allowed(self, slot: int, lacking: int) -> int:
-        """How many of the tokens that the text in a slot lacks may be read now."""
+        """The number of tokens to read now, if the text in a slot lacks `lacking`."""
         if lacking <= self._usual:
             self.any = True
             return lacking
@@ -142,7 +144,7 @@ class DraftCounts:
     tokens: int = 0
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)
-    """How often the token at this place of a draft was the one that was drawn."""
+    """By position in the draft: how often its token was accepted."""
 
     def add(self, drafted: int, accepted: int) -> None:
         """Count one draft."""
@@ -155,14 +157,15 @@ class DraftCounts:
 
 
 class Judge:
-    """The judge of whether drafts pay: tokens per second of steps with them and without, side by side.
+    """The decision whether drafts make decoding faster, from the speed of steps with drafts and without.
 
-    Speeds differ by the number of running texts, so each number, rounded down to a power of two, has a
-    verdict of its own. Where drafts win, every 16th step goes without one. Where they lose, they pause for
-    `PAUSE` steps and then try again.
+    Speed depends on the number of running texts. So each number, rounded down to a power of two, has its own
+    decision. If drafts are faster, every 16th step still runs without them. If they are slower, they pause
+    for `PAUSE` steps and are then tried again.
 
-    Drafts also lose if their steps are slower in sum with the steps that read prompts for them. One reading
-    does not decide that: drafts may win back the time of `READINGS` for each running text.
+    Drafts also count as slower if their steps, together with the steps that read prompts for them, are slower
+    in sum. One prompt does not decide that: the time of `READINGS` prompts for each running text may first be
+    regained.
     """
 
     WINDOW = 16
@@ -189,28 +192,29 @@ class Judge:
             return False
         self._steps[bucket] += 1
         plain = self._rates[bucket, False]
-        # The plain speed is learned first, and kept fresh.
+        # The speed without drafts is measured first, and then again from time to time.
         return len(plain) == self.WINDOW and self._steps[bucket] % self.WINDOW != 0
 
     def pause(self, texts: int) -> None:
-        """No drafts for so many texts in the next `PAUSE` steps."""
+        """Make no drafts in the next `PAUSE` steps with this number of texts."""
         self._pause[texts.bit_length()] = self.PAUSE
 
     def stepped(
         self, texts: int, drafted: bool, tokens: int, seconds: float, *, behind: bool = False, begun: int = 0
     ) -> tuple[float, float] | None:
-        """Learn from a step.
+        """Record a step.
 
         Args:
-            texts: Running in it.
-            drafted: Whether it checked a draft, or its duration holds the time of a model that made none.
-            tokens: Drawn in it.
-            seconds: Its duration, with the time that the draft took.
-            behind: Whether its duration holds the reading of a prompt for drafts.
-            begun: Texts whose reading began in it.
+            texts: Number of texts that run in it.
+            drafted: Whether it verified a draft, or includes the time of a drafter that proposed nothing.
+            tokens: Number of tokens drawn in it.
+            seconds: Its duration, including the time for drafting.
+            behind: Whether its duration includes reading a prompt for drafts.
+            begun: Number of texts that the drafter began to read in it.
 
         Returns:
-            Tokens per second with drafts and without, if drafts have lost just now and pause; else None.
+            Tokens per second with drafts and without, if drafts have just turned out slower and now pause;
+            else None.
         """
         bucket = texts.bit_length()
         if not behind:
@@ -236,7 +240,7 @@ class Judge:
 
 @dataclass
 class _Sum:
-    """Steps with drafts since they were last as fast as plain ones, in sum."""
+    """The sum over all steps with drafts since drafts were last as fast as plain steps."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -253,5 +257,5 @@ class _Sum:
 
 
 def _speed(steps: Collection[tuple[int, float]]) -> float:
-    """Tokens per second of steps, each with its tokens and seconds."""
+    """Tokens per second over steps, each given as tokens and seconds."""
     return sum(t for t, _ in steps) / max(sum(s for _, s in steps), 1e-9)

@@ -1,4 +1,5 @@
-"""Which value every setting has, and why: call argument, then profile, then built-in default."""
+"""The value of each setting, and its origin: an argument of the call, else the profile, else the built-in
+default."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ __all__ = ["EffectiveSettings", "check_arguments", "resolve", "usable_cores"]
 
 
 _CHANGED_BY = {"session": "set", "context": "set_context"}
-"""Methods of an open engine by the kind of setting that they change."""
+"""The method of an open engine that changes settings of a kind, by kind."""
 
 
 class EffectiveSettings(dict[str, Any]):
-    """Settings by name, as they are in force; `origins` says where each value comes from.
+    """The settings in force by name, with the origin of each value in `origins`.
 
     An origin is `default`, `argument`, or the place in a profile (`file.yaml:12`).
     """
@@ -35,7 +36,8 @@ class EffectiveSettings(dict[str, Any]):
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use: the least of affinity, CPU quota and OMP_NUM_THREADS."""
+    """Number of CPU cores that this process may use: the minimum of affinity, CPU quota and
+    OMP_NUM_THREADS."""
     from dyno import _core
 
     return int(_core.cpu_limits()["cores"])
@@ -46,12 +48,12 @@ def check_arguments(
     device_kind: str,
     kinds: Iterable[str] = ("load", "context", "session", "scheduler"),
 ) -> dict[str, SettingValue]:
-    """The arguments as settings.
+    """Check arguments of a call, and return them as settings.
 
     Args:
         arguments: Values by name of setting.
         device_kind: `cpu` or `cuda`.
-        kinds: Kinds of setting that may be given here.
+        kinds: Kinds of setting that the call accepts.
 
     Raises:
         PlanError: An unknown name (with the nearest one), an impossible value, or a setting of another kind.
@@ -93,18 +95,18 @@ def resolve(
 
     Args:
         arguments: Checked values of the caller.
-        profile: Value and origin by name, of the profile that was taken.
+        profile: Value and origin by name, from the profile in force.
         device_kind: `cpu` or `cuda`.
         n_ctx_train: Context length that the model was made for, in tokens.
         latent_cache: Whether the KV cache holds the latents of multi-head latent attention.
         compute_capability: Of the GPU, times ten; 0 on a CPU.
         dense_quantised: Whether the model has no experts, and most of its weights are quantised.
-        ubatch: Gives the default u-batch for the load and context settings, where it depends on them.
+        ubatch: Computes the default u-batch from the load and context settings, if it depends on them.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     threads = arguments.get("threads")
-    # In table order: the defaults of the cache types depend on `numerics`, which stands before them.
+    # The order of the table matters: the defaults of the cache types depend on `numerics`, which comes first.
     for setting in settings_for(device_kind):
         name = setting.name
         if name in arguments:

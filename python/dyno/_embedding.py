@@ -1,4 +1,4 @@
-"""Embeddings: a text as one vector, pooled from the rows that the model's output would read."""
+"""Embeddings: one vector for a text, pooled from the rows that the output layer of the model would read."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ __all__ = ["EmbedMethods", "Pooler", "Pooling", "pooling_of"]
 Pooling = Literal["mean", "last", "cls"]
 POOLINGS: Final[tuple[Pooling, ...]] = get_args(Pooling)
 _OF_FILE: Final[dict[int, Pooling]] = {1: "mean", 2: "cls", 3: "last"}
-"""The key `pooling_type` of a model file. 0 and 4, no pooling and ranking, give no vector of a text."""
+"""Pooling by the number of the key `pooling_type` of a model file. 0 (no pooling) and 4 (ranking) give no
+vector."""
 
 
 class Pooler:
-    """The vector of one text, from its rows as they are computed.
+    """The pooling of one text, fed with its rows as they are computed.
 
     Args:
         pooling: `mean` of all rows, the `last` one, or the first one (`cls`).
@@ -40,7 +41,7 @@ class Pooler:
         self._rows = 0
 
     def add(self, rows: NDArray[np.float32]) -> None:
-        """Take the rows [n, n_embd] that come next in the text; for `last`, the last of them suffices."""
+        """Add the next rows [n, n_embd] of the text; for `last`, the last row suffices."""
         if self.pooling == "last" or self._sum is None:
             picked = {"mean": rows, "last": rows[-1:], "cls": rows[:1]}[self.pooling]
             self._sum, self._rows = picked.sum(axis=0, dtype=np.float64), len(picked)
@@ -49,14 +50,14 @@ class Pooler:
             self._rows += len(rows)
 
     def clear(self) -> None:
-        """Forget all rows: the text is computed again."""
+        """Forget all rows, because the text is computed again."""
         self._sum, self._rows = None, 0
 
     def vector(self) -> NDArray[np.float32]:
         """The vector [n_embd] of the rows so far.
 
         Raises:
-            ModelError: A number of it is not finite.
+            ModelError: A number of the vector is not finite.
         """
         assert self._sum is not None  # a text has at least one token
         vector = self._sum / self._rows
@@ -69,7 +70,7 @@ class Pooler:
 
 
 def pooling_of(engine: Engine, pooling: str | None) -> Pooling:
-    """The pooling that was asked for; None takes the one of the model file, or `mean`.
+    """The requested pooling; None takes the pooling of the model file, or else `mean`.
 
     Raises:
         PlanError: There is no such pooling.
@@ -82,12 +83,12 @@ def pooling_of(engine: Engine, pooling: str | None) -> Pooling:
 
 
 def file_pooling(kind: object) -> Pooling:
-    """The pooling for the number that a model file has for it."""
+    """The pooling that a number in a model file stands for."""
     return _OF_FILE.get(kind, "mean") if isinstance(kind, int) else "mean"
 
 
 class EmbedMethods:
-    """The method of `Engine` that gives vectors of texts."""
+    """The part of `Engine` that computes embeddings."""
 
     def embed(
         self,
@@ -97,7 +98,7 @@ class EmbedMethods:
         *,
         cancelled: threading.Event | None = None,
     ) -> NDArray[np.float32]:
-        """One vector for each text: rows of the last layer after the last norm, pooled.
+        """One vector for each text, pooled from the rows of the last layer after the last norm.
 
         Texts are computed side by side in free sequences of the engine, together with the generations of its
         scheduler, if one is open.
@@ -107,7 +108,7 @@ class EmbedMethods:
             pooling: `mean` of the rows of all tokens, the `last` row, or the first one (`cls`). None takes
             the pooling that the model file names, or `mean`.
             normalize: Scale each vector to length 1.
-            cancelled: Ends the work when it is set, from any thread, with a PlanError.
+            cancelled: An event; if any thread sets it, the work ends with PlanError.
 
         Returns:
             float32 [n_texts, n_embd].
@@ -125,7 +126,7 @@ class EmbedMethods:
         tokens = [prompt_tokens(engine, text, parse_special=False) for text in given]
         poolers = [Pooler(chosen, normalize) for _ in tokens]
         stop = cancelled or threading.Event()
-        scheduler = engine._scheduler  # once: its thread takes it away when it ends
+        scheduler = engine._scheduler  # read once, because its thread removes it at the end
         if scheduler is not None:
             scheduler.embed(tokens, poolers, stop)
         else:
@@ -139,13 +140,13 @@ class EmbedMethods:
 def _embed_here(
     engine: Engine, texts: Sequence[Sequence[int]], poolers: Sequence[Pooler], stop: threading.Event
 ) -> None:
-    """Compute texts in the free sequences of an engine, as many tokens at a time as its u-batch."""
+    """Compute texts in the free sequences of an engine, in batches of the u-batch size."""
     count = int(engine.settings["sequences"])
     room = max(int(engine.settings["ubatch"]), count)
     waiting = list(range(len(texts)))[::-1]
     owners: list[Owner] = []
     left: dict[int, tuple[int, list[int]]] = {}
-    """By slot: the number of its text, and the tokens to come."""
+    """By slot: the index of its text, and the tokens still to feed."""
     try:
         with engine._lock:
             engine._open()

@@ -1,7 +1,7 @@
-"""Counters of energy: NVML's of a GPU, and RAPL's of the CPU packages and their memory.
+"""Energy counters: NVML for a GPU, and RAPL for the CPU packages and their memory.
 
-This file imports nothing of dyno, because `tune ab` loads it into processes of other builds. A counter that
-cannot be read is named with the reason, and nothing stands in for it. Idle power is part of every number.
+This file imports nothing of dyno, because `tune ab` loads it into processes of other builds. If a counter
+cannot be read, its reason is reported, and no estimate replaces it. All numbers include idle power.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ POWERCAP = "/sys/class/powercap"
 
 
 class Counters:
-    """Energy in joules since some moment, by source: `cpu` (packages and memory) and `gpu`.
+    """Energy counters in joules, by source: `cpu` (packages and memory) and `gpu`.
 
     Args:
         bus: PCI bus id of the GPU; None: no GPU.
-        powercap: folder of the kernel's power capping framework, which has the RAPL domains.
+        powercap: Folder of the kernel's power capping framework, which lists the RAPL domains.
     """
 
     def __init__(self, bus: str | None = None, powercap: str = POWERCAP) -> None:
         self.missing: dict[str, str] = {}
-        """By source, why it cannot be read."""
+        """The reason by source, if a source cannot be read."""
         self._domains = self._find_domains(powercap)
         self._nvml: Any = None
         self._handle: Any = None
@@ -31,7 +31,7 @@ class Counters:
             self._open_gpu(bus)
 
     def _find_domains(self, powercap: str) -> dict[str, float]:
-        """Files of the domains to add up, each with the joules at which it starts again from zero."""
+        """The files of the domains to add up, each with the joules at which its counter wraps around."""
         found: dict[str, float] = {}
         try:
             names = sorted(os.listdir(powercap))
@@ -39,7 +39,7 @@ class Counters:
             self.missing["cpu"] = f"{powercap}: {error.strerror}"
             return {}
         for name in names:
-            # Packages, and of their parts the memory alone: cores are in the package's number.
+            # Packages and their memory. Cores are left out, because the number of the package includes them.
             if re.fullmatch(r"intel-rapl:[0-9]+(:[0-9]+)?", name):
                 folder = os.path.join(powercap, name)
                 try:
@@ -82,11 +82,11 @@ class Counters:
         return f"the energy of the {source.upper()} cannot be read: {self.missing.get(source, '')}"
 
     def read(self) -> dict[str, float]:
-        """Joules by counter; only differences mean something (`spent`).
+        """Joules by counter; only differences have a meaning (see `spent`).
 
         Raises:
             OSError: A counter that could be read before cannot be read now.
-            ValueError: It holds no number.
+            ValueError: The counter holds no number.
         """
         found = {path: float(_text(path)) / 1e6 for path in self._domains}
         if self._nvml is not None:
@@ -97,8 +97,7 @@ class Counters:
         return found
 
     def spent(self, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-        """Joules by source between two readings. A counter that started again in between is made whole, if
-        it did so once."""
+        """Joules by source between two readings. One wrap-around of a counter in between is corrected."""
         found: dict[str, float] = {}
         for path, most in self._domains.items():
             joules = after[path] - before[path]

@@ -11,11 +11,11 @@ __all__ = ["expected", "lines"]
 
 
 def expected(engine: Engine) -> dict[str, Any]:
-    """Bytes and seconds by device and layer, of one token and of a whole u-batch.
+    """Bytes and seconds by device and layer, for one token and for a whole u-batch.
 
     Returns:
-        `rates`: devices whose rates were measured, by name; of others they are assumed. `loads`: for each
-        number of tokens the `parts` that `Diagnostics.expected_cost` gives, and the `seconds` in all of
+        `rates`: names of the devices whose rates were measured; other devices have assumed rates. `loads`:
+        for each number of tokens the `parts` of `Diagnostics.expected_cost`, and the total `seconds` of
         `Diagnostics.expected_seconds`.
     """
     loads = []
@@ -27,7 +27,7 @@ def expected(engine: Engine) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """The table for people. Consecutive layers with equal costs share a line."""
+    """The table as lines of text. Consecutive layers with equal costs share a line."""
     rates = found["rates"]
     source = f"measured rates of {', '.join(rates)}" if rates else "assumed rates; `tune probe` measures them"
     loads = found["loads"]
@@ -60,7 +60,7 @@ def _overlap(loads: list[dict[str, Any]]) -> str:
 
 
 def _groups(loads: list[dict[str, Any]]) -> list[list[list[dict[str, Any]]]]:
-    """Lines of the table: each a list of layers, each of these the parts of all loads."""
+    """The lines of the table: for each a list of layers, and for each layer the parts of all loads."""
     every: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for load in loads:
         for part in load["parts"]:

@@ -1,4 +1,4 @@
-"""How often each expert of a model is chosen: counted while a text runs, kept, and read again by `Engine`."""
+"""The use of a model's experts: counted while a text runs, stored, and read again by `Engine`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOST_BYTES = 16 << 20
 
 @dataclass(frozen=True, eq=False)
 class ExpertUse:
-    """The use of a model's experts by one text."""
+    """The counts of how often one text chose each expert of a model."""
 
     model: str
     """`fingerprint` of the model."""
@@ -44,16 +44,16 @@ class ExpertUse:
     """[layers with experts, experts]: tokens that chose the expert."""
 
     def share_of(self, part: float) -> float:
-        """The share of all choices that the most used `part` of the experts is."""
+        """The share of all choices that falls on the most used `part` of the experts, both from 0 to 1."""
         descending = np.sort(self.counts, axis=None)[::-1]
         chosen = descending[: max(1, round(part * descending.size))].sum()
         return float(chosen / max(1, descending.sum()))
 
     def write(self, file: Path) -> None:
-        """Write the file whole, or leave it as it was.
+        """Write the file completely, or leave it unchanged.
 
         Raises:
-            ProfileError: It can't be written.
+            ProfileError: The file can't be written.
         """
         from dyno.profiles.io import write_atomically
 
@@ -65,8 +65,8 @@ class ExpertUse:
         """A file that `write` has written.
 
         Raises:
-            OSError: It can't be read.
-            PlanError: It is of another form.
+            OSError: The file can't be read.
+            PlanError: The file has another format.
         """
         if file.stat().st_size > _MOST_BYTES:
             raise PlanError(
@@ -76,7 +76,7 @@ class ExpertUse:
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
             given = np.array(found["counts"])
-            if given.dtype.kind != "i":  # also what int64 does not hold
+            if given.dtype.kind != "i":  # this includes numbers beyond int64
                 raise ValueError("counts are not whole numbers, 0 or more")
             counts = given.astype(np.int64)
             use = cls(str(found["model"]), int(found["tokens"]), counts)
@@ -91,8 +91,8 @@ class ExpertUse:
 
 
 def fingerprint(file: _core.Gguf) -> str:
-    """The model that recorded use belongs to, by its first router: of all its quantisations that keep that
-    one; empty for a model without experts."""
+    """A key of the model that recorded use belongs to, made from its first router. All quantisations with the
+    same router share the key. It is empty for a model without experts."""
     routers = sorted(
         (int(found[1]), str(tensor["name"]))
         for tensor in file.tensors()
@@ -113,7 +113,7 @@ def first_tokens(tokenizer: Tokenizer, file: Path, most: int) -> list[int]:
             more = stream.read(max(4096, 8 * most))
             text += more
             tokens = tokenizer.encode(text)
-            # The last ones of an unfinished text can change with the text behind them.
+            # If the text goes on, its last tokens can change with the rest of it.
             if not more or len(tokens) >= most + 256:
                 return tokens[:most]
 
@@ -128,9 +128,9 @@ def count(
 
     Args:
         engine: Open.
-        tokens: Of the text.
-        ctx: Tokens of a piece.
-        on_piece: Called behind each piece with the number of its tokens.
+        tokens: The tokens of the text.
+        ctx: Number of tokens in a piece.
+        on_piece: Called after each piece with its number of tokens.
 
     Returns:
         [layers with experts, experts].
@@ -156,7 +156,7 @@ def count(
 
 
 def kept(model: str) -> Path | None:
-    """`experts/MODEL.json` in the user's cache folder of dyno; None where no home is known, or without a
+    """`experts/MODEL.json` in the user's cache folder of dyno; None if no home folder is known, or without a
     model."""
     if not model:
         return None
@@ -167,10 +167,10 @@ def kept(model: str) -> Path | None:
 
 
 def remembered(file: _core.Gguf) -> ExpertUse | None:
-    """The use that was recorded of a model; None if it was not.
+    """The recorded use of a model; None if nothing was recorded.
 
     Raises:
-        PlanError: The kept file is damaged.
+        PlanError: The stored file is damaged.
     """
     model = fingerprint(file)
     where = kept(model)
@@ -184,10 +184,10 @@ def remembered(file: _core.Gguf) -> ExpertUse | None:
 
 
 def read(file: str | os.PathLike[str]) -> ExpertUse:
-    """A file of recorded use that the caller names.
+    """Read a file of recorded use that the caller names.
 
     Raises:
-        PlanError: It is no path, can't be read, or is of another form.
+        PlanError: `file` is not a path, can't be read, or has another format.
     """
     if not isinstance(file, (str, os.PathLike)):
         raise PlanError(
@@ -207,11 +207,11 @@ def for_session(
     Args:
         file: The model.
         mib: The setting `expert_cache_mib`.
-        given: Use that the caller names; it wins over the kept one.
-        may_choose: The plan may choose a size.
+        given: Use that the caller names; it overrides the stored one.
+        may_choose: Whether the plan may choose a size.
 
     Raises:
-        PlanError: The use is of another model, or the kept file is damaged.
+        PlanError: The use belongs to another model, or the stored file is damaged.
     """
     if mib <= 0 and not may_choose:
         return {}

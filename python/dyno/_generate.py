@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _MOST_STOPS = 32
 _LONGEST_STOP = 256
-"""Characters. Each stop string is looked for in every piece of a text, at each length that may begin it."""
+"""Characters. Each piece of text is searched for each prefix of a stop string, so long ones would be slow."""
 
 
 def count_of(name: str, value: int) -> int:
-    """A number of tokens that a caller gives.
+    """Check a number of tokens that a caller gives.
 
     Raises:
         PlanError: It is not a whole number, or it is below 0.
@@ -40,27 +40,27 @@ def count_of(name: str, value: int) -> int:
 
 
 def finite(logits: NDArray[np.float32], position: int) -> NDArray[np.float32]:
-    """The logits themselves, if a token can be drawn from them.
+    """Return the logits, if a token can be drawn from them.
 
     Args:
-        logits: [n_vocab]. Minus infinity excludes a token; all of them can't be excluded.
+        logits: [n_vocab]. Minus infinity excludes a token; at least one must remain.
         position: Of the token that they follow, from 0.
 
     Raises:
         ModelError: One is NaN or infinite, or every token is excluded.
     """
-    most = float(logits.max())  # NaN if any is
+    most = float(logits.max())  # NaN if any logit is NaN
     if not math.isfinite(most):
         raise not_finite(position, f" ({most})")
     return logits
 
 
 def not_finite(position: int, found: str = "") -> ModelError:
-    """The error of logits from which no token can be drawn.
+    """The error for logits from which no token can be drawn.
 
     Args:
         position: Of the token that they follow, from 0.
-        found: Follows "not finite" in the message.
+        found: Text that follows "not finite" in the message.
     """
     return ModelError(
         f"[generate] the logits after position {position} are not finite{found}: the model's weights "
@@ -69,14 +69,14 @@ def not_finite(position: int, found: str = "") -> ModelError:
 
 
 class StopFilter:
-    """A filter that passes text on until a stop string appears; it holds back what may become the beginning
+    """A filter that passes text on until a stop string appears. It holds back text that may be the beginning
     of one.
 
     Args:
         stop: At most 32 strings of 1 to 256 characters, one alone, or None.
 
     Raises:
-        PlanError: It is something else.
+        PlanError: `stop` is something else.
     """
 
     def __init__(self, stop: Sequence[str] | str | None) -> None:
@@ -104,7 +104,7 @@ class StopFilter:
         return self.matched is not None
 
     def push(self, text: str) -> str:
-        """The text that may be shown after `text` has come in."""
+        """Add `text`, and return the text that may now be shown."""
         if not self._stop:
             return text
         self._held += text
@@ -119,12 +119,12 @@ class StopFilter:
         return shown
 
     def finish(self) -> str:
-        """The text that was held back, when no more comes."""
+        """The text that is still held back at the end of the generation."""
         shown, self._held = self._held, ""
         return shown
 
     def _overlap(self, stop: str) -> int:
-        """Length of the longest end of the held text that begins `stop`."""
+        """Length of the longest suffix of the held text that is a prefix of `stop`."""
         for length in range(min(len(stop) - 1, len(self._held)), 0, -1):
             if self._held.endswith(stop[:length]):
                 return length
@@ -136,11 +136,11 @@ def drawn(
     step: Callable[[int], NDArray[np.float32] | None],
     draw: Callable[[NDArray[np.float32]], int],
 ) -> Iterator[int]:
-    """Tokens one after the other, each from logits on the host.
+    """Tokens one after the other, each drawn from logits on the host.
 
     Args:
         logits: [n_vocab] after the prompt.
-        step: Appends a token and gives the logits [n_vocab] after it; None where the context is full.
+        step: Appends a token and returns the logits [n_vocab] after it; None if the context is full.
         draw: Picks a token.
     """
     current: NDArray[np.float32] | None = logits
@@ -151,15 +151,16 @@ def drawn(
 
 
 def greedy_after(session: _core.Session, tokens: NDArray[np.int32], slot: int = 0) -> NDArray[np.int32]:
-    """Feed tokens one by one as generating does, though not those that are drawn, which are returned.
+    """Feed given tokens one by one as a generation does, and return the tokens that greedy sampling draws
+    after each.
 
     Args:
-        session: The engine's.
+        session: The session of the engine.
         tokens: [n], at least one.
-        slot: The sequence that they follow.
+        slot: The sequence to append to.
     """
     generation = session.generation(int(tokens[0]), slot=slot)
-    # A token that is drawn after the last one is fed by nobody.
+    # The token that is drawn after the last one is never fed.
     generation.queue(np.zeros(len(tokens), np.float32), np.append(tokens[1:], np.int32(-1)))
     return np.array([generation.next() for _ in range(len(tokens))], np.int32)
 
@@ -174,11 +175,11 @@ def pieces(
     """Text pieces of one answer.
 
     Args:
-        tokens: As they are drawn; none is asked for that is not needed.
+        tokens: The tokens, drawn on demand.
         text: Turns tokens into text.
         stop: Ends the answer at a stop string.
         end_of_generation: Tokens that end the answer; not part of the text.
-        max_tokens: Tokens drawn at most.
+        max_tokens: The most tokens to draw.
     """
     for token in itertools.islice(tokens, max_tokens):
         if token in end_of_generation:

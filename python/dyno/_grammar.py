@@ -1,6 +1,6 @@
-"""Text that follows a JSON schema, a grammar or a regular expression, by masks over the next token.
+"""Constrained generation by a JSON schema, a grammar or a regular expression, with masks over the next token.
 
-The library llguidance compiles the rules and says at each token which ones may follow.
+The library llguidance compiles the rules, and gives the tokens that may come next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _compiling = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """In a forked child: a thread that was compiling is not here to release the lock."""
+    """Replace the lock in a forked child, where a thread that was compiling no longer exists to release
+    it."""
     global _compiling
     _compiling = threading.RLock()
 
@@ -39,11 +40,11 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Grammar:
-    """The rules of one generation, and where it stands in them.
+    """The rules of one generation, with its current state in them.
 
     Args:
-        sampling: Holds the rules: `json_schema`, `grammar` or `regex`.
-        tokenizer: Of the model.
+        sampling: The settings with the rules: `json_schema`, `grammar` or `regex`.
+        tokenizer: The tokenizer of the model.
 
     Raises:
         NotInstalledError: llguidance is not installed.
@@ -55,13 +56,14 @@ class Grammar:
         kind = next(k for k in ("json_schema", "grammar", "regex") if getattr(sampling, k) is not None)
         source = _source(llguidance, kind, getattr(sampling, kind))
         self._kind = kind
-        self._tokenizer = tokenizer  # the library's own one holds it weakly
+        self._tokenizer = tokenizer  # the library holds only a weak reference
         self._matcher = llguidance.LLMatcher(_tokens(tokenizer), source, log_level=0)
         self._check()
         self._mask = np.zeros((len(tokenizer) + 31) // 32, np.int32)
 
     def mask(self) -> NDArray[np.int32]:
-        """A bit for each token that may follow, 32 a word; valid until the next call.
+        """A bit mask over the vocabulary, 32 tokens in a word: the tokens that may come next. Valid until the
+        next call.
 
         Raises:
             PlanError: The rules have become too large for their limits.
@@ -71,7 +73,7 @@ class Grammar:
         return self._mask
 
     def accept(self, token: int) -> None:
-        """Go on behind a token that was drawn by the mask."""
+        """Advance by a token that was drawn with the mask."""
         self._matcher.consume_token(token)
         self._check()
 
@@ -81,7 +83,7 @@ class Grammar:
 
 
 def check_rules(kind: str, rules: str) -> None:
-    """Check as much of some rules as is possible without a model.
+    """Check rules as far as possible without a model.
 
     Args:
         kind: "json_schema" or "grammar".
@@ -93,7 +95,7 @@ def check_rules(kind: str, rules: str) -> None:
     """
     llguidance = _library()
     source = _source(llguidance, kind, rules)
-    # Without a vocabulary, the library accepts each name of a control token.
+    # Without a vocabulary, the library accepts any name of a control token.
     if problem := llguidance.LLMatcher.validate_grammar(source):
         raise _unusable(kind, problem)
 
@@ -103,7 +105,7 @@ def _library() -> Any:
         import llguidance
     except ModuleNotFoundError as error:
         if error.name != "llguidance":
-            raise  # it is installed, and broken
+            raise  # it is installed, but broken
         raise NotInstalledError(
             "schemas and grammars need llguidance, which is missing: pip install 'gguf-dyno[grammar]'"
         ) from error
@@ -111,10 +113,10 @@ def _library() -> Any:
 
 
 def _source(llguidance: Any, kind: str, rules: Any) -> str:
-    """The rules in the form of the library.
+    """The rules in the format of the library.
 
     Raises:
-        PlanError: They cannot be read.
+        PlanError: The rules cannot be read.
     """
     try:
         if kind == "json_schema":
@@ -134,7 +136,7 @@ def _unusable(kind: str, problem: object) -> PlanError:
 
 
 class _Vocabulary:
-    """A tokenizer as the library wants it."""
+    """A tokenizer with the interface that the library expects."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         vocabulary = tokenizer.vocabulary
@@ -148,14 +150,14 @@ class _Vocabulary:
             else tokenizer.piece(t, special=True)
             for t, kind in enumerate(vocabulary.types)
         ]
-        # Weakly: a value of `_compiled` that held its key would keep it for ever.
+        # A weak reference, because a value of `_compiled` that holds its key would keep the entry for ever.
         self._tokenizer = weakref.ref(tokenizer)
 
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
         tokenizer = self._tokenizer()
-        assert tokenizer is not None  # each grammar holds it
+        assert tokenizer is not None  # each grammar holds a reference to it
         return tokenizer.encode(text, add_special=False)
 
 
@@ -164,7 +166,7 @@ def _tokens(tokenizer: Tokenizer) -> Any:
 
     if not tokenizer.end_of_generation:
         raise PlanError("[grammar] the vocabulary has no token that ends a text, so no text could end")
-    with for_one_call(_compiling, "grammar"):  # once, however many requests begin at the same time
+    with for_one_call(_compiling, "grammar"):  # only once, however many requests start at the same time
         if tokenizer not in _compiled:
             _compiled[tokenizer] = LLTokenizer(
                 TokenizerWrapper(_Vocabulary(tokenizer)), eos_token=sorted(tokenizer.end_of_generation)

@@ -7,7 +7,8 @@ from typing import Any
 from dyno._vocabulary import TokenType, Vocabulary
 from dyno.errors import ModelError
 
-# All splits of a token are looked up, which is quadratic in its length; real ones stay below 100 characters.
+# All splits of a token are looked up, which is quadratic in its length. Real tokens have fewer than 100
+# characters.
 _LONGEST_TOKEN = 2048
 
 
@@ -21,14 +22,14 @@ def build(vocabulary: Vocabulary) -> Any:
 
     try:
         hf = Tokenizer(_bpe(vocabulary) if vocabulary.bytes_are_symbols else _characters(vocabulary))
-    except Exception as error:  # the library raises bare Exception for a merge outside the vocabulary
+    except Exception as error:  # the library raises Exception itself for a merge outside the vocabulary
         raise ModelError(f"[tokenizer] the vocabulary is inconsistent: {error}") from error
     if vocabulary.pre is not None:
         hf.pre_tokenizer = _pre_tokenizer(vocabulary.pre.splits, raw=vocabulary.pre.raw)
     if not vocabulary.bytes_are_symbols:
         hf.normalizer = _sentencepiece_normalizer(vocabulary.add_space_prefix)
-    # Added tokens are cut out of the text before anything else happens to it; the special ones only when
-    # asked.
+    # Added tokens are split off before the text is processed further. Special ones are split off only if the
+    # caller asks for it.
     special, plain = [], []
     for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN) and text:
@@ -60,7 +61,8 @@ def _pre_tokenizer(splits: tuple[str, ...], *, raw: bool = False) -> Any:
 
 
 def _characters(vocabulary: Vocabulary) -> Any:
-    """SentencePiece's kind of vocabulary, with merges of its own or those that follow from scores."""
+    """The encoder for a vocabulary of characters (SentencePiece), with merges from the file or merges
+    computed from scores."""
     from tokenizers.models import BPE
 
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
@@ -76,12 +78,13 @@ def _characters(vocabulary: Vocabulary) -> Any:
 
 
 def _merges_by_score(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """The merges that SentencePiece makes: any two neighbours whose join is a token, best score first.
+    """The merges of SentencePiece: all pairs of tokens whose concatenation is a token, with the best score
+    first.
 
-    Two ways to split one token share its score; among them the longer left part goes first, as in the
+    All splits of one token have the same score. The one with the longer left part comes first, as in the
     converters of Hugging Face.
     """
-    # These kinds are never the result of a merge: their texts are names.
+    # Tokens of these types are never the result of a merge, because their texts are only names.
     names = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE)
     ranked: list[tuple[float, int, int, int, int, str, str]] = []
     for token, kind, score in zip(vocabulary.tokens, vocabulary.types, vocabulary.scores, strict=True):

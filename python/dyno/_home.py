@@ -1,4 +1,4 @@
-"""Where the user's own files are."""
+"""The folders for the user's files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Literal
 
 
 def home() -> Path:
-    """The user's home folder: HOME, or that of the password database if HOME is not set, empty or relative.
+    """The user's home folder: HOME, or the entry of the password database if HOME is unset, empty or
+    relative.
 
-    `Path.home()` takes an empty HOME for the root of the file system, and a relative one for a folder here.
+    `Path.home()` would take an empty HOME as the root folder, and a relative one as a subfolder of the
+    current folder.
 
     Raises:
         RuntimeError: No home folder is known.
@@ -32,11 +34,12 @@ _USUAL = {"CONFIG": ".config", "CACHE": ".cache", "STATE": ".local/state"}
 
 
 def own_folder(kind: Literal["CONFIG", "CACHE", "STATE"]) -> Path:
-    """The user's folder `dyno` for a kind of files, below `$XDG_<kind>_HOME` or by default below the home.
+    """The user's folder `dyno` for files of one kind (such as CACHE), in `$XDG_<kind>_HOME` or by default in
+    the home folder.
 
     Raises:
         RuntimeError: No home folder is known.
     """
     given = os.environ.get(f"XDG_{kind}_HOME", "")
-    # The specification says to ignore relative ones.
+    # The XDG specification says that relative paths are ignored.
     return (Path(given) if os.path.isabs(given) else home() / _USUAL[kind]) / "dyno"

@@ -1,9 +1,9 @@
-"""Locks that know their thread.
+"""Locks that refuse a second call in the same thread instead of a deadlock.
 
-The handler of a signal runs in the middle of a call of its own thread. If that call holds a lock, a handler
-that waits for the lock waits for ever. So nothing waits for a lock of its own thread. While a thread holds
-the lock of an engine, it waits for no other lock but the locks of log handlers: `Engine.close` waits for
-computations and their warnings alone.
+A signal handler interrupts a call of its own thread. If that call holds a lock and the handler waits for the
+lock, it waits for ever. So no thread waits for a lock that it holds itself. A thread that holds the lock of
+an engine waits for no other lock except the locks of log handlers, so `Engine.close` waits only for
+computations and their warnings.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["for_one_call", "is_mine"]
 
 
 def is_mine(lock: threading.RLock) -> bool:
-    """Whether this thread holds a lock, so that it is a handler of a signal in the middle of a call."""
+    """Whether this thread holds the lock, so that the caller is a signal handler that interrupted a call."""
     return bool(lock._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
 
 
 def for_one_call(lock: threading.RLock, part: str, but: str = "") -> threading.RLock:
-    """The lock itself, to be held with `with` during one call.
+    """The lock, to be held with `with` during one call.
 
     Args:
-        lock: The calls of `part` hold it one after the other.
-        part: Begins the message.
-        but: The use of it in the middle of a call that is allowed, as in "close() it".
+        lock: The lock that serialises the calls of `part`.
+        part: Name of the object, for the message.
+        but: The use that is allowed during another call, such as "close() it".
 
     Raises:
         PlanError: This thread holds the lock already.

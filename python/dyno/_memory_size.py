@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them."""
+"""Parsing of amounts of memory, such as 16GiB."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ __all__ = ["check_unit", "parse_bytes", "parse_limit"]
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 LEAST_LIMIT = 64 << 20
-"""Bytes. A smaller limit holds no model, and comes from a plain number: `5` is 5 bytes."""
+"""Bytes. A smaller limit is too small for any model, and usually a number without a unit: `5` is 5 bytes."""
 LEAST_NUMBER = 64 << 10
-"""Bytes that a program gives as a number. A smaller one was meant as GiB or MiB."""
+"""Bytes. A smaller plain number was surely meant in GiB or MiB."""
 _MOST_GIB = 2048
-"""A larger number was meant in another unit."""
+"""A larger number was surely not meant in GiB."""
 
 
 def parse_bytes(text: str) -> int:
     """Bytes of `16GiB`, `16G` (the same), `16GB` (powers of 1000) or `800MiB`.
 
     Raises:
-        ValueError: `text` is no amount of memory, or is 0.
+        ValueError: `text` is not an amount of memory, or is 0.
     """
     found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)(b?)\s*", text.lower())
     if not found or (found[3] and not found[2]):
@@ -33,10 +33,10 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_limit(text: str) -> int:
-    """Bytes of a limit of memory, as `parse_bytes`.
+    """A memory limit in bytes, parsed as in `parse_bytes`.
 
     Raises:
-        ValueError: `text` is no amount of memory, or is less than any model needs.
+        ValueError: `text` is not an amount of memory, or is less than any model needs.
     """
     size = parse_bytes(text)
     if size < LEAST_LIMIT:
@@ -47,14 +47,14 @@ def parse_limit(text: str) -> int:
 
 
 def check_unit(value: int | str, size: int) -> None:
-    """Refuse a plain number of bytes that is surely meant in another unit, such as 24 for 24 GiB.
+    """Refuse a plain number of bytes that was surely meant in another unit, such as 24 for 24 GiB.
 
     Args:
-        value: As it was given.
-        size: Its bytes.
+        value: The amount as the user wrote it.
+        size: The same amount in bytes.
 
     Raises:
-        ValueError: It is such a number; the message has it with a unit.
+        ValueError: It is such a number. The message suggests a unit.
     """
     least = LEAST_LIMIT if isinstance(value, str) else LEAST_NUMBER
     if _is_plain(str(value)) and size < least:
@@ -66,5 +66,5 @@ def _is_plain(text: str) -> bool:
 
 
 def _meant(text: str) -> str:
-    """A small number without a unit as GiB; of anything else, examples."""
+    """The text with the probable unit: GiB for a small number, else examples."""
     return f"{text.strip()}GiB" if _is_plain(text) and float(text) <= _MOST_GIB else "16GiB or 800MiB"

@@ -1,6 +1,7 @@
-"""Facts of a GPU from the driver's management library, without touching its memory or its clocks.
+"""Facts about a GPU from the management library of the driver (NVML). Reading them changes neither memory nor
+clocks.
 
-Every value is None where the driver, the card or a virtual machine does not tell it.
+A value is None if the driver, the card or the virtual machine does not report it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["bus_id", "facts", "hold", "state", "why_not"]
 
 @contextmanager
 def _session() -> Iterator[Any]:
-    """The initialised library; None where there is none (see `why_not`)."""
+    """The initialised library; None if it is missing (see `why_not`)."""
     try:
         import pynvml
     except ImportError:
@@ -35,12 +36,12 @@ def _session() -> Iterator[Any]:
 
 
 def hold() -> AbstractContextManager[Any]:
-    """Keeps the library initialised, so that every `state` within it is a matter of microseconds."""
+    """Keep the library initialised, so that each `state` within the block takes microseconds."""
     return _session()
 
 
 def why_not() -> str:
-    """Why nothing is told here; empty where the library answers."""
+    """The reason why NVML gives no facts; empty if it works."""
     try:
         import pynvml
     except ImportError:
@@ -57,12 +58,12 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
     try:
         answer = question(*arguments)
     except nvml.NVMLError:
-        return None  # not every card and not every virtual machine answers everything
+        return None  # some cards and virtual machines do not support every query
     return answer.decode() if isinstance(answer, bytes) else answer
 
 
 def bus_id(number: int) -> str | None:
-    """The PCI bus id of a GPU as nvidia-smi counts; None where it cannot be told."""
+    """The PCI bus id of a GPU, numbered as in nvidia-smi; None if it is unknown."""
     with _session() as nvml:
         handle = None if nvml is None else _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, number)
         info = None if handle is None else _ask(nvml, nvml.nvmlDeviceGetPciInfo, handle)
@@ -80,8 +81,7 @@ def facts(pci_bus_id: str) -> dict[str, Any]:
 
     Returns:
         `driver`, `power_limit_w` (enforced), `power_limit_default_w`, `pcie_generation` and `pcie_lanes` (the
-        most that card and slot can), `max_sm_mhz`, `max_memory_mhz`; empty without NVML or for an unknown
-        card.
+        maximum of card and slot), `max_sm_mhz`, `max_memory_mhz`; empty without NVML or for an unknown card.
     """
     with _session() as nvml:
         handle = None if nvml is None else _ask(nvml, nvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
@@ -101,23 +101,23 @@ def facts(pci_bus_id: str) -> dict[str, Any]:
 
 
 FULL = 0.97
-"""The share of a GPU's memory from which on it counts as full: drivers keep a little back."""
+"""Share of a GPU's memory above which it counts as full. Drivers reserve a little."""
 
 
 def is_full(memory: Any) -> bool:
-    """Whether a GPU's memory is full, so that a driver that can would put more into host memory."""
+    """Whether a GPU's memory is full. Some drivers then put further allocations into host memory."""
     return bool(memory.total) and memory.used >= FULL * memory.total
 
 
 def _link(nvml: Any, handle: Any) -> float | None:
-    """MB/s over PCIe in both directions. Each question takes the driver 20 ms."""
+    """MB/s over PCIe, summed over both directions. Each query takes the driver 20 ms."""
     kinds = (nvml.NVML_PCIE_UTIL_RX_BYTES, nvml.NVML_PCIE_UTIL_TX_BYTES)
     told = [_ask(nvml, nvml.nvmlDeviceGetPcieThroughput, handle, kind) for kind in kinds]
     return None if None in told else sum(told) / 1000
 
 
 def state(pci_bus_id: str) -> dict[str, Any]:
-    """Readings that change from moment to moment.
+    """Readings that change over time.
 
     Returns:
         `temperature_c`, `sm_mhz`, `memory_mhz`, `power_w`, `power_limit_w` (enforced),

@@ -1,4 +1,4 @@
-"""Where the weights of a model lie, as arguments of `Engine`."""
+"""The placement of weights on devices, from the arguments of `Engine`."""
 
 from __future__ import annotations
 
@@ -28,26 +28,27 @@ NOWHERE_ELSE: Final[Mapping[str, Any]] = {
     "n_cpu_moe": 0,
     "n_gpu_layers": -1,
 }
-"""The load settings that place weights, with the values that leave all of them on the main device."""
+"""The load settings that place weights, with the values that keep all weights on the main device."""
 
 
 def is_placed(values: Mapping[str, Any]) -> bool:
-    """Whether load settings place weights somewhere else than on the main device."""
+    """Whether load settings place weights on another device than the main one."""
     return any(values.get(name, usual) != usual for name, usual in NOWHERE_ELSE.items())
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Checked arguments; their limits and the names of tensors and devices are checked by the plan."""
+    """The placement arguments of `Engine`, checked. The plan checks their limits, and names of tensors and
+    devices."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Values of `NOWHERE_ELSE` by name. If the caller gave one of them, the others take their defaults, so
-    that a profile adds nothing to what the caller wants; empty if the caller gave none."""
+    """Values of the settings in `NOWHERE_ELSE` by name; empty if the caller gave none. If the caller gave one
+    of them, the others take their defaults, so that no profile changes the caller's placement."""
     virtual_devices: tuple[VirtualDevice, ...] = ()
     vram: int = 0
-    """Bytes that the main device may hold; 0: what it has."""
+    """The most bytes on the main device; 0: all its memory."""
     ram: int = 0
-    """Bytes that the CPU may hold; 0: what it has."""
+    """The most bytes on the CPU; 0: all its memory."""
     split_layers: bool = False
     shares: tuple[float, ...] = ()
 
@@ -63,10 +64,10 @@ class Placement:
         split: str = "none",
         tensor_split: Sequence[float] = (),
     ) -> Placement:
-        """The arguments of `Engine`.
+        """Check the placement arguments of `Engine`.
 
         Raises:
-            PlanError: A value of another type, or a virtual device that cannot be.
+            PlanError: A value has the wrong type, or a virtual device is impossible.
         """
         given: dict[str, Any] = {}
         if placement != "auto":
@@ -106,16 +107,16 @@ class Placement:
         *,
         choose_cache: bool = False,
     ) -> dict[str, Any]:
-        """The `placement` of `_core.Session`, beside its load settings.
+        """The argument `placement` of `_core.Session`, which complements its load settings.
 
         Args:
             values: Load settings in force.
-            rates: Of devices by name.
-            choose_cache: If the plan places weights by itself, it may also choose `expert_cache_mib`.
+            rates: Rates of devices by name.
+            choose_cache: Whether a plan that chooses the placement may also choose `expert_cache_mib`.
         """
         return {
             "virtual_devices": [one.to_dict() for one in self.virtual_devices],
-            # Left to the plan, if neither the caller nor a profile places weights.
+            # The plan chooses a placement if neither the caller nor a profile does.
             "automatic": not self.settings and not is_placed(values),
             "choose_cache": choose_cache,
             "rates": {name: dict(one) for name, one in rates.items()},
@@ -126,7 +127,7 @@ class Placement:
         }
 
     def load(self, values: Mapping[str, Any], device: str) -> dict[str, Any]:
-        """Load settings for `_core.Session` with that main device; there is nothing beside the CPU itself."""
+        """The load settings for `_core.Session` on a main device. On the CPU, n_gpu_layers has no effect."""
         return {**values, "n_gpu_layers": -1} if device == "cpu" else dict(values)
 
     def rates(self, main: Device, threads: int, *, measure_missing: bool) -> dict[str, dict[str, float]]:
@@ -139,14 +140,15 @@ class Placement:
         return _rates.known(devices, threads, measure_missing=measure_missing)
 
     def limit_of(self, device: str) -> int:
-        """Bytes that a virtual main device may hold; 0: no limit, or another device."""
+        """The memory limit of a GPU or virtual device as main device, in bytes; 0: no limit, or the device is
+        the CPU."""
         kind, _, number = device.partition(":")
         own = self.virtual_devices[int(number) - 1].memory_mib << 20 if kind == "cpu" and number else 0
         limits = [limit for limit in (own, self.vram) if limit]
         return min(limits, default=0) if number else 0
 
     def warn(self, device: str) -> None:
-        """Say which argument does nothing with that main device."""
+        """Warn of arguments that have no effect on this main device."""
         layers = self.settings.get("n_gpu_layers", -1)
         if layers >= 0 and device == "cpu":
             _log.warning("n_gpu_layers=%d has no effect with device cpu: all layers are on the CPU", layers)

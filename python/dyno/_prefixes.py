@@ -1,4 +1,5 @@
-"""Which sequence holds how much of a prompt: running texts, and texts that have ended, by their last use."""
+"""The prefix cache: the tokens that each sequence holds, from running texts and from ended texts in order of
+their last use."""
 
 from __future__ import annotations
 
@@ -17,15 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["Place", "Prefixes", "common_prefix"]
 
 _CHECKPOINTS = 2
-"""For each sequence of a model with recurrent state: copies of states to come back to."""
+"""Checkpoints of recurrent state per sequence: positions that a sequence can return to."""
 _WORTH_WAITING = 32
-"""Tokens that a running prompt is about to compute for another one, so that the other waits for them."""
+"""Least number of shared tokens for which a prompt waits until a running prompt has computed them."""
 
 
 def common_prefix(held: Sequence[int], prompt: Sequence[int]) -> int:
-    """Tokens at the beginning that agree; never the prompt's last one, whose logits are needed."""
+    """Length of the common prefix in tokens. It never includes the last token of the prompt, whose logits are
+    needed."""
     low, high = 0, min(len(held), len(prompt) - 1)
-    while low < high:  # slices are compared faster than their items one by one
+    while low < high:  # comparing slices is faster than comparing their items
         middle = (low + high + 1) // 2
         if held[low:middle] == prompt[low:middle]:
             low = middle
@@ -36,24 +38,24 @@ def common_prefix(held: Sequence[int], prompt: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """The sequence that a prompt gets, and where its first tokens come from."""
+    """The sequence for a prompt, and the sequence that already holds the beginning of the prompt."""
 
     slot: int
     source: int
-    """The sequence that holds them; `slot` itself where they are there already."""
+    """The sequence that holds the beginning; `slot` itself if no copy is needed."""
     tokens: int
-    """So many of them."""
+    """Number of tokens that it holds."""
     branch: int
-    """Where the prompt leaves what another sequence held, if recurrent state is not known there; else 0."""
+    """Position where the prompt departs from the source, if no recurrent state is stored there; else 0."""
 
 
 class Prefixes:
-    """The tokens of ended texts, which stay in their sequences until these are needed.
+    """The tokens of ended texts, which stay in their sequences until a new text needs the sequence.
 
     Args:
-        plan: Of the session: its `window_checkpoints`, `window_slack` and `window_stride`.
-        sequences: Of the engine.
-        cache_tokens: That all sequences hold at most; 0: no limit.
+        plan: The plan of the session, with `window_checkpoints`, `window_slack` and `window_stride`.
+        sequences: Number of sequences of the engine.
+        cache_tokens: The most tokens of all sequences together; 0: no limit.
         stateful: Whether the model has recurrent state.
     """
 
@@ -61,41 +63,41 @@ class Prefixes:
         self._sequences, self._cache_tokens = sequences, cache_tokens
         windows = int(plan["window_checkpoints"])
         self.marks_ends = windows > 0
-        """Whether each prompt's end is a place to come back to: windows alone stay in the cache."""
+        """Whether to keep a checkpoint at the end of each prompt, because the cache keeps only windows."""
         self._kept: dict[int, list[int]] = {}
-        """By slot; the one that was used last stands at the end."""
+        """Tokens by slot, in order of last use."""
         most = _CHECKPOINTS * sequences if stateful else windows
         self._checkpoints: deque[_core.Checkpoint] = deque(maxlen=most)
-        """The one that was used last stands at the end."""
+        """Checkpoints in order of last use."""
         self._goes_back = 0 if stateful else int(plan["window_slack"]) if windows else None
-        """By so many tokens a sequence can go back without a checkpoint; None: to any place."""
+        """Number of tokens by which a sequence can be rewound without a checkpoint; None: any number."""
         self._stride = 0 if stateful else int(plan["window_stride"])
-        """Between places to which it can go back besides; 0: there are none."""
+        """Distance between further positions that a sequence can be rewound to; 0: there are none."""
 
     def keep(self, slot: int, tokens: list[int]) -> None:
-        """A text has ended, and its sequence holds so many tokens."""
+        """Record that a text has ended, and that its sequence holds these tokens."""
         self.drop(slot)
         self._kept[slot] = tokens
 
     def drop(self, slot: int) -> None:
-        """A sequence holds nothing that is known."""
+        """Forget what a sequence holds."""
         self._kept.pop(slot, None)
 
     def clear(self) -> None:
-        """Nothing is known of any sequence."""
+        """Forget what all sequences hold."""
         self._kept.clear()
         self._checkpoints.clear()
 
     def lacks(self, session: Any, tokens: int) -> bool:
-        """Whether so many more tokens are too many for the cache, beside all that any sequence holds."""
+        """Whether the cache has no room for this many more tokens."""
         if not self._cache_tokens:
             return False
         held = sum(int(session.position(slot)) for slot in range(self._sequences))
         return held + tokens > self._cache_tokens
 
     def forget_oldest(self, session: Any, free: Iterable[int], but: int = -1) -> bool:
-        """Forget what one of the `free` sequences holds: tokens that nobody knows, or else the ended text
-        that was not used for the longest time. False if there is nothing to forget.
+        """Free the memory of one of the `free` sequences: of one with unknown tokens, or else of the least
+        recently used ended text. False if there is nothing to free.
         """
         unknown = (s for s in free if s not in self._kept and int(session.position(s)) > 0)
         oldest = next((slot for slot in itertools.chain(unknown, self._kept) if slot != but), None)
@@ -106,22 +108,24 @@ class Prefixes:
         return True
 
     def checkpoint(self, session: Any, slot: int) -> None:
-        """Keep the place where a sequence is now; the one that was not used for the longest time may go."""
+        """Keep a checkpoint of the current position of a sequence. The least recently used one may be dropped
+        for it."""
         for each in list(self._checkpoints):
             if int(session.rewindable(each.position, each.slot)) != each.position:
                 self._checkpoints.remove(each)  # its text is gone
         self._checkpoints.append(session.checkpoint(slot))
 
     def begin(self, slot: int, tokens: int) -> None:
-        """A text begins in a sequence, of which so many tokens stay: checkpoints behind these are no good."""
+        """A text begins in a sequence that keeps this many tokens. Checkpoints after them become invalid."""
         for each in list(self._checkpoints):
             if each.slot == slot and each.position > tokens:
                 self._checkpoints.remove(each)
 
     def awaited(self, prompt: Sequence[int], running: Sequence[Request]) -> bool:
-        """Whether a running text is still to read enough tokens that `prompt` begins with too."""
+        """Whether a running text will soon have read a long enough beginning of `prompt`, so that waiting for
+        it pays."""
         if self._goes_back == 0:
-            return False  # recurrent state is there only where a running text is now
+            return False  # a running text has recurrent state only at its current position
         held = [*self._kept.values(), *(request.held for request in running)]
         best = max((common_prefix(tokens, prompt) for tokens in held), default=0)
         for request in running:
@@ -143,10 +147,11 @@ class Prefixes:
         running: Iterable[Request],
         reuse: bool,
     ) -> Place:
-        """The sequence for a prompt, one of `free`, and the one with the longest part of its beginning.
+        """Choose a sequence of `free` for a prompt, and the sequence with its longest prefix.
 
-        An ended text goes on in its own sequence if nothing of it is lost. Otherwise its beginning is copied
-        to the sequence that was not used for the longest time, and it stays for others.
+        If the prompt continues an ended text and nothing of it is lost, it takes over the sequence of that
+        text. Otherwise the common prefix is copied to the least recently used sequence, and the ended text
+        stays for others.
         """
         holders = [*self._kept.items(), *((r.owner.slot, r.held) for r in running)] if reuse else []
         source, tokens, branch = -1, 0, 0
@@ -166,8 +171,8 @@ class Prefixes:
         return Place(target, source if tokens else target, tokens, branch if branch > tokens else 0)
 
     def give(self, session: Any, request: Request, slots: Slots, running: Sequence[Request]) -> Place | None:
-        """Give a request a free sequence, and the tokens of its prompt that any sequence holds; under the
-        engine's lock. None if no sequence is free.
+        """Give a request a free sequence, with the tokens of its prompt that any sequence holds; None if no
+        sequence is free. The caller holds the engine's lock.
         """
         for slot in slots.foreign:
             self.drop(slot)
@@ -191,7 +196,7 @@ class Prefixes:
         return place
 
     def _use_checkpoint(self, slot: int, tokens: int) -> None:
-        """Keep the checkpoint that gives so many tokens of a sequence longer than the others."""
+        """Mark the first checkpoint of a sequence at or after this position as recently used."""
         able = [each for each in self._checkpoints if each.slot == slot and each.position >= tokens]
         if able:
             used = min(able, key=lambda each: each.position)
@@ -199,10 +204,10 @@ class Prefixes:
             self._checkpoints.append(used)
 
     def that_fits(self, session: Any, place: Place, free: Sequence[int]) -> Place:
-        """The same place, with older texts forgotten if its copy needs their memory.
+        """The same place, after older texts were dropped if its copy needs their memory.
 
-        If there is no room for a copy, an ended text goes on in its own sequence, and else the prompt is
-        computed.
+        If there is no room for a copy, the prompt takes over the sequence of an ended text, or else is
+        computed again.
         """
         if place.source == place.slot:
             return place

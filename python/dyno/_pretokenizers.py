@@ -1,10 +1,11 @@
-"""How text is cut into words before byte-pair merging, by the name in `tokenizer.ggml.pre`.
+"""Pre-tokenizers: the rules that cut text into words before byte-pair merging, by the name in
+`tokenizer.ggml.pre`.
 
-Each entry is the sequence of splits of the pre-tokenizer that the model was trained with, as published in its
-`tokenizer.json` (or, for Kimi, its tiktoken pattern). The patterns run in the engine that those files are
-written for (Oniguruma, inside `tokenizers`), so they are the originals, not adaptations; one of deepseek-llm
-has an addition that saves time and changes no match. Every split isolates its matches and leaves what lies
-between them as pieces of their own; the next split cuts those pieces further.
+Each entry is the sequence of splits that the model was trained with, as published in its `tokenizer.json`
+(for Kimi, its tiktoken pattern). The patterns are the originals, because they run in the regex engine of
+those files (Oniguruma, inside `tokenizers`). Only one pattern of deepseek-llm has an addition, which saves
+time and changes no match. Each split turns its matches, and the text between them, into separate pieces. The
+next split cuts those pieces further.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _SPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _cl100k(digits: str) -> str:
-    """The GPT-4 pattern; models differ in how many digits stay together."""
+    """The pattern of GPT-4; models differ in the number of digits that stay together."""
     word = r"[^\r\n\p{L}\p{N}]?\p{L}+"
     return rf"{_CONTRACTION}|{word}|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACE}"
 
 
 def _o200k(digits: str, suffix: str, *, stop: str = r"[\r\n/]*", without: str = "") -> str:
-    """The GPT-4o pattern: words are cut where lower case turns to upper case."""
+    """The pattern of GPT-4o, which cuts words between a lower-case and an upper-case letter."""
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]"
     lead = r"[^\r\n\p{L}\p{N}]?"
@@ -37,8 +38,8 @@ def _o200k(digits: str, suffix: str, *, stop: str = r"[\r\n/]*", without: str = 
     )
 
 
-# The letters with case, as the file lists them. Escapes, because editors that normalise text change some of
-# them.
+# The letters with case, as the file lists them. They are written as escapes, because editors that normalise
+# text would change some of them.
 _DEEPSEEK_WORD = (
     "["
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-"
@@ -63,16 +64,17 @@ _PUNCTUATION_RUN = r"[\p{P}\$\+<=>\^~\|`]+"
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """One published way to cut text into words."""
+    """A published set of rules that cut text into words."""
 
     splits: tuple[str, ...]
     """Regular expressions applied in turn."""
     ignore_merges: bool = False
-    """A word that is itself a token is taken whole, even where the merges would not reach it."""
+    """Whether a word that is itself a token stays whole, even if the merges would not produce it."""
     add_bos: bool = False
-    """Whether a file that does not say so starts its text with the BOS token."""
+    """Whether text starts with the BOS token if the file does not specify it."""
     raw: bool = False
-    """The merges join characters with "▁" for a blank, not stand-ins of bytes; byte tokens spell the rest."""
+    """Whether merges join characters, with "▁" for a blank, instead of symbols for bytes. Byte tokens spell
+    other characters."""
 
 
 _LLAMA3 = PreTokenizer((_cl100k("{1,3}"),), ignore_merges=True, add_bos=True)
@@ -91,9 +93,9 @@ _BAILING = PreTokenizer(
 )
 
 GEMMA4 = "gemma4"
-"""Also a value of `tokenizer.ggml.model`; such a file need not name its pre-tokenizer."""
+"""The name is also a value of `tokenizer.ggml.model`. Such a file need not name its pre-tokenizer."""
 
-# Names that share a way of cutting.
+# Names that share the same rules.
 _FAMILIES: tuple[tuple[PreTokenizer, tuple[str, ...]], ...] = (
     (_LLAMA3, ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")),
     (_GLM4, ("glm4", "chatglm-bpe", "dbrx", "smaug-bpe")),
@@ -134,7 +136,7 @@ _FAMILIES: tuple[tuple[PreTokenizer, tuple[str, ...]], ...] = (
 _BY_NAME: dict[str, PreTokenizer] = {
     **{name: pre for pre, names in _FAMILIES for name in names},
     "viking": PreTokenizer((*_BLOOM.splits, _DIGIT)),
-    # Lines are words: merges reach over blanks, never over the end of a line.
+    # Each line is one word: merges cross blanks, but never the end of a line.
     GEMMA4: PreTokenizer((r"[^\n]+|\n+",), add_bos=True, raw=True),
     "tekken": PreTokenizer((_o200k("", ""),), ignore_merges=True, add_bos=True),
     "kimi-k2": PreTokenizer(
@@ -154,7 +156,7 @@ _BY_NAME: dict[str, PreTokenizer] = {
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", _DIGIT)),
     "falcon": PreTokenizer((_PUNCTUATION_RUN, _GPT2, r"[0-9][0-9][0-9]")),
-    # The format calls this "default": chosen by the file, never by us.
+    # The format calls this "default". It applies only if the file names it.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     "minicpm5": PreTokenizer((r"\p{N}{1,3}", _cl100k("+")), ignore_merges=True),
     "seed-coder": PreTokenizer(
@@ -181,9 +183,8 @@ def find(name: str | None) -> PreTokenizer:
     """The pre-tokenizer called `name` in a GGUF file.
 
     Raises:
-        UnsupportedError: The name is unknown or absent. There is no default: a wrong one gives plausible
-        text of
-            lower quality, which nobody notices.
+        UnsupportedError: The name is unknown or absent. There is no default, because a wrong one gives
+        plausible text of lower quality, which nobody notices.
     """
     if not name:
         raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""Progress bars on stderr for people, silence for pipes."""
+"""Progress bars on stderr if it is a terminal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def progress(label: str, total: int, *, enabled: bool | None = None) -> Iterator
     """A progress bar; gives a function `advance(steps, note)`.
 
     Args:
-        label: What takes long.
-        total: Steps until it is done.
-        enabled: None shows the bar where stderr is a terminal.
+        label: Name of the work.
+        total: Total number of steps.
+        enabled: Whether to show the bar; None: if stderr is a terminal.
     """
     if not (sys.stderr.isatty() if enabled is None else enabled):
         yield lambda steps, note: None

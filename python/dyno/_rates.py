@@ -1,4 +1,4 @@
-"""How fast devices are: measured by `tune probe`, kept for plans, and read again by `Engine`."""
+"""The rates of devices: measured by `tune probe`, stored for plans, and read again by `Engine`."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ RATES: Final = {
     "link_gbps": "GB/s between the device and main memory",
     "latency_us": "fixed microseconds of a transfer, without its bytes",
 }
-"""Rates of a device by name, as a plan's costs use them."""
+"""Meaning and unit of each rate, by name. The cost model of a plan uses these rates."""
 _OF_CPU: Final = tuple(RATES)[:7]
 _NEEDED: Final = frozenset({"memory_gbps", "weights_gbps", "gflops_one", "gflops_many"})
 _MOST_BYTES: Final = 1 << 20
 _COLD: Final = 512 << 20
-"""Bytes of weights, at least, that products walk through so that no cache holds them."""
+"""Least number of bytes of weights in a measurement, so that no cache holds them."""
 
 
 def measure(device: str, threads: int = 0, seconds: float = 0.2) -> dict[str, float]:
-    """Rates of a device, in about three seconds.
+    """Measure the rates of a device, which takes about three seconds.
 
     Args:
         device: `cpu` or `cuda:N`.
-        threads: Of the CPU; 0: all cores.
-        seconds: Of each measurement.
+        threads: Number of CPU threads; 0: one per core.
+        seconds: Duration of each measurement.
 
     Raises:
         DeviceError, OutOfMemoryError: The device can't be measured.
@@ -68,11 +68,12 @@ def _of_gpu(device: str, seconds: float) -> dict[str, float]:
 
     found = _core.measure_rates(device)
     small, _, _ = launch("norm n=2048", 1)
-    # Two sizes tell the time of the bytes from the time until all blocks run.
+    # Two sizes separate the time per byte from the fixed time until all blocks run.
     less, less_read, _ = launch("matmul q4_0 n=2048 k=2048 layout=gpu", 1, rotate=256 << 20)
     more, more_read, _ = launch("matmul q4_0 n=16384 k=4096 layout=gpu", 1, rotate=256 << 20)
     weights = (more_read - less_read) / max(more - less, 0.1 * more)
-    # Which experts is known when the launch before is over. So their weights come no earlier, as others do.
+    # The chosen experts are known only when the previous launch has ended. So their weights cannot be read in
+    # advance, unlike other weights.
     key = "moe_up_gate q4_0 n=768 k=2048 experts=128 used=8 activation=silu layout=gpu"
     routed, routed_read, _ = launch(key, 1, rotate=256 << 20)
     spread = max(0.0, less - small - less_read / weights)
@@ -81,7 +82,8 @@ def _of_gpu(device: str, seconds: float) -> dict[str, float]:
     return {
         "memory_gbps": found["memory_gbps"],
         "weights_gbps": weights / 1e9,
-        # Products of one row are bound by memory on every GPU: a tenth of the others' rate never decides.
+        # Memory bounds products of one row on every GPU. So their arithmetic rate, which is assumed to be a
+        # tenth of the other one, never decides.
         "gflops_one": many / 10 / 1e9,
         "gflops_many": many / 1e9,
         "launch_us": small * 1e6,
@@ -108,16 +110,16 @@ def _of_cpu(threads: int, seconds: float) -> dict[str, float]:
         family, desc = _core.ops.parse_key(f"matmul q4_0 n={n} k=1024 layout={layout} act=q8", rows)
         return (launch(family, desc, rotate), *_core.ops.cost(family, desc))
 
-    # Two sizes tell the time of the operations from the time that the threads take to begin and to end.
+    # Two sizes separate the time of the operations from the time in which the threads start and end.
     few, _, few_operations = product(1024, 1)
     more, _, more_operations = product(8192, 1)
     one = (more_operations - few_operations) / max(more - few, 0.1 * more)
     spread = max(0.0, few - few_operations / one)
-    # A Xeon of today has caches of 260 MiB.
+    # Current Xeons have caches of up to 260 MiB.
     walked = max(_COLD, 3 * int(_core.cpu_info()["l3_bytes"]))
     cold, read, _ = product(16384, 1, rotate=min(walked, int(_core.cpu_limits()["memory_bytes"]) // 8))
     many, _, many_operations = product(2048, 512)
-    # Rows of eight experts, which one thread adds. Other cores have written them, or nobody lately.
+    # One thread adds the rows of eight experts. They are in the caches of other cores, or in no cache.
     family, rows = _core.ops.parse_key("moe_sum n=2048 used=8", 1)
     added = launch(family, rows, rotate=256 << 20)
     return dict(
@@ -138,12 +140,12 @@ def _of_cpu(threads: int, seconds: float) -> dict[str, float]:
 
 
 def cpu_memory(threads: int = 0, seconds: float = 0.2) -> float:
-    """GB/s of the machine's memory, read and written: copies of 32 MiB by all threads together, from other
-    memory each time.
+    """GB/s of the main memory, read and written. All threads together copy 32 MiB, from a different place
+    each time.
 
     Args:
-        threads: 0: all cores that this process may use.
-        seconds: Of the measurement.
+        threads: Number of threads; 0: all cores that this process may use.
+        seconds: Duration of the measurement.
     """
     from dyno import _core
     from dyno._effective import usable_cores
@@ -156,7 +158,7 @@ def cpu_memory(threads: int = 0, seconds: float = 0.2) -> float:
 
 
 def fingerprint(info: Mapping[str, Any]) -> str:
-    """The device that rates belong to, by the properties that the engine reports."""
+    """A key for the device that rates belong to, made from the properties that the engine reports."""
     names = ("kind", "name", "isa", "cores", "compute_capability", "sm_count", "memory_bytes")
     return " ".join(str(info[name]) for name in names if name in info)
 
@@ -178,7 +180,7 @@ def _key(info: Mapping[str, Any], threads: int) -> str:
 
 
 def remembered(info: Mapping[str, Any], file: Path | None = None, threads: int = 0) -> dict[str, float]:
-    """The rates that were measured of a device; empty where there are none that can be used.
+    """The stored rates of a device; empty if there are no usable ones.
 
     Args:
         info: Properties of the device, as the engine reports them.
@@ -201,7 +203,7 @@ def remember(
         threads: Of the CPU, that it was measured with; 0: all cores.
 
     Returns:
-        The file; None where no home is known.
+        The file; None if no home folder is known.
 
     Raises:
         OSError: The file can't be written.
@@ -226,15 +228,15 @@ def remember(
 def known(
     devices: Mapping[str, Mapping[str, Any]], threads: int, *, measure_missing: bool
 ) -> dict[str, dict[str, float]]:
-    """Rates by device, as far as they are kept or can be measured.
+    """Rates by device, as far as they are stored or can be measured.
 
     Args:
-        devices: Properties by name.
-        threads: Of the CPU.
-        measure_missing: Measure what is not kept, and keep it. That takes about three seconds once.
+        devices: Properties of devices by name.
+        threads: Number of CPU threads.
+        measure_missing: Measure and store missing rates, which takes about three seconds once.
 
     Returns:
-        Rates of the CPU with so many threads, or else with all cores.
+        The rates of the CPU with this number of threads, or else with all cores.
     """
     found: dict[str, dict[str, float]] = {}
     for name, info in devices.items():
@@ -264,7 +266,7 @@ def _keep(name: str, info: Mapping[str, Any], rates: Mapping[str, float], thread
 
 
 def _read(file: Path | None) -> dict[str, Any]:
-    """All kept rates; a file of another form counts as empty."""
+    """All stored rates. A file of another format counts as empty."""
     try:
         if file is None or file.stat().st_size > _MOST_BYTES:
             return {}

@@ -1,4 +1,4 @@
-"""The requests of a scheduler: what each asks for, what it gets, and when."""
+"""The requests of a scheduler, with their settings, their tokens and their times."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ if TYPE_CHECKING:
 __all__ = ["NOTHING_YET", "Drawn", "Handling", "Request", "SchedulerEvents", "Step"]
 
 _NUMBERS = 64
-"""Random numbers of a request that are made at once."""
+"""Number of random numbers that a request makes at once."""
 
 
 @dataclass(frozen=True)
 class Handling:
-    """The treatment of a generation, beside its draws."""
+    """Options of a generation other than its sampling settings."""
 
     reuse: bool = True
-    """Whether the sequence may go on from a prefix that the engine holds already."""
+    """Whether the prompt may reuse a prefix that is already in the cache."""
     prompt_logprobs: int | None = None
-    """Report log-probabilities of the prompt's tokens, and so many of the most probable tokens with each. The
-    whole prompt is computed then."""
+    """Report log-probabilities of the prompt tokens, and this many of the most probable tokens for each;
+    None: report none. The whole prompt is then computed."""
     ignore_end: bool = False
-    """Go on behind the model's end of generation, so that a benchmark's texts are of one length."""
+    """Whether to continue after an end-of-generation token, so that all texts of a benchmark have the same
+    length."""
     follows: bool = False
-    """Whether the text follows one of its request that has ended. That request was admitted, so a full queue
-    does not refuse the text."""
+    """Whether the text follows an ended text of the same request. That request was already admitted, so a
+    full queue does not refuse the text."""
     wake: Callable[[], None] | None = None
-    """Called in a thread of the scheduler when there is more to take. The caller of `Scheduler.drawn` then
-    never waits: it gets `NOTHING_YET` where no token has come."""
+    """Called in a thread of the scheduler when a token is ready. The caller of `Scheduler.drawn` then never
+    waits, and gets `NOTHING_YET` if no token has arrived."""
 
 
 @dataclass(frozen=True)
@@ -55,55 +56,56 @@ class Drawn:
     token: int
     logprobs: TokenLogprobs | None = None
     cached: int = 0
-    """Tokens of the prompt that were not computed again; with the first token."""
+    """Number of prompt tokens that were reused from the cache; given with the first token."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Of the prompt's tokens from the second one on, if they were asked for; with the first token."""
+    """Log-probabilities of the prompt tokens from the second one on, if requested; given with the first
+    token."""
 
 
 NOTHING_YET = Drawn(-1)
-"""No token; see `Handling.wake`."""
+"""A value that stands for no token; see `Handling.wake`."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One decode of a scheduler."""
+    """The facts of one decode of a scheduler."""
 
     sequences: int
     tokens: int
     prompt_tokens: int
-    """Tokens of prompts among them."""
+    """Number of prompt tokens among them."""
     deepest: int
-    """Tokens that the longest of its sequences holds afterwards."""
+    """Length in tokens of the longest of its sequences after the step."""
     seconds: float
-    """From the decode to its tokens."""
+    """Duration in seconds, from the decode until its tokens are drawn."""
 
 
 class SchedulerEvents:
-    """Hooks for whoever counts a scheduler's work; by themselves they do nothing.
+    """Hooks for the events of a scheduler. They do nothing unless a subclass overrides them.
 
     Threads of the scheduler call them: `stepped` and `admitted` between two steps, the others while the
-    engine computes. They return at once and raise nothing.
+    engine computes. A hook must return at once and must not raise.
     """
 
     def stepped(self, step: Step) -> None:
-        """A step is done."""
+        """Called after each step."""
 
     def admitted(self, queued_s: float) -> None:
-        """A request has got a sequence, after so many seconds in the queue."""
+        """Called when a request gets a sequence, after `queued_s` seconds in the queue."""
 
     def first_token(self, seconds: float) -> None:
-        """A request has its first token, so many seconds after it came."""
+        """Called at the first token of a request, `seconds` after the request arrived."""
 
     def next_token(self, seconds: float) -> None:
-        """A request has its next token, so many seconds after the one before."""
+        """Called at each further token of a request, `seconds` after the previous one."""
 
     def ended(self, request: Request, reason: str, seconds: float) -> None:
-        """A request that had a sequence has ended.
+        """Called when a request that had a sequence has ended.
 
         Args:
-            request: With its counts.
+            request: The request, with its counts.
             reason: `stop`, `length`, `abort` or `error`.
-            seconds: Since it came.
+            seconds: Time since it arrived.
         """
 
 
@@ -115,22 +117,22 @@ class Request:
     max_tokens: int
     sampling: Sampling
     sampler: HostSampler | None
-    """Draws from logits on the host, if the settings need them there."""
+    """Draws from logits on the host, if the settings need that."""
     cancelled: threading.Event
     handling: Handling = field(default_factory=Handling)
     out: queue.SimpleQueue[Drawn | BaseException | None] = field(default_factory=queue.SimpleQueue)
     owner: Owner = field(default_factory=Owner)
     held: list[int] = field(default_factory=list)
-    """Tokens that the slot holds."""
+    """Number of tokens that the slot holds."""
     pending: list[int] = field(default_factory=list)
-    """Tokens to be fed next: the rest of the prompt, or the token that was drawn last."""
+    """Tokens to feed next: the rest of the prompt, or the last drawn token."""
     branch: int = 0
-    """Where a checkpoint is worth its memory, in tokens of the prompt; 0: nowhere."""
+    """Position in the prompt where a checkpoint is worth its memory; 0: nowhere."""
     taken_back: int = 0
-    """Tokens among the pending ones that a rejected draft took back from a recurrent state."""
+    """Number of pending tokens that a rejected draft took back from a recurrent state."""
     drafter: Drafter | None = None
     pooler: Pooler | None = None
-    """Takes the rows of an embedding, for which no token is drawn."""
+    """Takes the rows of an embedding request, for which no token is drawn."""
     drawn: int = 0
     cached: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -139,7 +141,7 @@ class Request:
     last_token: float = 0.0
 
     def __post_init__(self) -> None:
-        # Here, in the caller's thread: what cannot be converted is the fault of this request alone.
+        # Converted here, in the thread of the caller, so that an error concerns only this request.
         self._settings = self.sampling.for_engine()
         self._random = self.sampling.random()
         self._numbers: list[float] = []
@@ -148,49 +150,51 @@ class Request:
 
     @property
     def reads(self) -> bool:
-        """Whether more is to be fed than the token that was drawn last, and what a draft took back."""
+        """Whether more tokens are pending than the last drawn one and the ones that a draft took back."""
         return not self.drawn or len(self.pending) > 1 + self.taken_back
 
     def is_written(self, tokens: list[int]) -> bool:
-        """Whether a step fed the token that was drawn last and no other, so that no prompt is counted."""
+        """Whether a step feeds the last drawn token, and no prompt tokens."""
         return self.drawn > 0 and len(tokens) == len(self.pending) == 1 and not self.taken_back
 
     def ends_prompt(self, tokens: list[int]) -> bool:
-        """Whether a step with these tokens reads the last one of a prompt, behind which a text is written."""
+        """Whether a step with these tokens reads the last token of the prompt, after which a text is
+        drawn."""
         return self.reads and len(tokens) == len(self.pending) and self.pooler is None
 
     def until_branch(self, most: int) -> int:
-        """At most so many tokens, but none behind the place where a checkpoint is wanted."""
+        """At most `most` tokens, and none after the position where a checkpoint is wanted."""
         return min(most, self.branch - len(self.held)) if self.branch > len(self.held) else most
 
     def begin(self, cached: int, branch: int) -> None:
-        """The sequence that the request has got holds so many of its tokens."""
+        """Begin in a sequence that already holds this many tokens of the prompt."""
         self.held, self.pending = self.pending[:cached], self.pending[cached:]
         self.branch = branch
         if not self.drawn:
             self.cached = cached
 
     def count(self) -> int:
-        """Tokens of the prompt that the sequence holds and that no earlier call has counted."""
+        """Number of prompt tokens in the sequence that no earlier call has counted."""
         new = max(min(len(self.held), len(self.prompt)) - self._counted, 0)
         self._counted += new
         return new
 
     def stop(self) -> None:
-        """The request has lost its sequence and begins again later; what it has told stays told."""
+        """Take the sequence away, so that the request begins again later. Tokens that were delivered stay
+        valid."""
         self.held, self.pending, self.taken_back = [], self.held + self.pending, 0
         self.prompt_logprobs = []
         if self.pooler is not None:
             self.pooler.clear()
 
     def tell(self, each: Drawn | BaseException | None) -> None:
-        """Give the caller a token, the error that ended the generation, or None for its end."""
+        """Deliver to the caller a token, the error that ended the generation, or None for its end."""
         self.out.put(each)
         if self.handling.wake is not None:
             self.handling.wake()
 
     def take(self) -> Drawn | None:
-        """The next token, or None at the end; raises the error that ended the generation."""
+        """The next token, or None at the end. Raises the error that ended the generation."""
         try:
             each = self.out.get(block=self.handling.wake is None)
         except queue.Empty:
@@ -200,7 +204,7 @@ class Request:
         return each
 
     def wait(self) -> None:
-        """Wait until a request that draws nothing has ended; raises its error."""
+        """Wait until an embedding request has ended. Raises its error."""
         self.take()
 
     def next_draw(self) -> tuple[float, int, float, float, float]:
@@ -210,30 +214,32 @@ class Request:
         return (*self._settings, self._numbers.pop())
 
     def give_back(self, numbers: list[float]) -> None:
-        """Random numbers of the last draws, which count as never made; in the order of the draws."""
+        """Return the random numbers of the last draws, in their order, as if those draws had not been
+        made."""
         self._numbers += reversed(numbers)
 
     def draw(self, logits: NDArray[np.float32]) -> int:
-        """The next token, from logits [n_vocab] on the host."""
+        """Draw the next token from logits [n_vocab] on the host."""
         if self.sampler is not None:
             return self.sampler.draw(logits)
         return int(_core.sample(logits, *self.next_draw()))
 
     @property
     def wants_all_rows(self) -> bool:
-        """Whether the logits after each of the pending tokens are needed, not only after the last one."""
+        """Whether the logits after each pending token are needed, and not only after the last one."""
         return self.handling.prompt_logprobs is not None and not self.drawn
 
     @property
     def reuses(self) -> bool:
-        """Whether the request may begin with tokens that a sequence holds already."""
+        """Whether the request may reuse tokens that a sequence already holds."""
         return self.handling.reuse and not self.wants_all_rows and self.pooler is None
 
     def keep_prompt_logprobs(self, rows: NDArray[np.float32]) -> None:
-        """Keep the log-probabilities of the prompt's tokens behind those just fed, from rows [n, n_vocab].
+        """Keep the log-probabilities of the prompt tokens that follow the tokens just fed, from rows [n,
+        n_vocab].
 
         Raises:
-            ModelError: A logit of such a row is not finite.
+            ModelError: A logit of these rows is not finite.
         """
         first = len(self.held) - len(rows)
         top = self.handling.prompt_logprobs or 0

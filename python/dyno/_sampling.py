@@ -1,4 +1,4 @@
-"""How a token is drawn: the settings, checked, and the draw from logits on the host."""
+"""Sampling: the checked settings of a draw, and the draw from logits on the host."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = ["BOUNDS", "Bound", "DrawOptions", "HostSampler", "Sampling", "TokenLo
 _BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 _BREAKERS = ("\n", ":", '"', "*")
 _MOST_BREAKERS = 32
-"""Each of them is looked for in all tokens of a vocabulary."""
+"""Most breakers of a request. Each one is searched for in all tokens of the vocabulary."""
 _KEPT_BREAKERS = 16
-"""Lists of breakers whose tokens are kept: a server's clients choose the lists."""
+"""Number of lists of breakers whose tokens are cached. Clients of a server choose the lists."""
 
 
 class DrawOptions(TypedDict, total=False):
-    """Further settings of a draw, by name, as `Sampling` describes them."""
+    """The further sampling settings by name, as `Sampling` describes them."""
 
     typical_p: float
     xtc_probability: float
@@ -57,9 +57,9 @@ class DrawOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Sampling:
-    """The settings by which a token is drawn from the logits. `temperature` 0 takes the most probable one.
+    """The settings for drawing a token from logits. With `temperature` 0, the most probable token is taken.
 
-    The settings from `typical_p` on need the logits on the host: on a GPU that costs time for each token.
+    The settings from `typical_p` on need the logits on the host, which costs time for each token on a GPU.
     """
 
     temperature: float = 0.0
@@ -70,41 +70,44 @@ class Sampling:
     min_p: float = 0.05
     """Only tokens at least this probable relative to the best; 0 = all."""
     seed: int | None = None
-    """None draws one from the system."""
+    """Seed of the random numbers; None: a random seed of the system."""
     typical_p: float = 1.0
-    """Only the tokens whose surprise is nearest to the mean, up to this probability; 1 = all."""
+    """Only the tokens whose information content is nearest to the entropy, up to this probability mass; 1 =
+    all."""
     xtc_probability: float = 0.0
-    """How often the most probable tokens are left out, so that a rarer one is drawn; 0 = never."""
+    """Probability of excluding the most probable tokens, so that a rarer one is drawn (XTC); 0 = never."""
     xtc_threshold: float = 0.1
-    """These are the tokens at least this probable, but for the least probable of them."""
+    """XTC excludes all tokens at least this probable, except the least probable of them."""
     repeat_penalty: float = 1.0
-    """Divides positive logits of recent tokens and multiplies negative ones; 1 = off."""
+    """Divides the positive logits of recent tokens, and multiplies their negative ones; 1 = off."""
     repeat_last_n: int = 64
-    """Tokens of prompt and text that `repeat_penalty` and DRY look back on; -1 = all."""
+    """Number of recent tokens of prompt and text that `repeat_penalty` and DRY consider; -1 = all."""
     presence_penalty: float = 0.0
-    """Taken from the logits of tokens that the text, without the prompt, has."""
+    """Subtracted from the logits of tokens that occur in the text, without the prompt."""
     frequency_penalty: float = 0.0
-    """Taken from them once for each time that the text has them."""
+    """Subtracted from those logits once for each occurrence in the text."""
     dry_multiplier: float = 0.0
-    """Penalty of a token that would continue a sequence that was there before; 0 = off."""
+    """Penalty for a token that would continue a repeated sequence (DRY); 0 = off."""
     dry_base: float = 1.75
-    """Factor by which that penalty grows with each token of the sequence."""
+    """Factor by which the DRY penalty grows with each token of the sequence."""
     dry_allowed_length: int = 2
-    """Tokens of such a sequence that cost nothing yet."""
+    """Longest repeated sequence in tokens without a DRY penalty."""
     dry_sequence_breakers: Sequence[str] = _BREAKERS
-    """No sequence goes on across a token that holds one of these."""
+    """A token that contains one of these strings ends a repeated sequence."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits, by token; minus infinity forbids a token."""
+    """Values to add to logits, by token id; minus infinity forbids a token."""
     json_schema: Mapping[str, Any] | str | None = None
-    """The text is JSON that this schema describes; `{}` is any JSON."""
+    """A JSON schema that the text follows; `{}`: any JSON."""
     grammar: str | None = None
-    """The text follows this grammar, in the syntax of GBNF or Lark."""
+    """A grammar that the text follows, in the syntax of GBNF or Lark."""
     regex: str | None = None
-    """The text matches this regular expression as a whole."""
+    """A regular expression that the whole text matches."""
     rules_after: str = ""
-    """The three above begin after this text; until then every token may be drawn."""
+    """The schema, grammar or expression applies only after this text has appeared. Before that, all tokens
+    are allowed."""
     logprobs: int | None = None
-    """Report log-probabilities: of each drawn token and of this many of the most probable ones."""
+    """Report the log-probability of each drawn token, and of this many most probable tokens; None = report
+    none."""
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -151,23 +154,23 @@ class Sampling:
 
     @property
     def has_rules(self) -> bool:
-        """Whether the text has to follow a schema, a grammar or an expression."""
+        """Whether the text must follow a schema, a grammar or an expression."""
         return any(getattr(self, name) is not None for name in _RULES)
 
     @property
     def needs_logits(self) -> bool:
-        """Whether a setting needs the logits on the host, so that no device can draw."""
+        """Whether a setting needs the logits on the host, so that the device cannot draw."""
         neutral = Sampling()
         return any(getattr(self, name) != getattr(neutral, name) for name in _ON_HOST)
 
     def random(self) -> np.random.Generator:
-        """Where the random numbers come from: the same seed draws the same tokens."""
+        """A random generator for this seed. The same seed draws the same tokens."""
         return np.random.default_rng(secrets.randbits(64) if self.seed is None else self.seed)
 
     def sampler(self, random: np.random.Generator | None = None) -> Callable[[NDArray[np.float32]], int]:
         """A function from logits [n_vocab] to a token id, with its own random numbers if none are given.
 
-        It takes temperature, top_k, top_p and min_p into account; `HostSampler` everything.
+        It applies temperature, top_k, top_p and min_p. `HostSampler` applies all settings.
         """
         from dyno import _core
 
@@ -180,13 +183,13 @@ class Sampling:
         return draw
 
     def for_engine(self) -> tuple[float, int, float, float]:
-        """Temperature, top_k, top_p and min_p, as numbers that the engine takes."""
+        """Temperature, top_k, top_p and min_p in the form that the engine takes."""
         kept, reached = _counted(max(self.top_k, 0)), float(self.top_p) or _LEAST
         return float(self.temperature), kept, reached, float(self.min_p)
 
 
 def _counted(count: int) -> int:
-    """A number of tokens for the engine. A larger one than it takes means the same: no model has so many."""
+    """A number of tokens, limited to the largest one that the engine takes. No model has that many tokens."""
     return min(int(count), _LARGEST_COUNT)
 
 
@@ -200,17 +203,17 @@ _ANY = float("inf")
 
 @dataclass(frozen=True)
 class Bound:
-    """The values that a setting of a draw may have, in Python and in a request of the server."""
+    """The allowed range of a sampling setting, in Python and in requests of the server."""
 
     least: float
     most: float
     words: str
-    """The same, for messages."""
+    """The range in words, for messages."""
     above: bool = False
-    """Whether `least` itself is no such value."""
+    """Whether `least` itself is excluded."""
 
     def holds(self, value: float) -> bool:
-        """Whether `value` is one of them."""
+        """Whether `value` is in the range."""
         return (value > self.least if self.above else value >= self.least) and value <= self.most
 
 
@@ -232,7 +235,7 @@ BOUNDS = {
     "dry_allowed_length": Bound(0, _ANY, "at least 0"),
     "logprobs": Bound(0, _ANY, "at least 0, or None"),
 }
-"""The bounds of the settings that are numbers."""
+"""The ranges of the numeric settings, by name."""
 _NUMBERS = tuple(name for name in BOUNDS if name not in _INTEGERS)
 _RULES = ("json_schema", "grammar", "regex")
 _ON_HOST = {
@@ -244,7 +247,7 @@ _ON_HOST = {
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """The probability of a drawn token under the model itself, before any setting."""
+    """The log-probability of a drawn token under the model itself, before any sampling setting."""
 
     token: int
     logprob: float
@@ -253,11 +256,11 @@ class TokenLogprobs:
 
 
 class HostSampler:
-    """The sampler of one generation: it draws tokens from logits on the host, with every setting.
+    """The sampler of one generation, which draws tokens from logits on the host with all settings.
 
     Args:
         sampling: The settings.
-        tokenizer: Says which tokens hold a sequence breaker.
+        tokenizer: The tokenizer, for the texts of tokens.
         n_vocab: Length of the logits.
         prompt: Tokens before the first draw.
     """
@@ -280,16 +283,17 @@ class HostSampler:
         self._top = None if sampling.logprobs is None else _counted(sampling.logprobs)
         self._grammar: Grammar | None = None
         self._tokenizer, self._waits_for = tokenizer, sampling.rules_after.encode()
-        self._seen = b""  # the end of the text, while the rules have not begun
+        self._seen = b""  # the end of the text, until the rules apply
         if self._waits_for:
-            # The first piece makes all. `draw` would wait for the lock that Python 3.11 has for that.
+            # The first piece computes all pieces. In `draw`, that would wait for the lock of Python 3.11's
+            # cached_property.
             tokenizer.piece(0)
         if sampling.has_rules:
             from dyno._grammar import Grammar
 
             self._grammar = Grammar(sampling, tokenizer)
         self.logprobs: TokenLogprobs | None = None
-        """Of the last draw, if the settings ask for it."""
+        """The log-probabilities of the last draw, if the settings request them."""
 
     def draw(self, logits: NDArray[np.float32]) -> int:
         """The next token."""
@@ -317,7 +321,8 @@ _searching = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """In a forked child: a thread that was searching is not here to release the lock."""
+    """Replace the lock in a forked child, where a thread that was searching no longer exists to release
+    it."""
     global _searching
     _searching = threading.RLock()
 
@@ -327,14 +332,14 @@ _breakers: WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], list[int]]] = Weak
 
 
 def _holding(tokenizer: Tokenizer, words: tuple[str, ...], n_vocab: int) -> list[int]:
-    """Tokens whose text holds one of `words`. The lists that were used last are kept, because the whole
-    vocabulary is searched for them.
+    """The tokens whose text contains one of `words`. The last lists are cached, because a search goes through
+    the whole vocabulary.
     """
-    with for_one_call(_searching, "sampler"):  # two threads that want the same list make it once
+    with for_one_call(_searching, "sampler"):  # if two threads want the same list, it is made only once
         known = _breakers.setdefault(tokenizer, {})
         found = known.pop(words, None)
         if found is None:
-            # One expression is much faster than a search for each word.
+            # One regular expression is much faster than a search for each word.
             any_of = re.compile(b"|".join(re.escape(word.encode()) for word in words))
             pieces = enumerate(map(tokenizer.piece, range(len(tokenizer)))) if words else ()
             found = [t for t, piece in pieces if any_of.search(piece)]
@@ -345,6 +350,7 @@ def _holding(tokenizer: Tokenizer, words: tuple[str, ...], n_vocab: int) -> list
 
 
 def uniforms(random: np.random.Generator, count: int) -> NDArray[np.float32]:
-    """Numbers in [0, 1) for as many draws; they do not depend on how many are asked for at once."""
-    # A number just below 1 would become 1 as a float32.
+    """Random numbers in [0, 1) for `count` draws. They do not depend on the number that is requested at
+    once."""
+    # A number just below 1 would be rounded to 1 in float32.
     return np.minimum(random.random(count).astype(np.float32), _BELOW_ONE)

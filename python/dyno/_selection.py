@@ -1,4 +1,4 @@
-"""From a model and a machine to the profile in force, entry by entry."""
+"""The selection of a profile for a model and a machine, and the check of its entries."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
     from dyno.settings import SettingValue
 
 _log = logging.getLogger("dyno.profiles")
-# Apart, because the command line prints these lines itself.
+# A logger of its own, because the command line prints these lines itself.
 _match_log = logging.getLogger("dyno.profiles.match")
 
 
 @dataclass
 class Selection:
-    """The profile that was found and what is left of it after checks."""
+    """A found profile, with the entries that are left after checks."""
 
     match: MatchResult
     arguments: Mapping[str, SettingValue]
-    """What the caller set; wins over the profile."""
+    """Settings of the caller, which override the profile."""
     require: bool
-    """A rejected entry is an error."""
+    """Whether a rejected entry is an error."""
     memory_bytes: int = 0
-    """Memory of the device, all of it."""
+    """Total memory of the device in bytes."""
     unchecked: list[str] = field(default_factory=list)
-    """Entries that hold only if the plan shows that they fit."""
+    """Entries that apply only if the plan shows that they fit."""
     settings: dict[str, tuple[SettingValue, str]] = field(default_factory=dict)
-    """Value and origin (`file.yaml:12`) by name."""
+    """Settings of the profile: value and origin (`file.yaml:12`) by name."""
     kernels: list[KernelEntryTuple] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    """One line for each entry that fell back, with the reason."""
+    """One line for each entry that fell back to the default, with the reason."""
     _rejected: dict[str, str] = field(default_factory=dict)
 
     def reject(self, reasons: Mapping[str, str]) -> bool:
-        """Take entries out, with their groups; True where anything changed.
+        """Remove entries, together with their groups. Returns whether anything changed.
 
         Raises:
             ProfileError: A profile is required and can't be used whole.
@@ -69,7 +69,7 @@ class Selection:
         """Name the profile if its own placement does not fit this machine.
 
         Raises:
-            ProfileError: The entries of the profile that place weights cannot be followed here.
+            ProfileError: This machine does not support the placement of the profile.
         """
         placing = [name for name in NOWHERE_ELSE if name in self.settings]
         if not placing or not str(error).startswith("[placement]"):
@@ -83,7 +83,7 @@ class Selection:
         ) from error
 
     def report(self) -> None:
-        """Say loudly, once, what fell back."""
+        """Warn once of the entries that fell back to the default."""
         for line in self.lines:
             _log.warning("%s", line)
 
@@ -91,7 +91,7 @@ class Selection:
 def identities(
     file: _core.Gguf | str, model: Mapping[str, Any], device: Mapping[str, Any]
 ) -> tuple[Any, Any, Any]:
-    """Device, model and engine as profiles name them.
+    """The identities of device, model and engine, as they stand in profiles.
 
     Args:
         file: The GGUF file: a `_core.Gguf`, or its path.
@@ -119,20 +119,20 @@ def select(
     require: bool,
     force: bool = False,
 ) -> Selection:
-    """Find the profile for a file on this machine and take out what can't be used here.
+    """Find the profile for a file on this machine, and remove the entries that can't be used here.
 
     Args:
         file: The GGUF file: a `_core.Gguf`, or its path.
         model: Its description.
-        profile: `auto`, a path, a profile, or None.
+        profile: `auto`, a path, a profile, or None for no profile.
         arguments: Settings of the caller.
-        device_info: Properties of the device that it is to run on.
-        require: Anything but a whole exact match is an error.
-        force: Take the profile that `profile` names also if it belongs to another model.
+        device_info: Properties of the device that the model will run on.
+        require: Whether anything but a complete exact match is an error.
+        force: Whether to take the named profile even if it belongs to another model.
 
     Raises:
-        ProfileError: The file named can't be read or belongs to another model, `force` without a file, or
-        `require` and there is no exact match.
+        ProfileError: The named file can't be read or belongs to another model, `force` is given without a
+        file, or `require` is given and no exact match exists.
     """
     if not isinstance(profile, (str, os.PathLike, profiles.Profile, type(None))) or profile == "":
         raise ProfileError(
@@ -143,7 +143,7 @@ def select(
     if force and (profile is None or profile == "auto"):
         raise ProfileError("[profile] force_profile needs a profile; give its file as the argument profile")
     if profile == "auto" and arguments.get("numerics") == "exact":
-        # The reference that others are measured against must not depend on what lies in a folder.
+        # The reference that others are compared with must not depend on the files in a folder.
         profile = None
     match = profiles.find_profile(device, identity, engine, profile=profile, require=require, any_model=force)
     selection = Selection(match, arguments, require, int(device_info["memory_bytes"]))
@@ -174,15 +174,14 @@ def select(
 def open_session(
     selection: Selection, new_session: Callable[[bool], _core.Session]
 ) -> tuple[_core.Session, list[dict[str, str]]]:
-    """Open a session with as much of the profile as this machine takes.
+    """Open a session with all entries of the profile that this machine supports.
 
-    What can be rejected is found on sessions that only plan, so that the weights are read once.
+    Entries are checked with sessions that only plan, so the weights are read only once.
 
     Args:
-        selection: What is left of it so far; entries that turn out not to fit or are not supported are
-        rejected.
-        new_session: Opens one with the settings and kernels that `selection` holds at that moment; True: only
-        to plan.
+        selection: The selection so far. Entries that do not fit or are not supported are removed from it.
+        new_session: Opens a session with the current settings and kernels of `selection`; with True, one that
+        only plans.
 
     Returns:
         The session, and the rows of its kernel report that were rejected.
@@ -195,14 +194,15 @@ def open_session(
     while True:
         try:
             return new_session(False), rejected
-        except OutOfMemoryError as error:  # of a device whose free memory only loading can tell
+        except OutOfMemoryError as error:  # of a device that reports free memory only at load
             if not selection.unchecked:
                 raise
             _reject_unchecked(selection, str(error))
 
 
 def _settle(selection: Selection, new_session: Callable[[bool], _core.Session]) -> list[dict[str, str]]:
-    """Reject what this machine does not take; the rejected rows of the kernel report."""
+    """Remove entries that this machine does not support, and return the rejected rows of the kernel
+    report."""
     while True:
         try:
             session = new_session(True)
@@ -220,21 +220,21 @@ def _settle(selection: Selection, new_session: Callable[[bool], _core.Session]) 
         rejected = [row for row in session.kernel_report() if row["status"] == "rejected"]
         if rejected:
             kernels = selection.kernels
-            selection.reject(profiles.rejections(rejected))  # groups fall together
-            # The engine falls back for these by itself, and then its ops say why.
+            selection.reject(profiles.rejections(rejected))  # groups are rejected as a whole
+            # The engine itself falls back for these, and gives the reason with the op.
             gone = {(row["key"], row["tokens"]) for row in rejected}
             selection.kernels += [entry for entry in kernels if (entry[0], entry[1]) in gone]
         return rejected
 
 
 def _main_bytes(plan: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes that a plan takes of its main device, and the limit of a virtual one (0: it has none)."""
+    """Bytes that a plan needs on its main device, and the limit of a virtual device (0: no limit)."""
     main = plan["devices"][0]
     parts = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes", "stream_bytes")
     return int(plan["scratch_bytes"]) + sum(int(main[part]) for part in parts), int(main["memory_limit"])
 
 
 def _reject_unchecked(selection: Selection, why: str) -> None:
-    """Take out the entries that were measured on another machine or model and do not fit here."""
+    """Remove the entries that were measured on another machine or model and do not fit here."""
     paths, selection.unchecked = selection.unchecked, []
     selection.reject({path: f"does not fit here: {why}" for path in paths})

@@ -1,4 +1,5 @@
-"""A setting: a name with type, range, default and consequences. The table is in `_settings_table`."""
+"""The class of a setting, with its name, type, range, default and effects. The table is in
+`_settings_table`."""
 
 from __future__ import annotations
 
@@ -26,54 +27,54 @@ ALL_ENGINES: Final = DYNO | GGML_ENGINES
 ENGINES: Final = ("dyno", "llama.cpp", "ik_llama.cpp")
 
 MAX_TOKENS: Final = 1 << 24
-"""No setting that counts tokens goes beyond this."""
+"""Upper bound of all settings that count tokens."""
 MAX_RULES: Final = 256
 MAX_RULE_LENGTH: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultsFor:
-    """The facts that defaults depend on, if they are no constants."""
+    """The facts that computed defaults depend on."""
 
     cores: int = 1
-    """CPU cores that this process may run on."""
+    """Number of CPU cores that this process may run on."""
     n_ctx_train: int = 4096
     """Context length that the model was made for, in tokens."""
     numerics: str = "default"
     """Value of the setting `numerics`: `exact` keeps the KV cache in f32."""
     threads: int | None = None
-    """Value of the setting `threads` where the caller gave one."""
+    """Value of the setting `threads`, if the caller gave one."""
     latent_cache: bool = False
-    """The KV cache holds the latents of multi-head latent attention."""
+    """Whether the KV cache holds the latents of multi-head latent attention."""
     dense_quantised: bool = False
-    """The model has no experts, and most of its weights are quantised."""
+    """Whether the model has no experts, and most of its weights are quantised."""
     compute_capability: int = 0
-    """Of the GPU, times ten; 0: unknown, or a CPU."""
+    """Compute capability of the GPU, times ten; 0: unknown, or a CPU."""
     ubatch: int = 512
-    """Of the device and the model, see `dyno._ubatch`."""
+    """Default u-batch of the device and the model; see `dyno._ubatch`."""
     cuda_graphs: bool = True
-    """This build can capture CUDA graphs (GGML_CUDA_USE_GRAPHS)."""
+    """Whether this build can capture CUDA graphs (GGML_CUDA_USE_GRAPHS)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: what it is called, what it may be and what it does."""
+    """A setting: its name, its values and its effects."""
 
     name: str
     kind: Kind
-    """When it can be changed: another build, a reload of the weights, a new context, between two calls, or
-    when a scheduler is opened."""
+    """The time at which it can change: with another build, a reload of the weights, a new context, between
+    two calls, or when a scheduler is opened."""
     type: ValueType
     doc: str
     """One sentence for `--help`, error messages and the reference page."""
     default: SettingValue | Callable[[DefaultsFor], SettingValue]
     """The engine's default, or a function that computes it."""
     default_doc: str = ""
-    """How the default is computed, where it is a function."""
+    """The rule for the default in words, if it is computed."""
     minimum: int = 0
-    """Least value of an `int` or a `float`."""
+    """Smallest value of an `int` or a `float`."""
     maximum: int = MAX_TOKENS
-    """Greatest value of an `int` or a `float`."""
+    """Largest value of an `int` or a `float`."""
     choices: tuple[str, ...] = ()
     """Values of a `choice`."""
     foreign_choices: tuple[str, ...] = ()
@@ -81,18 +82,19 @@ class Setting:
     unit: str = ""
     """Unit of an `int`."""
     devices: frozenset[str] = CPU_AND_CUDA
-    """Kinds of device on which it does something in dyno; other engines decide for themselves."""
+    """Kinds of device on which it has an effect in dyno. Other engines decide for themselves."""
     engines: frozenset[str] = DYNO
-    """Engines that have it; each target spells it in its own way."""
+    """Engines that have it. Each target has its own spelling."""
     memory_bound: bool = False
-    """The value is limited by memory: never moved to another machine or model without a fit check."""
+    """Whether memory limits the value. Such a value is never used on another machine or model without a check
+    that it fits."""
     fidelity: Fidelity = "exact"
     """exact: same bits; rounding: same mathematics in another order; approx: other answers."""
     moves: tuple[Moves, ...] = field(default=("pp", "tg"))
-    """Which measures it moves: reading a prompt, generating, memory."""
+    """The measures that it changes: prompt processing, generation, memory."""
     ranks_by: RanksBy = "tile"
-    """Which property makes another machine's value plausible: bandwidths, the instruction set or compute
-    capability, or the number of cores (then it holds for the same number only)."""
+    """The property that decides whether a value of another machine is plausible: bandwidth, the instruction
+    set or compute capability, or the number of cores (which must be the same)."""
 
     def default_value(self, given: DefaultsFor | None = None) -> SettingValue:
         """The default for a machine and a model."""
@@ -101,7 +103,7 @@ class Setting:
         return list(self.default) if isinstance(self.default, list) else self.default
 
     def problem(self, value: object, engine: str = "dyno") -> str | None:
-        """Why `value` is no value of this setting in an engine; None where it is one."""
+        """The reason why `value` is not valid for this setting in an engine; None if it is valid."""
         if self.type == "bool":
             return None if isinstance(value, bool) else f"must be true or false, not {_show(value)}"
         if self.type == "int":
@@ -126,10 +128,10 @@ class Setting:
         return _rules_problem(value, engine)
 
     def parse(self, text: str, engine: str = "dyno") -> SettingValue:
-        """Reads a value from a command line.
+        """Parse a value from a command line.
 
         Raises:
-            ValueError: `text` is no value of this setting; the message says what is.
+            ValueError: `text` is not a valid value. The message names the valid ones.
         """
         value: SettingValue = text
         if self.type == "bool":
@@ -150,7 +152,7 @@ class Setting:
         return value
 
     def values_doc(self) -> str:
-        """The legal values in words."""
+        """The valid values in words."""
         if self.type == "bool":
             return "true, false"
         if self.type in ("int", "float"):
@@ -198,19 +200,20 @@ def _rules_problem(value: object, engine: str) -> str | None:
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name nearest to `name`, or None where none is as near as `cutoff` (0: any, 1: equal)."""
+    """The known name most similar to `name`; None if none reaches the similarity `cutoff` (0: any, 1:
+    equal)."""
     candidates = {item.lower().replace("-", "_"): item for item in known}
     found = difflib.get_close_matches(name.lower().replace("-", "_"), candidates, n=1, cutoff=cutoff)
     return candidates[found[0]] if found else None
 
 
 def suggestion(name: str, known: Iterable[str], where: str = "") -> str:
-    """The end of a message about an unknown name: the one that is near, else all of them.
+    """The end of a message about an unknown name: the most similar valid name, or else all valid names.
 
     Args:
         name: The unknown name.
         known: The valid names.
-        where: Words to print instead of all names, which tell where they stand.
+        where: Words to print instead of all names, which say where to find them.
     """
     known = list(known)
     near = closest(name, known)

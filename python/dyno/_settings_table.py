@@ -1,4 +1,4 @@
-"""The rows of the table of settings; `dyno.settings` is the door."""
+"""The rows of the table of settings, which `dyno.settings` makes available."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ KV_TYPES: Final = ("f32", "f16", "bf16", "q8_0")
 GGML_KV_TYPES: Final = ("q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "q6_0", "q8_kv")
 """Further cache types of llama.cpp and ik_llama.cpp; dyno has no kernels for them."""
 OFFLOAD_OPS: Final = ("embed", "matmul", "matmul_id", "up_gate", "moe_up_gate")
-"""Op families that read weights, so that offloading them is a question."""
+"""Op families that read weights, and therefore can be offloaded."""
 
 
 HOPPER: Final = 90
-"""Compute capability times ten. Its kernels for few tokens share k among blocks, and 9 tokens fill them."""
+"""Compute capability of Hopper, times ten. Its kernels for few tokens split k over blocks, and take up to 8
+tokens."""
 
 
 def _matvec_tokens(given: DefaultsFor) -> int:
@@ -25,8 +26,8 @@ def _matvec_tokens(given: DefaultsFor) -> int:
 
 
 def _kv_default(given: DefaultsFor) -> str:
-    # One latent row stands for the keys and values of all heads, so its rounding costs more than that of a
-    # head's own row, and the whole cache of such a model is a tenth of an ordinary one.
+    # One latent row holds the keys and values of all heads, so rounding it costs more accuracy than rounding
+    # the row of one head. Besides, the cache of such a model has only a tenth of the usual size.
     return "f32" if given.numerics == "exact" or given.latent_cache else "f16"
 
 

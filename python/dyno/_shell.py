@@ -1,4 +1,5 @@
-"""Names and paths for a terminal: one line, no control characters, ready to be pasted into a shell."""
+"""Escaping of names and paths for a terminal: one line, no control characters, ready to paste into a
+shell."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ def escaped(text: str) -> str:
 
 
 def shell_word(text: str) -> str:
-    """`text` as one word of a POSIX shell; with control characters as one of bash, on a single line."""
+    """`text` as one word of a POSIX shell on a single line. Control characters are written in the syntax of
+    bash."""
     if text.isprintable():
         return shlex.quote(text)
     plain = text.replace("\\", "\\\\").replace("'", "\\'")

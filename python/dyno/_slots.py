@@ -1,4 +1,4 @@
-"""Which sequence of an engine belongs to which generation, and whether tokens have room in it."""
+"""The slots of an engine: the generation that owns each one, and the check that tokens fit."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ __all__ = ["Owner", "Slots", "larger_ctx"]
 
 
 class Owner:
-    """A generation, as far as slots are concerned."""
+    """The part of a generation that slots know."""
 
     slot: int = -1
-    """The slot that it owns or has owned; -1 before that."""
+    """The slot that it owns or has owned; -1 if it never had one."""
 
 
 class Slots:
     """The slots of one engine.
 
-    Everything but `give_back` is called under the engine's lock. `give_back` needs none: the garbage
-    collector calls it too, at any time and in any thread.
+    All methods except `give_back` are called under the engine's lock. `give_back` needs no lock, because the
+    garbage collector may call it at any time and in any thread.
     """
 
     def __init__(self) -> None:
         self._owners: dict[int, Owner] = {}
         self._prompt_ends: dict[int, _core.Checkpoint] = {}
         self.foreign: set[int] = set()
-        """Slots that calls outside of a scheduler have fed or cleared; the scheduler empties it."""
+        """Slots that calls outside of the scheduler have fed or cleared. The scheduler empties this set."""
 
     def take(self, owner: Owner, slot: int | None, count: int) -> int:
-        """The slot that `owner` owns from now on.
+        """Give `owner` a slot, and return it.
 
         Args:
             owner: A generation without a slot.
-            slot: The one it wants; None takes the highest free one, so that slot 0 stays free the longest.
-            count: Sequences of the engine.
+            slot: The requested slot; None takes the highest free one, so that slot 0 stays free the longest.
+            count: Number of sequences of the engine.
 
         Raises:
-            PlanError: No such slot, it has an owner, or each of them has one.
+            PlanError: The slot does not exist or has an owner, or no slot is free.
         """
         if slot is None:
             free = (s for s in range(count - 1, -1, -1) if s not in self._owners)
@@ -60,21 +60,22 @@ class Slots:
         else:
             self.check_exists(slot, count)
             self.check_free(slot, count)
-        # The owner learns of it first: after an interrupt between the two lines it has nothing to give back.
+        # The owner is told first. If an interrupt comes between the two lines, it still gives the slot back.
         owner.slot = slot
         self._owners[slot] = owner
         return slot
 
     def give_back(self, owner: Owner) -> None:
-        """Free the slot of `owner`; without one, nothing happens."""
+        """Free the slot of `owner`, if it has one."""
         if self._owners.get(owner.slot) is owner:
             del self._owners[owner.slot]
 
     def mark_prompt_end(self, session: _core.Session, slot: int) -> None:
-        """A generation has read its prompt. If layers keep their windows alone, the one at its end stays.
+        """Record that a generation has read its prompt. If layers keep only their windows, the window at its
+        end is kept.
 
-        The next turn of a chat often goes on there, because its template leaves reasoning out. It gives way
-        to checkpoints of callers.
+        The next turn of a chat often continues there, because the template leaves reasoning out. Checkpoints
+        of callers have priority over it.
         """
         self._prompt_ends[slot] = session.checkpoint(slot, spare=True)
 
@@ -83,11 +84,11 @@ class Slots:
         return slot not in self._owners
 
     def free(self, count: int) -> list[int]:
-        """The slots of `count` that no generation owns."""
+        """The free slots among the first `count`."""
         return [slot for slot in range(count) if self.is_free(slot)]
 
     def check_exists(self, slot: int, count: int) -> None:
-        """Raises PlanError for a slot that the engine was not opened with."""
+        """Raises PlanError if the engine was not opened with this slot."""
         if isinstance(slot, bool) or not isinstance(slot, numbers.Integral) or not 0 <= slot < count:
             raise PlanError(
                 f"[engine] slot {slot!r} does not exist: the engine was opened with sequences={count}, "
@@ -95,7 +96,7 @@ class Slots:
             )
 
     def check_free(self, slot: int | None, count: int, owner: Owner | None = None) -> None:
-        """Raises PlanError if a generation other than `owner` owns `slot`, or any slot for None."""
+        """Raises PlanError if a generation other than `owner` owns `slot`; for None: if one owns any slot."""
         for each in range(count) if slot is None else (slot,):
             self.foreign.add(each)
             found = self._owners.get(each)
@@ -115,18 +116,18 @@ class Slots:
         n_ctx_train: int,
         owner: Owner | None = None,
     ) -> None:
-        """Whether tokens may be fed.
+        """Check that tokens may be fed.
 
         Args:
-            session: The engine's.
+            session: The session of the engine.
             batch: Slot and tokens of each sequence.
             reset: Whether the sequences start at position 0.
-            settings: The engine's, in force.
+            settings: The settings of the engine that are in force.
             n_ctx_train: Context length that the model was made for, in tokens.
-            owner: The generation that feeds them, if one does.
+            owner: The generation that feeds them, if there is one.
 
         Raises:
-            PlanError: No such slot, a generation owns it, or the tokens do not fit.
+            PlanError: A slot does not exist, another generation owns it, or the tokens do not fit.
         """
         count, ctx = int(settings["sequences"]), int(settings["ctx"])
         for slot, tokens in batch:
@@ -141,7 +142,7 @@ class Slots:
 
 
 def larger_ctx(count: int, n_ctx_train: int) -> str:
-    """Advice for tokens that do not fit: the ctx that holds `count`, where the model allows it."""
+    """Advice for tokens that do not fit: the `ctx` that holds `count` tokens, if the model allows it."""
     if count <= n_ctx_train:
         return f"open the engine with ctx={count} or more (the model was made for {n_ctx_train})"
     return f"no ctx is long enough: the model supports at most {n_ctx_train} positions"

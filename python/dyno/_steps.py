@@ -1,4 +1,4 @@
-"""One step of a scheduler in its engine: tokens in, tokens, logits or rows of embeddings out."""
+"""One step of a scheduler: it feeds tokens to the engine, and gets tokens, logits or rows of embeddings."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ __all__ = ["Answer", "computed", "described", "is_drafted", "told_of"]
 
 @dataclass(slots=True)
 class Answer:
-    """The engine's answer to the tokens of one request in a step."""
+    """The result of a step for one request."""
 
     token: int = -1
-    """Drawn by the engine; -1 if the logits are not finite."""
+    """The token that the engine has drawn; -1 if the logits are not finite."""
     rows: NDArray[np.float32] | None = None
-    """Logits [n, n_vocab], of the last tokens, for draws on the host; then there is no token."""
+    """Logits [n, n_vocab] after the last tokens, for draws on the host. There is then no token."""
     checked: Checked | None = None
-    """Of a draft that was checked; then there is neither token nor rows."""
+    """The draws for a verified draft. There are then neither token nor rows."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The draws that check a draft: behind the token drawn last, and behind each drafted one."""
+    """The draws that verify a draft: one after the last drawn token, and one after each drafted token."""
 
     answers: list[Answer]
     numbers: list[float]
-    """The random number of each draw of the engine. A rejected draft gives back those behind it."""
+    """The random number of each draw of the engine. If a draft is rejected, the later ones are given back."""
 
 
 _NO_DRAW = (0.0, 0, 1.0, 0.0, 0.0)
 
 
 def computed(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[Answer]:
-    """Feed the tokens of a step. Texts get answers; embeddings take their rows, in a decode of their own."""
+    """Feed the tokens of a step. Texts and embeddings are decoded separately; embedding requests take their
+    rows."""
     pooled = [(request.pooler, request, tokens) for request, tokens in batch if request.pooler is not None]
     if not pooled:
         return _decode(session, batch)
@@ -60,7 +61,7 @@ def computed(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[A
 
 
 def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[Answer]:
-    """Feed the tokens of a step. Tokens are drawn where the logits are, unless settings need those here."""
+    """Feed the tokens of a step. The device draws the tokens, unless settings need the logits on the host."""
     fed = np.array([token for _, tokens in batch for token in tokens], np.int32)
     inputs, at = [], 0
     for request, tokens in batch:
@@ -70,8 +71,8 @@ def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[An
         logits = session.decode(inputs, rows="all")[0]
         ends = np.cumsum([len(tokens) for _, tokens in batch])
         return [Answer(rows=rows) for rows in np.split(logits, ends[:-1])]
-    # One draw behind each text, and one behind each token of a draft. Nothing is drawn behind a part of a
-    # prompt: it must use up no random number.
+    # One draw after each text, and one after each token of a draft. Nothing is drawn after a part of a
+    # prompt, so that it uses up no random number.
     counts: list[int] = []
     settings: list[tuple[float, int, float, float, float]] = []
     here: list[int] = []
@@ -105,14 +106,15 @@ def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[An
 
 
 def told_of(error: Exception) -> Exception:
-    """The error of a step, as its requests get it. None of them is at fault, so no error says so."""
+    """The error of a step in the form that its requests get. None of them caused it, so it never blames the
+    request."""
     if isinstance(error, (PlanError, UnsupportedError)) and not isinstance(error, ClosedError):
         return StepError(f"[scheduler] a step failed: {error}")
     return error
 
 
 def is_drafted(request: Request, tokens: Sequence[int]) -> bool:
-    """Whether a draft follows the token that was drawn last."""
+    """Whether a draft follows the last drawn token."""
     return request.drawn > 0 and len(tokens) > len(request.pending)
 
 

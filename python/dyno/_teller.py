@@ -1,4 +1,4 @@
-"""Calls that a scheduler owes its callers, made while the engine computes."""
+"""A thread that makes the callbacks of a scheduler while the engine computes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _log = logging.getLogger("dyno.scheduler")
 class Teller:
     """A thread that makes calls in the order in which they were given.
 
-    A scheduler gives the tokens of a step to their readers, and numbers to counters. If it did so between
-    two steps, the device would wait meanwhile. So it collects these calls, and hands them over at the start
-    of the next step: the thread makes them while the engine computes without Python's lock.
+    A scheduler gives the tokens of a step to their readers, and numbers to counters. If it did so between two
+    steps, the device would be idle meanwhile. So it collects these calls, and hands them over at the start of
+    the next step. The thread makes them while the engine computes without the GIL.
     """
 
     def __init__(self) -> None:
@@ -57,5 +57,5 @@ class Teller:
                 try:
                     call(*arguments)
                 except Exception:
-                    # A reader's fault must not take the tokens of the others.
+                    # An exception of one reader must not keep tokens from the others.
                     _log.exception("a call to a reader of the scheduler failed")

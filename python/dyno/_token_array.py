@@ -1,4 +1,4 @@
-"""Token ids that a caller gives, checked."""
+"""The check of token ids that a caller gives."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int32]:
-    """Token ids as the engine takes them; that each is one of the vocabulary, it checks itself.
+    """Token ids in the form that the engine takes. The engine itself checks that they are in the vocabulary.
 
     Returns:
-        int32 [n], contiguous; `tokens` itself where it is that already.
+        int32 [n], contiguous; `tokens` itself if it has this form.
 
     Raises:
         PlanError: `tokens` is not a list of whole numbers, is empty, or holds a number beyond int32.
@@ -29,7 +29,7 @@ def token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.
         and tokens.size
         and tokens.flags.c_contiguous
     ):
-        # As generating does, token by token; the engine itself checks what the ids are.
+        # This path is used for each generated token. The engine itself checks the ids.
         return cast("NDArray[np.int32]", tokens)
     if not isinstance(tokens, (Sequence, np.ndarray)) or isinstance(tokens, (str, bytes)):
         raise PlanError(f"[engine] tokens must be a non-empty list of whole numbers, not {tokens!r:.60}")

@@ -1,4 +1,4 @@
-"""The u-batch that runs if nobody chooses one."""
+"""The default u-batch."""
 
 from __future__ import annotations
 
@@ -23,39 +23,38 @@ __all__ = [
 ]
 
 CHOICES: Final[tuple[int, ...]] = (512, 1024, 2048, 4096)
-"""Tokens. The first is the default of the CPU, where larger ones cost memory and read prompts no faster.
+"""U-batches in tokens. The first is the default of the CPU, where larger ones cost memory and are no faster.
 
-Of the 20M mixture of experts in Q4_K_M, 1024 and 2048 took 0.97 to 1.00 of the processor's time for 2048
-tokens."""
+With the 20M mixture of experts in Q4_K_M, 1024 and 2048 took 0.97 to 1.00 of the CPU time for 2048 tokens."""
 SHARE: Final = 0.03
-"""Of the memory of a GPU that a larger u-batch than the first may cost, as far as it is free."""
+"""Share of the free GPU memory that a larger u-batch than the first may cost."""
 STREAMED_SHARE: Final = 0.1
-"""The same where weights lie on the CPU.
+"""The same share if weights lie on the CPU.
 
-Their copies cross the link for each u-batch, so twice the tokens take about half the time. With 8 GiB for
-qwen3moe-30b in Q4_0 on an H100, 4096 instead of 2048 reads a prompt of 4096 tokens 1.87 times as fast, and
-as many layers keep their experts there (`benchmarks/results/h100_vram_limits.json`)."""
+Copies of those weights cross the link for each u-batch, so doubling the u-batch nearly halves the time. With
+8 GiB for qwen3moe-30b in Q4_0 on an H100, 4096 instead of 2048 reads a prompt of 4096 tokens 1.87 times as
+fast, and as many layers keep their experts there (`benchmarks/results/h100_vram_limits.json`)."""
 RESERVE_BYTES: Final = 512 << 20
-"""Of a GPU: memory for the runtime, which the engine counts beside every plan."""
+"""Memory of a GPU in bytes that the engine reserves for the runtime in addition to the plan."""
 _FULL: Final = 0.92
-"""Of the memory of a GPU that a plan and its reserve may take; the rest is for other programs."""
+"""Share of the GPU memory that a plan and its reserve may take. The rest is for other programs."""
 
 GPU_PROPERTIES: Final = frozenset(
     {"kind", "memory_bytes", "l2_bytes", "compute_capability", "sm_count", "shared_per_block_bytes"}
     | {"maps_memory"}
 )
-"""Of a GPU that plans go by: a plan with these is the same where the GPU is not here."""
+"""Properties of a GPU that a plan depends on. A plan made with them does not need the GPU itself."""
 
 _PARTS: Final = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes", "stream_bytes")
 
 
 class Needs(NamedTuple):
-    """Bytes on the main device for a u-batch."""
+    """The bytes that a u-batch needs on the main device."""
 
     arena: int
     weights: int
     total: int
-    """Of everything, with the reserve."""
+    """Total bytes, including the reserve."""
 
 
 def largest(
@@ -64,15 +63,16 @@ def largest(
     """The largest u-batch that costs little.
 
     Args:
-        needs: Gives the bytes of a u-batch.
-        memory_bytes: Memory of the device, all of it.
-        free_bytes: The part of it that other programs leave; None: unknown.
-        streams: Whether copies of weights cross to the device. If the model does not fit, they will.
+        needs: Function that gives the bytes for a u-batch.
+        memory_bytes: Total memory of the device.
+        free_bytes: Memory that other programs leave free; None: unknown.
+        streams: Whether copies of weights in host memory cross to the device. They do if the model does not
+            fit.
 
     Returns:
-        The largest of `CHOICES` whose arena exceeds that of the first by at most `SHARE` of the memory that
-        is free, or `STREAMED_SHARE`. If the model fits with the first, it still fits with this one. If it
-        does not, the larger one leaves room for half of the weights that the first one leaves room for.
+        The largest of `CHOICES` whose arena exceeds the arena of the first one by at most `SHARE` (or
+        `STREAMED_SHARE`) of the free memory. If the model fits with the first one, it still fits. If it does
+        not fit, at least half of the weights that fit with the first one still fit.
     """
     first = needs(CHOICES[0])
     free = memory_bytes if free_bytes is None else min(memory_bytes, free_bytes)
@@ -89,7 +89,8 @@ def largest(
 
 
 def free_bytes(name: str) -> int | None:
-    """Free memory of a GPU by its name, in bytes; None where it is only described. Asking starts CUDA on it.
+    """Free memory of a GPU by its name, in bytes; None if the GPU is only described. The call starts CUDA on
+    the GPU.
 
     Raises:
         DeviceError: The GPU does not answer.
@@ -108,12 +109,11 @@ class UsualUbatch:
     Args:
         file: An open `_core.Gguf`, or a path.
         device: Properties of the main device, as the engine reports them.
-        name: Of the main device; rules can name others beside it.
-        free: Gives the bytes of the device that other programs leave, or None where that is unknown. It is
-            asked once, when a u-batch is first wanted, so that the memory of this engine should not be taken
-            by then.
+        name: Name of the main device. Placement rules can name others.
+        free: Function that gives the bytes that other programs leave free, or None if unknown. It is called
+            once, at the first use, so the engine should not have allocated its memory by then.
 
-    Weights that would be placed by themselves count as lying on the device.
+    Weights that an automatic placement would move count as lying on the device.
     """
 
     def __init__(
@@ -124,17 +124,17 @@ class UsualUbatch:
         free: Callable[[], int | None] | None = None,
     ) -> None:
         self._file = file
-        # Without what the driver tells beside.
+        # Without further facts from the driver.
         self._device = {name: value for name, value in device.items() if name in GPU_PROPERTIES}
         self._name = name
         self._known: dict[str, int] = {}
         self._free = functools.cache(free or (lambda: None))
 
     def __call__(self, values: Mapping[str, Any]) -> int:
-        """The u-batch for these settings; others than load and context settings do not count.
+        """The u-batch for these settings. Only load and context settings matter.
 
         Raises:
-            DynoError: The model can't be planned with them.
+            DynoError: No plan of the model exists with these settings.
         """
         if self._device["kind"] != "cuda":
             return CHOICES[0]

@@ -1,4 +1,4 @@
-"""Virtual devices: further CPU devices of this process, each behind a link and with a memory of its own."""
+"""Virtual devices: additional CPU devices in this process, each with its own memory and its own link."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from dyno.errors import PlanError
 __all__ = ["VirtualDevice", "VirtualDevices", "parse_virtual_devices", "read_virtual_devices"]
 
 MOST = 16
-"""Virtual devices at a time."""
+"""Maximum number of virtual devices."""
 VirtualDevices = int | Mapping[str, Mapping[str, float]]
-"""So many without limits, or properties by name: `{"cpu:1": {"link_gbps": 8}}`."""
+"""A number of devices without limits, or properties by name: `{"cpu:1": {"link_gbps": 8}}`."""
 
 
 @dataclass(frozen=True)
 class VirtualDevice:
-    """One of them; 0 means that nothing limits it."""
+    """The properties of a virtual device; 0 means no limit."""
 
     link_gbps: float = 0
-    """GB/s between its memory and that of the machine."""
+    """Bandwidth between its memory and the main memory, in GB/s."""
     latency_us: float = 0
-    """Microseconds that each transfer takes beside."""
+    """Fixed latency of each transfer, in microseconds."""
     memory_mib: int = 0
-    """MiB that its weights, cache and arena may take."""
+    """Memory for weights, cache and arena, in MiB."""
     streams: bool = False
-    """As main device it takes copies of the CPU's weights for prompts, as a GPU does."""
+    """Whether it gets copies of weights on the CPU for prompts, as a GPU does, if it is the main device."""
 
     def to_dict(self) -> dict[str, float]:
-        """The properties that limit it, by name."""
+        """The properties other than 0, by name."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name))}
 
     def describe(self) -> str:
-        """The same in one line, as the command line takes it; empty if nothing limits the device."""
+        """The limits as text, in the syntax of the command line; empty if the device has no limits."""
         return " ".join(f"{name}={float(value):g}" for name, value in self.to_dict().items())
 
 
@@ -48,8 +48,7 @@ def read_virtual_devices(given: VirtualDevices) -> tuple[VirtualDevice, ...]:
     """The devices `cpu:1`, `cpu:2`, … of an argument of `Engine`.
 
     Raises:
-        PlanError: Another type, a name that is no virtual device, an unknown property, or a value that cannot
-        be.
+        PlanError: The argument has the wrong type, or a name, a property or a value is not valid.
     """
     if isinstance(given, int) and not isinstance(given, bool):
         if not 0 <= given <= MOST:
@@ -100,14 +99,14 @@ def _possible(key: str, value: float) -> bool:
 
 
 def parse_virtual_devices(texts: list[str]) -> VirtualDevices:
-    """The same from a command line.
+    """Parse the virtual devices of a command line.
 
     Args:
-        texts: Each a number of devices, or one device with its properties, as in
+        texts: Each a number of devices, or one device with its properties, such as
         `cpu:1,link_gbps=8,latency_us=10,memory_mib=4096`.
 
     Raises:
-        ValueError: A text that is neither, or a device given twice.
+        ValueError: A text is neither, or a device is given twice.
     """
     if len(texts) == 1 and texts[0].isdecimal():
         return int(texts[0])

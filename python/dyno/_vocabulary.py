@@ -1,6 +1,5 @@
-"""The vocabulary of a GGUF file: tokens, kinds, merges or scores, and the special ids, checked against each
-other.
-"""
+"""The vocabulary of a GGUF file: tokens, types, merges or scores, and special ids, checked for
+consistency."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Metadata(Protocol):
-    """Anything with `get(key)`: a `_core.Gguf` or a plain dict."""
+    """The metadata of a file: anything with `get(key)`, such as a `_core.Gguf` or a plain dict."""
 
     def get(self, key: str, /) -> object: ...
 
 
 class TokenType(IntEnum):
-    """Values of `tokenizer.ggml.token_type`."""
+    """The types of tokens: values of `tokenizer.ggml.token_type`."""
 
     UNDEFINED = 0
     NORMAL = 1
@@ -36,7 +35,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-# Tokens that end a generation by what they are called, whether or not the file lists their ids.
+# Tokens whose name shows that they end a generation, even if the file does not list their ids.
 _END_OF_GENERATION = frozenset(
     (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|eom_id|>", "<|endoftext|>"),
@@ -44,24 +43,24 @@ _END_OF_GENERATION = frozenset(
         "<｜end▁of▁sentence｜>",
     )
 )
-# In the harmony format <|end|> closes one message of several, so it does not end the answer.
+# In the harmony format, <|end|> closes one of several messages, so it does not end the answer.
 _HARMONY = ("<|return|>", "<|call|>", "<|end|>")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The vocabulary of `tokenizer.ggml.*`, checked."""
+    """The checked vocabulary of a file (`tokenizer.ggml.*`)."""
 
     model: str
     """`gpt2` (byte-level BPE), `gemma4` (BPE of characters) or `llama` (SentencePiece)."""
     pre: PreTokenizer | None
-    """How words are cut; None for SentencePiece, which does not cut."""
+    """The pre-tokenizer; None for SentencePiece, which has none."""
     tokens: list[str]
     types: list[int]
     scores: list[float]
-    """One per token for SentencePiece; empty for BPE."""
+    """One score per token for SentencePiece; empty for BPE."""
     merges: list[tuple[str, str]]
-    """In order of rank for BPE; empty for SentencePiece."""
+    """Merges in order of rank for BPE; empty for SentencePiece."""
     bos: int | None
     eos: int | None
     unknown: int | None
@@ -72,12 +71,13 @@ class Vocabulary:
 
     @property
     def bytes_are_symbols(self) -> bool:
-        """Tokens are written in the byte alphabet of GPT-2; else as text with "▁" for a blank."""
+        """Whether tokens are written in the byte alphabet of GPT-2. Otherwise they are text with "▁" for a
+        blank."""
         return self.model == "gpt2"
 
 
 def has_vocabulary(metadata: Metadata) -> bool:
-    """Whether the file carries a vocabulary at all."""
+    """Whether the file has a vocabulary."""
     return metadata.get("tokenizer.ggml.model") not in (None, "none", "no_vocab")
 
 
@@ -86,7 +86,7 @@ def read(metadata: Metadata) -> Vocabulary:
 
     Raises:
         ModelError: The file has no vocabulary, or its parts contradict each other.
-        UnsupportedError: A tokenizer or pre-tokenizer that is not known here, with its name.
+        UnsupportedError: The tokenizer or pre-tokenizer is unknown. The message has its name.
     """
     model = metadata.get("tokenizer.ggml.model")
     if not has_vocabulary(metadata):
@@ -102,7 +102,7 @@ def read(metadata: Metadata) -> Vocabulary:
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     if tokens is None:
         raise ModelError("[tokenizer] tokenizer.ggml.tokens is missing")
-    # Files of gemma4 hold a few texts twice; the later one is the token.
+    # Files of gemma4 list a few texts twice. The later id is the one to use.
     if len(set(tokens)) != len(tokens) and model != GEMMA4:
         seen: dict[str, int] = {}
         for i, token in enumerate(tokens):
@@ -181,7 +181,7 @@ def _merges(metadata: Metadata) -> list[tuple[str, str]]:
         raise ModelError("[tokenizer] a BPE vocabulary needs tokenizer.ggml.merges")
     merges = []
     for i, line in enumerate(lines):
-        # The first part is never empty, so a blank at position 0 belongs to it.
+        # The first part of a merge is never empty, so a blank at position 0 belongs to it.
         cut = line.find(" ", 1)
         if cut < 0 or cut == len(line) - 1:
             raise ModelError(
@@ -198,7 +198,7 @@ def _token_id(metadata: Metadata, name: str, count: int, default: int | None) ->
         return default if default is not None and default < count else None
     if isinstance(value, bool) or not isinstance(value, int):
         raise ModelError(f"[tokenizer] {key} must be a whole number, not {value!r}")
-    if value in (-1, 0xFFFFFFFF):  # how converters write "none"
+    if value in (-1, 0xFFFFFFFF):  # converters write these values for "none"
         return None
     if not 0 <= value < count:
         raise ModelError(f"[tokenizer] {key} = {value} lies outside the vocabulary of {count} tokens")

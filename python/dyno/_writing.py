@@ -1,4 +1,4 @@
-"""The text of one generation of an engine, which owns a slot meanwhile."""
+"""Generation of one text in an engine, which owns a slot while it runs."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ __all__ = [
 
 _log = logging.getLogger("dyno")
 _DRAWS_QUEUED = 64
-"""Random numbers that go to the device at once."""
+"""Number of random numbers that go to the device at once."""
 _DRAWS_AHEAD = 4
-"""More are queued when no more than these are left: the device is never without."""
+"""If no more than this many are left, more are queued, so that the device never waits for them."""
 
 
 def prompt_tokens(engine: Engine, prompt: str | Sequence[int], parse_special: bool) -> list[int]:
-    """Tokens of a prompt that the context of an engine holds.
+    """Encode a prompt, and check that it fits the context of the engine.
 
     Raises:
-        ContextLengthError: It is longer than the context.
-        PlanError: It is empty, or a token is not one of the vocabulary.
+        ContextLengthError: The prompt is longer than the context.
+        PlanError: The prompt is empty, or a token is not in the vocabulary.
     """
     if isinstance(prompt, str):
         check_least("[generate] the prompt", engine, prompt)
@@ -82,13 +82,13 @@ def _no_prompt(prompt: object) -> PlanError:
 
 
 def check_length(name: str, engine: Engine, tokens: int, words: str = "") -> None:
-    """Raises ContextLengthError if `tokens` are more than the context of an engine holds.
+    """Raises ContextLengthError if `tokens` is more than the context length of an engine.
 
     Args:
-        name: Begins the message.
-        engine: Has the context.
-        tokens: Of a prompt.
-        words: Before the number in the message.
+        name: First word of the message.
+        engine: The engine with the context.
+        tokens: Number of tokens.
+        words: Words before the number in the message.
     """
     ctx = int(engine.settings["ctx"])
     if tokens > ctx:
@@ -97,12 +97,12 @@ def check_length(name: str, engine: Engine, tokens: int, words: str = "") -> Non
 
 
 def check_least(name: str, engine: Engine, text: str) -> None:
-    """Raises ContextLengthError if a text is too long for the context whatever tokens it becomes."""
+    """Raises ContextLengthError if a text is too long for the context in any tokenization."""
     check_length(name, engine, engine.tokenizer.least_tokens(text), "at least ")
 
 
 def most_tokens(engine: Engine, tokens: Sequence[int], max_tokens: int | None) -> int:
-    """Tokens that may follow a prompt: `max_tokens`, or all that the context has room for."""
+    """Number of tokens that may follow a prompt: `max_tokens`, limited by the rest of the context."""
     if max_tokens is None:
         return int(engine.settings["ctx"]) - len(tokens) + 1
     return count_of("max_tokens", max_tokens)
@@ -119,11 +119,11 @@ def written(
     """Text pieces after a prompt; see `Engine.generate`.
 
     Args:
-        engine: Gives the slot from the first piece until this generator ends, however it ends.
-        tokens: Of the prompt.
-        sampling: How tokens are drawn.
+        engine: The engine. The generation owns a slot of it from the first piece until this generator ends.
+        tokens: Tokens of the prompt.
+        sampling: Settings for drawing tokens.
         stop: Ends the text at a stop string.
-        max_tokens: Tokens drawn at most.
+        max_tokens: The most tokens to draw.
         slot: The slot to take; None takes the highest free one.
     """
     tokens_ = drawn_tokens(engine, tokens, sampling, max_tokens, slot)
@@ -147,17 +147,17 @@ def drawn_tokens(
     cancelled: threading.Event | None = None,
     handling: Handling | None = None,
 ) -> Generator[Drawn, None, None]:
-    """The tokens after a prompt, to `max_tokens` or to the end of the context; arguments as in `written`.
+    """The tokens after a prompt, up to `max_tokens` or the end of the context. Arguments as in `written`.
 
-    `held`: tokens that `slot` holds; the part of the prompt that agrees with them is not computed again.
-    `cancelled`: a scheduler ends the text when it is set.
-    `handling`: of the prompt, for a scheduler.
+    `held`: tokens that `slot` holds. The beginning of the prompt that equals them is not computed again.
+    `cancelled`: an event that ends the text, for a scheduler.
+    `handling`: further options, for a scheduler.
 
     If the engine has a scheduler and no slot is named, the scheduler draws them.
     """
     if max_tokens == 0:
         return
-    scheduler = engine._scheduler  # once: its thread takes it away when it ends
+    scheduler = engine._scheduler  # read once, because its thread removes it at the end
     if scheduler is not None and slot is None:
         yield from scheduler.drawn(tokens, sampling, max_tokens, cancelled, handling)
         return
@@ -176,14 +176,15 @@ def drawn_tokens(
 
 
 def reusable(engine: Engine, tokens: Sequence[int], held: Sequence[int], slot: int) -> int:
-    """Tokens of the prompt that the slot holds and can go back to; never the last: its logits are needed."""
+    """Number of prompt tokens that the slot holds and can be rewound to. It excludes the last token, whose
+    logits are needed."""
     most = min(len(tokens) - 1, len(held), engine.position(slot))
     same = next((i for i in range(most) if tokens[i] != held[i]), max(most, 0))
     return int(engine._open().rewindable(same, slot))
 
 
 def _begin(session: Any, kept: int, slot: int) -> None:
-    """Forget all but the first `kept` tokens of a slot; under the engine's lock."""
+    """Forget all but the first `kept` tokens of a slot. The caller holds the engine's lock."""
     if kept:
         session.rewind(kept, slot)
     else:
@@ -191,7 +192,7 @@ def _begin(session: Any, kept: int, slot: int) -> None:
 
 
 def _is_full(engine: Engine, slot: int) -> bool:
-    """Whether no further token can be fed; if so, says that the text ends."""
+    """Whether the context is full. If so, a log message says that generation stops."""
     if engine.position(slot) < int(engine.settings["ctx"]):
         return False
     _log.warning("the context of %d tokens is full; generation stops here", engine.settings["ctx"])
@@ -209,7 +210,7 @@ def _drawn_on_host(
 
     def after_prompt() -> NDArray[np.float32]:
         logits = after(prompt[kept:])
-        if not engine._recurrent:  # else it would copy the state
+        if not engine._recurrent:  # otherwise it would copy the recurrent state
             with engine._lock:
                 engine._slots.mark_prompt_end(engine._open(), slot)
         return logits
@@ -228,11 +229,11 @@ def _drawn_on_host(
 def _drawn_on_device(
     engine: Engine, prompt: Sequence[int], kept: int, sampling: Sampling, max_tokens: int, owner: Owner
 ) -> Iterator[int]:
-    """Tokens that the device draws after `prompt`, which starts at position 0 of the owner's slot; `kept`
-    tokens of it are there already.
+    """The tokens that the device draws after `prompt`, which starts at position 0 of the owner's slot. The
+    slot already holds the first `kept` tokens of it.
 
-    Other slots may be used between two of them: the session then goes on at the end of the sequence, as
-    feeding token by token would.
+    Between two tokens, other slots may be used. The session then continues at the end of the sequence, as if
+    tokens were fed one by one.
     """
     slot = owner.slot
     tokens = token_array(prompt[kept:])

@@ -1,4 +1,4 @@
-"""Plain words for values that a schema refuses, instead of pydantic's own."""
+"""Plain error messages for values that a schema refuses, instead of the texts of pydantic."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _WORDS = {
     "string_pattern_mismatch": "must match the pattern {pattern}",
     "missing": "is required",
 }
-"""By the kind of a validation error: the words behind the name of the field."""
+"""By the kind of a validation error: the words that follow the name of the field."""
 
 
 def has_plain_words(error: ErrorDetails) -> bool:
-    """Whether an error is of pydantic's own kinds that have plain words, so that they name no value."""
+    """Whether the kind of an error is one of pydantic's that have plain words, which never name the value."""
     return error["type"] in _WORDS
 
 
 def plain_words(error: ErrorDetails, *, mapping: str = "an object") -> str:
-    """The words for one error; words of our own have a beginning that pydantic puts before them.
+    """The message for one error. If the message is our own, the prefix that pydantic adds is removed.
 
     Args:
         error: The error, with its context.
@@ -54,7 +54,7 @@ def plain_words(error: ErrorDetails, *, mapping: str = "an object") -> str:
 
 
 def not_given(error: ErrorDetails, *, mapping: str = "an object") -> str:
-    """The end of a message, which shows the wrong value, or only the kind of one that may be large."""
+    """The end of a message, which shows the wrong value, or only its type if it may be large."""
     given, kind = error["input"], error["type"]
     if kind == "missing":
         return ""
