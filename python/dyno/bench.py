@@ -1,9 +1,9 @@
-"""Speed of reading a prompt (pp) and of generating (tg), measured the way users of llama-bench know it.
+"""The speed of prompt processing (pp) and generation (tg), measured as in llama-bench.
 
-pp computes the logits of the last token only; tg feeds random tokens one by one. On a GPU tg does what
-generating does there: the next token is drawn (greedily) where the model runs, from logits that stay there,
-and comes to the host while the next steps run; but the random token is fed instead of it. On a CPU nothing is
-drawn. With a depth, the context is filled first and the filling is not timed. Every sample is kept.
+pp computes only the logits of the last token. tg feeds random tokens one by one. On a GPU, tg does the same
+work as generation: the device draws the next token greedily, and the host receives it while the next steps
+run. Only the token that is fed is a random one. On a CPU, no token is drawn. With a depth, the context is
+filled first, which is not timed. All samples are kept.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ __all__ = ["BenchCase", "BenchResult", "cases", "machine_facts", "model_facts", 
 
 _WARM_UP_TOLERANCE = 0.05
 _WARM_UP_RUNS = 4
-# Of generated tokens, at least: a GPU that has just read prompts generates more slowly for about as long, the
-# more so the faster it has read them (on an H200 by 2 % at first, by 0.3 % after half a second).
+# Shortest warm-up of generation. A GPU that has just processed prompts generates more slowly for about as
+# long as that took (on an H200 by 2 % at first, and by 0.3 % after half a second).
 _GENERATION_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class BenchCase:
-    """One line of the table."""
+    """One test of a benchmark: a line of the table."""
 
     n_prompt: int
-    """Tokens of the prompt; 0 for a test of generation alone."""
+    """Prompt length in tokens; 0 in a test of generation only."""
     n_gen: int
-    """Tokens that are generated; 0 for a test of the prompt alone."""
+    """Number of generated tokens; 0 in a test of the prompt only."""
     depth: int = 0
-    """Tokens that the context holds before the clock starts."""
+    """Number of tokens in the context before the test."""
     batch: int = 2048
-    """Tokens that are given to the engine in one call at most."""
+    """Most tokens per call of the engine."""
     settings: tuple[tuple[str, Any], ...] = ()
-    """Settings that this case asks for, by name."""
+    """Settings of this case by name."""
 
     @property
     def test(self) -> str:
@@ -59,12 +59,12 @@ class BenchCase:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the clock sees."""
+        """Number of tokens that are timed."""
         return self.n_prompt + self.n_gen
 
     @property
     def positions(self) -> int:
-        """Length of context that the case needs."""
+        """Context length in tokens that the case needs."""
         return self.depth + self.tokens
 
 
@@ -74,17 +74,17 @@ class BenchResult:
 
     case: BenchCase
     samples_ns: list[int]
-    """Wall time of every repetition in nanoseconds."""
+    """Wall-clock time of each repetition in nanoseconds."""
     settings: dict[str, Any]
     """All settings in force."""
     warm_up_runs: int
     time: str
-    """When it was measured, UTC, ISO 8601."""
+    """Time of the measurement in UTC, ISO 8601."""
     energy: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By source (`cpu`, `gpu`) that could be read: `joules_per_token` and `watts`, idle power included."""
+    """`joules_per_token` and `watts` by source (`cpu`, `gpu`) that could be read. Both include idle power."""
     expert_choices: dict[str, int] = field(default_factory=dict)
-    """Of the samples, in layers with an expert cache: experts that were `chosen` for tokens, the `cached`
-    ones of them, and experts that were `swapped`, if the cache adapts."""
+    """Expert choices during the samples, in layers with an expert cache: the number `chosen`, the number of
+    those that were `cached`, and the number of `swapped` experts if the cache adapts."""
     samples_ts: list[float] = field(init=False)
     """Tokens per second of every repetition."""
 
@@ -111,10 +111,10 @@ def cases(
     batches: Sequence[int],
     settings: dict[str, Sequence[Any]],
 ) -> list[BenchCase]:
-    """The grid: every combination of settings, batch and depth with every pp, tg and pp+tg test.
+    """The grid of cases: each combination of settings, batch and depth with each pp, tg and pp+tg test.
 
     Raises:
-        PlanError: Nothing to measure, or an impossible number.
+        PlanError: There is nothing to measure, or a number is impossible.
     """
     for name, values, least in (
         ("-p", n_prompt, 0),
@@ -149,17 +149,17 @@ def run(
     on_open: Callable[[Engine], None] | None = None,
     **engine_arguments: Any,
 ) -> Iterator[BenchResult]:
-    """Measure every case in turn; the model is loaded again only where a case asks for it.
+    """Measure all cases in turn. The model is loaded again only if a case needs it.
 
     Args:
         path: GGUF file.
-        grid: What to measure.
-        repetitions: Samples for each case.
-        seed: Of the random tokens.
-        warm_up: Repeat a case untimed until two runs agree within 5 %, at most 4 times; generation for half a
-            second too, because the case before it may have read prompts.
-        on_step: Called with a note whenever something takes a while.
-        on_open: Called with every engine that is opened.
+        grid: The cases.
+        repetitions: Number of samples per case.
+        seed: Seed of the random tokens.
+        warm_up: Repeat a case untimed until two runs agree within 5 %, at most 4 times; Generation is also
+            repeated for half a second, because the previous case may have processed prompts.
+        on_step: Called with a note before each step that takes a while.
+        on_open: Called with each engine that is opened.
         **engine_arguments: For `Engine`: device, profile and settings that hold for all cases.
 
     Raises:
@@ -169,7 +169,7 @@ def run(
         raise PlanError(f"[bench] repetitions must be at least 1, not {repetitions}")
     todo = list(grid)
     notify = on_step or (lambda note: None)
-    # Unknown names are left to the engine, which names the nearest.
+    # The engine refuses unknown names, and suggests the most similar one.
     opened_with = {"ctx": max((case.positions for case in todo), default=1)}
     for load, group in itertools.groupby(todo, key=lambda case: _of_kind(case, "load", "build", "")):
         notify("opening the model")
@@ -186,12 +186,12 @@ def run(
 
 
 def _of_kind(case: BenchCase, *kinds: str) -> dict[str, Any]:
-    """The settings of a case that are of one of these kinds; an unknown name is of the kind ''."""
+    """The settings of a case that have one of these kinds. An unknown name has the kind ''."""
     return {k: v for k, v in case.settings if (SETTINGS[k].kind if k in SETTINGS else "") in kinds}
 
 
 def machine_facts(device: str = "cpu") -> dict[str, Any]:
-    """Build and machine of a record, by the names of llama-bench.
+    """The build and the machine of a record, with the key names of llama-bench.
 
     Args:
         device: As for `Engine`.
@@ -219,7 +219,7 @@ def machine_facts(device: str = "cpu") -> dict[str, Any]:
 
 
 def model_facts(path: str) -> dict[str, Any]:
-    """Model of a record, by the names of llama-bench."""
+    """The model of a record, with the key names of llama-bench."""
     from dyno import _core
 
     model = _core.describe_model(path)
@@ -238,7 +238,7 @@ def _measure(
     engine: Engine, case: BenchCase, repetitions: int, seed: int, warm_up: bool, notify: Callable[[str], None]
 ) -> BenchResult:
     random = np.random.default_rng(seed)
-    engine.reset()  # what an earlier case left is no filling for this one
+    engine.reset()  # tokens of an earlier case must not count as the depth of this one
     tokens = random.integers(0, int(engine.model["n_vocab"]), size=case.positions, dtype=np.int32)
     runs = _warm_up(engine, case, tokens, notify) if warm_up else 0
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -252,7 +252,7 @@ def _measure(
         for source, spent in counters.spent(before, counters.read()).items():
             joules[source] += spent
     if case.depth and not runs:
-        joules = {}  # the first run filled the context, which no clock saw
+        joules = {}  # the first run also filled the context, which was not timed
     chosen = {name: count - choices[name] for name, count in engine.expert_choices.items()}
     return BenchResult(
         case, samples, dict(engine.settings), runs, stamp, _per_token(case, samples, joules),
@@ -263,7 +263,7 @@ def _measure(
 def _per_token(
     case: BenchCase, samples: Sequence[int], joules: dict[str, float]
 ) -> dict[str, dict[str, float]]:
-    """Joules by source as joules per token and mean power of the samples."""
+    """Convert joules by source to joules per token and mean power over the samples."""
     tokens, seconds = case.tokens * len(samples), sum(samples) / 1e9
     return {
         source: {"joules_per_token": total / tokens, "watts": total / seconds}
@@ -274,8 +274,9 @@ def _per_token(
 def _warm_up(
     engine: Engine, case: BenchCase, tokens: NDArray[np.int32], notify: Callable[[str], None]
 ) -> int:
-    """Run until two runs agree: pages are mapped, caches warm, clocks up. Returns the number of runs."""
-    # A few generated tokens show the state of the machine as well as many do.
+    """Run until two runs agree, so that pages are mapped, caches are warm and clocks are up. Returns the
+    number of runs."""
+    # A few generated tokens are enough to see the state of the machine.
     short = replace(case, n_gen=min(case.n_gen, 16)) if not case.n_prompt else case
     least = 0 if case.n_prompt else int(_GENERATION_SECONDS * 1e9)
     before = spent = runs = 0
@@ -290,12 +291,13 @@ def _warm_up(
 
 
 def _once(engine: Engine, case: BenchCase, tokens: NDArray[np.int32]) -> int:
-    """One timed run; nanoseconds."""
+    """Duration of one run in nanoseconds."""
     if case.depth and engine.position() >= case.depth and engine._open().rewindable(case.depth) == case.depth:
-        engine.rewind(case.depth)  # the filling stays: it is the same for every run
-    else:  # recurrent state cannot go back to it, nor layers that keep their window alone
+        engine.rewind(case.depth)  # the filled context stays, because it is the same for each run
+    else:  # recurrent state and layers that keep only a window cannot be rewound to it
         engine.reset()
-        # The logits of the last row end the filling: without them the clock starts while a GPU still works.
+        # Reading the logits of the last row waits for the filling. Otherwise a GPU would still be at work
+        # when timing starts.
         _feed(engine, tokens[: case.depth], case.batch, last_row=True)
     prompt = tokens[case.depth : case.depth + case.n_prompt]
     generated = tokens[case.depth + case.n_prompt : case.positions]

@@ -1,8 +1,9 @@
-"""Where the time of a prompt or of a token goes, op by op.
+"""The time of a prompt or token, op by op.
 
-A GPU generates by replaying a captured graph, in which launches overlap. There an op's time is the time that
-it adds to a replay, so the sum is the time of a token. Elsewhere each launch is timed alone, on a GPU between
-two events; the sum is then more than the test takes. Bytes and operations are the least that an op needs.
+A GPU generates by replaying a captured graph, in which launches overlap. There, the time of an op is the time
+that it adds to a replay, so the sum is the time of a token. Otherwise each launch is timed alone (on a GPU
+between two events), and the sum exceeds the time of the test. Bytes and operations are the minimum that an op
+needs.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ class OpTime:
     family: str
     key: str
     launches: float
-    """In the whole test."""
+    """Number of launches in the whole test."""
     seconds: float
     share: float
-    """Of the time of all ops."""
+    """Share of the time of all ops."""
     bytes: float
     flops: float
     gbps: float
-    """1e9 bytes a second."""
+    """Achieved rate in 1e9 bytes per second."""
     tflops: float
-    """1e12 operations a second."""
+    """Achieved rate in 1e12 operations per second."""
     percent_of_peak: float | None
-    """Of the memory's or the products' measured rate, whichever the op is nearer to; None where unknown."""
+    """Fraction of the measured peak rate of memory or of products, whichever is larger; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,9 @@ class PerOp:
     op_seconds: float
     """Sum over the ops."""
     in_graph: bool
-    """Whether ops were timed within a replayed graph, where they overlap; else each was timed alone."""
+    """Whether ops were timed in a replayed graph, where they overlap. Otherwise each was timed alone."""
     test_seconds: float
-    """The same test untouched, in the median."""
+    """Median duration of the test itself, without timing of ops."""
     peaks: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,13 +67,14 @@ class PerOp:
 
 
 def peaks_of(device: str, threads: int = 0) -> dict[str, float]:
-    """Measured rates: of a GPU as `dyno._core.measure_rates` gives them, of the CPU the rate of a copy.
+    """Measured peak rates: for a GPU those that `dyno._core.measure_rates` gives, for the CPU the rate of a
+    copy.
 
     A copy reads and writes. An op that only reads can be somewhat faster.
 
     Args:
         device: As `Engine.device` names it.
-        threads: Of the CPU; 0: all cores that this process may use.
+        threads: Number of CPU threads; 0: all cores that this process may use.
 
     Raises:
         DeviceError: No such device.
@@ -97,11 +99,11 @@ def measure(
 
     Args:
         engine: Opened with a context that holds the case.
-        case: A prompt or generated tokens (not both), perhaps behind a depth.
+        case: A prompt or generated tokens (not both), possibly at a depth.
         peaks: As `peaks_of` gives them.
-        repetitions: The median over this many runs counts. In a graph ops are timed once, at the middle of
-            the generated tokens, since each time there is a median of several replays.
-        seed: Of the random tokens.
+        repetitions: Number of runs, of which the median counts. In a graph, ops are timed once, in the middle
+            of the generated tokens, because each time there is the median of several replays.
+        seed: Seed of the random tokens.
         notify: Called with a note before each run.
 
     Raises:
@@ -116,7 +118,7 @@ def measure(
     tell(f"{case.test} untouched")
     untouched = statistics.median(_once(engine, case, tokens) for _ in range(repetitions)) / 1e9
 
-    # A graph holds all ops of a token where one GPU computes them.
+    # If one GPU computes all ops of a token, a graph holds them.
     on_one_gpu = engine.device.startswith("cuda") and len(engine.plan["devices"]) == 1
     in_graph = not case.n_prompt and on_one_gpu and bool(engine.settings["cuda_graphs"])
     if case.n_prompt:
@@ -147,7 +149,7 @@ def measure(
     for key, seconds_of in medians.items():
         if seconds_of <= 0:
             continue
-        # An op that runs and is not in the list of these batch sizes still took its time.
+        # An op that runs but is not listed for these batch sizes still counts with its time.
         family, launches, moved, flops = work.get(key, (families[key], 0.0, 0.0, 0.0))
         rates = (moved / seconds_of / 1e9, flops / seconds_of / 1e12)
         ops.append(
@@ -177,7 +179,7 @@ def _percent(rates: Sequence[float], peaks: Mapping[str, float]) -> float | None
 
 
 def _work(engine: Engine, case: BenchCase) -> dict[str, tuple[str, float, float, float]]:
-    """Family, launches, bytes and operations by key, over all u-batches of a case."""
+    """Family, launches, bytes and operations by op key, summed over all u-batches of a case."""
     ubatch = int(engine.settings["ubatch"])
     vocabulary = int(engine.model["n_vocab"])
     windows = [int(layer["attention"]["window"]) for layer in engine.model["layers"]]
@@ -193,7 +195,7 @@ def _work(engine: Engine, case: BenchCase) -> dict[str, tuple[str, float, float,
             desc = _desc(key)
             if family == "matmul" and desc.get("n") == vocabulary:
                 if not last:
-                    continue  # logits of the last row only
+                    continue  # only the last row needs logits
                 moved, flops = _cost(key, 1)
             elif family in ("attention", "rope_attention"):
                 moved, flops = _attention(key, desc, windows, start, count)
@@ -225,11 +227,11 @@ def _cost(key: str, tokens: int) -> tuple[float, float]:
 def _attention(
     key: str, desc: Mapping[str, Any], windows: Sequence[int], start: int, count: int
 ) -> tuple[float, float]:
-    """Bytes and operations of one launch with the positions in the cache.
+    """Bytes and operations of one attention launch, including the positions in the cache.
 
-    Both are averages over the layers of this op, which have a window or have none. The op's own cost knows no
-    history: for one token it counts q, out, one key and one value. A fused op also counts the values that it
-    stores, which do not grow with the depth.
+    Both are averages over the layers of this op, with and without a window. The cost function of the op
+    ignores the history: for one token it counts q, the output, one key and one value. For a fused op, it also
+    counts the stored values, which do not grow with the depth.
     """
     one_moved, one_flops = _cost(key, 1)
     position_moved, position_flops = _of_position(desc)
@@ -245,7 +247,7 @@ def _attention(
 
 
 def _of_position(desc: Mapping[str, Any]) -> tuple[float, float]:
-    """Bytes of one position in the cache, and operations of a query with it."""
+    """Bytes of one position in the cache, and operations of one query with it."""
     from dyno import _core
 
     alone = {name: desc[name] for name in ("heads", "kv_heads", "dk", "dv", "k_type", "v_type")}
@@ -255,7 +257,7 @@ def _of_position(desc: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def table(result: PerOp, limit: int = 30) -> str:
-    """For people: the most expensive ops, and what all of them are beside the test itself."""
+    """The table as text: the most expensive ops, and the sum of all ops compared with the test itself."""
     per = "token" if not result.test.startswith("pp") else "prompt"
     scale = 1 / result.tokens if per == "token" else 1.0
     header = ("op", "launches", f"us a {per}", "share", "GB/s", "TFLOP/s", "% of peak")

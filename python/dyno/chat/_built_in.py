@@ -1,7 +1,7 @@
 """Chat templates by name, for model files that have none.
 
-Each is written from the published prompt format of its models. The names are the names that llama.cpp takes.
-A template leaves out the first BOS, because `encode` puts it where the vocabulary wants one.
+Each one follows the published prompt format of its models. The names are the ones that llama.cpp takes. A
+template leaves out the first BOS token, because `encode` adds it if the vocabulary wants one.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ _ROLES = (
     "{{- raise_exception('it has the roles system, user and assistant, but the message has ' "
     "~ (message.role or 'none')) -}}"
 )
-"""Refuses a role that the format does not have, such as `tool`."""
+"""Template code that refuses a role that the format does not have, such as `tool`."""
 
 
 def _marked(system: str, user: str, assistant: str, opening: str) -> str:
-    """A format whose messages do not depend on each other, from an expression for each role.
+    """The template of a format whose messages do not depend on each other, from one expression per role.
 
     Args:
-        opening: The expression that begins the answer.
+        opening: The expression that opens the answer.
     """
     return (
         "{%- for message in messages -%}{%- set text = message.content or '' -%}"
@@ -32,11 +32,12 @@ def _marked(system: str, user: str, assistant: str, opening: str) -> str:
 
 
 def _merged(user: str, assistant: str, opening: str = "''", *, last: bool = False) -> str:
-    """A format without a role `system`: the user's message holds the system prompt.
+    """The template of a format without a role `system`, where a message of the user contains the system
+    prompt.
 
     Args:
-        user: An expression of `text` and `system`, which is empty except in one message.
-        last: The last message of the user holds the system prompt, not the first one.
+        user: An expression that uses `text` and `system`. `system` is empty except in one message.
+        last: Whether the last message of the user contains the system prompt, instead of the first one.
     """
     chosen = "" if last else "{%- if at.user < 0 -%}"
     return (
@@ -62,7 +63,7 @@ def _merged(user: str, assistant: str, opening: str = "''", *, last: bool = Fals
 
 
 _LED = "(system ~ '\\n\\n' if system else '') ~ text"
-"""The user's text after the system prompt and an empty line."""
+"""The text of the user after the system prompt and an empty line."""
 
 BUILT_IN = {
     "chatml": (

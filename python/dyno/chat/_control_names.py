@@ -1,4 +1,4 @@
-"""The names of a vocabulary's control tokens, and where they stand in a text."""
+"""The names of the control tokens of a vocabulary, and the search for them in a text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["ControlNames", "control_names"]
 class ControlNames:
     """The names of a vocabulary's control tokens.
 
-    A vocabulary may have a thousand of them. One expression with all names would try each of them at each
-    "<" of a text, so here a place costs one look-up for each length that a name may have.
+    A vocabulary may have a thousand of them. One regular expression with all names would try each of them at
+    each "<" of a text. Here a position costs one look-up for each length that a name may have.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -32,8 +32,8 @@ class ControlNames:
         self._begins = re.compile("|".join(map(re.escape, begins))) if begins else None
 
     def first(self, text: str, begin: int, end: int) -> tuple[int, str] | None:
-        """The first name within `text[begin:end]`, the longest one where several begin, and its place in
-        `text`.
+        """The first name within `text[begin:end]` and its position in `text`. If several begin there, the
+        longest one.
         """
         while self._begins is not None and (match := self._begins.search(text, begin, end)):
             name = self.at(text, match.start(), end)
@@ -43,7 +43,7 @@ class ControlNames:
         return None
 
     def at(self, text: str, place: int, end: int) -> str | None:
-        """The longest name that begins at `place` and lies before `end`."""
+        """The longest name that begins at `place` and ends before `end`."""
         for length in self._lengths:
             if place + length <= end and (name := text[place : place + length]) in self.ids:
                 return name
@@ -54,7 +54,7 @@ _known: WeakKeyDictionary[Tokenizer, ControlNames] = WeakKeyDictionary()
 
 
 def control_names(tokenizer: Tokenizer) -> ControlNames:
-    """The names of a tokenizer, which are kept: a vocabulary may have a quarter of a million tokens."""
+    """The names of a tokenizer. They are cached, because a vocabulary may have 250,000 tokens."""
     if tokenizer not in _known:
         _known[tokenizer] = ControlNames(tokenizer.vocabulary)
     return _known[tokenizer]

@@ -1,8 +1,8 @@
-"""The forms in which a template takes the content of messages and the arguments of tool calls.
+"""The forms in which a template expects the content of messages and the arguments of tool calls.
 
 Clients of the public API send content as text or as a list of text parts, and arguments as JSON text. Most
-templates want text and objects, some want parts, and a few want arguments as text. A template does not say
-so, but a short conversation shows it.
+templates expect text and objects, some expect parts, and a few expect arguments as text. A template does not
+declare this, but rendering a short conversation shows it.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def check_messages(messages: object) -> None:
 
 
 class Forms:
-    """The forms that one template takes.
+    """The forms that one template expects.
 
     Args:
-        render: The prompt of messages and tools; it raises whatever the template raises.
+        render: Renders messages and tools to a prompt. It raises whatever the template raises.
     """
 
     def __init__(self, render: Callable[[Sequence[Any], Sequence[Any] | None], str]) -> None:
@@ -66,7 +66,7 @@ class Forms:
         self._objects: bool | None = None
 
     def fitted(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message as the template takes it."""
+        """A message in the form that the template expects."""
         changed = dict(message)
         content, calls = changed.get("content"), changed.get("tool_calls")
         takes = bool(content) and isinstance(content, list) and self._takes_parts(changed.get("role"))
@@ -90,7 +90,8 @@ class Forms:
         return {**call, "arguments": arguments}
 
     def _takes_objects(self) -> bool:
-        """Whether arguments may be objects: not if these fail or look like Python, and text works."""
+        """Whether to pass arguments as objects. No if objects fail or come out as Python code, and text
+        works."""
         if self._objects is None:
             found = self._shown(_called(_OBJECT))
             works = bool(found) and str(_OBJECT) not in found
@@ -98,7 +99,8 @@ class Forms:
         return self._objects
 
     def _takes_parts(self, given: Any) -> bool:
-        """Whether the content of a role may be parts: all their texts come out, and nothing else of them."""
+        """Whether the content of a role may be a list of parts. Yes if the prompt has all their texts and
+        nothing else of them."""
         role = given if given in _ROLES else "user"
         if role not in self._parts:
             parts = [{"type": "text", "text": text} for text in (_VALUE, _SECOND)]
@@ -107,7 +109,7 @@ class Forms:
         return self._parts[role]
 
     def _around(self, role: str, message: dict[str, Any]) -> list[Any]:
-        """A conversation in which a message of a role is in its place."""
+        """A valid conversation around a message of this role."""
         if role == "user":
             return [message]
         if role == "assistant":
@@ -118,11 +120,11 @@ class Forms:
         return [message, _USER]
 
     def _shown(self, messages: Sequence[Any]) -> str:
-        """A prompt that holds the probe, or no text if the template fails or leaves it out."""
+        """The prompt if it contains the probe; empty if the template fails or leaves the probe out."""
         for tools in (None, [_TOOL]):
             try:
                 found = self._render(messages, tools)
-            # A template raises whatever its author likes. The real messages tell of it.
+            # A template can raise anything. Rendering the real messages will report the error.
             except Exception:
                 continue
             if _VALUE in found:
@@ -141,7 +143,7 @@ def _called(arguments: object) -> list[dict[str, Any]]:
 
 
 def are_texts(content: Sequence[Any]) -> bool:
-    """Whether a content's parts are texts alone."""
+    """Whether content is a list of text parts only."""
     return all(
         isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
         for part in content
@@ -149,13 +151,13 @@ def are_texts(content: Sequence[Any]) -> bool:
 
 
 def _as_object(arguments: Any) -> Any:
-    """Arguments as an object, if their text is one. A call without arguments has an empty text, too."""
+    """Arguments as an object, if their text is one. An empty text is a call without arguments."""
     if not isinstance(arguments, str):
         return arguments
     try:
         found = json.loads(arguments) if arguments.strip() else {}
         if "\\u" in arguments:
-            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text, and raises
+            json.dumps(found, ensure_ascii=False).encode()  # raises for a lone surrogate, which is not text
     except (ValueError, RecursionError):
-        return arguments  # of a call that a model has written wrongly: the model sees it as it was
+        return arguments  # the model wrote an invalid call, and sees it unchanged
     return found if isinstance(found, dict) else arguments

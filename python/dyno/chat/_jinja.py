@@ -1,4 +1,4 @@
-"""The environment that renders chat templates as the makers of models do.
+"""The Jinja2 environment that renders chat templates like the reference implementation of model makers.
 
 Output equals that of the public reference: blocks are trimmed, loops have `break` and `continue`, `tojson`
 keeps every character, and templates may call `raise_exception` and `strftime_now`.
@@ -30,11 +30,11 @@ __all__ = ["ChatEnvironment", "Refused", "render"]
 
 
 class Refused(TemplateError):
-    """The template itself refused the messages, by `raise_exception`."""
+    """The error of a template that refused the messages with `raise_exception`."""
 
 
 class _OriginGenerator(CodeGenerator):
-    """A compiler of the strings of a template to strings that know that they are the template's."""
+    """A code generator whose string constants carry the mark that the template wrote them."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         value = node.as_const(frame.eval_ctx)
@@ -58,14 +58,15 @@ class _OriginGenerator(CodeGenerator):
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks answers for training; here its body is the output."""
+    """The tag `{% generation %}`, which marks answers for training. Here, only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - as the library declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A block of its own scope, as in the reference: what is set inside does not leave it.
+        # The block has its own scope, as in the reference: variables that are set inside are not visible
+        # outside.
         return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
     def _body(self, caller: Callable[[], str]) -> str:
@@ -73,14 +74,14 @@ class _Generation(Extension):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """An environment in which templates can't reach Python's internals or change what they were given."""
+    """A sandboxed environment: templates can neither reach Python's internals nor change their arguments."""
 
     code_generator_class = _OriginGenerator
     concat = staticmethod(joined)
     own = staticmethod(own)
 
     def __init__(self) -> None:
-        # Without the optimizer, which would turn strings into constants that nobody wrote.
+        # Without the optimizer, which would fold strings into constants that lose the mark of their origin.
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols]
         )

@@ -1,4 +1,4 @@
-"""The methods of `Engine` that hold a conversation, and those that give whole texts."""
+"""The methods of `Engine` for conversations and for whole texts."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class ChatMethods:
         slot: int | None = None,
         **more: Unpack[DrawOptions],
     ) -> list[Completion]:
-        """Whole texts that continue `prompt`, with their tokens.
+        """Generate whole texts that continue `prompt`, with their tokens.
 
         Args:
-            prompt: As in `generate`, and so are the arguments that are not described here.
+            prompt: As in `generate`, like all arguments without a description here.
             max_tokens: As in `generate`.
-            n: Texts to draw; each reads the prompt. The seeds are `seed`, `seed + 1`, ….
+            n: Number of texts. Each reads the prompt. Their seeds are `seed`, `seed + 1`, ….
             temperature: As in `generate`.
             top_k: As in `generate`.
             top_p: As in `generate`.
@@ -90,7 +90,7 @@ class ChatMethods:
         engine = cast("Engine", self)
         engine._open()
         file = engine._file
-        assert file is not None  # an open engine has one
+        assert file is not None  # an open engine has a file
         return find_template(file, engine.tokenizer.vocabulary, wanted, tools=tools)
 
     def chat(
@@ -113,17 +113,17 @@ class ChatMethods:
         slot: int | None = None,
         **more: Unpack[DrawOptions],
     ) -> Reply:
-        """The model's answer to a conversation, part by part.
+        """Generate the model's answer to a conversation, part by part.
 
         Args:
             messages: Dicts with `role` and `content`, the last one usually from the user.
             tools: Functions that the model may call, as in the public chat API.
-            call: The model has to call this function, or one of the tools if it is empty; None: it may.
-            continues: The last message is the beginning of the answer; the model writes the rest. No
-                reasoning comes before it, and neither `call` nor `json_schema` can hold for it.
+            call: The function that the model must call; empty: any of the tools. None: calls are optional.
+            continues: Whether the last message is the beginning of the answer, which the model completes. The
+                answer then has no reasoning before it, and cannot be combined with `call` or `json_schema`.
             template: A chat template, its file or its name; None takes the model's own.
             variables: For the template, such as `{"enable_thinking": False}`.
-            max_tokens: Tokens drawn at most; None goes on to the end of the context.
+            max_tokens: Maximum number of tokens. None: up to the end of the context.
             temperature: As in `generate`, and so are top_k, top_p, min_p, seed and slot.
             top_k: As in `generate`.
             top_p: As in `generate`.
@@ -135,10 +135,11 @@ class ChatMethods:
             **more: Further settings of the draws, as in `dyno.Sampling`.
 
         Returns:
-            The parts, while they are written; `message()` reads to the end and gives the whole message.
+            An iterator over the parts of the answer. `message()` reads to the end and returns the whole
+            message.
 
         Raises:
-            ChatError: No template, or the template refuses the messages.
+            ChatError: There is no template, or it refuses the messages.
             PlanError: As in `generate`.
 
         Example:
@@ -173,16 +174,16 @@ class ChatMethods:
     def chat_choices(
         self, messages: Sequence[Mapping[str, Any]], n: int, *, seed: int | None = None, **options: Any
     ) -> list[Reply]:
-        """`n` answers to one conversation; each reads the prompt when its first part is asked for.
+        """`n` answers to one conversation. Each reads the prompt when its first part is requested.
 
         Args:
             messages: As in `chat`.
-            n: How many.
-            seed: Of the first answer; the next ones add 1, 2, ….
+            n: Number of answers.
+            seed: Seed of the first answer. The next answers add 1, 2, ….
             **options: As in `chat`.
 
         Raises:
-            PlanError, ChatError: As in `chat`, or `n` is no positive integer.
+            PlanError, ChatError: As in `chat`, or `n` is not a positive whole number.
         """
         from dyno._generate import count_of
 

@@ -1,8 +1,9 @@
 """Strings that know which of their characters the template wrote.
 
-A control token in a prompt may only come from the template. A plain `str` is somebody else's text. The
-strings of a template are `Text`, with the spans that the template wrote. An operation that this module does
-not follow gives a plain `str`: the template's own text may count as foreign, foreign text never as its own.
+Only the template may write control tokens into a prompt. A plain `str` is foreign text. The strings of a
+template are `Text`, with the spans that the template wrote. An operation that this module does not track
+gives a plain `str`. So text of the template may count as foreign, but foreign text never counts as the
+template's.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Spans = tuple[tuple[int, int], ...]
-"""Begin and end of what the template wrote, in ascending order; no two touch."""
+"""Begin and end of each part that the template wrote, in ascending order and not adjacent."""
 
 __all__ = ["Spans", "Text", "joined", "own", "spans_of"]
 
 
 class Text(str):
-    """A string of which the template wrote `_own`; nothing, unless `own` made it."""
+    """A string with the spans `_own` that the template wrote; there are none unless `own` made it."""
 
     __slots__ = ("_own",)
     _own: Spans
@@ -40,7 +41,7 @@ class Text(str):
         return joined((self, other)) if isinstance(other, str) else NotImplemented
 
     def __radd__(self, other: object) -> Any:
-        # `Markup` adds another `Markup` by itself, and escapes this.
+        # `Markup` itself handles another `Markup`, and escapes this string.
         return joined((other, self)) if isinstance(other, str) else NotImplemented
 
     def __mul__(self, count: SupportsIndex) -> str:
@@ -80,7 +81,7 @@ class Text(str):
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         pieces = str.rsplit(self, sep, maxsplit)
-        if sep is None and maxsplit.__index__() >= 0:  # the first piece keeps what begins the text
+        if sep is None and maxsplit.__index__() >= 0:  # the first piece keeps leading blanks
             return [*pieces]
         return _located(self, pieces, sep)
 
@@ -102,7 +103,7 @@ class Text(str):
         return _cut(self, 0, first), _cut(self, first, second), _cut(self, second, second + len(right))
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
-        if not old:  # stands between all characters
+        if not old:  # an empty string matches between all characters
             return str.replace(self, old, new, count)
         pieces = self.split(old, count)
         return joined(pieces, new)
@@ -123,12 +124,12 @@ class Text(str):
         return self._same_length(str.title(self))
 
     def _same_length(self, changed: str) -> str:
-        # Outside ASCII, characters may become longer and move the others.
+        # Outside ASCII, a changed character may be longer and move the others.
         return Text(changed, self._own) if self.isascii() else changed
 
 
 class _MarkedText(Markup):
-    """`Markup`, with the parts that the template wrote; any further change of it forgets them."""
+    """A `Markup` with the parts that the template wrote. Any further change of it loses them."""
 
     __slots__ = ("_own",)
     _own: Spans
@@ -138,7 +139,7 @@ class _MarkedText(Markup):
 
 
 def own(value: str) -> Text:
-    """`value` as text that the template wrote."""
+    """Mark `value` as text that the template wrote."""
     return Text(value, ((0, len(value)),) if value else ())
 
 
@@ -168,7 +169,8 @@ def joined(parts: Iterable[object], between: str = "") -> str:
 
 
 def _escaped_sum(left: Text, right: Markup) -> Markup:
-    """As `Markup` adds: what is joined to it is escaped, which moves characters unless nothing needs it."""
+    """Concatenation as in `Markup`: the other string is escaped, which moves characters unless none needs
+    escaping."""
     whole = _MarkedText(escape(left) + right)
     whole._own = spans_of(left) if len(escape(left)) == len(left) else ()
     return whole
@@ -185,10 +187,10 @@ def _cut(text: str, begin: int, end: int) -> str:
 
 
 def _located(text: str, pieces: list[str], sep: str | None) -> list[str]:
-    """`pieces`, which stand in `text` in this order, `sep` (None: blanks) between them, with their spans."""
+    """Add spans to `pieces`, which occur in `text` in this order, separated by `sep` (None: blanks)."""
     found, at = [], 0
     for piece in pieces:
-        # Between blanks, a piece begins with the first character that is none.
+        # With blanks as separators, a piece begins at the next character that is not blank.
         begin = at if sep is not None else str.find(text, piece, at)
         found.append(_cut(text, begin, begin + len(piece)))
         at = begin + len(piece) + len(sep or "")

@@ -1,4 +1,4 @@
-"""Renders chat templates in a process of their own, within limits of time, memory and output."""
+"""Rendering of chat templates in a separate process, with limits of time, memory and output."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from dyno.errors import ChatError, NotInstalledError
 __all__ = ["Limits", "Renderer"]
 
 _START_S = 60.0
-"""For Python to start and import the template engine; hostile text plays no part in it."""
+"""Seconds for Python to start and import the template engine, before it reads any hostile text."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on one rendering; past one of them the process ends and an error says so."""
+    """The limits of one rendering. If it exceeds one, the process ends and an error is raised."""
 
     seconds: float = 10.0
     memory_bytes: int = 1 << 30
-    """Address space of the process, Python itself included."""
+    """Address space of the process, including Python itself."""
     max_chars: int = 16 << 20
-    """Characters of the prompt."""
+    """Maximum length of the prompt in characters."""
 
 
 class Renderer:
-    """A process that renders, started at the first request and kept for the next ones.
+    """A rendering process, started at the first request and kept for later ones.
 
     Args:
-        limits: Of each rendering.
+        limits: Limits of each rendering.
 
     Raises:
         ChatError: From `render`: the template is wrong, refuses the messages or exceeds a limit.
         NotInstalledError: From `render`: jinja2 is not installed.
-        PlanError: From `render`: the handler of a signal asks in the middle of another rendering.
+        PlanError: From `render`: a signal handler calls it during another rendering of its thread.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -57,8 +57,8 @@ class Renderer:
         """The worker's answer to `request`; see `dyno.chat._worker.answer`.
 
         Args:
-            request: Everything but `max_chars`.
-            name: Of the template, for messages.
+            request: The request without `max_chars`.
+            name: Name of the template, for messages.
         """
         try:
             line = json.dumps({**request, "max_chars": self._limits.max_chars}).encode() + b"\n"
@@ -66,13 +66,13 @@ class Renderer:
             raise ChatError(f"[chat] messages and tools must be plain JSON values: {error}") from error
         if (
             os.getpid() != self._pid
-        ):  # a forked child has a copy of the parent's pipes and perhaps of its lock
+        ):  # a forked child has copies of the parent's pipes, and possibly of its held lock
             self._lock, self._process, self._pid = threading.RLock(), None, os.getpid()
         with for_one_call(self._lock, "chat template"):
             process = self._process or self._start()
             try:
                 reply = self._exchange(process, line, self._limits.seconds)
-            except BaseException:  # also an interrupt: an answer that nobody read must not be the next one's
+            except BaseException:  # including interrupts: an unread answer must not be taken for the next one
                 self.close()
                 raise
             if reply is None:
@@ -91,7 +91,7 @@ class Renderer:
         return dict(json.loads(reply))
 
     def close(self) -> None:
-        """End the process; the next request starts another."""
+        """End the process. The next request starts another one."""
         process, self._process = self._process, None
         if process is not None and self._end is not None:
             self._end()
@@ -110,7 +110,7 @@ class Renderer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # No secret of the environment lies where a template could read it.
+            # The environment is empty, so a template cannot read secrets from it.
             env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
         )
         self._process = process
@@ -122,7 +122,7 @@ class Renderer:
 
     @staticmethod
     def _exchange(process: subprocess.Popen[bytes], request: bytes, seconds: float) -> bytes | None:
-        """One line for another: None after `seconds`, empty if the process has ended."""
+        """Send one line and read one: None after `seconds`, empty if the process has ended."""
         assert process.stdin is not None
         assert process.stdout is not None
         deadline = time.monotonic() + seconds
@@ -137,7 +137,7 @@ class Renderer:
             while not reply.endswith(b"\n"):
                 left = max(deadline - time.monotonic(), 0.0)
                 ready = selector.select(left)
-                if not ready and left == 0:  # an answer that is there is in time, however late this looks
+                if not ready and left == 0:  # an answer that has arrived counts as in time
                     return None
                 for key, _ in ready:
                     if key.fd == given:
@@ -150,14 +150,14 @@ class Renderer:
                         continue
                     piece = os.read(taken, 1 << 16)
                     if not piece:
-                        return b"" if left > 0 else None  # its own clock ends a process that takes too long
+                        return b"" if left > 0 else None  # the process ends itself if it takes too long
                     reply += piece
         return bytes(reply)
 
 
 def _end(process: subprocess.Popen[bytes], pid: int) -> None:
     if os.getpid() != pid:
-        return  # a forked child does not end its parent's process
+        return  # a forked child must not end the process of its parent
     process.kill()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

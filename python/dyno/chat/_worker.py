@@ -1,7 +1,8 @@
-"""The process that renders chat templates: one request a line on stdin, one answer a line on stdout.
+"""The process that renders chat templates. Each line on stdin is a request, and each line on stdout an
+answer.
 
-A template comes with a model file and may be hostile. Here it has limited memory and limited time, and no
-secret of the caller within reach; `dyno.chat._rendering` starts and stops the process.
+A template comes with a model file and may be hostile. Here it has limited memory and time, and cannot reach
+secrets of the caller. `dyno.chat._rendering` starts and stops the process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["answer", "main"]
 
-# These words of the API are ours, however a caller spelled them; any other role is foreign text.
+# These roles of the API count as text of the template. Any other role is foreign text.
 _ROLES = frozenset(("assistant", "developer", "function", "ipython", "model", "system", "tool", "user"))
 
 
@@ -73,7 +74,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"kind": "failed", "error": f"{type(error).__name__}: {error}"}
     except MemoryError:
         return {"kind": "memory", "error": "it needs more memory than it may have"}
-    # A template computes whatever its author likes with what it is given; no error of that is one of ours.
+    # A template can compute anything from its arguments, so any exception here is an error of the template.
     except Exception as error:
         return {"kind": "failed", "error": f"{type(error).__name__}: {str(error)[:500]}"}
     if len(text) > request["max_chars"]:
@@ -94,10 +95,10 @@ def main(memory_bytes: int, seconds: float) -> None:
     """Answer requests until stdin ends.
 
     Args:
-        memory_bytes: Address space that this process may have.
-        seconds: Time that a request may take; then the kernel ends the process.
+        memory_bytes: Maximum address space of this process.
+        seconds: Maximum time of a request. Afterwards the kernel ends the process.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the caller handles Ctrl-C
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
@@ -105,7 +106,7 @@ def main(memory_bytes: int, seconds: float) -> None:
     out.write("ready\n")
     out.flush()
     for line in sys.stdin:
-        # The caller ends a process that is late; this is for a caller that has gone.
+        # The caller normally ends a late process. This limit applies if the caller has gone.
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds + 1)
         try:
             reply = json.dumps(answer(json.loads(line)))

@@ -1,4 +1,4 @@
-"""Takes a model's answer apart while it is written: reasoning, content and tool calls."""
+"""Parsing of a model's answer while it is written, into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _REASONING = (
 _HEADERS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 _HEADERS_TO = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
 _MOST_READ = 1 << 21
-"""Characters of one call that are read in vain: before each closing mark inside of it, its whole text."""
+"""Most characters to parse in vain for one call. Each closing mark inside a call causes one parse of its text
+so far."""
 _UNREADABLE = (ValueError, RecursionError)
-"""The errors of a reader for text that is no call; a model may nest arguments deeper than Python reads."""
+"""The errors of a reader for text that is not a call. A model may nest arguments too deeply for Python."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The next part of an answer; one of the three is set."""
+    """The next part of an answer. Exactly one field is set."""
 
     content: str = ""
     reasoning: str = ""
@@ -41,7 +42,7 @@ class Part:
 
 @dataclass
 class Answer:
-    """A whole answer, put together from its parts."""
+    """A whole answer, assembled from its parts."""
 
     content: str = ""
     reasoning: str = ""
@@ -55,7 +56,8 @@ class Answer:
             self.tool_calls.append(part.tool_call)
 
     def message(self) -> dict[str, Any]:
-        """As a message of the conversation: `role`, `content`, and the other fields where there are any."""
+        """The answer as a message of the conversation: `role`, `content`, and further fields if the answer
+        has them."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -74,10 +76,10 @@ def parser_for(
     """The parser of answers to a rendered prompt.
 
     Args:
-        template: The chat template; its marks show how its model writes.
-        prompt: Rendered; it may end inside a reasoning section.
-        tools: Offered to the model; without tools, no text becomes a call.
-        begun: The prompt ends within the content of the answer.
+        template: The chat template. Its marks show the format in which its model answers.
+        prompt: The rendered prompt, which may end inside a reasoning section.
+        tools: The tools offered to the model. Without tools, no text becomes a call.
+        begun: Whether the prompt ends within the content of the answer.
     """
     schemas = schemas_of(tools) if tools else None
     if _has_headers(template):
@@ -91,19 +93,19 @@ def parser_for(
 
 
 def content_opening(template: str, prompt: str, content: str | None) -> str:
-    """The text of a template that has to stand between a prompt and content that is not left to the model.
+    """The text that must come between a prompt and content that the model does not choose freely.
 
     Args:
-        template: As of `parser_for`.
-        prompt: Rendered, up to the answer.
-        content: The beginning of the content; None: a call that follows rules of its own.
+        template: As in `parser_for`.
+        prompt: The rendered prompt up to the answer.
+        content: The beginning of the content; None: a call that follows a grammar.
 
     Returns:
-        The header of content, or the end of a reasoning section that the prompt has opened, as templates
-        write it for an answer without reasoning. No text if content can begin at once.
+        The header of content, or the end of a reasoning section that the prompt has opened, in the form that
+        templates write for an answer without reasoning. Empty if content can begin at once.
     """
     after = parser_for(template, prompt).content_after
-    if _has_headers(template):  # before content, its model may call any function in a form of its own
+    if _has_headers(template):  # before content, such a model could call any function in its own format
         return after
     if content is None or not after or after in content:
         return ""
@@ -115,20 +117,21 @@ def _has_headers(template: str) -> bool:
 
 
 class AnswerParser:
-    """A parser that turns the text of an answer, piece by piece, into its parts."""
+    """The interface of parsers that turn the text of an answer, piece by piece, into parts."""
 
     words: tuple[str, ...] = ()
-    """Names of control tokens that the parser wants to see; others are no part of an answer."""
+    """Names of control tokens that the parser needs to see. Other control tokens are not part of an
+    answer."""
 
     content_after: str = ""
-    """Content begins after this text; empty: with the answer."""
+    """The text after which content begins; empty: content begins at once."""
 
     def push(self, text: str) -> Iterator[Part]:
-        """The parts that are certain after `text` has come in."""
+        """Add `text`, and return the parts that are now certain."""
         raise NotImplementedError
 
     def finish(self) -> Iterator[Part]:
-        """The rest, when no more text comes."""
+        """The remaining parts at the end of the answer."""
         raise NotImplementedError
 
     def wants(self, control: str) -> bool:
@@ -137,7 +140,7 @@ class AnswerParser:
 
 
 class _Blanks:
-    """A filter that holds back line ends and blanks until it is known whether anything follows them."""
+    """A filter that holds back trailing line ends and blanks until other text follows."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -158,7 +161,8 @@ class _Blanks:
 
 
 class _TagParser(AnswerParser):
-    """Reasoning first, between two tags; calls between two tags, or as bare JSON in place of content."""
+    """A parser for answers with reasoning between two tags at the start, and calls between two tags or as
+    bare JSON instead of content."""
 
     def __init__(
         self,
@@ -173,11 +177,11 @@ class _TagParser(AnswerParser):
         self._reasoning = tuple(reasoning)
         self._calls, self._schemas, self._bare = calls, schemas, bare
         self._buffer = ""
-        self._close = inside[1] if inside else ""  # of the reasoning section
+        self._close = inside[1] if inside else ""  # end tag of the reasoning section
         self.content_after = self._close
-        self._call_begun = -1  # where the text of a call begins in the buffer
-        self._searched = 0  # up to where the marks that close it have been tried
-        self._read = 0  # characters, at these marks
+        self._call_begun = -1  # position in the buffer where the text of a call begins
+        self._searched = 0  # position up to which its closing marks have been tried
+        self._read = 0  # characters parsed at these marks
         self._content, self._thoughts = _Blanks(), _Blanks()
         self._content.shown = begun
         self._called = self._is_bare = False
@@ -237,12 +241,12 @@ class _TagParser(AnswerParser):
         elif self._calls is not None and mark == self._calls.open:
             self._call_begun = self._searched = len(mark)
             self._read = 0
-        else:  # a reasoning tag after content is content
+        else:  # a reasoning tag after content counts as content
             yield from self._shown(mark)
             self._buffer = self._buffer[len(mark) :]
 
     def _begins_bare(self) -> bool:
-        """Whether the answer may be a call in bare JSON; its text is then held back to the end."""
+        """Whether the answer may be a call in bare JSON. Its text is then held back until the end."""
         if not self._bare:
             return False
         text = self._buffer.lstrip()
@@ -266,8 +270,9 @@ class _TagParser(AnswerParser):
         calls = self._calls
         if calls is None or not calls.close:
             return
-        # An argument may hold the closing mark: the call ends where it can be read. Each mark is tried once,
-        # since the text before it stays what it was. A long text with many marks is no call.
+        # An argument may contain the closing mark, so the call ends at the first mark where it can be parsed.
+        # Each mark is tried once, because the text before it does not change. A long text with many marks is
+        # not a call.
         while self._read < _MOST_READ and (at := self._buffer.find(calls.close, self._searched)) >= 0:
             self._searched = at + 1
             self._read += at - self._call_begun
@@ -278,12 +283,12 @@ class _TagParser(AnswerParser):
             self._buffer, self._call_begun = self._buffer[at + len(calls.close) :], -1
             yield from self._made(found)
             return
-        # The end of the buffer may hold the beginning of a mark.
+        # The end of the buffer may be the beginning of a mark.
         self._searched = max(self._searched, len(self._buffer) - len(calls.close) + 1)
 
     def _made(self, calls: list[ToolCall]) -> Iterator[Part]:
         self._called = True
-        self._content.rest()  # blanks between text and a call belong to neither
+        self._content.rest()  # blanks between content and a call belong to neither
         yield from (Part(tool_call=call) for call in calls)
 
     def _shown(self, text: str) -> Iterator[Part]:
@@ -296,10 +301,11 @@ class _TagParser(AnswerParser):
 
 
 class _HeaderParser(AnswerParser):
-    """An answer of several messages, each with a header that says who it is for, as in the harmony format.
+    """A parser for answers of several messages, each with a header that names its recipient, as in the
+    harmony format.
 
-    The header ends with `<|message|>`. Analysis and messages of the model to itself are reasoning. A message
-    to a function is a call.
+    A header ends with `<|message|>`. Messages of the channel analysis, and messages of the model to itself,
+    are reasoning. A message to a function is a call.
     """
 
     def __init__(
@@ -316,8 +322,8 @@ class _HeaderParser(AnswerParser):
         header = "<|channel|>final" if "<|channel|>" in marks else " to=user"
         self.content_after = "" if begun else f"{header}<|message|>"
         self._buffer = ""
-        self._header = header if begun else None  # None: it is being read
-        self._body = ""  # of a call
+        self._header = header if begun else None  # None: the header is being read
+        self._body = ""  # text of the current call
 
     def push(self, text: str) -> Iterator[Part]:
         self._buffer += text
@@ -343,7 +349,7 @@ class _HeaderParser(AnswerParser):
         if self._header is None:
             left = self._buffer.strip()
             self._buffer = ""
-            # Without a message, what stands there is a header that was cut off, or an answer without one.
+            # Without `<|message|>`, this text is an incomplete header, or an answer without a header.
             if left and not any(word in left for word in self.words) and left != "assistant":
                 yield Part(content=left)
             return
@@ -396,7 +402,7 @@ def _cut(text: str, at: int) -> tuple[str, str]:
 
 
 def _first(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
-    """The first of `marks` in `text`, the longer one where two begin together."""
+    """The first of `marks` in `text`. If two begin at the same position, the longer one."""
     found = [(at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0]
     if not found:
         return None
@@ -405,7 +411,7 @@ def _first(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
 
 
 def _held(text: str, marks: Sequence[str]) -> int:
-    """Length of the longest end of `text` that begins one of `marks`."""
+    """Length of the longest suffix of `text` that is a prefix of one of `marks`."""
     longest = max(map(len, marks), default=0)
     for length in range(min(longest - 1, len(text)), 0, -1):
         if any(len(mark) > length and mark.startswith(text[-length:]) for mark in marks):

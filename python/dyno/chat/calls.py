@@ -1,8 +1,8 @@
-"""Tool calls as models write them: one reader for each way that public templates teach.
+"""Readers of tool calls: one for each format that public chat templates use.
 
-A reader takes the text between the marks of a call and gives names and arguments. Text that it can't read
-raises ValueError, or RecursionError if it is nested too deeply. The caller then shows it as text: nothing
-that a model wrote is lost.
+A reader parses the text between the marks of a call into names and arguments. It raises ValueError for text
+that is not a call, and RecursionError for text that is nested too deeply. The caller then shows it as plain
+text, so nothing that a model wrote is lost.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 __all__ = ["CallMarks", "Schemas", "ToolCall", "marks_of", "read_any", "read_json", "schemas_of"]
 
 Schemas = dict[str, dict[str, Any]]
-"""The `properties` of each tool's parameters, by the name of the tool."""
+"""The `properties` of the parameters of each tool, by the name of the tool."""
 
 
 def _new_id() -> str:
-    # Nine letters and digits: some templates refuse any other id.
+    # Nine letters and digits, because some templates refuse other ids.
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A function that the model wants to be called."""
+    """A call of a function that the model requests."""
 
     name: str
     arguments: str
-    """A JSON object, as text."""
+    """The arguments: the text of a JSON object."""
     id: str = field(default_factory=_new_id, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in the public chat API, for a message's `tool_calls`."""
+        """The call as an entry of `tool_calls` in a message of the public chat API."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Schemas:
-    """Parameters of the tools that a conversation offers, as far as they are described."""
+    """The schemas of the parameters of the offered tools, as far as they are described."""
     found: Schemas = {}
     for tool in tools or ():
         function = tool.get("function", tool)
@@ -60,21 +60,22 @@ def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Schemas:
 def _call(name: object, arguments: object, id_: object = None) -> ToolCall:
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"{name!r} is not the name of a function")
-    for _ in range(2):  # some models write the object as a string that holds it
+    for _ in range(2):  # some models write the object as a JSON string that contains it
         if isinstance(arguments, str):
             arguments = json.loads(arguments or "{}")
     if not isinstance(arguments, dict):
         raise ValueError(f"arguments must be an object, not {arguments!r:.60}")
-    # Python reads NaN and Infinity, which no other reader of JSON knows: ValueError.
+    # Python accepts NaN and Infinity, which are not JSON. They raise ValueError.
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     call = ToolCall(name.strip(), text, id_) if isinstance(id_, str) and id_ else ToolCall(name.strip(), text)
     for each in (call.name, call.arguments, call.id):
-        each.encode()  # half a pair of surrogates is no text either: ValueError
+        each.encode()  # raises ValueError for a lone surrogate, which is not text
     return call
 
 
 def _value(text: str, schema: Any) -> Any:
-    """A value that was written without quotes: a string if its schema says so, else JSON where it is that."""
+    """A value written without quotes: a string if its schema says so; otherwise parsed as JSON if
+    possible."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "string":
         return text
@@ -86,14 +87,14 @@ def _value(text: str, schema: Any) -> Any:
 
 # ---- readers ----
 #
-# A text that is no call so far is read again at each mark that may end it, so a reader takes time in
-# proportion to its text: no expression here looks for the end of a part from each possible beginning.
+# A reader runs again at each mark that may end a call, so its time must be proportional to its text.
+# Therefore no expression here searches the end of a part from each possible beginning.
 
 _BETWEEN_VALUES = re.compile(r"[ \t\r\n,;]*")
 
 
 def _enclosed(text: str, opening: str, closing: str) -> Iterator[tuple[re.Match[str], str]]:
-    """Each match of `opening`, and the text from it to the next match of `closing`."""
+    """Each match of `opening`, with the text up to the next match of `closing`."""
     opens, closes, at = re.compile(opening), re.compile(closing), 0
     while (begin := opens.search(text, at)) and (end := closes.search(text, begin.end())):
         yield begin, text[begin.end() : end.start()]
@@ -101,7 +102,7 @@ def _enclosed(text: str, opening: str, closing: str) -> Iterator[tuple[re.Match[
 
 
 def _between(text: str, *marks: str, to_end: bool = False) -> Iterator[list[str]]:
-    """The texts between `marks`, again and again; with `to_end`, the last one needs no mark behind it."""
+    """The texts between `marks`. With `to_end`, the last one needs no closing mark."""
     at = 0
     while (at := text.find(marks[0], at)) >= 0:
         at += len(marks[0])
@@ -122,7 +123,8 @@ def _some(found: list[ToolCall]) -> list[ToolCall]:
 
 
 def read_json(body: str, schemas: Schemas) -> list[ToolCall]:
-    """`{"name": …, "arguments": {…}}`, several of them, or a list; also with `parameters`."""
+    """The format `{"name": …, "arguments": {…}}`: one object, several or a list. `parameters` may replace
+    `arguments`."""
     decoder, found, at = json.JSONDecoder(), [], 0
     body = body.strip()
     while at < len(body):
@@ -133,7 +135,7 @@ def read_json(body: str, schemas: Schemas) -> list[ToolCall]:
             arguments = each["arguments"] if "arguments" in each else each["parameters"]
             found.append(_call(each.get("name"), arguments, each.get("id")))
         between = _BETWEEN_VALUES.match(body, at)
-        assert between is not None  # it may be empty
+        assert between is not None  # never None, but possibly empty
         at = between.end()
     return found
 
@@ -176,7 +178,7 @@ def _read_invocations(body: str, schemas: Schemas) -> list[ToolCall]:
 
 
 def _read_separated(body: str, schemas: Schemas) -> list[ToolCall]:
-    """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, the object perhaps in a code block."""
+    """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, the object may be in a code block."""
     found = []
     marks = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
     for first, rest in _between(body, *marks, to_end=True):
@@ -202,7 +204,7 @@ def _read_numbered(body: str, schemas: Schemas) -> list[ToolCall]:
 
 
 def _read_python(body: str, schemas: Schemas) -> list[ToolCall]:
-    """`[NAME(key="value"), …]`: calls in the syntax of Python, with literal keyword arguments."""
+    """The format `[NAME(key="value"), …]`: calls in Python syntax with literal keyword arguments."""
     try:
         tree = ast.parse(body.strip(), mode="eval").body
         calls = tree.elts if isinstance(tree, ast.List) else [tree]
@@ -248,13 +250,13 @@ def _read_named_or_list(body: str, schemas: Schemas) -> list[ToolCall]:
 
 
 def read_any(body: str, schemas: Schemas) -> list[ToolCall]:
-    """Calls in whichever of the three ways that models write between `<tool_call>` tags."""
+    """Calls in any of the three formats that models write between `<tool_call>` tags."""
     if "<function=" in body:
         return _read_functions(body, schemas)
     if "<arg_key>" in body:
         return _read_argument_pairs(body, schemas)
     if not body.lstrip().startswith(("{", "[")) and re.fullmatch(r"\s*[\w.-]+\s*", body):
-        return [_call(body, {})]  # a function without arguments
+        return [_call(body, {})]  # a call without arguments
     return read_json(body, schemas)
 
 
@@ -267,12 +269,12 @@ class CallMarks:
 
     open: str
     close: str
-    """Empty: the calls go on to the end of the answer."""
+    """The closing mark. Empty: the calls extend to the end of the answer."""
     read: Callable[[str, Schemas], list[ToolCall]]
     hint: str = ""
-    """Text of a template whose model writes these marks, where it does not hold `open` itself."""
+    """Text that shows that a template uses these marks, if it does not contain `open` itself."""
     inner: tuple[str, ...] = ()
-    """Marks inside, which may be control tokens."""
+    """Marks inside a call, which may be control tokens."""
 
 
 _MARKS = (
@@ -303,5 +305,5 @@ _MARKS = (
 
 
 def marks_of(template: str) -> CallMarks | None:
-    """The marks that the model of a chat template writes; None if the template shows none of those known."""
+    """The marks that the model of a chat template writes; None if the template shows no known marks."""
     return next((marks for marks in _MARKS if (marks.hint or marks.open) in template), None)

@@ -1,7 +1,7 @@
-"""Answers that have to call a function: the rules that their text follows, and the calls in it.
+"""Answers that must call a function: the grammar of their text, and the parser of the calls in it.
 
-The rules say nothing of the marks that a model was trained to write. The text is a JSON list of calls, in
-place of content, so this works with any template.
+The grammar does not use the marks that the model was trained to write. The text is a JSON list of calls
+instead of content, so it works with any template.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ __all__ = ["ForcedCalls", "call_grammar"]
 _ANY = {"type": "object"}
 _MOST_CALLS = 16
 _LAYOUT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
-"""Of JSON, as templates show it. A weak model that may write blanks anywhere writes nothing else."""
+"""The layout of JSON, as templates show it. If blanks were allowed anywhere, a weak model would write only
+blanks."""
 
 
 def call_grammar(tools: Sequence[Mapping[str, Any]] | None, function: str | None, *, one: bool) -> str:
     """The grammar of a list of calls, in the syntax of Lark.
 
     Args:
-        tools: Offered to the model.
-        function: The one to call; None: any of them.
-        one: Whether the list has one call alone.
+        tools: The tools offered to the model.
+        function: The function to call; None: any of the tools.
+        one: Whether the list has exactly one call.
 
     Raises:
         ChatError: There is no such function.
@@ -52,7 +53,7 @@ def call_grammar(tools: Sequence[Mapping[str, Any]] | None, function: str | None
 
 
 def _described(tools: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and schema of the arguments of each function."""
+    """The name of each function, and the schema of its arguments."""
     for tool in tools or ():
         function = tool.get("function", tool)
         if isinstance(function, dict) and isinstance(function.get("name"), str):
@@ -64,7 +65,7 @@ class ForcedCalls(AnswerParser):
     """A parser of answers that follow `call_grammar`: their content is a list of calls.
 
     Args:
-        inner: Knows where reasoning ends and content begins.
+        inner: The parser that separates reasoning and content.
     """
 
     def __init__(self, inner: AnswerParser) -> None:
@@ -80,7 +81,7 @@ class ForcedCalls(AnswerParser):
             return
         try:
             calls = read_json(self._content, {})
-        except (ValueError, RecursionError):  # it was cut off: nothing that a model wrote is lost
+        except (ValueError, RecursionError):  # it was cut off, and is shown as text so that nothing is lost
             yield Part(content=self._content)
         else:
             yield from (Part(tool_call=call) for call in calls)

@@ -1,4 +1,4 @@
-"""One answer of a model: from messages to a prompt, from tokens to parts of a message."""
+"""One answer of a model: from messages to the prompt, and from tokens to the parts of a message."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def chat_prompt(
     continues: bool,
     calls: bool,
 ) -> ChatPrompt:
-    """The prompt of a conversation; arguments and errors as of `Reply` and of `ChatTemplate.prompt`."""
-    check_length("[chat] the conversation", engine, len(messages), "at least ")  # one for each message
+    """Make the prompt of a conversation. Arguments and errors as in `Reply` and `ChatTemplate.prompt`."""
+    check_length("[chat] the conversation", engine, len(messages), "at least ")  # one token or more each
     rendered = template.prompt(messages, tools, variables, continues=continues, calls=calls)
     check_least("[chat] the conversation", engine, rendered.text)
     tokens, as_text = encode(engine.tokenizer, rendered)
@@ -62,23 +62,24 @@ def chat_prompt(
 
 
 class Reply(PieceRun[Part]):
-    """An answer that is being written: an iterator of its parts; see `Engine.chat`.
+    """An answer in progress: an iterator over its parts; see `Engine.chat`.
 
     Args:
-        engine: Draws the tokens.
+        engine: The engine that draws the tokens.
         messages: The conversation.
-        template: Makes the prompt of it.
-        tools: Offered to the model.
-        variables: For the template.
-        sampling: How tokens are drawn.
-        max_tokens: Tokens drawn at most; None goes on to the end of the context.
+        template: The chat template.
+        tools: The tools offered to the model.
+        variables: Variables for the template.
+        sampling: Settings for drawing tokens.
+        max_tokens: Maximum number of tokens; None: up to the end of the context.
         stop: Strings that end the answer.
         slot: The sequence to write into; None takes the highest free one.
-        held, handling: As of `PieceRun`.
-        call: The answer has to call this function, or any of the tools if it is empty; None: it may.
-        continues: The answer goes on from the last message, which is the assistant's, and is its rest alone.
-        one_call: Whether it calls one function alone, if it has to call any of the tools.
-        prompt: The prompt of these arguments, if the caller has made it already, for several answers.
+        held, handling: As in `PieceRun`.
+        call: The function that the answer must call; empty: any of the tools. None: calls are optional.
+        continues: Whether the answer continues the last message, which is the assistant's. It is then only
+            the rest of that message.
+        one_call: Whether a forced answer has exactly one call.
+        prompt: The prompt for these arguments, if the caller has already made it for several answers.
 
     Raises:
         ChatError: The template refuses the messages.
@@ -123,10 +124,10 @@ class Reply(PieceRun[Part]):
         if call is not None:
             sampling = _calling(sampling, call_grammar(tools, call or None, one=one_call or bool(call)))
             self._parser = ForcedCalls(self._parser)
-        if sampling.has_rules:  # they hold for the content, not for reasoning before it
+        if sampling.has_rules:  # the rules apply to the content, not to reasoning before it
             sampling = dataclasses.replace(sampling, rules_after=self._parser.content_after)
         self.answer = Answer()
-        """What has been written so far."""
+        """The answer so far."""
         super().__init__(engine, made.tokens, sampling, limit, slot, handling, held)
 
     @property
@@ -135,7 +136,7 @@ class Reply(PieceRun[Part]):
         return self._stop.matched
 
     def message(self) -> dict[str, Any]:
-        """Read to the end; the whole message, ready to be appended to the conversation.
+        """Read to the end, and return the whole message, ready to be appended to the conversation.
 
         Returns:
             `role` and `content`; `reasoning_content` and `tool_calls` if the answer has them.
@@ -159,10 +160,10 @@ class Reply(PieceRun[Part]):
             self.finish_reason = "tool_calls"
 
     def _texts(self) -> Iterator[str | None]:
-        """The raw text, marks of the parser included, up to a stop string or the end; None: nothing yet."""
+        """The raw text with the marks of the parser, up to a stop string or the end; None: no text yet."""
         tokenizer = self._engine.tokenizer
         vocabulary, stream = tokenizer.vocabulary, tokenizer.stream()
-        # After a control token, the first word of such a vocabulary begins with a blank that nobody wrote.
+        # With such a vocabulary, the first word after a control token begins with a spurious blank.
         begins = vocabulary.add_space_prefix and not self._begun
         reason = "length"
         with contextlib.closing(self._drawn()) as drawn:
@@ -199,7 +200,7 @@ def _warn_of_lost_tokens(
     tools: Sequence[Mapping[str, Any]] | None,
     name: str,
 ) -> None:
-    """Say so if the template computed control tokens in a way that hides that it wrote them."""
+    """Warn if the template computed control tokens in a way that hides that it wrote them."""
     if not as_text:
         return
     given = "\0".join(_strings([messages, tools]))
@@ -225,7 +226,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _calling(sampling: Sampling, grammar: str) -> Sampling:
-    """The settings of an answer that has to be a call. A schema is for content, of which it has none."""
+    """The settings of an answer that must be a call. A schema cannot apply, because there is no content."""
     for name in ("grammar", "regex"):
         if getattr(sampling, name) is not None:
             raise PlanError(f"[chat] tool_choice asks for a call, so {name} cannot hold; give one of them")

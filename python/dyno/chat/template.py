@@ -1,4 +1,4 @@
-"""Chat templates of a model file: where they are found, what they render, which tokens that becomes."""
+"""Chat templates of a model file: finding them, rendering them, and encoding the result as tokens."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _REASONING = ("reasoning_content", "thinking")
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt as text."""
+    """A rendered prompt as text."""
 
     text: str
     own: tuple[tuple[int, int], ...]
-    """Begin and end, in characters, of what the template wrote; the rest came with the messages."""
+    """Begin and end, in characters, of each part that the template wrote. The rest came from the messages."""
     begun: bool = False
     """Whether it ends within the content of the answer."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """One template, rendered in a process of its own.
+    """A chat template, which is rendered in a separate process.
 
     Example:
         >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
@@ -52,11 +52,11 @@ class ChatTemplate:
     """
 
     text: str
-    """Jinja2."""
+    """The template text in Jinja2."""
     name: str = "given"
-    """Of the file's variant, of the built-in template, or the path, for messages."""
+    """Name of the variant in the file or of the built-in template, or the path; for messages."""
     tokens: Mapping[str, str] = field(default_factory=dict)
-    """Names of special tokens by the variables of the template: bos_token, eos_token, unk_token."""
+    """Names of special tokens by template variable: bos_token, eos_token, unk_token."""
     limits: Limits = field(default_factory=Limits)
 
     def render(
@@ -72,11 +72,11 @@ class ChatTemplate:
         """The prompt of a conversation, whose messages have the form that the template expects.
 
         Args:
-            messages: Dicts with `role` and `content`, and `tool_calls` or reasoning where a message has them.
+            messages: Dicts with `role` and `content`, and `tool_calls` or reasoning if a message has them.
             tools: Definitions of functions that the model may call, as JSON values.
-            documents: For templates that quote documents.
-            add_generation_prompt: End with the header of the model's answer.
-            now: Time that the template sees; None takes the clock.
+            documents: Documents, for templates that quote them.
+            add_generation_prompt: Whether to end with the header of the model's answer.
+            now: Time that the template sees; None: the current time.
             **variables: Further variables of the template, such as `enable_thinking`.
 
         Raises:
@@ -101,18 +101,18 @@ class ChatTemplate:
     ) -> Rendered:
         """The prompt of a conversation of the public API, for the model's answer.
 
-        Templates differ in the form of messages. So arguments of tool calls become objects, or JSON text if
-        the template needs that, and a content of several text parts becomes one text, unless the template
-        takes parts.
+        Templates differ in the form of messages. Arguments of tool calls become objects, or JSON text if the
+        template needs that. Content of several text parts becomes one text, unless the template accepts
+        parts.
 
         Args:
-            messages, tools, now: As of `render`.
+            messages, tools, now: As in `render`.
             variables: Further variables of the template.
-            continues: The last message is the beginning of the answer.
-            calls: The answer has to be a call, in place of content.
+            continues: Whether the last message is the beginning of the answer.
+            calls: Whether the answer must be a call instead of content.
 
         Raises:
-            ChatError: As `render`, or a variable is impossible, or the last message cannot be continued.
+            ChatError: As in `render`, or a variable is impossible, or the last message cannot be continued.
         """
         begun = _begun(messages) if continues else ""
         before = self._asked(messages[:-1] if continues else messages, tools, variables, now)
@@ -179,7 +179,7 @@ _FAILURES = {
 
 
 def _begun(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of a last message that the answer continues."""
+    """The text of the last message, which the answer continues."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     if isinstance(content, list) and are_texts(content):
@@ -197,9 +197,9 @@ def _renderer(limits: Limits) -> Renderer:
 
 
 def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates read reasoning under one of two names; a message carries it under both.
+    """A message with its reasoning under both names that templates read.
 
-    A content of None is left out, as in the public reference: templates test whether there is one.
+    Content of None is left out, as in the public reference, because templates test whether there is content.
     """
     plain = {name: value for name, value in message.items() if name != "content" or value is not None}
     given = next((plain[name] for name in _REASONING if plain.get(name) is not None), None)
@@ -231,10 +231,10 @@ def find_template(
 
     Args:
         metadata: An open GGUF file, or a dict.
-        vocabulary: Gives the special tokens that the template may name.
-        wanted: A file with a template, the name of one in `metadata`, or of one in `BUILT_IN`, or the text of
-        a template; None takes the file's own.
-        tools: Prefer the file's variant `tool_use`, if it has one.
+        vocabulary: The vocabulary, with the special tokens that the template may use.
+        wanted: A file with a template, the name of a template in `metadata` or `BUILT_IN`, or the text of a
+        template. None: the template of the model file.
+        tools: Whether to prefer the variant `tool_use` of the file, if it has one.
 
     Raises:
         ChatError: There is no such template, or the file has none.
@@ -272,18 +272,19 @@ def _special_tokens(vocabulary: Vocabulary) -> dict[str, str]:
 
 
 _SEARCHED = 1 << 16
-"""Characters of a prompt that are searched for names which remained text: they serve a warning alone."""
+"""Number of characters of a prompt that are searched for names that remained text. They only serve a
+warning."""
 
 
 def encode(tokenizer: Tokenizer, rendered: Rendered) -> tuple[list[int], frozenset[str]]:
-    """Tokens of a rendered prompt; only what the template wrote becomes control tokens.
+    """Encode a rendered prompt as tokens. Only text of the template becomes control tokens.
 
-    BOS comes first if the model wants it and the template did not write it. Text of the messages is not
-    searched for names, but for the first characters of the prompt.
+    BOS comes first if the model wants it and the template did not write it. Names in the text of messages
+    stay text. They are searched only in the first characters of the prompt, for a warning.
 
     Returns:
-        The tokens, and the names of control tokens at the beginning of the prompt that remained text. They
-        came with the messages, or the template computed them in a way that hides that it wrote them.
+        The tokens, and the names of control tokens near the beginning of the prompt that remained text. They
+        came from the messages, or the template computed them in a way that hides that it wrote them.
     """
     names, text = control_names(tokenizer), rendered.text
     found: dict[int, str] = {}
@@ -312,4 +313,4 @@ def _left_as_text(names: ControlNames, text: str, found: Mapping[int, str]) -> I
             at = place + len(found[place])
         else:
             yield name
-            at = place + 1  # a control token of the template may begin inside foreign text
+            at = place + 1  # a control token of the template may begin inside this foreign text
