@@ -1,4 +1,4 @@
-"""Arrays in the memory of the device that computed them, for every library that takes DLPack."""
+"""Arrays in the memory of the device that computed them, for any library that supports DLPack."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceArray", "namespace_of", "to_host", "view"]
 
-_CPU, _CUDA = 1, 2  # DLPack's numbers of devices
+_CPU, _CUDA = 1, 2  # device types of DLPack
 
 
 class DeviceArray(Protocol):
-    """Rows of float32 in the memory of a device; `numpy.from_dlpack`, `cupy.from_dlpack` or
-    `torch.from_dlpack` gives a view without a copy.
+    """An array of float32 rows in the memory of a device. `numpy.from_dlpack`, `cupy.from_dlpack` and
+    `torch.from_dlpack` give a view without a copy.
 
-    The memory lives as long as the array or a view of it, also if the engine is closed.
+    The memory lives as long as the array or a view of it, even if the engine is closed.
     """
 
     @property
@@ -35,14 +35,14 @@ class DeviceArray(Protocol):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """A capsule that DLPack describes."""
+        """A DLPack capsule of the array."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Type and number of the device: (1, 0) is the CPU, (2, n) is cuda:n."""
 
 
 def view(array: DeviceArray) -> Any:
-    """A view without a copy: of NumPy for memory of the CPU, of CuPy for memory of a GPU.
+    """A view without a copy: a NumPy array for CPU memory, a CuPy array for GPU memory.
 
     Raises:
         ImportError: The array is on a GPU and CuPy is not installed.
@@ -61,9 +61,9 @@ def view(array: DeviceArray) -> Any:
 
 
 def to_host(array: Any) -> NDArray[Any]:
-    """A NumPy array with the values of an array of NumPy, of CuPy, or of anything that has `__dlpack__`.
+    """A NumPy array with the values of a NumPy array, a CuPy array, or anything with `__dlpack__`.
 
-    Memory of the CPU is not copied.
+    CPU memory is not copied.
 
     Raises:
         ImportError: The array is on a GPU and CuPy is not installed.
@@ -76,10 +76,11 @@ def to_host(array: Any) -> NDArray[Any]:
 
 
 def namespace_of(*arrays: Any) -> Any:
-    """The module whose functions compute with all of `arrays`: NumPy, or that of the array API standard.
+    """The module whose functions compute with all of `arrays`: NumPy, or the array API namespace of their
+    library.
 
     Raises:
-        TypeError: They are of different libraries.
+        TypeError: The arrays come from different libraries.
     """
     found = {id(space): space for space in map(_namespace, arrays)}
     if len(found) != 1:
@@ -93,6 +94,6 @@ def _namespace(array: Any) -> Any:
         return np
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
-    # CuPy's arrays lack that method; the module itself has the functions of the standard.
+    # CuPy arrays lack that method, but the module itself has the functions of the standard.
     root = type(array).__module__.partition(".")[0]
     return sys.modules["cupy"] if root == "cupy" else np

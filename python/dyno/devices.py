@@ -1,6 +1,6 @@
-"""Devices by name: `cpu`, `cuda:N`, and `auto` for the best that this build and machine have.
+"""Devices by name: `cpu`, `cuda:N`, and `auto` for the best device of this build and machine.
 
-Nothing here is asked for at import; listing the GPUs allocates nothing on them.
+Importing this file queries no device. Listing the GPUs allocates nothing on them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Device:
     name: str
     """`cpu`, `cpu:N` (a virtual device) or `cuda:N`."""
     info: dict[str, Any] = field(repr=False)
-    """Properties as the engine reports them; for GPUs also what the driver tells (see `dyno._nvml.facts`)."""
+    """Properties that the engine reports; for GPUs also facts from the driver (see `dyno._nvml.facts`)."""
     why: str = ""
-    """Why `auto` means this device; empty where it was named."""
+    """The reason why `auto` chose this device; empty if the device was named."""
 
     @property
     def kind(self) -> str:
@@ -47,8 +47,8 @@ class Device:
 
 
 def list_devices() -> list[Device]:
-    """The CPU, then every GPU, also those that this build has no code for or this process has lost
-    (`info["problem"]` says why)."""
+    """The CPU, then all GPUs. If this build has no code for a GPU, or this process has lost it,
+    `info["problem"]` has the reason."""
     from dyno import _core
 
     found = []
@@ -63,16 +63,16 @@ def list_devices() -> list[Device]:
 
 
 def resolve_device(name: str, virtual_devices: Sequence[VirtualDevice] = ()) -> Device:
-    """The device that a name means.
+    """The device with this name.
 
     Args:
         name: `cpu`, `cuda` (the first GPU), `cuda:N`, or `auto`: the first GPU that this build has code for,
-            else the CPU, which is said. `cpu:N` is a virtual device.
+            or else the CPU, which is logged. `cpu:N` is a virtual device.
         virtual_devices: The virtual devices cpu:1, cpu:2, …
 
     Raises:
-        DeviceError: Not a name of a device, no such GPU or virtual device, or a GPU that this build has no
-        code for.
+        DeviceError: The name is not valid, the GPU or virtual device does not exist, or this build has no
+        code for the GPU.
         DeviceLostError: This process has lost that GPU.
     """
     from dyno import _core
@@ -125,11 +125,11 @@ def _unknown(name: object) -> DeviceError:
 
 
 def limited(device: Device, vram: int, ram: int) -> Device:
-    """The smaller device that limits of memory make: profiles of it are for devices of that memory.
+    """The device with its memory reduced to the limits, so that profiles for that memory size match.
 
     Args:
-        vram: Bytes that the device may hold; 0: what it has.
-        ram: Bytes that the CPU beside a virtual device may hold; 0: what it has.
+        vram: The most bytes on the device; 0: all its memory.
+        ram: The most bytes on the CPU if the device is virtual; 0: all its memory.
     """
     info = dict(device.info)
     if device.kind == "cuda" and vram:
@@ -159,7 +159,7 @@ def _automatic() -> Device:
             return device
         problems.append(f"cuda:{number}: {problem}")
     device = Device("cpu", dict(_core.cpu_info()), "; ".join(problems) or str(_core.no_cuda_reason()))
-    # A build for GPUs that finds none is news; one for the CPU does what it is for.
+    # If a build for GPUs finds none, the user should know. A build for the CPU needs no such line.
     _log.log(logging.WARNING if built_for_cuda() else logging.INFO, "%s", device.headline)
     return device
 

@@ -20,9 +20,9 @@ __all__ = ["Diagnostics"]
 
 
 class Diagnostics:
-    """The instruments of one engine, as `engine.diagnostics`.
+    """The diagnostic methods of an engine, available as `engine.diagnostics`.
 
-    They use the engine's own sequences and settings, and raise what its methods raise.
+    They use the sequences and settings of the engine, and raise the same errors as its methods.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -37,7 +37,7 @@ class Diagnostics:
         rows: Rows = "all",
         slot: int = 0,
     ) -> NDArray[np.float32]:
-        """Logits as `Engine.logits` gives them, with given experts instead of the router's own choice.
+        """Logits as in `Engine.logits`, but with given experts instead of the choice of the router.
 
         Args:
             tokens: As in `Engine.logits`.
@@ -47,8 +47,8 @@ class Diagnostics:
             slot: As in `Engine.logits`.
 
         Raises:
-            PlanError: As in `Engine.logits`; the routing has another shape or names no expert; or the model
-            has no experts.
+            PlanError: As in `Engine.logits`; or the routing has the wrong shape or an unknown expert; or the
+            model has no experts.
         """
         decoded = self._engine._decode({slot: tokens}, reset=reset, rows=rows, pinned_routing=pinned_routing)
         return decoded[0][slot]
@@ -61,7 +61,7 @@ class Diagnostics:
         rows: Rows = "all",
         pinned_routing: NDArray[np.int32] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Logits, and the experts that were used.
+        """Logits, together with the experts that were used.
 
         Returns:
             Logits as in `Engine.logits`, and int32 [MoE layers, n_tokens, experts used] in the order of the
@@ -85,19 +85,19 @@ class Diagnostics:
         logit_rows: int = 1,
         measured: Sequence[tuple[str, str, int, float]] = (),
     ) -> list[dict[str, Any]]:
-        """Bytes and seconds that a u-batch of one sequence is expected to take, by device and layer.
+        """Expected bytes and seconds of a u-batch of one sequence, by device and layer.
 
         Args:
-            tokens: Of the u-batch.
-            depth: Positions before it.
-            logit_rows: Rows whose logits are wanted.
-            measured: Seconds of a launch by (device, op key, rows); they stand instead of those that follow
-            from the rates of the device.
+            tokens: Number of tokens in the u-batch.
+            depth: Number of positions before it.
+            logit_rows: Number of rows that need logits.
+            measured: Seconds of a launch by (device, op key, rows). They replace the values that follow from
+            the rates of the device.
 
         Returns:
             Dicts with `device`, `layer` (None outside of layers), `launches`, `weights_bytes`, `bytes`,
-            `flops`, `seconds`, `transfer_bytes` and `transfer_seconds` (both of what comes to it, with
-            copies of weights).
+            `flops`, `seconds`, `transfer_bytes` and `transfer_seconds` (both for data that it receives,
+            including copies of weights).
         """
         return list(self._cost(tokens, depth, logit_rows, measured)["parts"])
 
@@ -109,9 +109,9 @@ class Diagnostics:
         logit_rows: int = 1,
         measured: Sequence[tuple[str, str, int, float]] = (),
     ) -> float:
-        """Seconds that a u-batch is expected to take in all.
+        """Expected total seconds of a u-batch.
 
-        They are less than the sum over the parts of `expected_cost` where devices run beside each other, or
+        The total is less than the sum over the parts of `expected_cost` if devices run in parallel, or if
         copies of weights cross while a device computes. The arguments are the same.
         """
         return float(self._cost(tokens, depth, logit_rows, measured)["seconds"])
@@ -125,21 +125,21 @@ class Diagnostics:
         )
 
     def lose_device(self, name: str, after_segments: int = 0) -> None:
-        """Lose a virtual device, as a GPU is lost that falls off its bus.
+        """Simulate the loss of a virtual device, like the loss of a GPU that falls off its bus.
 
         Args:
             name: `cpu:N`.
-            after_segments: So many segments it still runs. In the midst of a prompt, its u-batches that were
-            computed don't count.
+            after_segments: Number of segments that it still runs. If this ends within a prompt, the computed
+            u-batches do not count.
 
         Raises:
-            PlanError: No virtual device of this engine.
+            PlanError: The engine has no such virtual device.
         """
         self._engine._open().lose_device(name, after_segments)
 
     @property
     def draws_on_device(self) -> bool:
-        """Whether `generate` draws tokens where the model runs (GPUs), so that no logits come to the host."""
+        """Whether `generate` draws tokens on the device (GPUs), so that no logits come to the host."""
         return self._engine._open().draws_on_device
 
     def greedy_after(
@@ -169,7 +169,7 @@ class Diagnostics:
         *,
         in_graph: bool = False,
     ) -> list[dict[str, Any]]:
-        """Append tokens as `Engine.logits` does and time every launch.
+        """Append tokens as `Engine.logits` does, and time each launch.
 
         Args:
             tokens: As in `Engine.logits`.
@@ -192,19 +192,19 @@ class Diagnostics:
             return session.time_ops([(slot, array)], rows="last", in_graph=in_graph)
 
     def weights_by_node(self) -> list[dict[int, int]]:
-        """Where the CPU's weights lie: bytes by the number of the NUMA node, for each copy of the weights.
+        """Bytes of the weights on the CPU by NUMA node, for each copy of the weights.
 
-        Pages of the file that are read in place do not count.
+        Weights that are read directly from mapped pages of the file do not count.
         """
         return self._engine._open().weights_by_node()
 
     def captures(self) -> list[dict[str, Any]]:
-        """CUDA graphs of what repeats since settings were last changed; empty on the CPU.
+        """The CUDA graphs of repeated work since the last change of settings; empty on the CPU.
 
         Returns:
             Dicts with `work` (`draw`: a step of `generate`; `decode`), its `tokens`, `sequences` and `rows`
-            of logits, whether it is `captured`, the `uses` counted until it was, `failures`, `next_attempt`
-            (the use at which capturing is tried, None once captured) and `reason`, why the last attempt
-            failed. Work that could not be captured runs launch by launch: the same results, but slower.
+            of logits, whether it is `captured`, the number of `uses` before that, `failures`, `next_attempt`
+            (the use at which the capture is tried, None once captured) and the `reason` why the last attempt
+            failed. Work that is not captured runs launch by launch, with the same results but slower.
         """
         return self._engine._open().captures()

@@ -1,4 +1,4 @@
-"""The exceptions of dyno. The compiled engine raises the same classes; messages carry the values at fault."""
+"""The exceptions of dyno. The compiled engine raises the same classes. Messages contain the wrong values."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = [
 
 
 class DynoError(Exception):
-    """Base of every error that dyno raises on purpose."""
+    """Base class of all errors that dyno raises deliberately."""
 
 
 class GgufError(DynoError):
-    """A GGUF file is not what it claims to be; the message names the field, its value and the byte offset."""
+    """A GGUF file is not valid. The message names the field, its value and the byte offset."""
 
 
 class ModelError(DynoError):
-    """A well-formed file that describes no model the engine can build."""
+    """A valid file does not describe a model that the engine can build."""
 
 
 class ProfileError(DynoError):
@@ -38,7 +38,7 @@ class ProfileError(DynoError):
 
 
 class PlanError(DynoError):
-    """The request does not fit: memory budget, context length, batch."""
+    """A request or setting is not possible: memory budget, context length, batch, or a wrong value."""
 
 
 class ContextLengthError(PlanError):
@@ -46,15 +46,15 @@ class ContextLengthError(PlanError):
 
 
 class ClosedError(PlanError):
-    """An engine or a scheduler was closed, and can do no more."""
+    """An engine or a scheduler is closed and cannot be used any more."""
 
 
 class QueueFullError(DynoError):
-    """The queue is full: as many generations wait as may. The same request may succeed later.
+    """The queue of waiting generations is full. The same request may succeed later.
 
     Args:
-        message: With the numbers.
-        retry_after_s: Seconds after which a place is likely to be free.
+        message: The message, with the numbers.
+        retry_after_s: Seconds after which a place in the queue is probably free.
     """
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
@@ -66,19 +66,21 @@ class QueueFullError(DynoError):
 
 
 class StepError(DynoError):
-    """A step of a scheduler failed, and with it all requests that ran or waited. None of them is at fault."""
+    """A step of a scheduler failed, and with it all running and waiting requests. No request caused the
+    error."""
 
 
 class UnsupportedError(DynoError):
-    """Legal, but no kernel or device here can do it."""
+    """A valid request that no kernel or device here supports."""
 
 
 class NotInstalledError(DynoError, ImportError):
-    """A library that only some requests need is not installed; the message says how to install it."""
+    """An optional library is not installed. The message says how to install it."""
 
 
 class ChatError(DynoError):
-    """A conversation becomes no prompt: its template is missing or wrong, refuses it or exceeds a limit."""
+    """A conversation cannot become a prompt: its template is missing, wrong, refuses the messages or exceeds
+    a limit."""
 
 
 class DeviceError(DynoError):
@@ -86,11 +88,11 @@ class DeviceError(DynoError):
 
 
 class DeviceLostError(DeviceError):
-    """An earlier error has cost this process a GPU: an illegal address, a failed launch, an uncorrectable
-    memory error and the like, after which CUDA refuses every call until the process ends.
+    """This process has lost a GPU by an earlier error, such as an illegal address, a failed launch or an
+    uncorrectable memory error. CUDA then refuses all calls until the process ends.
 
-    Every call on that GPU raises it from then on, with the first error in its message; engines can still be
-    closed, and the CPU works on.
+    From then on, all calls on that GPU raise this error with the first error in the message. Engines can
+    still be closed, and the CPU still works.
     """
 
 

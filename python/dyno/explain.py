@@ -1,4 +1,4 @@
-"""The stages between a file and its kernels, each as plain values and as text."""
+"""The stages from a file to its kernels, each as plain values and as text."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def gguf(path: str) -> tuple[dict[str, Any], str]:
 
 
 def model(path: str) -> tuple[dict[str, Any], str]:
-    """The model in the file: architecture, dimensions and what every layer is made of.
+    """The model in the file: architecture, dimensions and the parts of each layer.
 
     Raises:
-        GgufError, ModelError, UnsupportedError: The file describes no model that can be built.
+        GgufError, ModelError, UnsupportedError: The file does not describe a model that can be built.
     """
     from dyno import _core
 
@@ -47,11 +47,11 @@ def model(path: str) -> tuple[dict[str, Any], str]:
 
 
 def plan(engine: Engine, *, nodes: bool = False) -> tuple[dict[str, Any], str]:
-    """Where every tensor lies, the memory budget, the expected time, and every setting with its origin.
+    """The device of each tensor, the memory budget, the expected time, and all settings with their origins.
 
     Args:
-        engine: The engine whose plan it is.
-        nodes: Also every launch with its operands.
+        engine: The engine with the plan.
+        nodes: Whether to add each launch with its operands.
     """
     origins = engine.settings.origins
     settings = {k: {"value": v, "origin": origins[k]} for k, v in engine.settings.items()}
@@ -69,9 +69,7 @@ def plan(engine: Engine, *, nodes: bool = False) -> tuple[dict[str, Any], str]:
 
 
 def _launch(node: dict[str, Any], several: bool) -> str:
-    """One line: the list, the device where there are several, the launch, what it computes, and its operands
-    by name.
-    """
+    """One line: the list, the device if there are several, the launch, its key, and its operands by name."""
     shown = [f"{name}={_operand(value)}" for name, value in node["operands"].items() if value is not None]
     device = f" [{node['device']}]" if several else ""
     return f"  {node['list']}{device} {node['name']}: {node['key']} ({', '.join(shown)})"
@@ -88,7 +86,7 @@ def _operand(operand: Any) -> str:
 
 
 def ops(engine: Engine, tokens: int | None) -> tuple[dict[str, Any], str]:
-    """Every op, the configuration that was taken for it, and why; also the state of a profile's kernels."""
+    """All ops with their configurations and the reasons for them; also the state of the profile's kernels."""
     found = engine.describe_ops(tokens)
     several = len({op["device"] for op in found}) > 1
     header = ("list", "count", "op", "rows", "configuration", "why", "bytes", "flops")
@@ -117,7 +115,7 @@ def ops(engine: Engine, tokens: int | None) -> tuple[dict[str, Any], str]:
 
 
 def _plain(value: Any) -> Any:
-    """A metadata value for JSON; long arrays show their length and beginning."""
+    """A metadata value for JSON. Long arrays are shown as their length and beginning."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list):

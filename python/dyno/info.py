@@ -1,4 +1,4 @@
-"""This build, and the machine that it runs on."""
+"""Facts about this build and the machine that it runs on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def collect(device: str = "all") -> dict[str, Any]:
     """Build (version, switches, compiler, kernels, cost of links), Python and devices, as plain values.
 
     Args:
-        device: `all`, or one by name as for `Engine`.
+        device: `all`, or the name of a device as in `Engine`.
 
     Raises:
-        DeviceError: No such device.
+        DeviceError: The device does not exist.
     """
     from dyno import _core, _nvml
     from dyno.devices import list_devices, resolve_device
@@ -36,7 +36,8 @@ def collect(device: str = "all") -> dict[str, Any]:
 
 
 def links(module: Path) -> dict[str, Any] | None:
-    """Cost of the links of a build with CUDA, which wrote it beside the module; None without CUDA."""
+    """Cost of linking a build with CUDA, from the file that the build wrote next to the module; None without
+    CUDA."""
     report = module.resolve().parent / "link_report.json"
     if not report.is_file():
         return None
@@ -45,7 +46,7 @@ def links(module: Path) -> dict[str, Any] | None:
 
 
 def text(facts: dict[str, Any]) -> str:
-    """The same for people."""
+    """The facts as text."""
     build = facts["build"]
     lines = [
         f"dyno {build['version']} (ops revision {build['ops_revision']})",
@@ -80,7 +81,7 @@ def _built_for(switches: dict[str, Any]) -> str:
 
 
 def _weight_types(build: dict[str, Any]) -> list[str]:
-    """The types of weights that the GPU kernels of the build read."""
+    """The weight types that the GPU kernels of the build support."""
     types = build["cuda_types"]
     if not types:
         return []

@@ -1,8 +1,8 @@
-"""Perplexity of a text, and distance to a reference that was saved with the same text.
+"""Perplexity of a text, and the distance to a saved reference for the same text.
 
-The protocol is that of llama.cpp: the tokens are cut into chunks of `ctx`, every chunk starts at position 0
-(with BOS in place of its first token where the model wants one), and the second half is scored: for ctx 512
-the logits at the positions 256 to 510 predict the tokens 257 to 511.
+The protocol is the one of llama.cpp. The tokens are cut into chunks of `ctx`. Each chunk starts at position
+0, with BOS instead of its first token if the model wants one. The second half is scored: with ctx 512, the
+logits at positions 256 to 510 predict the tokens 257 to 511.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Perplexity:
     """The result of one measurement."""
 
     ppl: float
-    """exp of the mean negative log-likelihood of the scored tokens."""
+    """Perplexity: exp of the mean negative log-likelihood of the scored tokens."""
     stderr: float
     """Standard error of `ppl`."""
     tokens: int
-    """Scored tokens."""
+    """Number of scored tokens."""
     chunks: int
     ctx: int
     reference_ppl: float | None = None
@@ -48,7 +48,7 @@ class Perplexity:
     comparison: Comparison | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Flat, for JSON; what was not measured is left out."""
+        """A flat dict for JSON, without values that were not measured."""
         result = {k: v for k, v in asdict(self).items() if v is not None and k != "comparison"}
         if self.comparison is not None:
             result |= {k: v for k, v in asdict(self.comparison).items() if k != "rows"}
@@ -58,16 +58,16 @@ class Perplexity:
 def chunk_tokens(
     tokens: Sequence[int], ctx: int, chunks: int | None = None, bos: int | None = None
 ) -> NDArray[np.int32]:
-    """The chunks that are scored, int32 [chunks, ctx].
+    """The chunks to score, int32 [chunks, ctx].
 
     Args:
         tokens: Tokens of the whole text.
         ctx: Length of a chunk, at least 4 and even.
-        chunks: Chunks at most; None takes all complete ones.
-        bos: Token that replaces the first of every chunk.
+        chunks: Maximum number of chunks; None: all complete ones.
+        bos: Token that replaces the first token of each chunk; None: no replacement.
 
     Raises:
-        PlanError: An impossible length, or a text shorter than one chunk.
+        PlanError: The length is impossible, or the text is shorter than one chunk.
     """
     if ctx < 4 or ctx % 2:
         raise PlanError(f"[perplexity] ctx must be even and at least 4, not {ctx}")
@@ -94,14 +94,14 @@ def perplexity(
     """Score `chunks` [n, ctx] with an engine.
 
     Args:
-        engine: An engine whose `ctx` is at least that of the chunks.
+        engine: An engine whose `ctx` is at least the chunk length.
         chunks: As `chunk_tokens` makes them.
-        save: Receives the log-probabilities of every scored position.
-        reference: Log-probabilities to compare with, of the same chunks.
+        save: Receives the log-probabilities of all scored positions.
+        reference: Log-probabilities of the same chunks to compare with.
         on_chunk: Called after each chunk with its number from 1 and the perplexity so far.
 
     Raises:
-        PlanError: A chunk does not fit into the engine's context, or the reference is of other tokens.
+        PlanError: A chunk does not fit into the context, or the reference has other tokens.
         ModelError: Logits are not finite; the message names the chunk and the position.
     """
     ctx = chunks.shape[1]
@@ -149,7 +149,8 @@ def perplexity(
 
 
 def _check_finite(nll: NDArray[np.float64], number: int, position: int) -> None:
-    """One NaN or plus infinity among the logits of a position makes all of its log-probabilities NaN."""
+    """Raise ModelError if a log-likelihood is not finite. One NaN or plus infinity in the logits of a
+    position makes all its log-probabilities NaN."""
     wrong = np.flatnonzero(~np.isfinite(nll))
     if wrong.size:
         raise ModelError(
@@ -160,7 +161,7 @@ def _check_finite(nll: NDArray[np.float64], number: int, position: int) -> None:
 
 
 def _scored_rows(engine: Engine, chunk: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-    """Logits at the positions ctx/2 to ctx-2, in blocks that stay small for large vocabularies."""
+    """Logits at the positions ctx/2 to ctx-2, in blocks that are small even for large vocabularies."""
     half, last = len(chunk) // 2, len(chunk) - 1
     n_vocab = int(engine.model["n_vocab"])
     step = max(1, _MAX_LOGITS_BYTES // (4 * n_vocab))

@@ -1,9 +1,8 @@
-"""How far one set of logits is from another: the numbers that every check of answers is made of.
+"""Distances between two sets of logits, which all checks of answers use.
 
-All of them work in float64 on blocks of rows, so that a vocabulary of 150k does not need gigabytes; KL
-divergence takes the blocks on several threads, because NumPy releases the interpreter while it computes.
-KL divergence is also computed where the logits lie, for arrays of any library that keeps to the array API
-standard, such as CuPy.
+The functions compute in float64 on blocks of rows, so a vocabulary of 150,000 does not need gigabytes. The KL
+divergence uses several threads, because NumPy releases the GIL. For arrays of any library that follows the
+array API standard, such as CuPy, the KL divergence is computed on their device.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ __all__ = [
 ]
 
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB of float64
-_DEVICE_BLOCK_ELEMENTS = 1 << 22  # a launch costs more there, and a block has all of the device
-_MOST_THREADS = 16  # each holds some blocks of its own
+_DEVICE_BLOCK_ELEMENTS = 1 << 22  # a launch costs more on a device, and one block uses the whole device
+_MOST_THREADS = 16  # each thread needs memory for a few blocks
 
 
 def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
@@ -57,12 +56,12 @@ def _distances(xp: Any, reference: Any, other: Any) -> Any:
     log_p, log_q = _log_softmax(xp, reference), _log_softmax(xp, other)
     p = xp.exp(log_p)
     terms = p * (log_p - log_q)
-    # p = 0 contributes nothing, also where the log-probability is -inf.
+    # A term with p = 0 is 0, even if the log-probability is -inf.
     distances = xp.sum(xp.where(p > 0, terms, xp.zeros_like(terms)), axis=-1)
     zero = xp.zeros_like(distances)
-    # Never below zero; where one token has all the probability, the rest may round to less.
+    # Never below zero. If one token has nearly all the probability, rounding could make the sum negative.
     distances = xp.where(distances > 0, distances, zero)
-    # A NaN in the reference is no p above 0: without this line such a row would be a perfect one.
+    # A NaN in the reference fails the test p > 0. Without this line, such a row would count as perfect.
     return xp.where(_usable(xp, reference) & _usable(xp, other), distances, zero + float("inf"))
 
 
@@ -70,13 +69,13 @@ def kld_rows(reference_logits: Any, logits: Any) -> Any:
     """Kullback-Leibler divergence KL(reference || other) of each row, in nats.
 
     Args:
-        reference_logits: [n, n_vocab] logits (or log-probabilities) taken as the truth; NumPy's, or those of
-            a library with `__array_namespace__`, such as CuPy, which then computes where they lie.
-        logits: [n, n_vocab] logits to judge, of the same library.
+        reference_logits: [n, n_vocab] logits (or log-probabilities) of the reference. NumPy arrays, or arrays
+            of a library with `__array_namespace__`, such as CuPy, which then computes on their device.
+        logits: [n, n_vocab] logits to compare, from the same library.
 
     Returns:
-        float64 [n], of the same library. Infinite for a row that gives no probabilities on either side: it
-        holds a NaN or plus infinity, or nothing but minus infinity.
+        float64 [n], from the same library. A row is infinite if one side has no valid probabilities: it
+        contains a NaN or plus infinity, or only minus infinity.
 
     Raises:
         ValueError: The shapes differ, or hold no row.
@@ -113,13 +112,14 @@ def _kld_rows_on_device(xp: Any, reference: Any, other: Any) -> Any:
 
 
 def _device_of(array: Any) -> contextlib.AbstractContextManager[Any]:
-    """A library of GPUs computes on the current one, which need not be the one where an array lies."""
+    """Make the device of an array the current one. A GPU library computes on the current device, which may be
+    another."""
     device: Any = getattr(array, "device", None)
     return device if hasattr(device, "__enter__") else contextlib.nullcontext()
 
 
 def same_top1(reference_logits: Any, logits: Any) -> int:
-    """Rows of [n, n_vocab] logits whose most probable token is the same, computed where they lie.
+    """Number of rows of [n, n_vocab] logits whose most probable token is the same, computed on their device.
 
     Raises:
         TypeError: The arrays are of different libraries.
@@ -134,7 +134,7 @@ def kld(reference_logits: NDArray[Any], logits: NDArray[Any]) -> float:
     """Mean Kullback-Leibler divergence KL(reference || other) over the rows, in nats.
 
     Args:
-        reference_logits: [n, n_vocab] logits taken as the truth.
+        reference_logits: [n, n_vocab] logits of the reference.
         logits: [n, n_vocab] logits to judge.
 
     Raises:
@@ -144,7 +144,8 @@ def kld(reference_logits: NDArray[Any], logits: NDArray[Any]) -> float:
 
 
 def top1_agreement(reference_logits: NDArray[Any], logits: NDArray[Any]) -> float:
-    """Fraction of rows whose most probable token is the same; a row without probabilities has none.
+    """Fraction of rows whose most probable token is the same. A row without valid probabilities does not
+    count as the same.
 
     Raises:
         ValueError: The shapes differ, or hold no row.
@@ -175,7 +176,7 @@ class Comparison:
 
     rows: int
     mean_kld: float
-    """KL(reference || other), nats per row."""
+    """Mean KL(reference || other), in nats per row."""
     kld_stderr: float
     max_kld: float
     top1_agreement: float
@@ -183,14 +184,14 @@ class Comparison:
 
 
 class Comparer:
-    """A comparison that is collected block by block, for logits that do not fit in memory at once."""
+    """A comparison that is computed block by block, for logits that do not fit in memory at once."""
 
     def __init__(self) -> None:
         self._kld: list[NDArray[np.float64]] = []
         self._agree = 0
 
     def add(self, reference_logits: NDArray[Any], logits: NDArray[Any]) -> None:
-        """Take in [n, n_vocab] rows of both sides.
+        """Add [n, n_vocab] rows of both sides.
 
         Raises:
             ValueError: The shapes differ, or hold no row.
@@ -199,7 +200,7 @@ class Comparer:
         self._agree += round(top1_agreement(reference_logits, logits) * len(logits))
 
     def result(self) -> Comparison:
-        """The comparison of everything that was added.
+        """The comparison of all added rows.
 
         Raises:
             ValueError: Nothing was added.
@@ -207,7 +208,7 @@ class Comparer:
         if not self._kld:
             raise ValueError("nothing was compared")
         rows = np.concatenate(self._kld)
-        with np.errstate(invalid="ignore"):  # the spread of infinite distances is not a number
+        with np.errstate(invalid="ignore"):  # the standard deviation of infinite distances is NaN
             stderr = float(rows.std(ddof=1) / np.sqrt(len(rows))) if len(rows) > 1 else 0.0
         return Comparison(len(rows), float(rows.mean()), stderr, float(np.max(rows)), self._agree / len(rows))
 
@@ -235,7 +236,8 @@ def _check_shapes(reference: tuple[int, ...], other: tuple[int, ...]) -> None:
 
 
 def _usable(xp: Any, logits: Any) -> Any:
-    """Whether each row of [n, n_vocab] gives probabilities: its largest value is NaN if any of it is."""
+    """Whether each row of [n, n_vocab] has valid probabilities. The largest value of a row is NaN if any
+    value is NaN."""
     return xp.isfinite(xp.max(logits, axis=-1))
 
 

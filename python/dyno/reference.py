@@ -1,11 +1,10 @@
-"""Log-probabilities saved to compare with later.
+"""Files of saved log-probabilities for later comparisons.
 
 A reference is a `.npz` file (a zip of NumPy arrays, readable with `numpy.load`): `header` (JSON as uint8:
 format, model, vocabulary, ctx), `tokens` int32 [chunks, ctx] and, for each chunk, `nll_<n>` float64 [ctx/2 -
-1], the negative log-likelihoods of the tokens that came, and `logprobs_<n>` float16 [ctx/2 - 1, n_vocab],
-the natural log-probabilities of all tokens at the scored positions. float16 keeps three digits, and
-more near zero, where the probable tokens are: a reference compared with itself shows a mean KLD of about
-1e-7.
+1], the negative log-likelihoods of the actual tokens, and `logprobs_<n>` float16 [ctx/2 - 1, n_vocab], the
+natural log-probabilities of all tokens at the scored positions. float16 keeps three digits, and more near
+zero, where probable tokens are. A reference compared with itself shows a mean KLD of about 1e-7.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ _MAX_HEADER_BYTES = 1 << 16
 
 
 class ReferenceWriter:
-    """A writer of a reference, chunk by chunk; the file appears under its name when it is complete.
+    """A writer of a reference, chunk by chunk. The file gets its name when it is complete.
 
     Args:
-        path: File to write.
+        path: The file to write.
         chunks: int32 [n, ctx], the tokens that are scored.
-        n_vocab: Width of a row.
-        model: For people: which model it was.
+        n_vocab: Number of log-probabilities in a row.
+        model: Name of the model, for readers.
     """
 
     def __init__(
@@ -58,16 +57,18 @@ class ReferenceWriter:
         self._put("tokens", np.ascontiguousarray(chunks, dtype=np.int32))
 
     def add(self, log_probs: NDArray[Any], nll: NDArray[np.float64]) -> None:
-        """Rows [n, n_vocab] of the current chunk, and the negative log-likelihoods [n] of what came."""
+        """Add rows [n, n_vocab] of the current chunk, and the negative log-likelihoods [n] of the actual
+        tokens."""
         self._nll.append(nll)
-        # -inf (a token that the model excludes) stays -inf; what is below float16 becomes its least value.
+        # -inf (an excluded token) stays -inf. Finite values below the range of float16 become its smallest
+        # value.
         least = float(np.finfo(np.float16).min)
         self._rows.append(
             np.where(np.isneginf(log_probs), -np.inf, np.maximum(log_probs, least)).astype(np.float16)
         )
 
     def end_chunk(self) -> None:
-        """The current chunk is complete."""
+        """Finish the current chunk."""
         self._put(f"logprobs_{self._written:05d}", np.concatenate(self._rows))
         self._put(f"nll_{self._written:05d}", np.concatenate(self._nll))
         self._rows.clear()
@@ -84,7 +85,7 @@ class ReferenceWriter:
             self._zip.close()
             if kind is None and self._written == self._expected:
                 os.replace(self._partial, self._path)
-        finally:  # a disk that is full shows when the file is closed
+        finally:  # a full disk may only show when the file is closed
             with suppress(FileNotFoundError):
                 os.unlink(self._partial)
 
@@ -94,11 +95,11 @@ class ReferenceWriter:
 
 
 def check_destination(path: str | os.PathLike[str]) -> None:
-    """Whether a reference can be written to `path`, before minutes of work.
+    """Check that a reference can be written to `path`, before minutes of work.
 
     Raises:
-        IsADirectoryError, FileNotFoundError, NotADirectoryError, PermissionError: It cannot; the error names
-            the path.
+        IsADirectoryError, FileNotFoundError, NotADirectoryError, PermissionError: It cannot be written. The
+            error names the path.
     """
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
@@ -111,13 +112,13 @@ def check_destination(path: str | os.PathLike[str]) -> None:
 
 
 class ReferenceReader:
-    """An open reference; chunks are read when they are needed.
+    """An open reference, whose chunks are read when needed.
 
     Args:
-        path: File that `ReferenceWriter` made.
+        path: A file that `ReferenceWriter` has written.
 
     Raises:
-        PlanError: Not such a file.
+        PlanError: It is not such a file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -151,10 +152,10 @@ class ReferenceReader:
         return int(self.tokens.shape[1])
 
     def check(self, chunks: NDArray[np.int32]) -> None:
-        """Whether the reference was made of the same tokens.
+        """Check that the reference has the same tokens.
 
         Raises:
-            PlanError: It was not; the message says where they differ.
+            PlanError: It has other tokens. The message says where they differ.
         """
         if chunks.shape[1] != self.ctx:
             raise PlanError(
@@ -184,7 +185,7 @@ class ReferenceReader:
         """Negative log-likelihoods of the tokens of one chunk, float64 [ctx/2 - 1].
 
         Raises:
-            PlanError: As for `chunk`.
+            PlanError: As in `chunk`.
         """
         return self._read(f"nll_{number:05d}", np.float64, (self._scored,))
 

@@ -1,4 +1,4 @@
-"""Nodes of a fleet and the profiles that they would take, told from descriptions and without a GPU.
+"""The nodes of a fleet and the profiles that they would use, found from descriptions without a GPU.
 
 description ─ nodes ─> Node(device, count) ─ matching ─> Row(level, profile, reasons) ─ render ─> table, JSON
 """

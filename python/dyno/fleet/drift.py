@@ -1,7 +1,7 @@
-"""The speed that a server reports beside the speed that its profile promises.
+"""Comparison of the speed that a server reports with the speed that its profile promises.
 
-dyno's own server tells both. llama-server tells the tokens and seconds of all requests since its start, and
-the promise comes from a profile of it.
+dyno's server reports both. llama-server reports the tokens and seconds of all requests since its start, and
+the promise comes from a profile for it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _LLAMA = {
 
 @dataclass(frozen=True)
 class Drift:
-    """One measure: `pp` reads prompts, `tg` generates tokens."""
+    """The promised and the measured speed of one measure: `pp` (prompts) or `tg` (generation)."""
 
     metric: str
     promised: float | None
-    """Tokens per second; None where no profile tells."""
+    """Promised tokens per second; None if no profile has them."""
     measured: float | None
-    """Tokens per second; None where the server has measured nothing that compares."""
+    """Measured tokens per second; None if the server has measured nothing comparable."""
 
     @property
     def ratio(self) -> float | None:
-        """Measured over promised."""
+        """Measured / promised."""
         return self.measured / self.promised if self.measured is not None and self.promised else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,10 +56,10 @@ class Report:
 
     rows: tuple[Drift, ...]
     profile: Mapping[str, str]
-    """`state`, `match` and `hash` as dyno's server tells them; empty for llama-server."""
+    """`state`, `match` and `hash` as dyno's server reports them; empty for llama-server."""
 
     def code(self, within: float) -> int:
-        """0 where every measure is at least `1 - within` of its promise, 3 where one is not, 4 where nothing
+        """Exit code: 0 if all measures reach `1 - within` of their promise, 3 if one does not, 4 if nothing
         can be compared."""
         ratios = [row.ratio for row in self.rows if row.ratio is not None]
         if not ratios:
@@ -71,7 +71,7 @@ def fetch(url: str, timeout: float = 10.0) -> str:
     """The text of a page of metrics.
 
     Args:
-        url: `http://` or `https://`; `/metrics` is added where it names no path.
+        url: `http://` or `https://`; `/metrics` is added if it has no path.
 
     Raises:
         ProfileError: The server does not answer, or answers with something else.
@@ -86,7 +86,7 @@ def fetch(url: str, timeout: float = 10.0) -> str:
         with urllib.request.urlopen(whole, timeout=timeout) as answer:
             data = answer.read(MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
-        error.close()  # it holds the connection
+        error.close()  # closes the connection
         raise ProfileError(f"[fleet] {whole}: the server answers {error.code} {error.reason}") from error
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
@@ -102,10 +102,10 @@ def report(text: str, profile: Profile | None = None) -> Report:
     """The measures of a page of metrics.
 
     Args:
-        profile: of the server; for dyno's own server the server tells its promise itself.
+        profile: The profile of the server. dyno's server reports its promise itself.
 
     Raises:
-        ProfileError: The text is not a page of Prometheus metrics, or of none of these servers.
+        ProfileError: The text is not a page of Prometheus metrics of one of these servers.
         ImportError: The package prometheus-client is missing.
     """
     samples = _samples(text)
@@ -142,7 +142,8 @@ def report(text: str, profile: Profile | None = None) -> Report:
 
 
 def _promises(profile: Profile | None) -> dict[str, float]:
-    """Tokens per second by measure, of the longest prompt and the first generation that a profile tells."""
+    """Promised tokens per second by measure: of the longest prompt and of the first generation in the
+    profile."""
     tuned = profile.evidence.tuned if profile is not None and profile.evidence is not None else {}
     found: dict[str, float] = {}
     for name, rate in sorted(tuned.items(), key=lambda item: (len(item[0]), item[0])):

@@ -1,4 +1,4 @@
-"""The profile that each node of a fleet would take for each model, and what to tune next."""
+"""The profile that each node of a fleet would use for each model, and the tunes to run next."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXACT_CODE, NEAR_CODE, NONE_CODE = 0, 3, 4
 
 @dataclass(frozen=True)
 class Want:
-    """A model that nodes are to run."""
+    """A model that the nodes should run."""
 
     title: str
     model: ModelIdentity
@@ -29,12 +29,12 @@ class Want:
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of device of one node beside one model."""
+    """The match of one kind of device of a node with one model."""
 
     node: Node
     want: Want
     result: MatchResult | None
-    """None where the description does not tell which device it is."""
+    """None if the description does not identify the device."""
 
     @property
     def level(self) -> Level:
@@ -42,14 +42,14 @@ class Row:
 
     @property
     def code(self) -> int:
-        """0 exact, 3 near, 4 no profile."""
+        """Exit code: 0 exact, 3 near, 4 no profile."""
         if self.level is Level.EXACT:
             return EXACT_CODE
         return NONE_CODE if self.level is Level.DEFAULT else NEAR_CODE
 
     @property
     def why(self) -> str:
-        """The differences, the assumptions, or the reason why nothing fits; in one line."""
+        """The differences, the assumptions, or the reason why nothing fits, in one line."""
         if self.result is None:
             return self.node.problem
         reasons = list(self.result.reasons) if self.result.profile is not None else self.result.chain[:-1]
@@ -83,7 +83,7 @@ class ToTune:
     devices: int
     nodes: int
     near: bool
-    """Whether a near device's profile is taken meanwhile."""
+    """Whether the profile of a similar device is used meanwhile."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -111,7 +111,8 @@ class Fleet:
         return min((row.code for row in self.rows), default=NONE_CODE)
 
     def to_tune(self) -> list[ToTune]:
-        """Kinds of devices without an exact profile; the ones without any come first, then by devices."""
+        """Kinds of devices without an exact profile. Those without any profile come first, then the most
+        frequent ones."""
         groups: dict[tuple[str, str], list[Row]] = {}
         for row in self.rows:
             if row.code != EXACT_CODE and row.node.count:
@@ -132,7 +133,7 @@ class Fleet:
 
 
 def known_models(layers: Sequence[Layer], engine: EngineIdentity, tell: Callable[[str], None]) -> list[Want]:
-    """Every model that a profile of this engine was measured with, each once."""
+    """All models that profiles of this engine were measured with, without duplicates."""
     found: dict[str, Want] = {}
     for item in scan(layers, tell):
         if item.profile.match.engine.name != engine.name:
@@ -147,7 +148,7 @@ def known_models(layers: Sequence[Layer], engine: EngineIdentity, tell: Callable
 def match(
     nodes: Sequence[Node], wants: Sequence[Want], engine: EngineIdentity, layers: Sequence[Layer]
 ) -> Fleet:
-    """The profile that each node would take for each model, from the same search as the runtime's.
+    """The profile that each node would use for each model, from the same search as in the runtime.
 
     Args:
         nodes: the kinds of devices of all nodes.

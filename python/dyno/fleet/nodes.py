@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_CHARS = 64 << 20
-"""A description of more characters is refused."""
+"""Most characters of a description."""
 _GPU = "nvidia.com/"
 _SHARED = "-SHARED"
 _MIG = re.compile(r"-MIG-\S+$")
@@ -30,17 +30,17 @@ _MIXED = re.compile(r"nvidia\.com/(mig-[0-9]+g\.[0-9]+gb\S*)\.count")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The devices of one kind that a node has."""
+    """The devices of one kind in a node."""
 
     name: str
     title: str
-    """Product as the description names it."""
+    """Product name in the description."""
     device: CpuDevice | CudaDevice | None
-    """None where the description does not tell enough; `problem` says what is missing."""
+    """None if the description is incomplete; `problem` names the missing facts."""
     count: int = 1
     problem: str = ""
     assumed: tuple[str, ...] = ()
-    """Properties that the description does not tell, taken from the table of products."""
+    """Properties that are missing in the description and come from the table of products."""
     driver: str | None = None
 
 
@@ -48,11 +48,11 @@ def read_nodes(text: str, name: str) -> list[Node]:
     """The nodes of a description, one entry for each kind of device on a node.
 
     Args:
-        text: labels, the XML of `nvidia-smi -q -x`, or the JSON of `dyno info --json`.
-        name: of the file, for messages and for descriptions that name no node.
+        text: Labels, the XML of `nvidia-smi -q -x`, or the JSON of `dyno info --json`.
+        name: Name of the file, for messages and for descriptions without a node name.
 
     Raises:
-        ProfileError: The text is none of these, or too large; the message says what was expected.
+        ProfileError: The text has none of these formats, or is too large. The message says what was expected.
     """
     if len(text) > MAX_CHARS:
         raise ProfileError(f"[fleet] {name}: {len(text)} characters; at most {MAX_CHARS} are read")
@@ -71,7 +71,7 @@ def read_nodes(text: str, name: str) -> list[Node]:
 
 
 def _parsed(text: str, name: str) -> Any:
-    """JSON, lines `key=value`, or YAML."""
+    """Parse JSON, lines `key=value`, or YAML."""
     if text.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(text)
@@ -90,7 +90,7 @@ def _parsed(text: str, name: str) -> Any:
 
 
 def _labelled(data: Any, name: str) -> list[tuple[str, dict[str, str], str]]:
-    """Name and labels of each node in what `kubectl` prints, or of one map of labels."""
+    """Name and labels of each node in the output of `kubectl`, or in one map of labels."""
     if isinstance(data, dict) and isinstance(data.get("items"), list):
         return [row for item in data["items"] for row in _labelled(item, name)]
     if not isinstance(data, dict):
@@ -105,7 +105,7 @@ def _labelled(data: Any, name: str) -> list[tuple[str, dict[str, str], str]]:
 
 
 def _count(labels: Mapping[str, str], key: str, name: str) -> int | None:
-    """A whole number of a label; None where the label is missing.
+    """The whole number of a label; None if the label is missing.
 
     Raises:
         ProfileError: The label is not a whole number of a plausible size.
@@ -187,7 +187,7 @@ def _node(
     assumed: tuple[str, ...],
     driver: str | None,
 ) -> Node:
-    """A node with the device that these properties make; without one where a needed property is unknown."""
+    """A node with a device of these properties; without a device if a needed property is unknown."""
     told = {"compute capability": capability, "SM count": sms, "memory": memory}
     missing = [what for what, value in told.items() if not value]
     if capability is None or not sms or not memory:
@@ -201,7 +201,8 @@ def _node(
 
 
 def _amount(gpu: ElementTree.Element, *paths: str) -> float | None:
-    """A number with its unit, as `700.00 W` or `143771 MiB`; None where the driver does not tell it."""
+    """The number of a text with a unit, such as `700.00 W` or `143771 MiB`; None if the driver does not
+    report it."""
     for path in paths:
         found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]+)?)\s+(?:W|MiB)\s*", gpu.findtext(path) or "")
         if found:

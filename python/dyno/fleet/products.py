@@ -1,7 +1,7 @@
-"""The facts of a GPU that neither node labels nor nvidia-smi tell: SM count, compute capability, power limit.
+"""Facts of GPU products that node labels or nvidia-smi leave out: SM count, compute capability, power limit.
 
-The numbers are NVIDIA's published ones for the whole card. The default power limit is that of the reference
-card; a board partner may ship another one, so a match that rests on it says so.
+The numbers are the ones that NVIDIA publishes for the whole card. The default power limit is the one of the
+reference card. Cards of other vendors may differ, so a match that depends on it says so.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A card as NVML names it."""
+    """A GPU product, by its NVML name."""
 
     name: str
     capability: str
     sm_count: int
     power_w: float | None
-    """Default power limit in watts; None where it belongs to the whole module or laptop."""
+    """Default power limit in watts; None if it applies to a whole module or laptop."""
 
 
 def _row(capability: str, *cards: tuple[str, int, float | None]) -> list[Product]:
@@ -92,7 +92,8 @@ _TABLE = [
 
 
 def plain_name(name: str) -> str:
-    """A product name in one spelling: labels write `-` for a space, and some sources leave out the maker."""
+    """A product name in a common spelling. Labels write `-` for a space, and some sources leave out the
+    vendor."""
     words = re.split(r"[\s_-]+", name.strip().lower())
     return "-".join(w for w in words if w not in ("nvidia", "tesla", ""))
 
@@ -101,5 +102,5 @@ PRODUCTS = {plain_name(row.name): row for row in _TABLE}
 
 
 def find_product(name: str) -> Product | None:
-    """The card of a product name, as NVML or a node label writes it; None where the table lacks it."""
+    """The product with a name from NVML or a node label; None if the table lacks it."""
     return PRODUCTS.get(plain_name(name))

@@ -1,4 +1,4 @@
-"""Rows of a fleet for people: one node in a few lines, a fleet as a table."""
+"""The rows of a fleet as text: a few lines for one node, a table for a fleet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def single(fleet: Fleet) -> str:
 
 
 def table(fleet: Fleet) -> str:
-    """The table of a mixed fleet, and the tunes that are worth the most devices first."""
+    """The table of a fleet, and the tunes to run next, ordered by the number of devices that profit."""
     head = ("node", "devices", "model", "match", "profile", "differs")
     rows = [
         (

@@ -1,4 +1,4 @@
-"""Profiles: settings that were measured and proven for one device and one model, as YAML files.
+"""Profiles: settings that were measured and proven for one device and one model, stored as YAML files.
 
 `Profile` is the format. `docs/user/profile-reference.md` and `profiles/profile.schema.json` are
 generated from it.

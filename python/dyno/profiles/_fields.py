@@ -1,4 +1,4 @@
-"""Building blocks of the profile's models: the strict base class and shared field types."""
+"""Building blocks of the profile models: the strict base class and shared field types."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from dyno.settings import suggestion
 
 
 def problem(message: str, location: tuple[str | int, ...], value: object) -> InitErrorDetails:
-    """One line of a `ValidationError`: our message at a location below the model that raises it."""
-    # Braces would be read as fields of pydantic's message template.
+    """One line of a `ValidationError`, with our message, at a location inside the model that raises it."""
+    # Without escaping, pydantic would read braces as fields of a message template.
     return InitErrorDetails(
         type=PydanticCustomError("profile", "{message}", {"message": message}), loc=location, input=value
     )
 
 
 class StrictModel(BaseModel):
-    """Immutable, no conversions, finite numbers; an unknown key is an error that names the nearest one."""
+    """The base class of all profile models: immutable, without conversions, only finite numbers. An unknown
+    key is an error that names the most similar valid key."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -44,7 +45,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def keys(cls) -> list[str]:
-        """The keys of this map in a file, in reading order."""
+        """The keys of this map in a file, in order."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
     @model_validator(mode="before")
@@ -65,25 +66,25 @@ class StrictModel(BaseModel):
 MAX_NAME = 200
 MAX_TEXT = 2000
 MAX_COMMAND = 32_000
-"""Command lines may hold dozens of placement rules."""
+"""Maximum length of a command line, which may have dozens of placement rules."""
 
 
 def unknown_key(key: str, known: list[str]) -> str:
-    """The message for a key that a map does not have."""
+    """The message for an unknown key of a map."""
     return f"unknown key; {suggestion(key, known)}"
 
 
 def _is_printable(value: str) -> str:
-    """Labels and notes are printed on terminals: control characters are refused."""
+    """Refuse control characters, because labels and notes are printed on terminals."""
     if not value.isprintable():
         raise PydanticCustomError("profile", "holds characters that cannot be printed")
     return value
 
 
 def clean_text(text: str, limit: int = MAX_NAME) -> str:
-    """Text from elsewhere (a model's name, a device's, a command) as a profile's label or note may hold it.
+    """Foreign text (the name of a model or device, a command) in a form that is valid as a label or note.
 
-    Characters that cannot be printed become blanks, runs of blanks one, and what is longer is cut.
+    Characters that cannot be printed become blanks, several blanks become one, and longer text is cut.
     """
     plain = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return plain if len(plain) <= limit else plain[: limit - 3] + "..."
@@ -94,7 +95,7 @@ def _as_interval(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> Any:
-    """Reads an unquoted version number, which YAML takes for a number, as what its author meant."""
+    """Restore the text of an unquoted version, which YAML reads as a number."""
     if isinstance(value, float) and math.isfinite(value):
         return getattr(value, "text", repr(value))
     if isinstance(value, int) and not isinstance(value, bool):
@@ -146,16 +147,16 @@ Counts = Annotated[
 
 _TOKEN_RANGE = re.compile(r"m([1-9][0-9]{0,9})(?:-([1-9][0-9]{0,9})|(\+))?")
 LAST_TOKENS = 1 << 31
-"""End of the last bucket of token counts."""
+"""Upper end of the last bucket of token counts."""
 
 
 def parse_tokens(text: str) -> tuple[int, int]:
-    """Reads a range of token counts: `m1` is (1, 1), `m2-8` is (2, 8), `m513+` is everything from 513.
+    """Parse a range of token counts: `m1` is (1, 1), `m2-8` is (2, 8), and `m513+` is all counts from 513.
 
     Ranges consist of whole buckets, as in csrc/ops/tokens.cpp: 1, 2-4, 5-8, 9-16, 17-32, ...
 
     Raises:
-        ValueError: `text` is no such range.
+        ValueError: `text` is not such a range.
     """
     found = _TOKEN_RANGE.fullmatch(text)
     if found is None:
@@ -178,7 +179,7 @@ def _is_power_of_two(value: int) -> bool:
 
 
 def plain_value(value: Any) -> Any:
-    """Refuses what no member of a union of plain types takes, with one message for all of them."""
+    """Refuse values of other types, with one message for the whole union of plain types."""
     items = value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(item, bool | int | str) for item in items):
         raise PydanticCustomError("profile", "must be true or false, a whole number, text or a list of text")
@@ -186,7 +187,7 @@ def plain_value(value: Any) -> Any:
 
 
 def setting_value(value: Any) -> Any:
-    """As `plain_value`, but a setting may also be a number with a fraction; its row in the table decides."""
+    """As `plain_value`, but also with fractions. The row of the setting in the table decides further."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise PydanticCustomError("profile", "must be a finite number")
@@ -198,7 +199,7 @@ def setting_value(value: Any) -> Any:
 
 
 def interval_problem(ratio: float | None, ci95: tuple[float, float] | None) -> str | None:
-    """Why an interval cannot belong to a ratio."""
+    """The reason why an interval cannot belong to a ratio; empty if it can."""
     if ci95 is None:
         return None
     if ci95[0] > ci95[1]:

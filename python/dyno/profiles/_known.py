@@ -1,4 +1,4 @@
-"""The page of all shipped profiles: devices beside models, with the gains that were proven."""
+"""The page of all shipped profiles: a table of devices and models with the proven gains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def known_page(folder: Path) -> str:
     """The page in Markdown.
 
     Args:
-        folder: with the profiles.
+        folder: Folder of the profiles.
 
     Raises:
         ProfileError: A file is not a profile.

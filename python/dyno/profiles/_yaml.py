@@ -1,7 +1,7 @@
-"""YAML as profiles use it: plain data with line numbers, nothing that a hostile file could turn against us.
+"""The YAML subset of profiles: plain data with line numbers, and nothing that a hostile file could exploit.
 
-The subset is YAML 1.2's core schema: maps, lists, text, decimal numbers, booleans and null. Tags, anchors and
-aliases are refused, duplicate keys are errors, nesting and size are limited, `on` and `2026-11-20` are text.
+The subset is the core schema of YAML 1.2: maps, lists, text, decimal numbers, booleans and null. Tags,
+anchors, aliases and duplicate keys are errors. Nesting and size are limited. `on` and `2026-11-20` are text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_DEPTH = 24
 MAX_NODES = 50_000
 
 Path = tuple[str, ...]
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same events, ten times as fast
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # same events, but ten times as fast
 
 _NULL = re.compile(r"~|null|Null|NULL|")
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -28,7 +28,7 @@ MAX_NUMBER_LENGTH = 40
 
 
 class YamlProblem(ValueError):
-    """A text that is no YAML of this subset."""
+    """An error in a text that is not YAML of this subset."""
 
     def __init__(self, message: str, line: int | None) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class YamlProblem(ValueError):
 
 
 class FloatWithText(float):
-    """A float that knows how it was written: an unquoted version `13.10` is more than 13.1."""
+    """A float that keeps its original text, because an unquoted version `13.10` is not 13.1."""
 
     text: str
 
@@ -49,7 +49,7 @@ class FloatWithText(float):
 
 @dataclass
 class _Frame:
-    """A map or list that is being read."""
+    """A map or list during parsing."""
 
     value: dict[str, Any] | list[Any]
     path: Path
@@ -76,13 +76,14 @@ def resolve(text: str) -> Any:
 
 
 def parse(text: str) -> tuple[Any, dict[Path, int]]:
-    """Reads one document.
+    """Parse one document.
 
     Returns:
-        The plain value, and the line (from 1) of every key by its path; items of lists count as "0", "1", ...
+        The plain value, and the line (from 1) of each key by its path. Items of lists have the keys "0", "1",
+        ...
 
     Raises:
-        YamlProblem: no YAML, or more than the subset above; with the line where one is known.
+        YamlProblem: The text is not YAML, or not in the subset. The error has the line, if it is known.
     """
     try:
         return _parse(text)
@@ -90,7 +91,7 @@ def parse(text: str) -> tuple[Any, dict[Path, int]]:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
         problem = error.problem or error.context or "cannot be read"
-        if "nesting depth" in problem:  # libyaml reads ahead, and newer ones have a limit of 1,000
+        if "nesting depth" in problem:  # libyaml reads ahead, and newer versions have a limit of 1,000
             raise YamlProblem(f"nested more than {MAX_DEPTH} deep", line) from error
         raise YamlProblem(f"not valid YAML: {problem}", line) from error
     except yaml.reader.ReaderError as error:
@@ -107,7 +108,7 @@ def _parse(text: str) -> tuple[Any, dict[Path, int]]:
     root: Any = None
 
     def attach(value: Any, line: int) -> Path:
-        """Puts a value where it belongs and returns its path."""
+        """Add a value to the current map or list, and return its path."""
         nonlocal root
         if not stack:
             root = value
@@ -118,7 +119,7 @@ def _parse(text: str) -> tuple[Any, dict[Path, int]]:
             path = (*top.path, str(len(top.value) - 1))
             lines[path] = line
         else:
-            assert top.key is not None  # the caller has read the key
+            assert top.key is not None  # the caller has already read the key
             top.value[top.key] = value
             path = (*top.path, top.key)
             top.key = None
@@ -178,7 +179,7 @@ def _read_key(frame: _Frame, key: str, line: int, lines: dict[Path, int]) -> Non
 # ---- Writing ----
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./+-](?:[A-Za-z0-9_./+@=·-]| (?! |#))*")
-# YAML 1.1 readers, which most tools are, take these for something else than text.
+# YAML 1.1 parsers, which most tools use, do not read these words as text.
 _OTHER_IN_YAML_1_1 = re.compile(
     r"(?i:yes|no|on|off|true|false|null|~|<<|=|-|\.{1,3}|---.*|[-+]?[0-9][0-9_]*(\.[0-9_]*)?(e[-+]?[0-9]+)?"
     r"|[-+]?\.[0-9_]+|0[xob][0-9a-f_]+|[-+]?\.(inf|nan)|[-+.].*)"
@@ -186,7 +187,7 @@ _OTHER_IN_YAML_1_1 = re.compile(
 
 
 def scalar(value: Any, *, as_key: bool = False) -> str:
-    """One scalar as text that every YAML reader takes for the same value."""
+    """A scalar in a form that all YAML parsers read as the same value."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -197,12 +198,12 @@ def scalar(value: Any, *, as_key: bool = False) -> str:
         if value.is_integer() and abs(value) < 1e15:
             return str(int(value))
         text = repr(float(value))
-        # YAML 1.1 wants a point in every float: 1e-05 would be text.
+        # YAML 1.1 requires a point in a float, so 1e-05 would be text.
         return text.replace("e", ".0e") if "e" in text and "." not in text else text
     if not isinstance(value, str):
         raise TypeError(f"not a scalar: {value!r}")
     is_plain = _PLAIN.fullmatch(value) and not value.endswith(" ") and not _OTHER_IN_YAML_1_1.fullmatch(value)
-    # A blank inside a key is legal YAML but hard to read: op keys are quoted.
+    # A blank inside a key is valid YAML, but hard to read. So op keys are quoted.
     if is_plain and not (as_key and " " in value):
         return value
     return yaml.safe_dump(value, default_style='"', width=1 << 30, allow_unicode=True).rstrip("\n")

@@ -1,4 +1,4 @@
-"""From a profile to what the runtime is given: settings and kernels, with groups that fall back whole."""
+"""From a profile to the settings and kernels for the runtime. Groups of entries fall back as a whole."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ if TYPE_CHECKING:
     from dyno.settings import SettingValue
 
 KernelEntryTuple = tuple[str, str, dict[str, str | int], str]
-"""Op key, range of tokens, configuration, origin: what `dyno._core.Session` takes."""
+"""Op key, range of tokens, configuration and origin, as `dyno._core.Session` takes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """The rest of a profile after rejections."""
+    """The part of a profile that remains after rejections."""
 
     settings: dict[str, SettingValue]
-    """Values by name; what is not here runs with the engine's default."""
+    """Values by name. Settings that are missing here run with the engine's default."""
     kernels: list[KernelEntryTuple]
     lines: list[str]
-    """One line for every entry that fell back, with the reason."""
+    """One line for each entry that fell back to the default, with the reason."""
 
 
 def kernel_entries(
     profile: Profile, rejected: Mapping[str, str] | Iterable[str] = ()
 ) -> list[KernelEntryTuple]:
-    """The kernel configurations of a profile for `dyno._core.Session`, with the line that each stands on.
+    """The kernel configurations of a profile for `dyno._core.Session`, each with its line in the file.
 
     Args:
-        profile: the profile.
-        rejected: as for `effective`.
+        profile: The profile.
+        rejected: As in `effective`.
 
     Returns:
-        (op key, tokens such as "m1-8", {"variant": ..., parameter: value}, origin such as "h200.yaml:12");
-        entries that are `default` are left out.
+        Tuples of op key, tokens such as "m1-8", {"variant": ..., parameter: value}, and origin such as
+        "h200.yaml:12". Entries that are `default` are left out.
     """
     return effective(profile, rejected).kernels
 
@@ -50,7 +50,8 @@ def effective_settings(
     *,
     require: bool = False,
 ) -> tuple[dict[str, SettingValue], list[str]]:
-    """Settings of a profile without rejected entries and their groups, and a line for each that fell back."""
+    """The settings of a profile without rejected entries and their groups, with a line for each one that fell
+    back."""
     result = effective(profile, rejected, overrides, require=require)
     return result.settings, result.lines
 
@@ -62,20 +63,20 @@ def effective(
     *,
     require: bool = False,
 ) -> Effective:
-    """The profile without the entries that cannot be used.
+    """The part of a profile that can be used.
 
-    Entries of one `group` were measured together and gain only together: if one is rejected, or set by the
-    caller to another value, all of them fall back to the engine's default.
+    Entries of one `group` were measured together, and gain only together. If one is rejected, or the caller
+    sets it to another value, all of them fall back to the engine's default.
 
     Args:
         profile: the profile.
-        rejected: entries that cannot be used, by path (`settings.ubatch`, `kernels.<op key>.<tokens>`) or,
-            for a setting, by name; with the reasons where it is a mapping.
-        overrides: settings that the caller gave; they win over the profile and are not in the result.
-        require: a rejected entry is an error (`--require-profile`).
+        rejected: Entries that cannot be used, by path (`settings.ubatch`, `kernels.<op key>.<tokens>`) or,
+            for a setting, by name. A mapping also has the reasons.
+        overrides: Settings of the caller. They override the profile and are not in the result.
+        require: Whether a rejected entry is an error (`--require-profile`).
 
     Raises:
-        ProfileError: `require` and an entry is rejected.
+        ProfileError: An entry is rejected, with `require`.
         ValueError: `rejected` names an entry that the profile does not have.
     """
     entries = dict(profile.entries())
@@ -110,7 +111,7 @@ def effective(
 
 
 def rejections(report: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Path and reason of every rejected entry of a `dyno._core.Session.kernel_report()`."""
+    """Path and reason of each rejected entry of a `dyno._core.Session.kernel_report()`."""
     return {
         kernel_path(row["key"], row["tokens"]): str(row["reason"])
         for row in report
@@ -136,7 +137,7 @@ def _of_groups(
     fallen: Mapping[str, str],
     overrides: Mapping[str, SettingValue],
 ) -> dict[str, str]:
-    """Members of groups in which something fell or was set by the caller to another value."""
+    """Entries of groups in which an entry was rejected, or set by the caller to another value."""
     broken: dict[str, str] = {}
     for path, entry in entries.items():
         if entry.group is None:

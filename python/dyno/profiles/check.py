@@ -1,4 +1,4 @@
-"""`dyno profiles check` and `dyno profiles list`: what is wrong with a file, and which files there are."""
+"""`dyno profiles check` and `dyno profiles list`: the problems of a file, and the list of all files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dyno.profiles.schema import KernelEntry, Profile, SettingEntry, kernel_path
 from dyno.settings import SETTINGS
 
 MAX_UBATCH = SETTINGS["ubatch"].maximum
-"""No op sees more tokens than this, whatever the end of an open range."""
+"""Largest number of tokens of an op, which limits open ranges."""
 
 if TYPE_CHECKING:
     import os
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def check_file(path: str | os.PathLike[str]) -> list[Problem]:
-    """Everything that is wrong with a profile file, in file order.
+    """All problems of a profile file, in file order.
 
-    Errors make a file unusable or one of its entries rejected; warnings are odd; notes say what could not be
-    checked here. A file without errors can be checked in.
+    An error makes the file unusable, or rejects one of its entries. A warning points at an odd value. A note
+    names a check that is not possible here. A file without errors can be checked in.
     """
     profile, problems = file_problems(path)
     if profile is not None:
@@ -37,7 +37,7 @@ def check_file(path: str | os.PathLike[str]) -> list[Problem]:
 
 
 def has_errors(problems: Sequence[Problem]) -> bool:
-    """Whether a check fails."""
+    """Whether the problems include an error."""
     return any(problem.level == "error" for problem in problems)
 
 
@@ -119,9 +119,9 @@ def _kernel_problems(profile: Profile) -> Iterator[Problem]:
 def _verdict(
     ops: Any, key: str, tokens: str, entry: KernelEntry | str, device: dict[str, Any]
 ) -> tuple[Literal["error", "note"], str]:
-    """Why a configuration cannot run an op, or cannot be checked; no reason where it can.
+    """The reason why a configuration cannot run an op, or cannot be checked; empty if it can run.
 
-    Both ends of the token range are asked, the upper one as far as a u-batch can go.
+    Both ends of the token range are checked. The largest u-batch limits the upper one.
     """
     low, high = parse_tokens(tokens)
     for count in dict.fromkeys((low, max(low, min(high, MAX_UBATCH)))):
@@ -142,7 +142,7 @@ def _verdict(
 def _has_variants(ops: Any, family: str, kind: str) -> bool:
     try:
         return any(variant["device"] == kind for variant in ops.variants(family))
-    except UnsupportedError:  # a family without any kernels in this build
+    except UnsupportedError:  # this build has no kernels of the family
         return False
 
 
@@ -151,17 +151,18 @@ def _has_variants(ops: Any, family: str, kind: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file in a layer."""
+    """A profile file in a layer."""
 
     path: str
     layer: str
     profile: Profile | None
     problem: str | None
-    """Why it cannot be read, on one line."""
+    """The reason why it cannot be read, on one line."""
 
 
 def list_profiles(layers: Sequence[Layer] | None = None) -> list[Listed]:
-    """Every profile file of the layers (None: shipped, site, user), readable or not, in search order."""
+    """All profile files of the layers (None: shipped, site, user) in search order, including unreadable
+    ones."""
     listed = []
     for layer in default_layers() if layers is None else layers:
         try:

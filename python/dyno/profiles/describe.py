@@ -1,4 +1,4 @@
-"""Profiles for people: what one says, and how two differ."""
+"""Profiles as text: a description of one, and the differences between two."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def describe(profile: Profile) -> list[str]:
-    """A profile in lines: its label, place of measurement and gains, then each entry that differs from the
-    default, and the names of the others."""
+    """A description of a profile in lines: its label, device, model and gains, then each entry that differs
+    from the default, and the names of the others."""
     device, model, engine = profile.match.device, profile.match.model, profile.match.engine
     if device.kind == "cuda":
         chip = f"cuda, compute capability {device.compute_capability}, {device.sm_count} SMs"
@@ -88,16 +88,17 @@ class Change:
 
     path: str
     before: str | None
-    """None: only the second profile has it."""
+    """Value in the first profile; None: only the second one has it."""
     after: str | None
-    """None: only the first profile has it."""
+    """Value in the second profile; None: only the first one has it."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.before or '(none)'} -> {self.after or '(none)'}"
 
 
 def diff(before: Profile, after: Profile) -> list[Change]:
-    """The differences of two profiles, in reading order; entries as wholes, everything else key by key.
+    """The differences between two profiles, in reading order. Entries are compared as a whole, everything
+    else key by key.
 
     Example:
         >>> for change in diff(yesterday, today):  # doctest: +SKIP
@@ -143,7 +144,7 @@ def _plain(value: Any) -> str:
 
 
 def _merged(first: list[str], second: list[str]) -> list[str]:
-    """Both lists in one order: what only the second has follows what stands before it there."""
+    """Both lists merged in order. An item of only the second list follows its predecessor there."""
     merged = list(first)
     place: Mapping[str, None] = dict.fromkeys(first)
     position = 0

@@ -114,7 +114,7 @@ class Noise(StrictModel):
 
 
 class Samples(StrictModel):
-    """Summary of the samples of one measure; the journal holds every sample."""
+    """Summary of the samples of one measure. The journal has all samples."""
 
     n: PositiveCount = Field(description="Number of samples.")
     median: NonNegative = Field(description="Median, in the unit of the measure.")
@@ -270,7 +270,7 @@ class Evidence(StrictModel):
 
 
 class Provenance(StrictModel):
-    """Who made the file, with what, when and at which cost."""
+    """The origin of the file: tuner, engine, time and cost."""
 
     tuner: Name = Field(description="Version of the tuner.")
     engine_commit: Name | None = Field(default=None, description="Commit that the engine was built from.")

@@ -1,8 +1,8 @@
-"""Writes what is generated from the models and settings; run as `python -m dyno.profiles.generate`.
+"""Generator of the files that are made from the models and settings: `python -m dyno.profiles.generate`.
 
-`profiles/profile.schema.json` (for editors), `docs/user/profile-reference.md` and
-`docs/user/known-profiles.md` (for people). With `--check` nothing is written and the exit code is 1, with a
-diff, where a file is stale.
+It writes `profiles/profile.schema.json` (for editors), `docs/user/profile-reference.md` and
+`docs/user/known-profiles.md` (for people). With `--check` it writes nothing. If a file is stale, it then
+prints a diff, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a profile, with the settings by name, types and ranges."""
+    """The JSON schema of a profile, with all settings, their types and their ranges."""
     schema = _tidy(Profile.model_json_schema(by_alias=True))
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -58,7 +58,7 @@ def _setting_schema(setting: Setting) -> dict[str, Any]:
 
 
 def _tidy(node: Any) -> Any:
-    """Writes in one way what releases of pydantic write in several, and drops titles, which help nobody."""
+    """Unify forms that differ between releases of pydantic, and drop titles, which help nobody."""
     if isinstance(node, float) and node.is_integer():
         return int(node)
     if isinstance(node, list):
@@ -71,13 +71,13 @@ def _tidy(node: Any) -> Any:
         is_double = key in ("enum", "type") and "const" in node
         if not is_annotation and not is_double:
             kept[key] = _tidy(item)
-    if len(kept.get("allOf", ())) == 1:  # a reference beside a description
+    if len(kept.get("allOf", ())) == 1:  # a reference with a description
         kept |= kept.pop("allOf")[0]
     return dict(sorted(kept.items())) if "$ref" in kept else kept
 
 
 def outputs(root: Path) -> dict[Path, str]:
-    """Every generated file of a source tree and what it should hold."""
+    """All generated files of a source tree with their content."""
     schema = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
     return {
         root / "profiles" / "profile.schema.json": schema,
@@ -87,7 +87,7 @@ def outputs(root: Path) -> dict[Path, str]:
 
 
 def stale(root: Path) -> list[str]:
-    """A diff for every generated file that is not what it should be."""
+    """A diff for each generated file that is stale."""
     diffs = []
     for path, wanted in outputs(root).items():
         found = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -101,7 +101,7 @@ def stale(root: Path) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """The entry point. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m dyno.profiles.generate", description=__doc__.split("\n")[0]
     )

@@ -1,4 +1,4 @@
-"""Device, model and engine of a profile's measurements, as properties that can be compared."""
+"""Device, model and engine of the measurements of a profile, as comparable properties."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LEAST_SHARE = 0.0001
-"""Share of each weight type that a model has, be it ever so little. A match tolerates it."""
+"""Least share of a weight type that occurs at all in a model. A match tolerates this difference."""
 CPU_ISAS = ("portable", "avx2", "avx512_vnni")
 """Instruction sets that CPU kernels are compiled for, in ascending order."""
 
 
 def _as_capability(value: Any) -> Any:
-    """Takes an unquoted 9.0, which YAML takes for a number."""
+    """Accept an unquoted 9.0, which YAML reads as a number."""
     return f"{value:.1f}" if isinstance(value, float) and value == round(value, 1) else value
 
 
 class CudaDevice(StrictModel):
-    """A CUDA device by its properties; the marketing name is no part of it."""
+    """A CUDA device by its properties, without its marketing name."""
 
     kind: Literal["cuda"] = "cuda"
     compute_capability: Annotated[
@@ -59,7 +59,7 @@ class CudaDevice(StrictModel):
 
 
 class CpuDevice(StrictModel):
-    """The CPU of a machine by its properties, as this process may use it."""
+    """The CPU of a machine by its properties, as far as the process may use it."""
 
     kind: Literal["cpu"] = "cpu"
     isa: Literal["portable", "avx2", "avx512_vnni"] = Field(
@@ -92,11 +92,11 @@ Device = Annotated[
         custom_error_message="must be a map with kind: cuda or kind: cpu",
     ),
 ]
-"""A `CudaDevice` or a `CpuDevice`, told apart by `kind`."""
+"""A `CudaDevice` or a `CpuDevice`, distinguished by `kind`."""
 
 
 class ModelIdentity(StrictModel):
-    """A model by architecture, shapes and types; neither its name nor its values count."""
+    """A model by architecture, shapes and types. Its name and the values of its weights do not count."""
 
     architecture: Name = Field(description="general.architecture of the GGUF file.")
     layers: int = Field(ge=1, le=65536, description="Transformer layers.")
@@ -122,7 +122,7 @@ class ModelIdentity(StrictModel):
     @classmethod
     def _shares_add_up(cls, value: dict[str, float]) -> dict[str, float]:
         total = sum(value.values())
-        if not 0.9 <= total <= 1.1:  # shares are written with two digits
+        if not 0.9 <= total <= 1.1:  # shares have only two digits
             raise ValueError(f"the shares of the types add up to {total:.3f} instead of 1")
         return value
 
@@ -150,15 +150,15 @@ class EngineIdentity(StrictModel):
 def device_from_info(
     info: Mapping[str, Any], *, memory_gbps: float | None = None, pcie_gbps: float | None = None
 ) -> CpuDevice | CudaDevice:
-    """The device of a profile from the engine's device description (`dyno._core.cpu_info()`).
+    """The device of a profile, from a device description of the engine (`dyno._core.cpu_info()`).
 
     Args:
         info: properties as the engine reports them: `kind`, `isa`, `cores`, `l1d_bytes`, `memory_bytes`, ...
-        memory_gbps: measured memory bandwidth in GB/s, where someone measured it.
-        pcie_gbps: measured host-to-device bandwidth in GB/s (CUDA).
+        memory_gbps: Measured memory bandwidth in GB/s, if known.
+        pcie_gbps: Measured host-to-device bandwidth in GB/s (CUDA), if known.
 
     Raises:
-        KeyError: a property is missing.
+        KeyError: A property is missing.
     """
     memory_mib = max(1, round(info["memory_bytes"] / 2**20))
     if info["kind"] == "cuda":
@@ -186,16 +186,18 @@ def device_from_info(
 
 
 # KiB of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, "Technical
-# Specifications per Compute Capability"). A profile does not say: it follows from what it says.
+# Specifications per Compute Capability"). A profile does not contain it, because it follows from the compute
+# capability.
 _SHARED_KIB = {
     **{75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227},
     **{100: 227, 103: 227, 110: 227, 120: 99, 121: 99},
 }
-_LEAST_SHARED_KIB = 48  # on every chip
+_LEAST_SHARED_KIB = 48  # on all GPUs
 
 
 def device_info(device: CpuDevice | CudaDevice) -> dict[str, Any]:
-    """The engine's device description of a profile's device, to ask `supports` and `candidates` with."""
+    """The device description of the engine for a profile's device, as an argument of `supports` and
+    `candidates`."""
     if isinstance(device, CudaDevice):
         major, minor = device.compute_capability.split(".")
         capability = int(major) * 10 + int(minor)
@@ -221,7 +223,7 @@ def device_info(device: CpuDevice | CudaDevice) -> dict[str, Any]:
     return info
 
 
-# Facts that other fields imply, and that descriptions of earlier versions lack, count no more than sizes.
+# Facts that other fields imply, and that descriptions of earlier versions lack, are ignored like sizes.
 _NOT_SHAPES = frozenset(
     {
         "n_ctx_train",
@@ -237,7 +239,7 @@ _NOT_SHAPES = frozenset(
 
 
 def _shapes(value: Any) -> Any:
-    """The integers and flags of a description, without rates, names and types."""
+    """The whole numbers and flags of a description, without rates, names and types."""
     if isinstance(value, dict):
         kept = {str(key): _shapes(item) for key, item in value.items() if key not in _NOT_SHAPES}
         return {key: item for key, item in sorted(kept.items()) if item is not None}
@@ -247,11 +249,11 @@ def _shapes(value: Any) -> Any:
 
 
 def shapes_fingerprint(description: Mapping[str, Any]) -> str:
-    """Sixteen hex digits over every dimension of a model.
+    """A hash of all dimensions of a model, as sixteen hexadecimal digits.
 
-    Integers and flags of `dyno._core.describe_model()` count, at any depth; floats (epsilons, rope bases),
-    names, types, the trained context length and sizes in bytes do not: files that differ only in those run
-    the same kernels on the same shapes.
+    It covers the whole numbers and flags of `dyno._core.describe_model()`, at any depth. It ignores floats
+    (epsilons, rope bases), names, types, the trained context length and sizes in bytes. Files that differ
+    only in those run the same kernels on the same shapes.
     """
     canonical = json.dumps(
         [str(description["architecture"]), _shapes(dict(description))], separators=(",", ":"), sort_keys=True
@@ -260,7 +262,7 @@ def shapes_fingerprint(description: Mapping[str, Any]) -> str:
 
 
 def _width(description: Mapping[str, Any], kind: str) -> int | None:
-    """Width of the first feed-forward layer of a kind (`dense`, `moe`)."""
+    """Width of the first feed-forward layer of a kind (`dense` or `moe`)."""
     for layer in description["layers"]:
         if layer["ffn"]["kind"] == kind:
             return int(layer["ffn"]["width"])
@@ -270,17 +272,18 @@ def _width(description: Mapping[str, Any], kind: str) -> int | None:
 def model_from_description(
     description: Mapping[str, Any], *, weights: Literal["real", "synthetic"] = "real"
 ) -> ModelIdentity:
-    """The model of a profile from the engine's model description (`dyno._core.describe_model()`).
+    """The model of a profile, from a model description of the engine (`dyno._core.describe_model()`).
 
     Raises:
-        KeyError, IndexError: the description lacks a field, or has no layers.
+        KeyError, IndexError: The description lacks a field, or has no layers.
     """
-    # Types with few elements are named, too: GGML_CUDA_PROFILE builds kernels for the types of a profile.
+    # Types with few elements are listed as well, because GGML_CUDA_PROFILE builds kernels for the types of a
+    # profile.
     shares = {str(name).upper(): float(share) for name, share in description["types"].items() if share}
     types = {name: max(round(share, 4), LEAST_SHARE) for name, share in shares.items()}
     for name in description.get(
         "draft_types", ()
-    ):  # the head drafts with kernels of these, and counts little
+    ):  # the MTP head uses kernels of these types, but has few weights
         types.setdefault(str(name).upper(), LEAST_SHARE)
     # Layers with recurrent state have no heads.
     layers = [layer["attention"] for layer in description["layers"]]
@@ -307,7 +310,8 @@ def _by_share(item: tuple[str, float]) -> tuple[float, str]:
 
 
 def weights_kind(metadata: Mapping[str, Any]) -> Literal["real", "synthetic"]:
-    """Whether a file says of itself that its weights are random: `general.name` with the word "synthetic"."""
+    """`synthetic` if the file declares random weights (`general.name` has the word "synthetic"), else
+    `real`."""
     name = metadata.get("general.name")
     return (
         "synthetic" if isinstance(name, str) and re.search(r"\bsynthetic\b", name, re.IGNORECASE) else "real"
@@ -315,7 +319,7 @@ def weights_kind(metadata: Mapping[str, Any]) -> Literal["real", "synthetic"]:
 
 
 def engine_from_build(info: Mapping[str, Any]) -> EngineIdentity:
-    """The engine of a profile from `dyno._core.build_info()`."""
+    """The engine of a profile, from `dyno._core.build_info()`."""
     build: dict[str, BuildValue | list[BuildValue]] = {
         str(name): _switch(value) for name, value in info["switches"].items()
     }
@@ -323,7 +327,7 @@ def engine_from_build(info: Mapping[str, Any]) -> EngineIdentity:
 
 
 def _switch(value: bool | int | str) -> bool | int | str:
-    """A CMake switch as people write it in a profile: ON is true."""
+    """The value of a CMake switch as it is written in a profile: ON is true."""
     if isinstance(value, str):
         return {"ON": True, "TRUE": True, "OFF": False, "FALSE": False, "": False}.get(value.upper(), value)
     return value

@@ -1,4 +1,4 @@
-"""Reading and writing profile files: one line per error with file and line, atomic writes."""
+"""Reading and writing of profile files, with one line per error and atomic writes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 MAX_PROBLEMS = 100
 FLOW_WIDTH = 150
-"""Maps that fit on a line of this many columns are written on one."""
+"""A map that fits on one line of this many columns is written on one line."""
 MAX_COMMENT = 300
-"""Characters of a comment. A longer one is cut: the command, for one, stands whole under `provenance`."""
+"""Maximum length of a comment in characters. Longer ones are cut. The whole command, for example, is in
+`provenance`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a file."""
+    """A problem of a file."""
 
     file: str
     line: int | None
@@ -53,20 +54,21 @@ class Problem:
 
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:
-    """Reads and validates a profile.
+    """Read and validate a profile.
 
     Raises:
-        ProfileError: the file cannot be read, is no YAML, or is not a profile: one line with file, line, key,
-            what is wrong and, for an unknown key, the nearest valid one.
+        ProfileError: The file cannot be read, is not YAML, or is not a profile. The message is one line with
+            file, line, key and problem and, for an unknown key, the most similar valid one.
     """
     return _validated(_read(Path(path)), str(path))
 
 
 def load_readable(path: str | os.PathLike[str]) -> tuple[Profile, dict[str, str]]:
-    """A profile without the entries that are wrong, and why each of those is, by its path (`settings.ubach`).
+    """A profile without its wrong entries, with the problem of each wrong entry by its path
+    (`settings.ubach`).
 
     Raises:
-        ProfileError: as `load_profile` for whatever is wrong elsewhere.
+        ProfileError: As in `load_profile`, for problems outside of entries.
     """
     name, text = str(path), _read(Path(path))
     wrong: dict[str, str] = {}
@@ -84,10 +86,11 @@ def load_readable(path: str | os.PathLike[str]) -> tuple[Profile, dict[str, str]
 
 
 def _take_out(data: Mapping[str, Any], error: ValidationError) -> dict[str, str]:
-    """Removes the entries that `error` is about from the data; empty where it is about something else."""
+    """Remove the entries that `error` concerns from the data, and return their problems; empty if `error`
+    concerns something else."""
     wrong: dict[str, str] = {}
     found = error.errors(include_url=False)
-    for item in reversed(found):  # so that what leaves a list moves no item that leaves it later
+    for item in reversed(found):  # so that removing an item moves no item that is removed later
         place = tuple(str(step) for step in item["loc"] if not _is_step(str(step)))
         depth = {"settings": 2, "kernels": 3}.get(place[0] if place else "", 0)
         keys = place[: depth or None]
@@ -108,12 +111,12 @@ def _take_out(data: Mapping[str, Any], error: ValidationError) -> dict[str, str]
 
 
 def loads_profile(text: str, name: str = "<text>") -> Profile:
-    """The same for a text; `name` stands for the file in messages."""
+    """Read and validate the text of a profile. `name` stands for the file in messages."""
     return _validated(text, name)
 
 
 def file_problems(path: str | os.PathLike[str]) -> tuple[Profile | None, list[Problem]]:
-    """Reads a file and gives all that is wrong with it instead of raising at the first."""
+    """Read a file, and return all its problems instead of raising at the first one."""
     try:
         text = _read(Path(path))
     except ProfileError as error:
@@ -124,7 +127,7 @@ def file_problems(path: str | os.PathLike[str]) -> tuple[Profile | None, list[Pr
 
 def _read(path: Path) -> str:
     try:
-        # Without O_NONBLOCK the opening of a pipe would wait for a writer.
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -167,7 +170,7 @@ def _problems(text: str, name: str) -> tuple[Profile | None, list[Problem]]:
 def _translate(error: ValidationError, name: str, lines: Mapping[tuple[str, ...], int]) -> list[Problem]:
     found: list[Problem] = []
     for item in error.errors(include_url=False):
-        # Tags of unions and pydantic's own steps stand in angle or square brackets.
+        # Tags of unions and internal steps of pydantic are in angle or square brackets.
         path = tuple(str(step) for step in item["loc"] if not _is_step(str(step)))
         path = _known_prefix(path, lines) if lines else path
         line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
@@ -179,7 +182,7 @@ def _translate(error: ValidationError, name: str, lines: Mapping[tuple[str, ...]
 
 
 def _printable(text: str) -> str:
-    """A key as it can be shown on one line of a terminal, whatever a hostile file has in it."""
+    """A key in a form that is safe to print on one line of a terminal, even from a hostile file."""
     shown = text if text.isprintable() else repr(text)[1:-1]
     return shown if len(shown) <= 160 else shown[:157] + "..."
 
@@ -192,7 +195,7 @@ def _is_step(step: str) -> bool:
 
 
 def _known_prefix(path: tuple[str, ...], lines: Mapping[tuple[str, ...], int]) -> tuple[str, ...]:
-    """Cuts what pydantic appends for the members of a union (`value.bool`, `value.list[...]`)."""
+    """Remove the parts that pydantic appends for members of a union (`value.bool`, `value.list[...]`)."""
     if path in lines or not path:
         return path
     last = path[-1]
@@ -204,7 +207,7 @@ def _message(item: ErrorDetails) -> str:
     if item["type"] == "missing":
         return "missing"
     text = plain_words(item, mapping="a map")
-    if has_plain_words(item):  # others name their value
+    if has_plain_words(item):  # other messages name the value themselves
         text += not_given(item, mapping="a map")
     return " ".join(text.split())
 
@@ -213,7 +216,7 @@ def _message(item: ErrorDetails) -> str:
 
 
 def to_dict(profile: Profile) -> dict[str, Any]:
-    """The profile as plain data in writing order: changes before defaults, and no empty maps."""
+    """The profile as plain data in the order of a file: changes before defaults, and no empty maps."""
     data = profile.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=False)
     for name in ("settings", "kernels"):
         data[name] = dict(sorted(data[name].items(), key=lambda item: _stays_default(item[1])))
@@ -242,14 +245,15 @@ def to_dict(profile: Profile) -> dict[str, Any]:
 
 
 def _stays_default(entry: Any) -> bool:
-    """Whether an entry changes nothing: a setting at `default`, or an op whose token ranges all are."""
+    """Whether an entry changes nothing: a setting at `default`, or an op with only `default` ranges."""
     if isinstance(entry, dict):
         return "value" not in entry and all(part == "default" for part in entry.values())
     return bool(entry == "default")
 
 
 def _listed(kernels: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The kernels that stay as they are in one list at the end: a tune leaves a hundred of them."""
+    """The kernels with unchanged ones in one list at the end, because a tune leaves about a hundred
+    unchanged."""
     changed = {
         key: {tokens: entry for tokens, entry in ranges.items() if entry != "default"}
         for key, ranges in kernels.items()
@@ -265,7 +269,7 @@ def _listed(kernels: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _shorten(entry: dict[str, Any], key: str) -> None:
-    """A list of one is written as its item, an empty one not at all."""
+    """Write a list of one item as the item, and leave out an empty list."""
     value = entry.get(key)
     if value == []:
         del entry[key]
@@ -274,10 +278,10 @@ def _shorten(entry: dict[str, Any], key: str) -> None:
 
 
 def dumps_profile(profile: Profile, comments: Sequence[str] = ()) -> str:
-    """The YAML text of a profile: reading order, one line per entry, a blank line before each section.
+    """The YAML text of a profile, with one line per entry and a blank line before each section.
 
     Args:
-        comments: Text for people above the profile, a line each. Nothing reads it back.
+        comments: Comment lines above the profile, for people. No program reads them.
     """
     out = [f"# {clean_text(line, MAX_COMMENT)}" for line in comments]
     for key, value in to_dict(profile).items():
@@ -311,27 +315,27 @@ def _block(value: Mapping[str, Any], depth: int, spread: bool = False) -> Iterat
 
 
 def save_profile(profile: Profile, path: str | os.PathLike[str], comments: Sequence[str] = ()) -> None:
-    """Writes a profile: a reader sees the old file or the new one, never a part. Makes missing folders.
+    """Write a profile atomically: a reader sees the old file or the new one. Missing folders are created.
 
     Args:
-        comments: As `dumps_profile` takes them.
+        comments: As in `dumps_profile`.
 
     Raises:
-        ProfileError: the file cannot be written (no space, no permission); an older file is then unchanged.
+        ProfileError: The file cannot be written (no space, no permission). An older file is then unchanged.
     """
     write_atomically(Path(path), dumps_profile(profile, comments).encode())
 
 
 def write_atomically(path: Path, data: bytes, area: str = "profile") -> None:
-    """Replaces a file by way of a temporary one in the same folder, flushed to the disk before the rename.
+    """Replace a file by a temporary one in the same folder, which is flushed to disk before the rename.
 
     Args:
-        path: the file; a link stays one.
-        data: its bytes.
-        area: The word in brackets before the message of an error.
+        path: The file. A link stays a link.
+        data: Its content.
+        area: The word in brackets at the beginning of an error message.
 
     Raises:
-        ProfileError: it cannot be written; an older file is then unchanged.
+        ProfileError: It cannot be written. An older file is then unchanged.
     """
     path = Path(os.path.realpath(path))  # a link stays a link
     temporary: str | None = None
@@ -369,7 +373,8 @@ def _mode_for(path: Path) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename durable. Some file systems cannot do it for a folder; the file is safe by then."""
+    """Make a rename durable. Some file systems do not support this for a folder, but the file itself is
+    already safe."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):

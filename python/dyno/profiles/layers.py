@@ -1,11 +1,11 @@
-"""Where profiles are found and which one is taken: shipped < site < user, best match level first.
+"""The search for a profile: in the layers shipped < site < user, with the best match level first.
 
-A profile belongs to its model. By itself the search takes a profile of the same model only. If the caller
-names a file, that file is taken whatever lies in the folders; if it was made for another model, it is an
-error unless the caller forces it.
+A profile belongs to its model, so the search only takes profiles of the same model. If the caller names a
+file, that file is taken, and the folders do not matter. If the named file was made for another model, that is
+an error unless the caller forces it.
 
-A profile without an entry that was measured on a disturbed machine settles nothing, so it never hides a
-proven one of a farther device or a lower layer.
+A profile without entries from a disturbed machine proves nothing. So it never hides a proven profile of a
+less similar device or a lower layer.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 SITE_FOLDER = Path("/etc/dyno/profiles")
 MAX_FILES = 2000
-"""A folder with more profiles than this is no folder of profiles."""
+"""Maximum number of files in a folder of profiles."""
 
 _log = logging.getLogger("dyno.profiles")
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A folder of profiles; later ones in a list win over earlier ones at the same match level."""
+    """A folder of profiles. At the same match level, later layers of a list win over earlier ones."""
 
     name: str
     folder: Path
@@ -45,17 +45,18 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A profile in a layer."""
+    """A profile that was found in a layer."""
 
     profile: Profile
     path: str
     layer: str
     rank: int
-    """Position of the layer; higher wins."""
+    """Position of the layer. The highest one wins."""
 
 
 def shipped_folder() -> Path:
-    """The profiles of this distribution: beside this package when installed, `profiles/` in a source tree."""
+    """The folder of the shipped profiles: next to this package if it is installed, `profiles/` in a source
+    tree."""
     package = Path(__file__).resolve().parent
     source = package.parents[2] / "profiles"
     if (source / "profile.schema.json").is_file() and (package.parents[2] / "pyproject.toml").is_file():
@@ -64,10 +65,11 @@ def shipped_folder() -> Path:
 
 
 def user_folder() -> Path:
-    """`$XDG_CONFIG_HOME/dyno/profiles`, by default `~/.config/dyno/profiles`: where `tune` writes.
+    """The user's folder, in which `tune` writes: `$XDG_CONFIG_HOME/dyno/profiles`, by default
+    `~/.config/dyno/profiles`.
 
     Raises:
-        ProfileError: neither XDG_CONFIG_HOME nor a home folder is known.
+        ProfileError: Neither XDG_CONFIG_HOME nor a home folder is known.
     """
     try:
         return own_folder("CONFIG") / "profiles"
@@ -76,10 +78,10 @@ def user_folder() -> Path:
 
 
 def default_path(device: CpuDevice | CudaDevice, model: ModelIdentity, engine: EngineIdentity) -> Path:
-    """Where `tune` writes unless told otherwise: one file for each device, model and engine.
+    """The file that `tune` writes by default: one for each device, model and engine.
 
     Raises:
-        ProfileError: no home folder is known.
+        ProfileError: No home folder is known.
     """
     chip = _cpu_name(device) if device.kind == "cpu" else _cuda_name(device)
     main_type = max(model.types, key=lambda name: model.types[name])
@@ -100,7 +102,8 @@ def _cuda_name(device: CudaDevice) -> str:
 
 
 def default_layers() -> list[Layer]:
-    """Shipped, site (`/etc/dyno/profiles`, or `$DYNO_SITE_PROFILES`) and user, in ascending precedence."""
+    """The layers shipped, site (`/etc/dyno/profiles`, or `$DYNO_SITE_PROFILES`) and user, in ascending
+    precedence."""
     site = os.environ.get("DYNO_SITE_PROFILES")
     layers = [Layer("shipped", shipped_folder()), Layer("site", Path(site) if site else SITE_FOLDER)]
     try:
@@ -111,10 +114,10 @@ def default_layers() -> list[Layer]:
 
 
 def profile_files(layer: Layer) -> list[Path]:
-    """The `.yaml` files of a layer in stable order; none where there is no such folder.
+    """The `.yaml` files of a layer in stable order; empty if the folder does not exist.
 
     Raises:
-        ProfileError: the folder cannot be read, or holds more files than any folder of profiles would.
+        ProfileError: The folder cannot be read, or has more than `MAX_FILES` files.
     """
     try:
         names = sorted(name for name in os.listdir(layer.folder) if name.endswith((".yaml", ".yml")))
@@ -128,7 +131,7 @@ def profile_files(layer: Layer) -> list[Path]:
 
 
 def scan(layers: Sequence[Layer], warn: Callable[[str], None]) -> list[Found]:
-    """Every readable profile of the layers; each broken file is one warning."""
+    """All readable profiles of the layers. Each unreadable file causes one warning."""
     found = []
     for rank, layer in enumerate(layers):
         try:
@@ -155,23 +158,23 @@ def find_profile(
     layers: Sequence[Layer] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> MatchResult:
-    """The profile for a device, a model and an engine, with the fallback chain that led to it.
+    """Find the profile for a device, a model and an engine, with the steps of the search.
 
     Args:
-        device: where the model is to run.
-        model: what is to run.
-        engine: what runs it.
-        profile: "auto" searches the layers; a path or a profile is taken as it is, unless it is for another
-            kind of device, engine or model; None takes the engine's defaults.
-        any_model: take the profile of another model, too: the named one (`--force-profile`), or with "auto"
-            the most similar one if no profile belongs to this model.
-        require: anything but an exact match is an error (`--require-profile`).
-        layers: folders in ascending precedence; None: shipped, site and user.
-        warn: takes a line for each file that cannot be read; None: the logger `dyno.profiles`.
+        device: The device that the model will run on.
+        model: The model.
+        engine: The engine.
+        profile: "auto" searches the layers. A path or a profile is taken as it is, unless it is for another
+            kind of device, engine or model. None takes the engine's defaults.
+        any_model: Whether to accept a profile of another model: the named one (`--force-profile`), or with
+            "auto" the most similar one if no profile belongs to this model.
+        require: Whether anything but an exact match is an error (`--require-profile`).
+        layers: Folders in ascending precedence; None: shipped, site and user.
+        warn: Receives a line for each file that cannot be read; None: the logger `dyno.profiles`.
 
     Raises:
-        ProfileError: a file named by `profile` cannot be read or belongs to another model, or `require` and
-            there is no exact match.
+        ProfileError: The file named by `profile` cannot be read or belongs to another model, or `require` is
+            given and there is no exact match.
 
     Example:
         >>> result = find_profile(device, model, engine)  # doctest: +SKIP
@@ -215,7 +218,7 @@ def _check_model(
     """Refuse a named profile that belongs to another model.
 
     Raises:
-        ProfileError: It does; the message names the differences.
+        ProfileError: It does. The message names the differences.
     """
     differences = score(item.profile, device, model, engine).other_model
     if differences:
@@ -253,7 +256,7 @@ def _choose(
 ) -> MatchResult:
     compared = [(score(item.profile, device, model, engine), item) for item in candidates]
     usable = [pair for pair in compared if pair[0].level is not Level.DEFAULT]
-    switched_off = bool(chain)  # then there is no level to explain
+    switched_off = bool(chain)  # there is then no level to explain
     levels = [Level.EXACT, Level.SAME_DEVICE, Level.NEAREST]
     if any_model:
         levels.append(Level.OTHER_MODEL)
@@ -328,7 +331,8 @@ def _has_proven(usable: Sequence[tuple[Comparison, Found]], levels: Sequence[Lev
 
 
 def _precedence(pair: tuple[Comparison, Found]) -> tuple[int, float, str, str]:
-    """Within one level: the layer, then the score, the newest, the name, so that the order is total."""
+    """The order within one level: by layer, then score, then newest date, then name, so that the order is
+    total."""
     comparison, item = pair
     provenance = item.profile.provenance
     return item.rank, comparison.score, provenance.date if provenance else "", item.path

@@ -1,12 +1,14 @@
-"""How well a profile fits a device, a model and an engine: levels, reasons and a score for the nearest.
+"""The match of a profile with a device, a model and an engine: a level, the differences, and a score for
+similar devices.
 
-A profile belongs to its model: one of another architecture, other shapes or other types is taken only if the
-caller forces it. For its own model the levels are:
+A profile belongs to its model. A profile with another architecture, other shapes or other types is taken only
+if the caller forces it. For the same model, the levels are:
 
-Exact: same kind of device, same compute capability, SM count and power limit (cpu: instruction set, cores and
-cache sizes), memory within 2 %; same engine and ops revision; and not measured on synthetic weights when the
-model is real. Below that: the same compute capability and SM count (cpu: instruction set and cores), then the
-nearest device by score. A profile for another kind of device or engine never matches.
+Exact: the same kind of device, compute capability, SM count and power limit (on a CPU: instruction set, cores
+and cache sizes), memory within 2 %, and the same engine and ops revision. A profile that was measured on
+synthetic weights is never exact for a real model. Below that: the same compute capability and SM count (on a
+CPU: instruction set and cores), then the most similar device by score. A profile for another kind of device
+or engine never matches.
 """
 
 from __future__ import annotations
@@ -26,31 +28,32 @@ if TYPE_CHECKING:
 
 MEMORY_TOLERANCE = 0.02
 TYPE_SHARE_TOLERANCE = 0.015
-"""Shares of weight types are written with two digits."""
+"""Tolerance for shares of weight types, which are written with two digits."""
 MIN_SCORE = 0.3
-"""A profile of a device that scores less is too far away to be taken unless the caller names it."""
+"""Least score of a profile that the search takes. A less similar one must be named by the caller."""
 
 
 _PLACING = ("placement", "cpu_moe", "n_cpu_moe", "n_gpu_layers")
-"""Settings that place weights: with more memory, less of the model has to leave the device."""
+"""Settings that place weights. With more memory, more of the model fits on the device."""
 
 
 class Level(IntEnum):
-    """The levels at which a profile fits, worst first."""
+    """The levels of a match, worst first."""
 
     DEFAULT = 0
-    """No profile: the engine's own defaults."""
+    """No profile, so the engine's defaults apply."""
     OTHER_MODEL = 1
-    """The profile of another model, which only a caller who forces it gets."""
+    """A profile of another model, which is used only if the caller forces it."""
     NEAREST = 2
-    """The same model on the nearest device by score."""
+    """The same model on the most similar device by score."""
     SAME_DEVICE = 3
-    """The same model; same compute capability and SM count, or same instruction set and cores."""
+    """The same model, with the same compute capability and SM count, or the same instruction set and
+    cores."""
     EXACT = 4
-    """Everything that counts is the same."""
+    """All compared properties are the same."""
 
     def describe(self, kind: str) -> str:
-        """In words, for a kind of device."""
+        """The level in words, for a kind of device."""
         same = "instruction set and cores" if kind == "cpu" else "compute capability and SM count"
         return {
             Level.DEFAULT: "engine default",
@@ -62,58 +65,58 @@ class Level(IntEnum):
 
 
 class Difference(NamedTuple):
-    """One property that differs between a profile and what is here."""
+    """A property that differs between a profile and this machine, model or engine."""
 
     name: str
-    """Of the property: `L2 cache`."""
+    """Name of the property, such as `L2 cache`."""
     text: str
-    """With both values: `L2 cache 2048 KiB, here 1024 KiB`."""
+    """Text with both values, such as `L2 cache 2048 KiB, here 1024 KiB`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One profile beside one machine and model."""
+    """The comparison of a profile with a machine and a model."""
 
     level: Level
-    """`DEFAULT` where the profile cannot be used at all."""
+    """`DEFAULT` if the profile cannot be used at all."""
     score: float
-    """Likeness from 0 to 1; ranks profiles of one level."""
+    """Similarity from 0 to 1, which ranks profiles of one level."""
     reasons: tuple[str, ...]
     """Differences, in words; empty for an exact match."""
     other_model: tuple[str, ...] = ()
-    """Differences of the models alone; empty if the profile belongs to this model."""
+    """Differences of the models only; empty if the profile belongs to this model."""
     properties: tuple[str, ...] = ()
     """Names of the properties that differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatchResult:
-    """The profile that the runtime takes, and the reason."""
+    """The result of the search: the profile that the runtime takes, and the reason."""
 
     profile: Profile | None
-    """None: the engine's defaults."""
+    """The profile; None: the engine's defaults."""
     path: str | None
     layer: str | None
-    """shipped, site, user, or --profile."""
+    """Layer of the profile: shipped, site, user, or --profile."""
     level: Level
     score: float
     reasons: list[str]
     """Differences from an exact match, with values."""
     chain: list[str]
-    """The fallback chain down to the level that was taken, one line each, for people."""
+    """The levels of the search down to the one that was taken, one line each, for people."""
     kind: str = "cpu"
-    """Kind of the device that was asked for."""
+    """Kind of the device of the search."""
     warnings: list[str] = field(default_factory=list)
-    """Files that could not be read, one line each."""
+    """One line for each file that could not be read."""
     switched_off: bool = False
-    """The caller asked for the engine's defaults."""
+    """Whether the caller requested the engine's defaults."""
     properties: list[str] = field(default_factory=list)
     """Names of the properties that differ from an exact match."""
 
     @property
     def headline(self) -> str:
-        """The line that the runtime prints: `profile: NAME.yaml (exact match)`. If several properties differ,
-        it has only their names; `chain` has the values."""
+        """The line that the runtime prints, such as `profile: NAME.yaml (exact match)`. If several properties
+        differ, it has only their names. `chain` has the values."""
         if self.profile is None:
             return f"profile: none{' (switched off)' if self.switched_off else ' for this model and device'}"
         how = self.level.describe(self.kind)
@@ -129,7 +132,7 @@ class MatchResult:
 def compare(
     match: Match, device: CpuDevice | CudaDevice, model: ModelIdentity, engine: EngineIdentity
 ) -> Comparison:
-    """How a profile's `match` fits what is here."""
+    """Compare the `match` of a profile with a device, a model and an engine."""
     there = match.device
     if there.kind != device.kind:
         return Comparison(Level.DEFAULT, 0.0, (f"it is for {there.kind} devices, here {device.kind}",))
@@ -193,7 +196,7 @@ def _model_differences(there: ModelIdentity, here: ModelIdentity) -> Iterator[Di
 
 def _engine_differences(there: EngineIdentity, here: EngineIdentity) -> Iterator[Difference]:
     yield from _unequal("ops revision", there.ops_revision, here.ops_revision)
-    if there.name != "dyno":  # their kernels have no revision of their own
+    if there.name != "dyno":  # kernels of other engines have no revision
         yield from _unequal("version", there.version, here.version)
 
 
@@ -203,7 +206,7 @@ def _unequal(name: str, there: object, here: object, unit: str = "") -> Iterator
 
 
 def _unequal_if_known(name: str, there: object, here: object, unit: str = "") -> Iterator[Difference]:
-    """For what a hand-written profile may leave out."""
+    """The difference of a property that a hand-written profile may leave out."""
     if there is not None and here is not None:
         yield from _unequal(name, there, here, unit)
 
@@ -220,11 +223,11 @@ def _show(value: object, unit: str) -> str:
 def score(
     profile: Profile, device: CpuDevice | CudaDevice, model: ModelIdentity, engine: EngineIdentity
 ) -> Comparison:
-    """`compare` with a score that weighs what the profile's own entries depend on.
+    """`compare` with a score, weighted by the properties that the entries of the profile depend on.
 
-    For the profile's own model the score is the likeness of the devices: by bandwidth for the share of
-    entries whose best value follows bandwidth, by compute capability or instruction set for the others. For
-    another model the likeness of the models is half of the score.
+    For the same model, the score is the similarity of the devices: by bandwidth for the share of entries
+    whose best value follows bandwidth, and by compute capability or instruction set for the others. For
+    another model, the similarity of the models is half of the score.
     """
     found = compare(profile.match, device, model, engine)
     if found.level in (Level.DEFAULT, Level.EXACT):
@@ -245,7 +248,7 @@ def score(
 
 
 def _quotient(a: float | None, b: float | None) -> float:
-    """1 for equal, towards 0 the further apart; a half where one is unknown."""
+    """The smaller of two numbers / the larger one; 0.5 if one is unknown."""
     if a is None or b is None:
         return 0.5
     return min(a, b) / max(a, b)
@@ -271,7 +274,8 @@ def _tile_likeness(there: CpuDevice | CudaDevice, here: CpuDevice | CudaDevice) 
 
 
 def _model_likeness(there: ModelIdentity, here: ModelIdentity) -> float:
-    """1 for the same architecture, shapes and types; mixtures of experts and dense models are far apart."""
+    """Similarity of two models: 1 for the same architecture, shapes and types. Mixtures of experts and dense
+    models have a low similarity."""
     types = sum(min(share, here.types.get(name, 0.0)) for name, share in there.types.items())
     kind = 1.0 if bool(there.experts) == bool(here.experts) else 0.0
     size = _quotient(there.embedding, here.embedding) * _quotient(there.layers, here.layers)
@@ -284,17 +288,18 @@ def _model_likeness(there: ModelIdentity, here: ModelIdentity) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The meaning of the match for one entry."""
+    """The decision on one entry of a matching profile."""
 
     path: str
     """`settings.<name>` or `kernels.<op key>.<tokens>`."""
     action: Literal["apply", "fit_check", "reject"]
-    """fit_check: bounded by memory and measured elsewhere, so only after the plan says that it fits."""
+    """`fit_check`: memory limits the value and it was measured elsewhere, so it applies only if the plan
+    shows that it fits."""
     reason: str = ""
 
 
 def decide(profile: Profile, level: Level, device: CpuDevice | CudaDevice) -> list[Decision]:
-    """The entries that may be taken from a profile that matches at `level`. `supports` decides on kernels."""
+    """The entries that a profile that matches at `level` contributes. `supports` decides about kernels."""
     decisions = []
     for path, entry in profile.entries():
         decision = Decision(path, "apply")

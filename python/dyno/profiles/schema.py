@@ -1,4 +1,4 @@
-"""The profile: typed models of the YAML file; JSON schema and reference page are generated from them."""
+"""The typed models of the YAML file, from which JSON schema and reference page are generated."""
 
 from __future__ import annotations
 
@@ -109,18 +109,19 @@ class KernelEntry(StrictModel):
 
     @property
     def params(self) -> dict[str, int]:
-        """The variant's parameters by name."""
+        """The parameters of the variant by name."""
         return dict(self.__pydantic_extra__ or {})
 
     @property
     def config(self) -> dict[str, str | int]:
-        """The configuration as `dyno._core.Session` takes it: variant and parameters."""
+        """The configuration (variant and parameters) in the form that `dyno._core.Session` takes."""
         return {"variant": self.variant, **self.params}
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_near_misses(cls, data: Any) -> Any:
-        """A misspelt key would pass as a parameter; parameters are integers and resemble no key of ours."""
+        """Refuse misspelt keys, which would otherwise pass as parameters. Parameters are whole numbers, and
+        their names do not resemble a key."""
         if not isinstance(data, dict):
             return data
         keys = cls.keys()
@@ -170,11 +171,11 @@ class Match(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The file that a profile was read from."""
+    """The origin of a profile: the file that it was read from."""
 
     path: str
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    """Line of every key, by its path."""
+    """Line of each key, by its path."""
 
 
 _OP_KEY = re.compile(r"[a-z][a-z0-9_]*( [!-~]+)*")
@@ -182,7 +183,7 @@ MAX_OP_KEY_LENGTH = 300
 
 
 def _with_defaults(kernels: Any) -> Any:
-    """The map with the kernels of its list `default` under their op keys."""
+    """The map of kernels, with the kernels of its list `default` moved to their op keys."""
     if not isinstance(kernels, dict) or "default" not in kernels:
         return kernels
     spread = {key: ranges for key, ranges in kernels.items() if key != "default"}
@@ -207,7 +208,7 @@ def _with_defaults(kernels: Any) -> Any:
 
 
 def _no_kernel(tokens: str, key: str) -> str:
-    """Why these are no token range and op key; empty if they are."""
+    """The reason why these are not a token range and an op key; empty if they are."""
     if len(key) > MAX_OP_KEY_LENGTH or not _OP_KEY.fullmatch(key):
         return "not a token range and an op key, such as 'm2-8 matmul q4_0 n=4096 k=2048'"
     try:
@@ -253,33 +254,33 @@ class Profile(StrictModel):
 
     @property
     def source(self) -> Source | None:
-        """Where it was read from; None for one that was made in memory."""
+        """The file that it was read from; None if it was made in memory."""
         return self._source
 
     @property
     def disturbed(self) -> bool:
-        """Whether others used the machine during measurements that its values rest on."""
+        """Whether other programs used the machine during the measurements behind its values."""
         return bool(self.evidence and self.evidence.environment and self.evidence.environment.disturbed)
 
     @property
     def proven(self) -> bool:
-        """Whether an entry has a gain that was measured on a machine at rest."""
+        """Whether an entry has a gain that was measured on a quiet machine."""
         return not self.disturbed and any(entry.ratio is not None for _, entry in self.entries())
 
     @property
     def settles_nothing(self) -> bool:
-        """Whether it has no entry, and not even the defaults are known to be best, because others used the
+        """Whether it has no entry and does not prove the defaults either, because other programs used the
         machine."""
         return self.disturbed and not any(self.entries())
 
     def with_source(self, source: Source) -> Profile:
-        """The same profile, read from `source`."""
+        """The same profile with `source` as its origin."""
         copy = self.model_copy()
         copy._source = source
         return copy
 
     def origin(self, *path: str) -> str:
-        """File and line of a key, as `name.yaml:12`; the label for a profile that is in no file."""
+        """File and line of a key, such as `name.yaml:12`; the label if the profile has no file."""
         if self._source is None:
             return self.label
         line = self._source.lines.get(path)
@@ -287,7 +288,7 @@ class Profile(StrictModel):
         return f"{name}:{line}" if line is not None else name
 
     def entries(self) -> Iterator[tuple[str, SettingEntry | KernelEntry]]:
-        """Every entry that is no `default`, by its path: `settings.ubatch`, `kernels.<op key>.<tokens>`."""
+        """All entries except `default`, by path: `settings.ubatch`, `kernels.<op key>.<tokens>`."""
         for name, setting in self.settings.items():
             if isinstance(setting, SettingEntry):
                 yield setting_path(name), setting
@@ -297,7 +298,7 @@ class Profile(StrictModel):
                     yield kernel_path(key, tokens), kernel
 
     def __eq__(self, other: object) -> bool:
-        # Where a profile was read from is no part of what it says.
+        # The origin of a profile does not count in comparisons.
         return isinstance(other, Profile) and self.__dict__ == other.__dict__
 
     __hash__ = None  # type: ignore[assignment]
@@ -347,7 +348,7 @@ class Profile(StrictModel):
 def settings_problems(
     settings: Mapping[str, SettingEntry | str], device_kind: str, engine: str
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The objections of the table of settings to `settings`: location below `settings` and message."""
+    """The problems of `settings` by the table of settings: location below `settings`, and message."""
     for name, entry in settings.items():
         setting = SETTINGS.get(name)
         if setting is None or engine not in setting.engines or not applies_on(setting, device_kind, engine):
@@ -362,12 +363,12 @@ def settings_problems(
 
 
 def setting_path(name: str) -> str:
-    """How messages and rejections name an entry of `settings`."""
+    """The path of an entry of `settings` in messages and rejections."""
     return f"settings.{name}"
 
 
 def kernel_path(op_key: str, tokens: str) -> str:
-    """How messages and rejections name an entry of `kernels`."""
+    """The path of an entry of `kernels` in messages and rejections."""
     return f"kernels.{op_key}.{tokens}"
 
 
