@@ -1,7 +1,7 @@
-"""Continuous batching: the generations of many callers in one engine, with one decode a step.
+"""Continuous batching: the generations of many callers in one engine, with one decode per step.
 
-This file has one class, whose methods share the queue, the running texts and their lock. The parts that do
-not need that state are modules of their own: requests, prefixes, drafts, answers of a step, and the teller.
+The methods of the class share the queue, the running texts and their lock. Parts that do not need this state
+are separate modules: requests, prefixes, drafts, steps, and the teller.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_SEQUENCES", "Scheduler", "SchedulerEvents", "Speculation"]
 
 DEFAULT_SEQUENCES = 4
-"""Sequences of a server if neither its command line nor a profile says so."""
+"""Number of sequences of a server, if neither its command line nor a profile sets it."""
 _SECONDS_WITHOUT_SLOT = 0.005
-"""How long a step waits if generations outside of the scheduler own all slots."""
+"""Seconds that a step waits if generations outside of the scheduler own all slots."""
 _ALL_ROWS_TOKENS = 64
-"""Tokens of a prompt in a step if the logits after each of them are needed: one row is a whole vocabulary."""
+"""Most prompt tokens in a step if the logits after each are needed, because one row covers the whole
+vocabulary."""
 _LONGEST_RETRY_S = 60
 _FAILING_S, _LONGEST_FAILING_S = 10.0, 300.0
 _TOTALS = (
@@ -50,17 +51,17 @@ _TOTALS = (
     *("generated_tokens", "stopped"),
 )
 _WEIGHT_OF_NEWEST = 0.2
-"""Of the newest request in the running mean of their durations."""
+"""Weight of the newest request in the running mean of durations."""
 
 
 class Scheduler:
-    """The generations of many callers in one engine.
+    """A scheduler that runs the generations of many callers in one engine.
 
-    While a scheduler is open, `generate`, `chat` and `complete` of its engine go through it, from any number
-    of threads. Each step feeds the last token of every running generation and as much of the waiting prompts
-    as the step has room for, in one decode. As many generations run as the engine has `sequences`; others
-    wait, first come, first served. A prompt that begins like a text that runs or has ended is computed from
-    the first difference on.
+    While a scheduler is open, `generate`, `chat` and `complete` of its engine use it, from any number of
+    threads. Each step feeds, in one decode, the last token of each running generation and as much of the
+    waiting prompts as fits. Up to `sequences` generations of the engine run at the same time. Others wait,
+    first come, first served. If a prompt begins like a running or ended text, only the part after the first
+    difference is computed.
 
     Args:
         engine: An open engine without another scheduler.
@@ -109,7 +110,7 @@ class Scheduler:
                 )
             self._room = max(room, self._sequences)
             self._max_waiting = max_waiting
-            # Without a vocabulary there are no texts, but token ids still go on from each other.
+            # Without a vocabulary there is no text, but token ids can still be generated.
             known = engine._file is None or has_vocabulary(engine._file)
             self._ends = engine.tokenizer.end_of_generation if known else frozenset()
             self._n_vocab = int(engine.model["n_vocab"])
@@ -126,19 +127,19 @@ class Scheduler:
             self._changed = threading.Condition(self._lock)
             self._closing = False
             self._drafts_remain: Exception | None = None
-            """The error for which the memory of drafts was not freed; for `close`."""
+            """The error by which the memory of drafts was not freed, for `close`."""
             speculation = speculation or speculation_of(engine.settings)
             self._drafting = None if speculation is None else Drafting(engine, speculation)
             self._events = events or SchedulerEvents()
             self._mean_s = 0.0
-            """Running mean of the seconds that a request owns a sequence."""
+            """Running mean of the time in seconds that a request owns a sequence."""
             self._totals = dict.fromkeys(_TOTALS, 0)
             self.failure: BaseException | None = None
             """The error that ended the last failed step; None if the last step worked."""
             self.failed_at = 0.0
-            """Its time, of the monotonic clock."""
+            """Time of that step on the monotonic clock."""
             self.failing_s = _FAILING_S
-            """Seconds after it in which the next step probably fails, too."""
+            """Seconds after that step in which the next step would probably fail, too."""
             self._teller = Teller()
             self._thread = threading.Thread(target=self._run, name="dyno-scheduler", daemon=True)
             try:
@@ -160,21 +161,22 @@ class Scheduler:
         cancelled: threading.Event | None = None,
         handling: Handling | None = None,
     ) -> Generator[Drawn, None, None]:
-        """The tokens after a prompt; the last one may be the model's end of generation.
+        """The tokens after a prompt. The last one may be an end-of-generation token.
 
         Args:
-            prompt: Token ids, at least one and no more than the context holds.
-            sampling: How tokens are drawn.
-            max_tokens: Tokens drawn at most.
-            cancelled: Ends the generation when it is set, from any thread.
-            handling: Of the prompt and the end.
+            prompt: Token ids, at least one, and at most the context length.
+            sampling: Settings for drawing tokens.
+            max_tokens: The most tokens to draw.
+            cancelled: An event; if any thread sets it, the generation ends.
+            handling: Further options of the generation.
 
         Raises:
-            QueueFullError: As many generations wait as may.
+            QueueFullError: The queue is full.
             ClosedError: The scheduler is closed.
-            PlanError: The prompt is impossible, or the handler of a signal asks in the middle of a call of
-            the scheduler, its engine or its tokenizer. A text that it asked to go on has ended then.
-            DeviceError: A forked child asks.
+            PlanError: The prompt is impossible, or a signal handler calls this during a call of the
+            scheduler, its engine or its tokenizer. If the handler wanted to continue a text, that text has
+            ended.
+            DeviceError: A forked child calls this.
         """
         cancelled = cancelled or threading.Event()
         if max_tokens == 0 or cancelled.is_set():
@@ -190,15 +192,15 @@ class Scheduler:
     def embed(
         self, texts: Sequence[Sequence[int]], poolers: Sequence[Pooler], cancelled: threading.Event
     ) -> None:
-        """Compute the rows of texts for embeddings, as many texts at a time as there are sequences.
+        """Compute the rows of texts for embeddings, with one text per sequence at a time.
 
         Args:
-            texts: Token ids of each, at least one and no more than the context holds.
-            poolers: Take the rows.
-            cancelled: Ends the work when it is set, from any thread; an error sets it too.
+            texts: Token ids of each text, at least one, and at most the context length.
+            poolers: Receivers of the rows, one for each text.
+            cancelled: An event; if any thread sets it, the work ends. An error sets it as well.
 
         Raises:
-            QueueFullError, PlanError: As `drawn`.
+            QueueFullError, PlanError: As in `drawn`.
         """
         begun: deque[Request] = deque()
         handling = Handling(reuse=False)
@@ -215,9 +217,9 @@ class Scheduler:
             raise
 
     def load(self) -> dict[str, int]:
-        """How many generations run and wait now, and how many may; `held_tokens` of the running ones are in
-        the cache. It takes `cache_bytes` of memory, with the beginnings that it keeps, after the last step,
-        and at most `cache_bytes_most`.
+        """The current load: the numbers of running and waiting generations and their limits, and
+        `held_tokens` of running ones in the cache. After the last step, the cache including kept prefixes
+        takes `cache_bytes`, of at most `cache_bytes_most`.
         """
         with self._changed:
             return {
@@ -232,26 +234,28 @@ class Scheduler:
 
     @property
     def drafts(self) -> DraftCounts:
-        """Of speculation, since the scheduler was opened."""
+        """The counts of drafts since the scheduler was opened."""
         return DraftCounts() if self._drafting is None else self._drafting.counts
 
     def totals(self) -> dict[str, int]:
-        """Since the scheduler was opened: `steps`, tokens of prompts that were computed (`prompt_tokens`) or
-        that a sequence held (`reused_tokens`, of which `copied_tokens` came from another one), tokens that
-        were drawn (`generated_tokens`), and how often a text had to wait again for memory (`stopped`). Such a
-        text is read again: its prompt counts once, and tokens that are read again are `recomputed_tokens`.
+        """Counts since the scheduler was opened: `steps`, computed tokens of prompts (`prompt_tokens`),
+        tokens that a sequence already held (`reused_tokens`, of which `copied_tokens` came from another
+        sequence), drawn tokens (`generated_tokens`), and how often a text had to wait again for memory
+        (`stopped`). Such a text is read again. Its prompt counts once, and the tokens that are read again are
+        `recomputed_tokens`.
         """
         return dict(self._totals)
 
     def close(self) -> None:
         """End all generations with ClosedError. Closing twice does nothing, nor does it in a forked child.
 
-        The handler of a signal may close the scheduler in the middle of a call of it, its engine or its
-        tokenizer: the generations end when that call has returned.
+        A signal handler may close the scheduler during a call of the scheduler, its engine or its tokenizer.
+        The generations end when that call has returned.
 
         Raises:
-            PlanError: A hook or a `wake` of the scheduler asks for it, and would wait for itself.
-            DynoError: The memory of drafts was not freed, since the GPU is lost; the scheduler is closed.
+            PlanError: A hook or a `wake` of the scheduler calls this, and would wait for itself.
+            DynoError: The memory of drafts was not freed, because the GPU is lost. The scheduler is closed
+                nevertheless.
         """
         if self._is_forked:
             return
@@ -273,8 +277,8 @@ class Scheduler:
 
     @property
     def _in_call(self) -> bool:
-        """Whether this is a handler of a signal that runs in the middle of a call for which the scheduler's
-        thread may have to wait.
+        """Whether the caller is a signal handler that interrupted a call for which the scheduler's thread may
+        have to wait.
         """
         drafts = self._drafting is not None and self._drafting.in_call
         return is_mine(self._lock) or self._engine._in_call or drafts
@@ -304,7 +308,7 @@ class Scheduler:
         if outside is not None:
             raise PlanError(f"[scheduler] token {outside} is not one of 0 to {self._n_vocab - 1}")
         self._check_open_to_more(handling)
-        # A grammar may take long to compile: it does so in the caller's thread.
+        # A grammar may take long to compile, so this happens in the thread of the caller.
         sampler = None
         if sampling.needs_logits:
             sampler = HostSampler(sampling, self._engine.tokenizer, self._n_vocab, tokens)
@@ -318,10 +322,10 @@ class Scheduler:
         return request
 
     def _check_may_wait(self, outcome: str = "") -> None:
-        """Raises an error where the scheduler's thread cannot give what this one would wait for.
+        """Raises an error if the caller would wait for something that the scheduler's thread cannot give.
 
         Args:
-            outcome: The end of the message.
+            outcome: Text for the end of the message.
         """
         if self._in_call:
             raise PlanError(
@@ -340,7 +344,8 @@ class Scheduler:
                 raise ClosedError("[scheduler] the scheduler is closed")
             if handling.follows:
                 return
-            # A free sequence takes a request in the next step, whatever the queue may hold.
+            # If a sequence is free, the next step takes a request from the queue, so the limit does not
+            # apply.
             free = max(self._sequences - len(self._running), 0)
             if len(self._waiting) >= self._max_waiting + free:
                 raise QueueFullError(
@@ -359,14 +364,14 @@ class Scheduler:
             try:
                 if self._drafting is not None:
                     self._drafting.close()
-            except Exception as error:  # close() raises it
+            except Exception as error:  # `close` raises it
                 self._drafts_remain = error
             finally:
                 self._engine._scheduler = None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """The engine's lock. If a call to the engine has it, readers get their tokens before the wait."""
+        """The engine's lock. If another call holds it, readers get their tokens before the wait."""
         lock = self._engine._lock
         if not lock.acquire(blocking=False):
             self._teller.tell_all()
@@ -393,7 +398,8 @@ class Scheduler:
         self._fail_all(ClosedError("[scheduler] the scheduler is closed"))
 
     def _note(self, error: Exception) -> None:
-        """A failed step. Each step that fails after `failing_s`, before one worked, doubles these."""
+        """Record a failed step. If a step fails after `failing_s` without a successful one in between,
+        `failing_s` doubles."""
         now = time.monotonic()
         if self.failure is None:
             self.failing_s = _FAILING_S
@@ -425,7 +431,7 @@ class Scheduler:
             answers = computed(session, batch)
             seconds = time.monotonic() - fed
             self._engine._tell_failed_captures(session)
-            for request, tokens in batch if texts < len(batch) else ():  # of prompts alone
+            for request, tokens in batch if texts < len(batch) else ():  # only prompts
                 at_branch = request.branch and len(request.held) + len(tokens) == request.branch
                 if at_branch or (self._prefixes.marks_ends and request.ends_prompt(tokens)):
                     self._prefixes.checkpoint(session, request.owner.slot)
@@ -494,7 +500,8 @@ class Scheduler:
             self._events.admitted(request.admitted - request.came)
 
     def _shall_wait(self, request: Request) -> bool:
-        """Whether a request is better off in the queue: for a prompt that is being read, or for memory."""
+        """Whether a request should stay in the queue: until a prompt with the same beginning is read, or
+        until there is memory."""
         if not self._running:
             return False
         if request.reuses and self._prefixes.awaited(request.pending, self._running):
@@ -503,7 +510,8 @@ class Scheduler:
         return 0 < self._cache_tokens < wanted + len(self._running) + 1
 
     def _take_slot(self, request: Request, session: Any) -> bool:
-        """Give a request a free sequence, under the engine's lock; whether there is one."""
+        """Give a request a free sequence, and return whether there is one. The caller holds the engine's
+        lock."""
         place = self._prefixes.give(session, request, self._engine._slots, self._running)
         if place is None:
             return False
@@ -516,11 +524,11 @@ class Scheduler:
     def _that_fits(
         self, session: Any, batch: list[tuple[Request, list[int]]]
     ) -> tuple[list[tuple[Request, list[int]]], list[Request]]:
-        """The part of a step that the cache has room for, and the texts that have lost their sequences and
-        go back into the queue; under the engine's lock.
+        """The part of a step that fits into the cache, and the texts that lose their sequences and return to
+        the queue. The caller holds the engine's lock.
 
-        Drafts go first, then tokens that nobody knows and texts that have ended; then running ones, the last
-        one first.
+        Drafts are dropped first, then unknown tokens and ended texts, and then running texts, the newest one
+        first.
         """
         stopped: list[Request] = []
         if not self._cache_tokens:
@@ -532,7 +540,7 @@ class Scheduler:
                 continue
             left = len(self._running) - len(stopped)
             if left == 1:
-                break  # the other tokens belong to generations outside: the engine says what is wrong
+                break  # generations outside hold the other tokens, so the engine raises the error
             last = self._running[left - 1]
             batch = [each for each in batch if each[0] is not last]
             session.reset(last.owner.slot)
@@ -543,18 +551,19 @@ class Scheduler:
         return batch, stopped
 
     def _put_back(self, stopped: Sequence[Request]) -> None:
-        """Texts that a step has stopped go back into the queue; not under the engine's lock (`_locks`)."""
+        """Return texts that a step has stopped to the queue. The caller must not hold the engine's lock (see
+        `_locks`)."""
         if stopped:
             with self._changed:
                 del self._running[-len(stopped) :]
                 self._waiting.extendleft(stopped)
 
     def _batch(self) -> list[tuple[Request, list[int]]]:
-        """The tokens of a step: of each running text, then of prompts in the order in which they came."""
+        """The tokens of a step: first of each running text, then of prompts in the order of arrival."""
         batch = [(r, list(r.pending)) for r in self._running if not r.reads]
-        # Not beside a prompt: the logits after each of its tokens would be computed too.
+        # Not together with a prompt, because the logits after each of its tokens would then be computed too.
         if batch and self._drafting is not None and len(batch) == len(self._running):
-            self._teller.tell_all()  # a draft model or a head computes now
+            self._teller.tell_all()  # a draft model or head computes next
             self._drafting.add(batch, self._room)
             return batch
         if len(batch) == len(self._running):
@@ -572,7 +581,7 @@ class Scheduler:
         return batch
 
     def _marks(self, session: Any, batch: list[tuple[Request, list[int]]]) -> dict[int, _core.Checkpoint]:
-        """The places, by slot, to which texts of a recurrent model return if their drafts are rejected."""
+        """Checkpoints by slot, to which texts of a recurrent model return if their drafts are rejected."""
         if not self._stateful:
             return {}
         slots = [request.owner.slot for request, tokens in batch if is_drafted(request, tokens)]
@@ -581,13 +590,13 @@ class Scheduler:
     def _take_checked(
         self, request: Request, tokens: list[int], checked: Checked, mark: _core.Checkpoint | None
     ) -> None:
-        """Take the next tokens of a text: each draw in turn, as long as the draft says the same.
+        """Accept the next tokens of a text: each draw in turn, as long as the draft agrees.
 
         Args:
             request: The text.
-            tokens: Fed: the pending ones, and a draft.
-            checked: The draw behind the pending ones, and behind each token of the draft.
-            mark: The place before these tokens, of a model with recurrent state.
+            tokens: The fed tokens: the pending ones and a draft.
+            checked: The draw after the pending tokens, and after each token of the draft.
+            mark: The checkpoint before these tokens, for a model with recurrent state.
         """
         draft = tokens[len(request.pending) :]
         before, fed = len(request.held), len(request.held) + len(tokens)
@@ -608,10 +617,10 @@ class Scheduler:
             self._forget_rejected(request, before, mark)
 
     def _forget_rejected(self, request: Request, before: int, mark: _core.Checkpoint | None) -> None:
-        """Bring the sequence of a text back to what the text holds.
+        """Rewind the sequence of a text to the accepted tokens.
 
-        A recurrent state cannot do that: it returns to the place before the draft, and the tokens that count
-        are fed again with the next one.
+        A recurrent state cannot be rewound. It returns to the checkpoint before the draft, and the accepted
+        tokens are fed again with the next one.
         """
         runs = request in self._running
         with self._engine._lock:
@@ -621,7 +630,7 @@ class Scheduler:
                     session.rewind(len(request.held), request.owner.slot)
                 return
             if not runs and request.owner.slot in self._engine._slots.foreign:
-                return  # an ended text's sequence belongs to somebody else by now
+                return  # the sequence of an ended text already belongs to another one
             session.restore(mark)
         again = request.held[before:]
         del request.held[before:]
@@ -629,13 +638,13 @@ class Scheduler:
             request.pending, request.taken_back = [*again, *request.pending], len(again)
 
     def _take(self, request: Request, answer: Answer) -> None:
-        """Take the next token of a request, which the engine has drawn or which is drawn here."""
+        """Take the next token of a request. The engine has drawn it, or it is drawn here."""
         last = len(request.held) - 1
         try:
             token = answer.token if answer.rows is None else request.draw(finite(answer.rows[-1], last))
             if token < 0:
                 raise not_finite(last)
-        except Exception as error:  # whatever it is: other texts have drawn their tokens
+        except Exception as error:  # any error, because other texts must get their tokens
             self._end(request, "error", error)
             return
         now = time.monotonic()
@@ -661,12 +670,12 @@ class Scheduler:
     def _tell_next(
         self, request: Request, token: int, logprobs: TokenLogprobs | None, seconds: float
     ) -> None:
-        """Give a text its next token; one call of the teller, which is made while the engine computes."""
+        """Give a text its next token, in one call of the teller, which runs while the engine computes."""
         self._events.next_token(seconds)
         request.tell(Drawn(token, logprobs))
 
     def _end(self, request: Request, reason: str, error: BaseException | None = None) -> None:
-        """Free the slot of a running request, whose tokens stay there for the next prompt."""
+        """Free the slot of a running request. Its tokens stay there for the next prompt."""
         with self._changed:
             self._running.remove(request)
         self._prefixes.keep(request.owner.slot, request.held)
@@ -677,7 +686,7 @@ class Scheduler:
         self._teller.later(request.tell, error)
 
     def _fail_all(self, error: BaseException) -> None:
-        """End every request with an error. The contents of the slots are unknown after it."""
+        """End all requests with an error. Afterwards the contents of the slots are unknown."""
         with self._changed:
             ran = list(self._running)
             ended = [*ran, *self._waiting]
@@ -688,7 +697,7 @@ class Scheduler:
             self._teller.later(self._events.ended, request, "error", time.monotonic() - request.came)
         for request in ended:
             self._engine._slots.give_back(request.owner)
-            # Callers raise it in threads of their own: each gets an instance.
+            # Callers raise it in their own threads, so each one gets its own instance.
             copy: BaseException = error
             with contextlib.suppress(Exception):
                 copy = type(error)(*error.args)

@@ -1,8 +1,8 @@
-"""The one table of settings that the runtime knows.
+"""The table of all settings of the runtime.
 
-`Engine`, the command line, the tuner's knobs, the validation of profiles and the reference page are generated
-from `SETTINGS`: a name that does not stand here does not exist. Kernel configurations are not settings; they
-are named by op key and validated by the op families themselves.
+`Engine`, the command line, the knobs of the tuner, the validation of profiles and the reference page use
+`SETTINGS`. A name that is not listed here does not exist. Kernel configurations are not settings. They are
+named by op key, and the op families validate them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SETTINGS: Final[Mapping[str, Setting]] = {setting.name: setting for setting in TABLE}
-"""Every setting by name, in the order in which people read them: load, context, session, other engines."""
+"""All settings by name, in the order of the reference page: load, context, session, other engines."""
 
 if len(SETTINGS) != len(TABLE):  # a duplicate would silently hide a row
     raise RuntimeError("dyno/_settings_table.py names a setting twice")
 
 
 def settings_for(device_kind: str | None = None, engine: str = "dyno") -> list[Setting]:
-    """The settings that do something on a kind of device (None: on any) under an engine, in table order.
+    """The settings that have an effect in an engine on a kind of device (None: on any), in the order of the
+    table.
 
-    For dyno itself these are the rows that the compiled engine or the scheduler takes: another one does
-    nothing.
+    For dyno, these are the rows that the compiled engine or the scheduler reads. Other rows have no effect.
     """
     return [
         setting
@@ -40,24 +40,24 @@ def settings_for(device_kind: str | None = None, engine: str = "dyno") -> list[S
 
 @functools.cache
 def engine_defaults() -> Mapping[str, SettingValue]:
-    """Every setting that the compiled engine takes, with its own default (0 or `auto`: it decides)."""
+    """All settings of the compiled engine with its own defaults (0 or `auto`: the engine decides)."""
     from dyno import _core
 
     return {
         name: value
         for kind, settings in _core.known_settings().items()
         for name, value in settings.items()
-        if (kind, name) != ("load", "device")  # an argument of its own
+        if (kind, name) != ("load", "device")  # a separate argument
     }
 
 
 def applies_on(setting: Setting, device_kind: str | None, engine: str = "dyno") -> bool:
-    """Whether a setting can do something on a kind of device (None: on any)."""
+    """Whether a setting can have an effect on a kind of device (None: on any)."""
     return engine != "dyno" or device_kind is None or device_kind in setting.devices
 
 
 def has_latent_cache(model: Mapping[str, Any]) -> bool:
-    """Whether a model (as `dyno._core.describe_model` tells it) uses multi-head latent attention."""
+    """Whether a model (described by `dyno._core.describe_model`) uses multi-head latent attention."""
     return any(layer["attention"]["kind"] == "mla" for layer in model["layers"])
 
 
@@ -65,14 +65,14 @@ def is_dense_quantised(model: Mapping[str, Any]) -> bool:
     """Whether a model has no experts and most of its weights are quantised.
 
     Args:
-        model: As `dyno._core.describe_model()` gives it.
+        model: The description of `dyno._core.describe_model()`.
     """
     floats = sum(share for name, share in model["types"].items() if name in ("f32", "f16", "bf16"))
     return int(model["moe_layers"]) == 0 and floats < 0.5
 
 
 def unknown_setting(name: str, device_kind: str | None = None, engine: str = "dyno") -> str:
-    """The message for a name that `settings_for` does not hold: the reason, and a valid name that is near."""
+    """The message for a name that is not in `settings_for`: the reason, and a similar valid name."""
     known = [setting.name for setting in settings_for(device_kind, engine)]
     if name in SETTINGS:
         setting = SETTINGS[name]

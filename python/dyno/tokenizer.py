@@ -1,8 +1,8 @@
-"""Text to tokens and back, from nothing but the metadata of a GGUF file.
+"""Conversion of text to tokens and back, from the metadata of a GGUF file only.
 
-Encoding is done by the Hugging Face `tokenizers` library, which this module configures from the file's
-vocabulary. Decoding is a table of bytes per token: exact for any sequence of tokens, also one that ends
-inside a character. No text is normalised (no NFC, no trimming), so that decoding gives back what was encoded.
+The Hugging Face `tokenizers` library encodes text. This module configures it from the vocabulary of the file.
+Decoding uses a table of the bytes of each token, so it is exact for any sequence of tokens, even if it ends
+within a character. Text is not normalised (no NFC, no trimming), so decoding returns the encoded text.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["TextStream", "Tokenizer"]
 
 _SPM_SPACE = "▁"
 _LONG = 4096
-"""Characters from which on other threads of Python run while a text is encoded."""
+"""Least length of a text in characters for which other Python threads can run during encoding."""
 _forked = False
-"""Whether this process was forked: threads of the library that its parent had are not here."""
+"""Whether this process was forked, so that it lacks the library threads of its parent."""
 
 
 class Tokenizer:
-    """The tokenizer of one model: it encodes and decodes text with the vocabulary.
+    """The tokenizer of a model, which encodes and decodes text with its vocabulary.
 
     The tables are built on first use, so that opening a file stays fast.
 
@@ -52,8 +52,8 @@ class Tokenizer:
         """A tokenizer from anything with `get(key)`: an open GGUF file or a dict.
 
         Raises:
-            ModelError: No vocabulary in the file, or its parts contradict each other.
-            UnsupportedError: A tokenizer or pre-tokenizer that is not known here, with its name.
+            ModelError: The file has no vocabulary, or its parts contradict each other.
+            UnsupportedError: The tokenizer or pre-tokenizer is unknown. The message has its name.
         """
         return cls(_vocabulary.read(metadata))
 
@@ -63,7 +63,7 @@ class Tokenizer:
 
         Raises:
             GgufError: The file is not valid GGUF.
-            ModelError, UnsupportedError: As `from_metadata`.
+            ModelError, UnsupportedError: As in `from_metadata`.
         """
         from dyno import _core
 
@@ -74,17 +74,17 @@ class Tokenizer:
 
     @property
     def bos(self) -> int | None:
-        """Id of the token that begins a text, if the model has one."""
+        """Id of the token that begins a text; None if the model has none."""
         return self.vocabulary.bos
 
     @property
     def eos(self) -> int | None:
-        """Id of the token that ends a text, if the model has one."""
+        """Id of the token that ends a text; None if the model has none."""
         return self.vocabulary.eos
 
     @property
     def end_of_generation(self) -> frozenset[int]:
-        """Ids after which a model has nothing more to say (end of text, of turn, of message)."""
+        """Ids of tokens that end a generation (end of text, of turn, of message)."""
         return self.vocabulary.end_of_generation
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ class Tokenizer:
 
         Args:
             text: Any Unicode text.
-            add_special: Put BOS before and EOS after the text where the model wants them.
+            add_special: Whether to put BOS before and EOS after the text, if the model wants them.
             parse_special: Read the names of control tokens (`<|im_start|>`) in the text as these tokens.
             Off, they
                 are plain text; keep it off for text that you did not write.
@@ -108,7 +108,7 @@ class Tokenizer:
         if not isinstance(text, str):
             raise PlanError(f"[tokenizer] text must be a string, not {text!r}")
         self._check_coverage(text)
-        with for_one_call(self._lock, "tokenizer"):  # the flag belongs to the shared object
+        with for_one_call(self._lock, "tokenizer"):  # the flag is part of the shared object
             self._hf.encode_special_tokens = not parse_special
             ids = self._ids(text)
         vocabulary = self.vocabulary
@@ -119,10 +119,10 @@ class Tokenizer:
         return ids
 
     def _ids(self, text: str) -> list[int]:
-        """The library's ids of `text`.
+        """Encode `text` with the library.
 
-        Its call for several texts lets other threads of Python run, but may hand the work to threads that a
-        forked child lacks. Its call for one text does neither.
+        Its call for several texts lets other Python threads run, but may use worker threads that a forked
+        child lacks. Its call for one text does neither.
         """
         if len(text) < _LONG or _forked:
             ids: list[int] = self._hf.encode(text, add_special_tokens=False).ids
@@ -132,9 +132,10 @@ class Tokenizer:
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """Tokens that `text` has at least, which follow from the longest token, without encoding it."""
+        """A lower bound for the number of tokens of `text`, computed from the length of the longest token,
+        without encoding."""
         if self._uncovered and self.vocabulary.unknown is not None:
-            return min(len(text), 1)  # one unknown token may stand for any number of characters
+            return min(len(text), 1)  # one unknown token can stand for any number of characters
         return -(-len(text) // self._longest)
 
     @cached_property
@@ -142,7 +143,7 @@ class Tokenizer:
         return max((len(t.encode(errors="surrogateescape")) for t in self.vocabulary.tokens), default=1) or 1
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
-        """Text of `tokens`; bytes that are not UTF-8 become U+FFFD.
+        """Text of `tokens`. Bytes that are not UTF-8 become U+FFFD.
 
         Args:
             tokens: Token ids.
@@ -158,7 +159,7 @@ class Tokenizer:
         return text.decode("utf-8", errors="replace")
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Bytes of one token: possibly only a part of a character.
+        """Bytes of one token, which may be only a part of a character.
 
         Raises:
             PlanError: `token` is not a whole number, or outside the vocabulary.
@@ -173,11 +174,12 @@ class Tokenizer:
         return self._pieces[token]
 
     def stream(self, *, special: bool = False) -> TextStream:
-        """A decoder that takes tokens one by one and never emits half a character."""
+        """An incremental decoder, which takes tokens one by one and never returns part of a character."""
         return TextStream(self, special=special)
 
     def _starts_plain(self, ids: list[int]) -> bool:
-        """Whether the text begins with a token that got the blank in front: no user-defined one."""
+        """Whether the text begins with a token that got a blank in front, so not with a user-defined
+        token."""
         hidden = (TokenType.CONTROL, TokenType.UNKNOWN)
         first = next((t for t in ids if self.vocabulary.types[t] not in hidden), None)
         return first is not None and self.vocabulary.types[first] != TokenType.USER_DEFINED
@@ -202,21 +204,22 @@ class Tokenizer:
         return _hf_tokenizer.build(self.vocabulary)
 
     def _after_fork(self) -> None:
-        """In a forked child: if a thread was encoding, it is not here to end that and to release the lock."""
+        """Replace locked parts in a forked child, where a thread that was encoding no longer exists to
+        release the lock."""
         if self._lock.acquire(blocking=False):
             self._lock.release()
             return
         self._lock = threading.RLock()
-        self.__dict__.pop("_hf", None)  # the library counts that thread as a reader for ever
+        self.__dict__.pop("_hf", None)  # the library would count that thread as a reader for ever
 
     @property
     def in_call(self) -> bool:
-        """Whether this is a handler of a signal that runs in the middle of `encode`."""
+        """Whether the caller is a signal handler that interrupted `encode`."""
         return is_mine(self._lock)
 
     @cached_property
     def _uncovered(self) -> frozenset[int]:
-        """Bytes that no token can spell."""
+        """Bytes that no token can represent."""
         vocabulary = self.vocabulary
         known = set(vocabulary.tokens)
         if vocabulary.bytes_are_symbols:
@@ -238,7 +241,7 @@ class Tokenizer:
             if lost:
                 raise PlanError(f"[tokenizer] the vocabulary has no token for byte 0x{min(lost):02X}")
         elif self.vocabulary.unknown is None:
-            # Without an unknown token, a character must be a token itself or be spelled by byte tokens.
+            # Without an unknown token, a character must be a token itself or consist of byte tokens.
             known = self._single_characters
             for character in text.replace(" ", _SPM_SPACE):
                 if character not in known and not missing.isdisjoint(character.encode()):
@@ -263,10 +266,10 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 class TextStream:
-    """Incremental decoding: characters come out when they are complete.
+    """An incremental decoder, which returns characters when they are complete.
 
     Args:
-        tokenizer: Where the bytes of tokens come from.
+        tokenizer: The tokenizer, for the bytes of tokens.
         special: Also spell out control tokens.
     """
 
@@ -276,11 +279,11 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        """The text that `token` completes; empty in the middle of a character."""
+        """The text that `token` completes; empty within a character."""
         return self._decoder.decode(self._tokenizer.piece(token, special=self._special))
 
     def finish(self) -> str:
-        """The rest at the end: U+FFFD for a character that was never completed, or nothing."""
+        """The rest at the end: U+FFFD for an incomplete character, else nothing."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -300,7 +303,7 @@ def _token_ids(tokens: object) -> list[int]:
 
 
 def _byte_symbols() -> dict[int, str]:
-    """The printable stand-in of every byte in byte-level BPE vocabularies (GPT-2's table)."""
+    """The printable symbol of each byte in byte-level BPE vocabularies (the table of GPT-2)."""
     printable = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
     symbols = {b: chr(b) for first, last in printable for b in range(ord(first), ord(last) + 1)}
     others = (b for b in range(256) if b not in symbols)
@@ -314,7 +317,7 @@ _BYTE_OF_SYMBOL = {ord(symbol): byte for byte, symbol in _byte_symbols().items()
 def _bpe_bytes(text: str, kind: int) -> bytes:
     try:
         return bytes([_BYTE_OF_SYMBOL[ord(c)] for c in text])
-    except KeyError:  # not written in the byte alphabet: the text itself
+    except KeyError:  # not in the byte alphabet, so the text itself
         return text.encode("utf-8", errors="surrogateescape")
 
 

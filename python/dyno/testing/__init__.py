@@ -1,6 +1,7 @@
-"""Builders of small GGUF files: odd and hostile ones for the reader, tiny random models for the engine.
+"""Builders of small GGUF files: unusual and hostile ones for the reader, and tiny random models for the
+engine.
 
-Needs NumPy, and the `gguf` package for well-formed files; nothing here is used by the engine itself.
+They need NumPy, and the `gguf` package for valid files. The engine itself does not use them.
 """
 
 from __future__ import annotations

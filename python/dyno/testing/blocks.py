@@ -1,4 +1,4 @@
-"""Tensor types of the format and blocks of random weights in each type that the engine multiplies with."""
+"""The tensor types of the format, and blocks of random weights in each type that the engine supports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _TYPES: Final[dict[str, tuple[int, int, int]]] = {
     "q2_0": (42, 64, 18),
 }  # fmt: skip
 
-# The same of ik_llama.cpp, and the bytes before the blocks of a row: a scale in float16 or float32.
+# The types of ik_llama.cpp: the same numbers, and the bytes before the blocks of a row (a scale in float16 or
+# float32).
 _OF_IK: Final[dict[str, tuple[int, int, int, int]]] = {
     "q6_0": (133, 32, 26, 0), "iq1_bn": (134, 64, 13, 2), "iq2_bn": (135, 64, 16, 4),
     "iq2_k": (137, 256, 76, 0), "iq3_k": (138, 256, 110, 0), "iq4_k": (139, 256, 144, 0),
@@ -41,8 +42,8 @@ TENSOR_TYPE_IDS: Final[dict[str, int]] = {name: row[0] for name, row in _TYPES.i
 BLOCK_GEOMETRY: Final[dict[str, tuple[int, int]]] = {name: row[1:] for name, row in _TYPES.items()}
 """Elements and bytes of a block, by type name."""
 
-# For random codes: byte offset of the scale `d`, then offset of the min and what to multiply d with so that
-# the mean is zero (None: the type has no min), and the standard deviation of the weights at d = 1.
+# For random codes: byte offset of the scale `d`, byte offset of the minimum, the factor of d that makes the
+# mean zero (None: the type has no minimum), and the standard deviation of the weights at d = 1.
 _RANDOM: Final[dict[str, tuple[int, tuple[int, float] | None, float]]] = {
     "q4_0": (0, None, 4.64),
     "q4_1": (0, (2, -7.5), 4.61),
@@ -73,7 +74,7 @@ _RANDOM: Final[dict[str, tuple[int, tuple[int, float] | None, float]]] = {
     "iq5_k": (0, None, 1230.0),
     "iq6_k": (0, None, 4810.0),
 }
-# The same of types whose scale stands before the row, or in several places of a block.
+# The same for types with a scale before the row, or at several places in a block.
 _RANDOM_ELSEWHERE: Final[dict[str, float]] = {
     "iq1_m": 7.28,
     "nvfp4": 4.47,
@@ -94,12 +95,14 @@ _RANDOM_ELSEWHERE: Final[dict[str, float]] = {
 
 
 def random_type(dtype: str) -> tuple[int, int, int]:
-    """Id, elements and bytes of a block of a type that random_blocks() knows, also of ik_llama.cpp."""
+    """Id, elements and bytes of a block of a type that random_blocks() supports, including types of
+    ik_llama.cpp."""
     return _TYPES[dtype] if dtype in _TYPES else _OF_IK[dtype][:3]
 
 
 def row_bytes(dtype: str, elements: int) -> int:
-    """Bytes of a row of so many elements, with the scale that some types of ik_llama.cpp put before it."""
+    """Bytes of a row with this number of elements, including the scale that some types of ik_llama.cpp put
+    before it."""
     block, size = random_type(dtype)[1:]
     return elements // block * size + (_OF_IK[dtype][3] if dtype in _OF_IK else 0)
 
@@ -112,10 +115,10 @@ def random_blocks(
     std: float = 0.02,
     row_elements: int | None = None,
 ) -> bytes:
-    """Packed random weights of mean zero and roughly the given standard deviation.
+    """Packed random weights with mean zero and approximately the given standard deviation.
 
     Args:
-        dtype: Any type that the engine multiplies with, but the interleaved ones.
+        dtype: Any weight type of the engine except the interleaved ones.
         n_elements: A multiple of the block of `dtype`.
         rng: Source of the codes.
         std: Standard deviation of the dequantised weights.
@@ -142,7 +145,7 @@ def random_blocks(
             dtype, blocks, rng, std / _RANDOM_ELSEWHERE[dtype], row_elements or n_elements
         )
     at, minimum, unit_std = _RANDOM[dtype]
-    # Random signs: some types have codes of a mean that is not zero.
+    # Random signs, because the codes of some types have a mean other than zero.
     d = std / unit_std * rng.uniform(0.8, 1.2, n) * rng.choice((-1.0, 1.0), n)
     blocks[:, at : at + 2] = d.astype(np.float16).reshape(n, 1).view(np.uint8)
     if minimum is not None:
@@ -154,8 +157,8 @@ def random_blocks(
 def _scaled_elsewhere(
     dtype: str, blocks: npt.NDArray[np.uint8], rng: np.random.Generator, scale: float, row_elements: int
 ) -> bytes:
-    """Rows of `blocks` with factors of about `scale`."""
-    if dtype == "nvfp4":  # a byte for 16 elements: four bits of exponent and three of mantissa
+    """Rows of `blocks` with scales of about `scale`, for types that keep scales elsewhere."""
+    if dtype == "nvfp4":  # one byte per 16 elements: four bits of exponent and three of mantissa
         exponent = max(round(float(np.log2(scale))) + 7, 0)
         blocks[:, :4] = rng.integers(8 * exponent, 8 * exponent + 8, (len(blocks), 4))
         return blocks.tobytes()
@@ -182,7 +185,7 @@ def pack_tensor(dtype: str, values: npt.NDArray[np.float32] | Sequence[float]) -
     """Float values as the bytes of a tensor of type f32, f16, bf16 (nearest even) or q8_0.
 
     Raises:
-        ValueError: Another type, or a q8_0 tensor whose size is not a multiple of 32.
+        ValueError: The type is another one, or the size of a q8_0 tensor is not a multiple of 32.
     """
     x = np.ascontiguousarray(values, np.float32).reshape(-1)
     if dtype == "f32":

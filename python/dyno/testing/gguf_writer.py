@@ -1,7 +1,7 @@
-"""GGUF files for tests: well-formed ones by the `gguf` package, and lying ones by our own hand.
+"""GGUF files for tests: valid ones are written by the `gguf` package, inconsistent ones by this module.
 
-`tiny_gguf` writes what every reader must take. `build_gguf` and `hand_written_gguf` write what no file should
-say: counts, types, shapes, offsets and strings are free there.
+`tiny_gguf` writes files that all readers must accept. `build_gguf` and `hand_written_gguf` can also write
+wrong counts, types, shapes, offsets and strings.
 
     >>> image = build_gguf({"general.architecture": "llama"}, [TensorSpec.zeros("w", (2, 32), "q8_0")])
     >>> image.data[:4]
@@ -47,7 +47,7 @@ class Typed:
 
 @dataclass(frozen=True)
 class Array:
-    """A metadata array of a chosen element type; a `count` other than the number of values is a lie."""
+    """A metadata array of a chosen element type. A `count` may differ from the number of values."""
 
     element: str
     values: Sequence[object]
@@ -56,7 +56,7 @@ class Array:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor: shape in NumPy order (contracted dimension last) and packed bytes."""
+    """A tensor: shape in NumPy order (contracted dimension last) and packed bytes."""
 
     name: str | bytes
     shape: tuple[int, ...]
@@ -64,13 +64,14 @@ class TensorSpec:
     """Type name, or a raw type id."""
     data: bytes
     offset: int | None = None
-    """Offset in the tensor data as written in the header; None: where the data really goes."""
+    """Offset in the tensor data that the header claims; None: the real one."""
     n_dims: int | None = None
-    """Number of dimensions as written in the header; None: len(shape)."""
+    """Number of dimensions that the header claims; None: len(shape)."""
 
     @staticmethod
     def of(name: str, array: npt.NDArray[np.generic], dtype: str | None = None) -> TensorSpec:
-        """A tensor with the values of `array`, as f32 or f16 after its dtype, or packed as `dtype`."""
+        """A tensor with the values of `array`: as f32 or f16 by the dtype of the array, or packed as
+        `dtype`."""
         kind = dtype or {"float32": "f32", "float16": "f16"}[array.dtype.name]
         return TensorSpec(name, tuple(array.shape), kind, pack_tensor(kind, array.astype(np.float32)))
 
@@ -80,25 +81,25 @@ class TensorSpec:
 
     @staticmethod
     def zeros(name: str, shape: tuple[int, ...], dtype: str) -> TensorSpec:
-        """A tensor of zero bytes in any type of the format."""
+        """A tensor of zeros in any type of the format."""
         block, size = BLOCK_GEOMETRY[dtype]
         return TensorSpec(name, shape, dtype, bytes(int(np.prod(shape)) // block * size))
 
 
 @dataclass
 class GgufImage:
-    """The bytes of a file and where its parts begin."""
+    """The bytes of a file, with the offsets of its parts."""
 
     data: bytes = b""
     marks: list[tuple[str, int]] = field(default_factory=list)
-    """Name and byte offset of every field, in file order; the last is ("end", len(data))."""
+    """Name and byte offset of each field, in file order. The last one is ("end", len(data))."""
 
     def offset(self, mark: str) -> int:
-        """Byte offset of the first mark of that name."""
+        """Byte offset of the first mark with this name."""
         return dict(reversed(self.marks))[mark]
 
     def patched(self, mark: str, new: bytes) -> bytes:
-        """The file with `new` written over the bytes at a mark."""
+        """A copy of the file in which `new` replaces the bytes at a mark."""
         at = self.offset(mark)
         return self.data[:at] + new + self.data[at + len(new) :]
 
@@ -145,7 +146,7 @@ class _Writer:
 
 
 def _typed(value: object) -> Typed | Array:
-    """The metadata type that a plain Python or NumPy value stands for."""
+    """The metadata type of a plain Python or NumPy value."""
     match value:
         case Typed() | Array():
             return value
@@ -187,21 +188,21 @@ def build_gguf(
     tensor_count: int | None = None,
     metadata_count: int | None = None,
 ) -> GgufImage:
-    """Writes a GGUF file into memory by our own hand; it may lie.
+    """Write a GGUF file into memory, without a check of its consistency.
 
     Args:
-        metadata: Keys and values; pairs instead of a mapping allow duplicate keys. Plain values get the types
-            bool, uint32 (int32, uint64 and int64 where needed), float32, string and arrays of these, NumPy
-            values their own; `Typed` and `Array` choose.
-        tensors: In file order, each aligned.
+        metadata: Keys and values. Pairs instead of a mapping allow duplicate keys. Plain values get the types
+            bool, uint32 (or int32, uint64 and int64 if needed), float32, string, and arrays of these. NumPy
+            values keep their types. `Typed` and `Array` choose a type.
+        tensors: The tensors in file order, each aligned.
         version: Version number in the header.
         alignment: Alignment of tensor data; when given, it is also written as `general.alignment`.
         magic: First four bytes.
-        tensor_count: What the header claims; None: the truth.
-        metadata_count: What the header claims; None: the truth.
+        tensor_count: Number of tensors that the header claims; None: the real one.
+        metadata_count: Number of metadata keys that the header claims; None: the real one.
 
     Returns:
-        The file with the offset of every field.
+        The file, with the offset of each field.
 
     Raises:
         TypeError: A value that no metadata type fits.
@@ -260,7 +261,7 @@ def hand_written_gguf(
     version: int = 3,
     alignment: int | None = None,
 ) -> Path:
-    """Writes `build_gguf(metadata, tensors, …)` to `path` and returns it."""
+    """Write `build_gguf(metadata, tensors, …)` to `path`, and return the image."""
     target = Path(path)
     target.write_bytes(build_gguf(metadata, tensors, version=version, alignment=alignment).data)
     return target
@@ -273,10 +274,10 @@ def tiny_gguf(
     *,
     alignment: int | None = None,
 ) -> Path:
-    """Writes a well-formed file with the `gguf` package, which the extra `test` installs.
+    """Write a valid file with the `gguf` package, which the extra `test` installs.
 
     Args:
-        path: File to write.
+        path: The file to write.
         metadata: Keys and values, with the types that `build_gguf` gives them.
         tensors: In file order.
         alignment: Alignment of tensor data in bytes; when given, it is also written as `general.alignment`.
@@ -285,14 +286,14 @@ def tiny_gguf(
         `path`.
 
     Raises:
-        ValueError: The file would lie, or has an array that the package cannot write: an empty one, or arrays
-        inside of one. `hand_written_gguf` writes these.
+        ValueError: The file would be inconsistent, or has an array that the package cannot write: an empty or
+        nested one. Use `hand_written_gguf` for these.
         TypeError: A value that no metadata type fits.
     """
     import gguf
 
     writer = gguf.GGUFWriter(path, "")
-    writer.kv_data[0].clear()  # the architecture that it writes by itself
+    writer.kv_data[0].clear()  # the architecture, which it writes without being asked
     for key, value in (metadata or {}).items():
         typed = _typed(value)
         if isinstance(typed, Typed):
@@ -317,8 +318,8 @@ def tiny_gguf(
             or math.prod(tensor.shape) // block * size != len(tensor.data)
         ):
             raise ValueError(f"tensor {tensor.name!r} lies; hand_written_gguf writes it")
-        # The package writes the type as a number, and a release need not know the newest types by name. An
-        # element type other than bytes keeps the shape as it is.
+        # The package gets the type as a number, because an older release may not know the newest types by
+        # name. With an element type other than bytes, it keeps the shape.
         kind = cast("gguf.GGMLQuantizationType", tensor.type_id)
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), len(tensor.data), kind)
     writer.write_header_to_file()
@@ -343,7 +344,8 @@ def tiny_gguf_split(
     *,
     overrides: Mapping[int, Mapping[str, object]] | None = None,
 ) -> list[Path]:
-    """Writes a split file: consecutive runs of tensors in `count` shards, the model's metadata in the first.
+    """Write a split file: consecutive runs of tensors in `count` shards, with the metadata of the model in
+    the first one.
 
     Args:
         prefix: Path without the suffix that numbers the shards.

@@ -1,4 +1,5 @@
-"""Tiny random models: tensor names, shapes and metadata of an architecture, in any dimension and type."""
+"""Tiny random models with the tensor names, shapes and metadata of an architecture, in any dimensions and
+types."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-# The additions of each to the common decoder: biases of q, k and v; norms of each q and k head; experts.
+# Features of each architecture beyond the common decoder: biases of q, k and v; norms of each q and k head;
+# experts.
 _ARCHITECTURES: Final[dict[str, frozenset[str]]] = {
     "llama": frozenset(),
     "qwen2": frozenset({"qkv_bias"}),
@@ -24,12 +26,13 @@ _ARCHITECTURES: Final[dict[str, frozenset[str]]] = {
 
 
 def byte_vocabulary(n_vocab: int, *, words: bool = False) -> dict[str, object]:
-    """Metadata of a byte-level BPE vocabulary without merges: 256 bytes, one end token, then unused ones.
+    """Metadata of a byte-level BPE vocabulary without merges: 256 bytes, one end token, and then unused
+    tokens.
 
     Args:
         n_vocab: Number of tokens, 258 or more.
-        words: Whether the tokens behind the end token are two blanks and made-up words. Then each token has
-            text, and a tokenizer can be made.
+        words: Whether the tokens after the end token are two blanks and invented words. All tokens then have
+            text, so that a tokenizer can be made.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     stand_ins = iter(range(256, 512))
@@ -40,7 +43,7 @@ def byte_vocabulary(n_vocab: int, *, words: bool = False) -> dict[str, object]:
         tokens.append(f"w{i}" if words else f"<|unused_{i}|>")
         kinds.append(1 if words else 5)
     if words:
-        tokens[257] = letters[32] * 2  # the one merge
+        tokens[257] = letters[32] * 2  # the only merge
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
@@ -76,7 +79,7 @@ def tiny_model(
     metadata: Mapping[str, object] | None = None,
     seed: int = 0,
 ) -> Path:
-    """Writes a model of random weights that the engine can load and run; its text is noise.
+    """Write a model with random weights that the engine can load and run. Its output is noise.
 
     Args:
         path: File to write.
@@ -92,10 +95,11 @@ def tiny_model(
         n_experts: Experts per layer (qwen3moe).
         n_experts_used: Experts per token (qwen3moe).
         n_ff_expert: Inner width of an expert (qwen3moe).
-        dtype: Type of every matrix; vectors and the router stay f32. Rows must be a multiple of its block.
+        dtype: Type of all matrices. Vectors and the router stay f32. The row length must be a multiple of its
+            block.
         dtypes: Types by tensor name ("blk.0.attn_q.weight"), with or without the layer ("attn_q.weight").
-        tied_embeddings: Leave `output.weight` out.
-        vocabulary: Write a byte-level BPE tokenizer.
+        tied_embeddings: Whether to leave `output.weight` out.
+        vocabulary: Whether to write a byte-level BPE tokenizer.
         rope_base: Base of the rotary embedding.
         metadata: Keys to add or replace.
         seed: Seed of the weights.
@@ -104,7 +108,7 @@ def tiny_model(
         `path`.
 
     Raises:
-        ValueError: An unknown architecture, or a shape that does not fit the type.
+        ValueError: The architecture is unknown, or a shape does not fit the type.
     """
     if architecture not in _ARCHITECTURES:
         raise ValueError(f"no tiny model of {architecture!r}; expected one of {sorted(_ARCHITECTURES)}")
@@ -120,7 +124,7 @@ def tiny_model(
         tensors.append(TensorSpec(name, (size,), "f32", pack_tensor("f32", values)))
 
     def matrix(name: str, *shape: int, std: float | None = None, kind: str | None = None) -> None:
-        # Unit gain unless told otherwise, so that activations neither die nor explode over the layers.
+        # Unit gain by default, so that activations neither vanish nor explode over the layers.
         short = name.split(".", 2)[2] if name.startswith("blk.") else name
         chosen = (dtypes or {}).get(name) or (dtypes or {}).get(short) or kind or dtype
         number, block, _ = random_type(chosen)
@@ -131,7 +135,7 @@ def tiny_model(
         tensors.append(TensorSpec(name, shape, number, data))
 
     matrix("token_embd.weight", n_vocab, n_embd, std=1.0)
-    residual = (2 * n_layers) ** -0.5  # what a layer adds to the residual stream
+    residual = (2 * n_layers) ** -0.5  # scale of the contribution of a layer to the residual stream
     q_size, kv_size = n_heads * dim, n_kv_heads * dim
     for i in range(n_layers):
         layer = f"blk.{i}."
