@@ -1,6 +1,6 @@
 """Whether one kernel could do a whole token: the time of a stage between barriers, beside a launch for each.
 
-    python benchmarks/token_stages.py --json benchmarks/results/h100_token_stages.json
+    python benchmarks/token_stages.py --json benchmarks/results/h200_token_stages.json
 
 `token_stages.cu` runs programs of stages. In each stage all blocks read a vector, multiply it by their share
 of the weights, and write the next vector. A persistent kernel learns in one of four ways that the vector is
@@ -13,8 +13,8 @@ the same kernel with all bytes in one stage. Programs with a model's name have t
 token (without the arithmetic of attention and without the head), each layer alike.
 
 The time of a stage leaves out the cost of a real product: the conversion of its vector, the unpacking of its
-codes and its epilogue. If even so a stage costs over 2 µs, one kernel for a token is no gain. Needs a GPU of
-sm_90 and nvcc.
+codes and its epilogue. If even so a stage costs over 2 µs, one kernel for a token is no gain: on an H200 it
+does (`results/h200_token_stages.json`, docs/explain/kernels.md). Needs a GPU of sm_90 and nvcc.
 """
 
 from __future__ import annotations
@@ -102,6 +102,13 @@ def figures(lines: list[dict[str, Any]], rate: float) -> list[dict[str, Any]]:
     ]
 
 
+def device_names() -> str:
+    """The names of the machine's GPUs, each once."""
+    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    told = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+    return ", ".join(sorted(set(told.strip().splitlines())))
+
+
 def table(name: str, stages: int, found: list[dict[str, Any]]) -> str:
     """Rows of one program."""
     rows = [f"{name}: {stages} stages"]
@@ -145,12 +152,7 @@ def main() -> int:
         whole = {
             "command": ["python", "benchmarks/token_stages.py", *sys.argv[1:]],
             "date": time.strftime("%Y-%m-%d"),
-            "device": subprocess.run(
-                ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-                check=True,
-                capture_output=True,
-                text=True,
-            ).stdout.strip(),
+            "device": device_names(),
             "stream_bytes_per_second": round(rate * 1e6),
             "programs": rows,
         }

@@ -123,7 +123,6 @@ def test_generated_text_and_a_smaller_context() -> None:
     assert texts[0]
 
 
-@pytest.mark.xfail(strict=False, reason="the message that names both has not run on two GPUs yet")
 @pytest.mark.parametrize("lost", ["0", "1"])
 def test_a_lost_gpu_is_named_and_the_cpu_works_on(trained_model: Path, lost: str) -> None:
     """Values cross from the first GPU to the second, so the loss of either ends a step. Known drivers
