@@ -112,7 +112,9 @@ def export(
     ] = "llama-server",
     binaries: Annotated[
         str | None,
-        typer.Option("--bin", metavar="DIR", help="Folder with llama-server, which is asked for its --help."),
+        typer.Option(
+            "--bin", metavar="DIR", help="Folder with llama-server and llama-bench, whose --help are read."
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="GGUF file. Default: the one that was tuned.")

@@ -105,20 +105,26 @@ def test_a_folder_in_place_of_the_xml_is_refused_before_anything_runs(tmp_path: 
 
 def test_flags_that_a_new_image_lost_are_named_before_anything_runs(tmp_path: Path) -> None:
     folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
-    line = (
-        f"tune --engine llama.cpp --bin {folder} -m m.gguf -- llama-server --no-mmap -ub 64 --ubatch-sise 2"
-    )
+    own = "llama-server --no-mmap --mmap -dio -ub 64 --ubatch-sise 2"
+    line = f"tune --engine llama.cpp --bin {folder} -m m.gguf -- {own}"
     path, out = profile_of("llama.cpp", line, tmp_path / "p.yaml"), tmp_path / "v.xml"
     code, output = run(str(path), "--bin", str(folder), "--json", "--junit", str(out))
     assert code == 1, output
     entries: list[dict[str, Any]] = json.loads(output)["entries"]
-    assert [e["entry"] for e in entries] == ["flag --no-mmap", "flag --ubatch-sise"]
+    assert [e["entry"] for e in entries] == [
+        "flag --no-mmap",
+        "flag --mmap",
+        "flag -dio",
+        "flag --ubatch-sise",
+    ]
     assert {e["verdict"] for e in entries} == {"unsupported"}
     assert "replaced by -lm none" in entries[0]["reason"]
-    assert "the most similar flag is --ubatch-size" in entries[1]["reason"]
+    assert "replaced by -lm mmap" in entries[1]["reason"]  # its most similar flag is --mmproj
+    assert "replaced by -lm dio" in entries[2]["reason"]
+    assert "the most similar flag is --ubatch-size" in entries[3]["reason"]
     calls = [json.loads(line)["args"] for line in (folder / "calls.jsonl").read_text().splitlines()]
     assert all("--help" in args or "--version" in args for args in calls), calls
-    assert ElementTree.parse(out).getroot().get("failures") == "2"
+    assert ElementTree.parse(out).getroot().get("failures") == "4"
 
 
 def test_a_flag_that_the_help_lists_as_removed_is_lost(tmp_path: Path) -> None:

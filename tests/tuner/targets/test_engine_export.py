@@ -52,11 +52,16 @@ def test_export_keeps_the_users_command_line(tmp_path: Path) -> None:
     assert "Description=a 100 %% test\n" in unit
     env = export(profile, "env", binaries=str(folder), model="/m.gguf")
     placed = "LLAMA_ARG_N_GPU_LAYERS=0\nLLAMA_ARG_FIT=off\n"
-    assert env == f"LLAMA_ARG_UBATCH=4096\nLLAMA_ARG_BATCH=4096\n{placed}GGML_CUDA_GRAPH_OPT=1\n"
+    model = "LLAMA_ARG_MODEL=/m.gguf\n"  # without it, a server would start without a model
+    assert env == f"{model}LLAMA_ARG_UBATCH=4096\nLLAMA_ARG_BATCH=4096\n{placed}GGML_CUDA_GRAPH_OPT=1\n"
     held = _profile("llama.cpp", {"ubatch": 64}, "tune --set threads=3 --engine llama.cpp")
-    assert export(held, "env", binaries=str(folder), model="m").startswith("LLAMA_ARG_THREADS=3\n")
+    assert export(held, "env", binaries=str(folder), model="/m.gguf").startswith(
+        f"{model}LLAMA_ARG_THREADS=3\n"
+    )
     plain = _profile("llama.cpp", {"cpu_repack": False})
-    assert export(plain, "env", binaries=str(folder), model="/m.gguf") == "LLAMA_ARG_REPACK=0\n" + placed
+    assert (
+        export(plain, "env", binaries=str(folder), model="/m.gguf") == f"{model}LLAMA_ARG_REPACK=0\n{placed}"
+    )
 
 
 GPU = {"kind": "cuda", "compute_capability": "9.0", "sm_count": 132, "memory_mib": 143771}
@@ -230,6 +235,7 @@ def test_a_file_of_variables_keeps_the_users_command_line(tmp_path: Path) -> Non
     )  # fmt: skip
     assert text.splitlines() == [
         "# these words have no environment variable, so give them to the server: --samplers 'top_k;top_p'",
+        "LLAMA_ARG_MODEL=/m.gguf",
         "LLAMA_ARG_N_GPU_LAYERS=60", "LLAMA_ARG_PORT=9000", "LLAMA_ARG_ENDPOINT_SLOTS=0",
         "LLAMA_ARG_CONT_BATCHING=0", "LLAMA_ARG_NO_HOST=1", "LLAMA_ARG_TEMPERATURE=0.5",
         "LLAMA_ARG_UBATCH=1024", "LLAMA_ARG_FIT=off",

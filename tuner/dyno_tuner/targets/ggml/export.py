@@ -219,10 +219,10 @@ def export(
     kept = redact_words(plain)
     if kept != plain:
         tell(f"secrets of the command line are written as {HIDDEN}; insert them where the server runs")
-    if form == "env":
-        return _environment_file(kept, spelled, help_.flags, tell)
-    words = [os.path.abspath(server), "-m", os.path.abspath(model), *kept, *spelled.all_args()]
     place = os.path.abspath(model)
+    if form == "env":
+        return _environment_file(["-m", place, *kept], spelled, help_.flags, tell)
+    words = [os.path.abspath(server), "-m", place, *kept, *spelled.all_args()]
     if form == "compose":
         return deployment.compose(words, spelled.env, profile, place, tell)
     if form == "helm-values":
@@ -277,7 +277,8 @@ def _environment_file(
     """Only where this server lists a variable for every flag of the profile.
 
     Args:
-        kept: the user's own command line, by words. The export writes a word without a variable as a comment.
+        kept: the model and the user's own command line, by words. The export writes a word without a variable
+        as a comment.
         tell: gets a line about these words.
     """
     lines, rest = _own_variables(kept, flags)

@@ -52,7 +52,8 @@ class Installation:
             raise TargetUnusable(f"{self.bench}: its --help lists none of the flags of {engine}")
         if found != engine:
             raise TargetUnusable(
-                f"{self.bench} belongs to {found} (it has {marks}), not to {engine}; use --engine {found}"
+                f"{self.bench} belongs to {found} (it has {marks}), not to {engine}; give its binaries, or "
+                f"use --engine {found} in a tune"
             )
 
     @staticmethod
