@@ -1,4 +1,4 @@
-"""The answers of two sides against the most exact path of the first one."""
+"""Comparison of the answers of two sides with the most exact path of the first side."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 def compare_answers(
     sides: Mapping[str, Side], limit_of: Callable[[float], float], say: Callable[[str], None]
 ) -> tuple[tuple[Answers, Answers] | None, str]:
-    """Both sides against A's most exact path, and why B is not as near. Engines of two kinds are each held
-    against their own: how far their most exact paths are apart is no matter of the settings compared.
+    """Compare both sides with A's most exact path, and give the reason if B is less close. Two different
+    engines are each compared with their own most exact path, because the distance of those paths does not
+    depend on the compared settings.
 
     Args:
-        sides: by name, "A" and "B".
-        limit_of: the mean KLD that B may have, by A's.
-        say: takes a line.
+        sides: The sides by name, "A" and "B".
+        limit_of: Function from the mean KLD of A to the largest allowed mean KLD of B.
+        say: Receives a line of text.
     """
     alike = len({side.kind for side in sides.values()}) == 1
     with tempfile.TemporaryDirectory(prefix="dyno-ab-") as folder:
@@ -39,6 +40,6 @@ def compare_answers(
         )
         return None, ""
     limit = limit_of(found[0].mean_kld)
-    # Written so that a KLD which is not a number fails.
+    # Written so that a KLD of NaN fails.
     near = found[1].mean_kld <= limit
     return (found[0], found[1]), "" if near or not alike else f"answers changed: the limit is {limit:.3g}"

@@ -1,7 +1,8 @@
-"""One process of dyno, of this build or of another: `python child.py JSON`, with PYTHONPATH set to the build.
+"""A measuring process with this or another build of dyno: `python child.py JSON`, with PYTHONPATH set to the
+build.
 
-Only the public `dyno.Engine` is used, so that older and newer builds can run it; nothing of this package is
-imported. Prints one line of JSON.
+It uses only the public `dyno.Engine`, so that older and newer builds can run it, and imports nothing of this
+package. It prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-SAMPLE_SECONDS = 0.1  # of work in a sample, at least; shorter runs are repeated within it
+SAMPLE_SECONDS = 0.1  # least work in a sample; shorter runs are repeated within it
 SAMPLE_RUNS = 64
 
 
@@ -25,13 +26,13 @@ def tokens(count: int, vocab: int, *key: int) -> Any:
 
 
 def hooks(engine: Any) -> Any:
-    """The engine's hooks for measurements; an older build has them as methods of the engine itself."""
+    """The hooks of the engine for measurements. In older builds, they are methods of the engine itself."""
     return getattr(engine, "diagnostics", engine)
 
 
 def one(engine: Any, ask: dict[str, Any], part: dict[str, Any], prompt: int) -> float:
-    """Seconds of one run: pp reads a prompt, tg feeds random tokens one by one. Where the build draws tokens
-    on its device, tg has that draw, as generating has; else nothing is drawn."""
+    """Seconds of one run: pp processes a prompt, tg feeds random tokens one by one. If the build draws tokens
+    on its device, tg includes that draw, like generation. Otherwise no token is drawn."""
     count, depth = part["tokens"], part["depth"]
     piece = tokens(count, ask["vocab"], prompt, int(part["kind"] == "tg"))
     engine.reset()
@@ -49,7 +50,7 @@ def one(engine: Any, ask: dict[str, Any], part: dict[str, Any], prompt: int) -> 
 
 
 def counters(ask: dict[str, Any]) -> Any:
-    """The counters of energy, from a file of the build that compares; None where it was not named."""
+    """The energy counters, from a file of the comparing build; None if the file was not named."""
     place = ask.get("energy")
     if not place:
         return None
@@ -62,7 +63,7 @@ def counters(ask: dict[str, Any]) -> Any:
 
 
 def speed(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:
-    """Generation first: a GPU that has just read prompts generates more slowly, by how fast it read them."""
+    """Measure generation first, because a GPU that has just processed prompts generates more slowly."""
     rates: dict[str, list[float]] = {}
     energy: dict[str, dict[str, list[float]]] = {}
     meter = counters(ask)
@@ -72,10 +73,10 @@ def speed(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:
             before, since = joules_now(meter), time.perf_counter()
             while len(runs) < SAMPLE_RUNS and sum(runs) < SAMPLE_SECONDS:
                 runs.append(one(engine, ask, part, max(0, prompt)))
-            if prompt >= 0:  # the first one was cold
+            if prompt >= 0:  # the first run was cold
                 middle = sorted(runs)[(len(runs) - 1) // 2]
                 rates.setdefault(part["metric"], []).append(part["tokens"] / middle)
-                # Behind a context its tokens would count, too.
+                # With a depth, the tokens of the context would count, too.
                 if before and not part["depth"] and (after := joules_now(meter)):
                     elapsed = time.perf_counter() - since
                     add_energy(energy, part, runs, elapsed, meter.spent(before, after))
@@ -83,7 +84,7 @@ def speed(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def joules_now(meter: Any) -> dict[str, float]:
-    """Joules by counter; empty without a counter, or if one fails: a comparison goes on without them."""
+    """Joules by counter; empty without a counter, or if one fails. The comparison continues without them."""
     try:
         return dict(meter.read()) if meter is not None else {}
     except (OSError, ValueError):
@@ -97,11 +98,11 @@ def add_energy(
     elapsed: float,
     joules: dict[str, float],
 ) -> None:
-    """Adds tokens, seconds and joules of one sample to the totals of its metric, by source.
+    """Add tokens, seconds and joules of one sample to the totals of its metric, by source.
 
     Args:
-        elapsed: seconds in which the joules were spent. They are longer than the runs, between which the
-            engine is reset: the runs get their share.
+        elapsed: Seconds in which the joules were spent. That is longer than the runs, because the engine is
+            reset between them. The runs get their share of the joules.
     """
     for source, spent in joules.items():
         total = energy.setdefault(part["metric"], {}).setdefault(source, [0.0, 0.0, 0.0])
@@ -111,7 +112,8 @@ def add_energy(
 
 
 def answers(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:
-    """Writes the logits of every sequence; with `routing`, that of the most exact path is written or used."""
+    """Write the logits of all sequences. With `routing`, the routing of the most exact path is written or
+    used."""
     kept: dict[str, Any] = {}
     pins = np.load(ask["pins"], allow_pickle=False) if ask["pins"] else {}
     for n, sequence in enumerate(ask["sequences"]):
@@ -128,19 +130,19 @@ def answers(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:
     try:
         np.savez(ask["out"], **kept)
     except OSError as error:
-        error.filename = error.filename or ask["out"]  # a write that fails does not say where
+        error.filename = error.filename or ask["out"]  # an error of a write lacks the file name
         raise
     return {}
 
 
 def resident_mib() -> float:
-    """Resident memory of this process right now."""
+    """Current resident memory of this process in MiB."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def take_the_path_first() -> None:
-    """An editable install has a finder that answers before the path does; the build on the path is meant."""
+    """Move the path before the finder of an editable install, so that the build on the path is imported."""
     for finder in list(sys.meta_path):
         find = getattr(finder, "find_spec", None)
         if finder is not PathFinder and find is not None and find("dyno", None) is not None:
@@ -160,8 +162,8 @@ def main() -> None:
 
         build = dict(_core.build_info())
     except (ImportError, AttributeError):
-        pass  # a build that does not tell is named by its version alone
-    # A build before it was there knows no such thing.
+        pass  # a build without these facts is named by its version only
+    # Older builds do not have it.
     force: dict[str, Any] = {"force_profile": True} if ask["force"] else {}
     with dyno.Engine(
         ask["model"], device=ask["device"], profile=ask["profile"], **force, **ask["settings"]
@@ -170,7 +172,7 @@ def main() -> None:
         doing = {"speed": speed, "answers": answers, "load": lambda *_: opened}
         done = doing[ask["do"]](engine, ask)
         fallbacks = getattr(engine, "fallbacks", [])
-        # A build that does not tell is taken at its word: it was given the profile.
+        # A build that does not report it was given the profile, so it counts as used.
         told = ask["profile"] is not None and hasattr(engine, "profile")
         ignored = told and engine.profile is None
         reasons = getattr(getattr(engine, "match", None), "reasons", []) if ignored else []

@@ -1,7 +1,7 @@
-"""ABBA rounds and the verdict.
+"""The ABBA rounds of a comparison, and the verdict.
 
-A round is four fresh processes, A B B A, so that a linear drift cancels in the ratio. The
-difference of the two processes of one side is the noise that the verdict is held against.
+A round is four fresh processes, A B B A, so that a linear drift cancels in the ratio. The difference between
+the two processes of one side gives the noise for the verdict.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ LEAST_ROUNDS = 2
 class Options:
     workload: Workload
     rounds: int = 6
-    budget: float | None = None  # seconds; a round that would not end within it is not begun
-    least: float = 0.01  # a smaller difference is none
+    budget: float | None = None  # seconds; no round starts that would exceed it
+    least: float = 0.01  # smaller differences do not count
     seed: int = 0
-    unit: str = "t/s"  # of the rates, for the lines about rounds
+    unit: str = "t/s"  # unit of the rates in the lines about rounds
 
 
 @dataclass(frozen=True)
 class Metric:
-    """B against A on one metric."""
+    """The comparison of B with A on one metric."""
 
     a: float  # median tokens/s
     b: float
     ratio: Estimate
-    margin: float  # what |ratio - 1| has to exceed
+    margin: float  # least |ratio - 1| of a difference
     verdict: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Objective:
-    """B against A on a whole mix: the weighted geometric mean of the ratios."""
+    """The comparison of B with A on a whole mix: the weighted geometric mean of the ratios."""
 
     ratio: Estimate
     margin: float
@@ -67,10 +67,10 @@ class Objective:
 @dataclass
 class Compared:
     metrics: dict[str, Metric] = field(default_factory=dict)
-    objective: Objective | None = None  # of a mix
+    objective: Objective | None = None  # only for a mix
     memory: dict[str, tuple[float, float]] = field(default_factory=dict)  # MiB of A and B: host, gpu
     energy: dict[str, dict[str, tuple[Energy, Energy]]] = field(default_factory=dict)
-    """Of A and B, by metric and source; medians over processes."""
+    """Energy of A and B by metric and source, as medians over processes."""
     rounds: int = 0
     seconds: float = 0.0
     samples: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
@@ -83,24 +83,24 @@ class Compared:
 
 
 class TooEarly(Interrupted):
-    """Interrupted before there were rounds enough to say anything."""
+    """The error of a comparison that was interrupted before enough rounds for a verdict."""
 
 
 def compare(measure: Callable[[str], Run], options: Options, say: Callable[[str], None]) -> Compared:
-    """Runs rounds until the budget or their number ends, and compares the two sides.
+    """Run rounds until the budget or their number is exhausted, and compare the two sides.
 
     Args:
-        measure: one process of side "A" or "B".
-        say: takes a line about every round.
+        measure: Runs one process of side "A" or "B".
+        say: Receives a line about each round.
 
     Raises:
-        TooEarly: interrupted before two rounds had ended.
+        TooEarly: Interrupted before two rounds had ended.
     """
     begun = time.monotonic()
     rounds: list[dict[str, list[Run]]] = []
     interrupted = False
     try:
-        measure("A")  # the first load of a file decides nothing
+        measure("A")  # the first load of a file does not count
         longest = 0.0
         while len(rounds) < max(LEAST_ROUNDS, options.rounds):
             since = time.monotonic()
@@ -124,7 +124,7 @@ def compare(measure: Callable[[str], Run], options: Options, say: Callable[[str]
 
 
 def judge(rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options) -> Compared:
-    """The verdict on rounds of `{"A": [first, last], "B": [second, third]}`."""
+    """The verdict on rounds, each of the form `{"A": [first, last], "B": [second, third]}`."""
     result = Compared(rounds=len(rounds))
     for metric in options.workload.metrics:
         result.metrics[options.workload.label(metric)] = _metric(metric, rounds, options)
@@ -145,7 +145,7 @@ def judge(rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options) -> Co
 def _energy(
     rounds: Sequence[Mapping[str, Sequence[Run]]], workload: Workload
 ) -> dict[str, dict[str, tuple[Energy, Energy]]]:
-    """Medians of both sides, where every process could read the source."""
+    """Medians of both sides, for sources that all processes could read."""
     found: dict[str, dict[str, tuple[Energy, Energy]]] = {}
     for metric in workload.metrics:
         told = [[run.energy.get(metric, {}) for r in rounds for run in r[side]] for side in "AB"]
@@ -175,7 +175,7 @@ def _objective(rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options) 
     total = sum(weights.values())
 
     def logs(run: Run) -> list[float]:
-        """Weighted means over the parts, prompt by prompt."""
+        """Weighted means of log rates over the parts, prompt by prompt."""
         prompts = zip(*(run.rates[m] for m in weights), strict=True)
         return [
             sum(w / total * math.log(x) for w, x in zip(weights.values(), rates, strict=True))
@@ -189,16 +189,17 @@ def _judged(
     rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options, logs_of: Callable[[Run], list[float]],
     key: str,
 ) -> tuple[Estimate, float, str]:  # fmt: skip
-    """The ratio with its interval, the margin and the verdict; `logs_of` gives log rates by prompt."""
+    """The ratio with its interval, the margin and the verdict. `logs_of` gives log rates by prompt."""
     groups: list[list[float]] = []
-    apart: list[float] = []  # of two processes of one side in one round
+    apart: list[float] = []  # differences of two processes of one side in one round
     for done in rounds:
         logs = {s: [logs_of(run) for run in done[s]] for s in "AB"}
         pairs = min(len(x) for side in logs.values() for x in side)
         mean = {s: [(logs[s][0][i] + logs[s][1][i]) / 2 for i in range(pairs)] for s in "AB"}
         groups.append([mean["B"][i] - mean["A"][i] for i in range(pairs)])
         apart += [statistics.median(logs[s][0]) - statistics.median(logs[s][1]) for s in "AB"]
-    # Two processes differ by sqrt(2) sigma; a round's ratio has half the variance of each side's two.
+    # Two processes differ by sqrt(2) sigma. The ratio of a round averages two processes on each side, which
+    # halves the variance of each side.
     sigma = math.sqrt(sum(x * x for x in apart) / (2 * len(apart)))
     margin = max(options.least, 2 * 1.96 * sigma / math.sqrt(len(rounds)))
     found = estimate(groups, options.seed, "ab", key)

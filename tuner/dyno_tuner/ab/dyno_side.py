@@ -1,4 +1,5 @@
-"""A side that is dyno: this build, another build, a commit; with a profile or the engine's defaults."""
+"""A side of a comparison that is dyno: this build, another build or a commit, with a profile or the
+defaults."""
 
 from __future__ import annotations
 
@@ -34,30 +35,30 @@ _EXACT = {"numerics": "exact"}
 
 
 def gpu_memory(gpu: int | None) -> AbstractContextManager[GpuMemory | None]:
-    """Watches the GPU that `cuda:N` is; without a GPU nothing."""
+    """A monitor for the memory of the GPU `cuda:N`; without a GPU, one that does nothing."""
     if gpu is None:
         return contextlib.nullcontext()
-    # A build for the CPU can drive another one for GPUs; it has no device to ask.
+    # A build for the CPU can run another build for GPUs, but cannot query the device itself.
     bus = str(resolve_device(f"cuda:{gpu}").info["pci_bus_id"]) if built_for_cuda() else None
     return GpuMemory(gpu, bus)
 
 
 def gpu_bus(gpu: int | None) -> str | None:
-    """The PCI bus id of the GPU that `cuda:N` is; None without a GPU, or where nobody can tell."""
+    """The PCI bus id of the GPU `cuda:N`; None without a GPU, or if it is unknown."""
     if gpu is None:
         return None
     return str(resolve_device(f"cuda:{gpu}").info["pci_bus_id"]) if built_for_cuda() else _nvml.bus_id(gpu)
 
 
 class DynoSide:
-    """A build of this project as one side of a comparison.
+    """A side of a comparison that is a build of dyno.
 
     Args:
     name: "A" or "B", for messages.
-    build: folder to import `dyno` from; None: the installed one.
-    profile: path of a profile; None: the engine's defaults.
-    settings: values that stand above the profile.
-    force: takes the profile also if it belongs to another model.
+    build: Folder to import `dyno` from; None: the installed one.
+    profile: Path of a profile; None: the engine's defaults.
+    settings: Values that override the profile.
+    force: Whether to use the profile even if it belongs to another model.
     """
 
     kind = "dyno"
@@ -127,9 +128,7 @@ class DynoSide:
         return Run(rates, done.peak_mib, None if memory is None else memory.mib, energy)
 
     def load(self) -> tuple[float, float, float | None]:
-        """Seconds to import dyno and open the model, and the resident MiB of host and GPU before the first
-        token.
-        """
+        """Seconds to import dyno and open the model, and the MiB on host and GPU before the first token."""
         with gpu_memory(self._gpu) as memory:
             answer, _ = self._ask("load", self._settings)
         gpu = None if memory is None else memory.mib
@@ -137,7 +136,7 @@ class DynoSide:
 
     @functools.cached_property
     def _facts(self) -> tuple[int, bool, int]:
-        """Vocabulary, whether the model has experts, and the longest context."""
+        """The vocabulary size, whether the model has experts, and the longest context."""
         try:
             model = _core.describe_model(self._model)
         except (DynoError, OSError) as error:
@@ -145,14 +144,15 @@ class DynoSide:
         return int(model["n_vocab"]), bool(model.get("experts")), int(model["n_ctx_train"])
 
     def _sequences(self) -> list[list[int]]:
-        """Prompts of several lengths, odd ones too: of text where the file has a vocabulary."""
+        """Prompts of several lengths, including odd ones. They are text if the file has a vocabulary."""
         vocab, _, context = self._facts
         total = max(64, min(_MOST_TOKENS, _MOST_LOGITS // vocab))
         try:
             from dyno.tokenizer import Tokenizer
 
             text = np.asarray(Tokenizer.from_gguf(self._model).encode(TEXT), dtype=np.int32)
-            # Wrapped around at a length that is not a multiple of a paragraph's, so that repeats are rare.
+            # The text wraps around at a length that is not a multiple of a paragraph, so that repetitions are
+            # rare.
             tokens = np.concatenate([np.roll(text, 37 * n) for n in range(1 + total // max(1, len(text)))])
         except DynoError:
             tokens = np.random.default_rng(20261120).integers(vocab, size=total)
@@ -184,4 +184,4 @@ class DynoSide:
         return Answers(found.mean_kld, found.max_kld, found.top1_agreement, found.rows)
 
     def close(self) -> None:
-        """Nothing is held between two processes."""
+        """Nothing to close, because no resource is kept between two processes."""

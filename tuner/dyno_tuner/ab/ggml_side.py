@@ -1,4 +1,4 @@
-"""A side that is the binaries of llama.cpp or ik_llama.cpp, with flags or a profile."""
+"""A side of a comparison that is llama.cpp or ik_llama.cpp, with flags or a profile."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ PROMPTS = 3
 
 
 class GgmlSide:
-    """Binaries of llama.cpp or ik_llama.cpp as one side of a comparison.
+    """A side of a comparison that runs binaries of llama.cpp or ik_llama.cpp.
 
     Args:
     name: "A" or "B", for messages.
-    binaries: folder of the engine's binaries.
-    command: flags as the common tools take them, e.g. of the user's llama-server.
-    settings: values that stand above those of the command line, e.g. of a profile.
-    at_default: settings of the command line that the profile has put back to the engine's default.
-    log: file that gets what its processes say on standard error.
+    binaries: Folder of the binaries.
+    command: Flags of the common tools, e.g. of the user's llama-server.
+    settings: Values that override the command line, e.g. from a profile.
+    at_default: Settings of the command line that the profile resets to the engine's default.
+    log: File for the standard error of its processes.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GgmlSide:
             self._target = GgmlTarget(**self._arguments)
         except TuneError as error:
             raise TuneError(f"side {name}: {error}") from error
-        self._target.count_energy(BESIDE)  # where no counter can be read, rates are all there is
+        self._target.count_energy(BESIDE)  # if no counter can be read, only rates are measured
         told = self._target.describe()
         unknown = [n for n in settings or {} if n not in told.engine["defaults"]]
         if unknown:
@@ -79,7 +79,8 @@ class GgmlSide:
         return Run(rates, max(peak, default=None), None if memory is None else memory.mib, energy)
 
     def answers(self, reference: Path, *, first: bool) -> Answers | None:
-        """By llama-perplexity, against the most exact settings of the first side; None without it."""
+        """The answers by llama-perplexity, compared with the most exact settings of the first side; None
+        without that program."""
         target = GgmlTarget(**self._arguments, scratch=str(reference))
         if not target.describe().engine["answers_compared"]:
             return None

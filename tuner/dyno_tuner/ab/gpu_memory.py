@@ -1,4 +1,4 @@
-"""The largest use of a GPU's memory while something runs, asked of the driver's management library."""
+"""The peak use of GPU memory while something runs, as reported by NVML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..core.errors import TuneError
 if TYPE_CHECKING:
     from types import TracebackType
 
-_STEP = 0.05  # seconds between two looks
+_STEP = 0.05  # seconds between two readings
 
 
 class _Memory(ctypes.Structure):
@@ -19,14 +19,16 @@ class _Memory(ctypes.Structure):
 
 
 class GpuMemory:
-    """`with GpuMemory(0) as memory: …`, then `memory.mib`: the peak beyond what was used at the start.
+    """A monitor of GPU memory. After `with GpuMemory(0) as memory: …`, `memory.mib` is the peak above the use
+    at the start.
 
-    Raises TuneError where the library or the GPU is missing. A peak of less than 50 ms can be missed, and
-    another process on the same GPU is counted in.
+    Raises TuneError if the library or the GPU is missing. A peak shorter than 50 ms can be missed. Other
+    processes on the same GPU are included.
 
     Args:
-        gpu: As nvidia-smi counts.
-        bus: Its PCI bus id, where somebody else counted: CUDA leaves out what CUDA_VISIBLE_DEVICES hides.
+        gpu: Number of the GPU, counted as in nvidia-smi.
+        bus: PCI bus id of the GPU, if the number is CUDA's. CUDA does not count GPUs that
+            CUDA_VISIBLE_DEVICES hides.
     """
 
     def __init__(self, gpu: int, bus: str | None = None, library: str = "libnvidia-ml.so.1") -> None:

@@ -1,4 +1,4 @@
-"""A comparison as JSON, and as a markdown table for a pull request."""
+"""A comparison as JSON, and as a Markdown table for a pull request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def markdown(
 ) -> str:
     """The table of a comparison in Markdown.
 
-    Args: `changed`: why B's answers are not as near as A's; "" where they are."""
+    Args: `changed`: the reason why B's answers are less close than A's; "" if they are not."""
     rows = ["| | A | B | B / A | 95 % interval | |", "|---|--:|--:|--:|:-:|---|"]
     for name, m in result.metrics.items():
         e = m.ratio

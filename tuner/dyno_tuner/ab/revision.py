@@ -1,4 +1,4 @@
-"""A commit of dyno, built in a cache folder, so that `tune ab` can run it beside another."""
+"""Building a commit of dyno in a cache folder, so that `tune ab` can compare it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-_DONE = "built"  # written last: a build that was cut short starts again
+_DONE = "built"  # written last, so that an incomplete build starts again
 
 
 def cache_folder() -> Path:
@@ -29,7 +29,8 @@ def cache_folder() -> Path:
 
 
 def commit_of(text: str, repository: Path) -> str | None:
-    """The full hash that a word names in a repository; None where it names none, or there is none."""
+    """The full hash of the commit that a word names in a repository; None if there is no such commit or
+    repository."""
     if text.startswith("-"):
         return None
     done = subprocess.run(
@@ -41,13 +42,14 @@ def commit_of(text: str, repository: Path) -> str | None:
 
 
 def build(commit: str, repository: Path, defines: Sequence[str], say: Callable[[str], None]) -> Path:
-    """The folder to import that commit's `dyno` from.
+    """Build a commit, and return the folder to import its `dyno` from.
 
     Args:
-        defines: of CMake, as `GGML_CUDA=ON`.
+        defines: CMake definitions, such as `GGML_CUDA=ON`.
 
     Raises:
-        TuneError: it can't be unpacked, configured or compiled; the message has the compiler's last words.
+        TuneError: The commit can't be unpacked, configured or compiled. The message has the last output of
+            the compiler.
     """
     key = hashlib.sha256("\n".join([commit, sys.executable, *sorted(defines)]).encode()).hexdigest()[:8]
     folder = cache_folder() / f"{commit[:12]}-{key}"
@@ -63,7 +65,8 @@ def build(commit: str, repository: Path, defines: Sequence[str], say: Callable[[
     if archive.returncode != 0:
         raise TuneError(f"{commit}: {archive.stderr.decode(errors='replace').strip()[-300:]}")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
-        # Python has filters from 3.11.4 on. Without one the names are those that git has checked.
+        # Python has extraction filters from 3.11.4 on. Without one, the names are safe because git has
+        # checked them.
         checked: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         tar.extractall(source, **checked)
     if not (source / "CMakeLists.txt").is_file() or not (package / "dyno").is_dir():

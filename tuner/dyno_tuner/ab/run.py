@@ -1,4 +1,4 @@
-"""The result of one process of one side, and the protocol of a side."""
+"""The result of one process of a side, and the protocol of a side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy of one source while one metric was measured, idle power included."""
+    """Energy of one source during the measurement of one metric, including idle power."""
 
     joules_per_token: float
     watts: float
@@ -24,7 +24,8 @@ class Energy:
     def by_source(
         cls, counted: Mapping[str, Mapping[str, tuple[int, float, float]]]
     ) -> dict[str, dict[str, Energy]]:
-        """By metric and source, from tokens, seconds and joules; what counted nothing is left out."""
+        """Energy by metric and source, from tokens, seconds and joules. Sources without a count are left
+        out."""
         return {
             metric: {s: cls(joules / tokens, joules / seconds)
                      for s, (tokens, seconds, joules) in by.items() if tokens > 0 and seconds > 0}
@@ -34,17 +35,18 @@ class Energy:
 
 @dataclass(frozen=True)
 class Run:
-    """One process: tokens/s by metric, in the order of the prompts, without the cold first sample."""
+    """The result of one process: tokens/s by metric, in the order of the prompts, without the cold first
+    sample."""
 
     rates: Mapping[str, tuple[float, ...]]
     host_mib: float | None = None  # largest resident set
-    gpu_mib: float | None = None  # largest use of the GPU's memory beyond what was used before
+    gpu_mib: float | None = None  # peak use of GPU memory above the use before
     energy: Mapping[str, Mapping[str, Energy]] = field(default_factory=dict)  # by metric and source
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The distance of a side from the most exact answers of the first one (KLD in nats per token)."""
+    """The distance of a side from the most exact answers of the first side (KLD in nats per token)."""
 
     mean_kld: float
     max_kld: float
@@ -56,7 +58,8 @@ class Answers:
 
 
 class Side(Protocol):
-    """One of the two. Every call of `run` is a new process. Methods raise TuneError."""
+    """The protocol of a side of a comparison. Each call of `run` starts a new process. Methods raise
+    TuneError."""
 
     kind: str  # the engine: dyno, llama.cpp or ik_llama.cpp
     facts: dict[str, Any] = field()  # version and settings, for people and the JSON
@@ -67,8 +70,8 @@ class Side(Protocol):
         """The answers of this side, or their distance from a reference.
 
         Args:
-        reference: folder that the first side puts its most exact answers into and that both compare with.
-        first: whether this is the first side.
+        reference: Folder in which the first side stores its most exact answers, for the comparison of both.
+        first: Whether this is the first side.
         """
         ...
 
@@ -76,14 +79,14 @@ class Side(Protocol):
 
 
 def watched(key: str, side: Side, workload: Workload, careful: Careful) -> Run:
-    """One process on a watched machine. It is measured again if the GPU was throttled or others used the
-    CPUs.
+    """Run one process on a monitored machine. If the GPU was throttled or other programs used the CPUs, it is
+    run again.
 
     Args:
-        key: what is measured, for notes.
+        key: Name of the measurement, for notes.
 
     Raises:
-        DisturbedError: The machine did not come to rest.
+        DisturbedError: The machine did not become quiet.
     """
     run, seen = careful.measure(key, lambda: side.run(workload), lambda run: True)
     if "gpu" in seen:

@@ -1,4 +1,4 @@
-"""The sides that a user names as A and B: a profile, a folder of binaries, a build or commit of dyno, or
+"""The sides A and B that a user names: a profile, a folder of binaries, a build or commit of dyno, or
 `default`."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Given:
     gpu: int | None = None
     text: str | None = None
     deadline: float = 600.0
-    log: str | None = None  # file for what other engines say on standard error
+    log: str | None = None  # file for the standard error of other engines
     binaries: Path | None = None  # for profiles of other engines
     repository: Path = field(default_factory=Path.cwd)
     defines: Sequence[str] = ()  # of CMake, for commits
@@ -58,7 +58,7 @@ DYNO = frozenset(Kind) - FOREIGN
 
 
 def kind_of(word: str) -> Kind:
-    """The kind of a side by its name alone: a name of no file or folder counts as a commit."""
+    """The kind of a side, by its name only. A name that is neither a file nor a folder counts as a commit."""
     path = Path(word)
     if word != "default" and path.suffix in (".yaml", ".yml"):
         other = path.is_file() and declared(profiles.load_profile(path).match.engine.name).foreign
@@ -79,12 +79,12 @@ def make_side(
 
     Args:
         name: "A" or "B".
-        word: as the user wrote it.
-        own: further flags of this side's binaries, as one word.
-        profile: for a build or commit of dyno.
+        word: The word of the user.
+        own: Further flags for the binaries of this side, as one word.
+        profile: Profile for a build or commit of dyno.
 
     Raises:
-        TuneError: it is nothing that could be run; says what is accepted.
+        TuneError: The word names nothing that can be run. The message says what is accepted.
     """
     try:
         flags = [*given.command, *shlex.split(own)]
@@ -127,7 +127,7 @@ def _profile(name: str, path: Path, given: Given, flags: list[str], own: str) ->
 
 
 def _package(name: str, word: str, path: Path, given: Given, say: Callable[[str], None]) -> Path | None:
-    """The folder to import dyno from; None for this one."""
+    """The folder to import dyno from; None for this build."""
     if word == "default":
         return None
     for place in (path, path / "python"):

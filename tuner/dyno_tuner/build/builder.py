@@ -1,7 +1,7 @@
-"""Builds in a cache: by pip for dyno, by CMake for a source tree of another engine.
+"""Cached builds: with pip for dyno, with CMake for a source tree of another engine.
 
-A build has a folder of its own, named by its key. The build tree stays in it, so a build that was killed goes
-on where it was. `built.json` is written last; a folder without it counts as unfinished.
+Each build has its own folder, named by its key. The build tree stays there, so a killed build continues where
+it was. `built.json` is written last. A folder without it counts as unfinished.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 TOOLS = ("llama-bench", "llama-perplexity")
-"""Programs of another engine that are measured with."""
+"""Programs of another engine that are used for measurements."""
 _METER = Path(__file__).with_name("link_meter.py")
 LONGEST = 6 * 3600.0  # seconds that a build may take if there is no budget
 
 
 @dataclass(frozen=True)
 class Built:
-    """A finished build and what it cost."""
+    """A finished build, with its cost."""
 
     key: str
     folder: str
-    """dyno: the folder to import from. Another engine: the folder of its programs."""
+    """For dyno: the folder to import from. For another engine: the folder of its programs."""
     seconds: float
     link_seconds: float
     link_mib: int
-    """Largest process of all links in MiB."""
+    """Peak memory of the largest link process in MiB."""
     process_mib: int
-    """Largest process of the whole build in MiB."""
+    """Peak memory of the largest process of the build in MiB."""
     bytes: int
-    """Of the artifact: the module, or all programs and libraries."""
+    """Size of the result: the module, or all programs and libraries."""
     device_bytes: int = 0
     compiler_cache: bool = False
-    """A compiler cache was in use, so the seconds are too few."""
+    """Whether a compiler cache was in use, so that the seconds are too low."""
     code: dict[str, list[Any]] = field(default_factory=dict)
-    """Digests by object."""
+    """Digests by object file."""
     gpu_types: list[str] = field(default_factory=list)
     """Weight types with GPU kernels if GGML_CUDA_PROFILE has left out others; empty if none is left out."""
 
     @property
     def runs_only(self) -> str:
-        """The models that this build runs on a GPU; "" if it runs all."""
+        """A restriction on the models that this build runs on a GPU, in words; "" if it runs all."""
         types = ", ".join(self.gpu_types)
         return f"on a GPU this build runs only models with weights of type {types}" if types else ""
 
@@ -73,11 +73,12 @@ class Built:
 
 
 class BuildFailed(TuneError):
-    """A variant that does not configure or compile; the message has the compiler's last words."""
+    """The error of a variant that does not configure or compile. The message has the last output of the
+    compiler."""
 
 
 class BuildLate(BuildFailed):
-    """A build that its deadline ended; the next run goes on from there."""
+    """The error of a build that reached its deadline. The next run continues it."""
 
 
 @dataclass
@@ -85,13 +86,13 @@ class Builder:
     """The builder of the variants of one source tree.
 
     Args:
-        source: the copy of the sources.
-        sources: its digest.
+        source: The copy of the sources.
+        sources: The digest of the sources.
         engine: "dyno", "llama.cpp" or "ik_llama.cpp".
-        cache: folder of all builds.
-        fixed: defines of every variant.
-        limit_mib: memory that builds may take; None: whatever is free.
-        say: takes a line about every build.
+        cache: Folder of all builds.
+        fixed: Defines of all variants.
+        limit_mib: Memory for builds in MiB; None: all free memory.
+        say: Receives a line about each build.
     """
 
     source: Path
@@ -104,7 +105,7 @@ class Builder:
     process_mib: int = 0  # the largest process of any build so far
 
     def key(self, defines: Mapping[str, str]) -> str:
-        """The key of a variant. Raises TuneError where its compiler is not there."""
+        """The key of a variant. Raises TuneError if its compiler is missing."""
         whole = {**self.fixed, **defines}
         return build_key(self.sources, whole, compiler_of(whole, os.environ), os.environ)
 
@@ -113,11 +114,11 @@ class Builder:
         return free if self.limit_mib is None else min(free, self.limit_mib)
 
     def known(self, defines: Mapping[str, str]) -> Built | None:
-        """The variant, if the cache has it whole."""
+        """The variant, if the cache has a complete build of it."""
         return self._load(self.cache / self.key(defines))
 
     def configured(self, defines: Mapping[str, str], deadline: float = LONGEST) -> Commands:
-        """The commands that a variant would be built with; nothing is compiled but CMake's own checks.
+        """The commands that would build a variant. Only the checks of CMake are compiled.
 
         Raises:
             BuildFailed: CMake refuses the switches.
@@ -133,18 +134,18 @@ class Builder:
     def build(
         self, defines: Mapping[str, str], name: str, link_mib: int = 0, deadline: float = LONGEST
     ) -> Built:
-        """A variant from the cache, or built now.
+        """Take a variant from the cache, or build it.
 
         Args:
-            name: for messages.
-            link_mib: what its link took elsewhere; the last link here with one of these switches counts
-                more. A link that would not fit is refused.
-            deadline: seconds, after which the build is stopped; the next run goes on from there.
+            name: Name for messages.
+            link_mib: Memory that the link took elsewhere. The last link here with one of these
+                switches has priority. A link that would not fit is refused.
+            deadline: Seconds after which the build is stopped. The next run continues it.
 
         Raises:
-            BuildFailed: It does not configure, compile or link.
-            BuildLate: It has not ended by the deadline.
-            TuneError: Its link would not fit into memory.
+            BuildFailed: The variant does not configure, compile or link.
+            BuildLate: The build has not ended by the deadline.
+            TuneError: The link would not fit into memory.
         """
         key = self.key(defines)
         place = self.cache / key
@@ -172,7 +173,8 @@ class Builder:
     # ---- The last links ----
 
     def _links(self) -> dict[str, int]:
-        """Largest process of the last link by switch, as `GGML_CUDA_LTO=ON`; of any sources in this cache."""
+        """Largest process of the last link by switch, such as `GGML_CUDA_LTO=ON`, for any sources in this
+        cache."""
         try:
             told = json.loads((self.cache / "links.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -182,7 +184,7 @@ class Builder:
         return {str(name): int(mib) for name, mib in told.items()}
 
     def _predicted(self, defines: Mapping[str, str], elsewhere: int) -> int:
-        """MiB that the link of a variant may take, by the last ones with its switches."""
+        """Predicted MiB of the link of a variant, from the last links with its switches."""
         known = self._links()
         found = [known[f"{n}={v}"] for n, v in defines.items() if f"{n}={v}" in known]
         return max(found, default=elsewhere)
@@ -195,7 +197,8 @@ class Builder:
     # ---- One build ----
 
     def _make(self, place: Path, defines: Mapping[str, str], jobs: int, deadline: float) -> int:
-        """Builds into `place/tree`, for dyno also `place/package`; the largest process in MiB."""
+        """Build into `place/tree`, for dyno also `place/package`, and return the MiB of the largest
+        process."""
         tree, log = place / "tree", place / "links.jsonl"
         whole = {**self.fixed, **defines}
         launcher = f"{sys.executable};-P;{_METER};{log}"
@@ -243,8 +246,8 @@ class Builder:
     def _step(
         self, command: Sequence[str], deadline: float, what: str, extra: Mapping[str, str] | None = None
     ) -> int:
-        """Runs a step; its largest process in MiB."""
-        # Variables of another build of this project would change this one without a trace.
+        """Run a step, and return the MiB of its largest process."""
+        # Variables of another build of this project would silently change this one.
         kept = {n: v for n, v in os.environ.items() if not n.startswith(("SKBUILD", "PIP_"))}
         done = run_step(command, {**kept, "PATH": search_path(), **(extra or {})}, deadline)
         if done.late:
@@ -271,7 +274,7 @@ class Builder:
         }
         artifacts = self._artifacts(place)
         links = _rows(place / "links.jsonl")
-        # A device link has a report of its own.
+        # A device link has its own report.
         link_report = place / "package" / "dyno" / "link_report.json"
         if link_report.is_file():
             report = json.loads(link_report.read_text(encoding="utf-8"))
@@ -321,7 +324,8 @@ class Builder:
 
     @contextlib.contextmanager
     def _held(self, key: str) -> Iterator[None]:
-        """Two runs do not build one variant at a time; the kernel gives the lock back however a run ends."""
+        """Lock a variant, so that two runs do not build it at the same time. The kernel releases the lock
+        however a run ends."""
         place = self.cache / key
         place.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(place / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -333,7 +337,7 @@ class Builder:
 
 
 def types_left(tree: Path) -> list[str]:
-    """Weight types with GPU kernels in a build tree of dyno; empty unless its profile left out others."""
+    """Weight types with GPU kernels in a build tree of dyno; empty unless a profile excluded others."""
     try:
         text = (tree / "generated" / "ops" / "built_types.inc").read_text(encoding="utf-8")
     except FileNotFoundError:  # without CUDA
@@ -351,7 +355,7 @@ def _cmake_program() -> str:
 
 
 def _isolation() -> list[str]:
-    """Build tools of this environment are taken where they are there; else pip fetches them."""
+    """Use the build tools of this environment if it has them. Otherwise pip fetches them."""
     here = all(importlib.util.find_spec(name) is not None for name in ("scikit_build_core", "nanobind"))
     return ["--no-build-isolation"] if here else []
 
@@ -368,7 +372,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _spent(place: Path) -> float:
-    """Seconds that runs have spent on a build so far, also those that were killed in between."""
+    """Seconds that runs have spent on a build so far, including killed ones."""
     try:
         return float((place / "seconds").read_text(encoding="ascii"))
     except (OSError, ValueError):

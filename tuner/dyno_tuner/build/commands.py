@@ -1,4 +1,4 @@
-"""The commands of a build tree, without its path: equal commands over equal sources are one build."""
+"""The commands of a build tree without its path. Equal commands with equal sources give the same build."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TREE = "<tree>"
 IDENTITY = re.compile(r"build[-_]?info")
-"""Files that record what was built: they differ between any two builds, and no code depends on them."""
+"""Files that record facts of a build. They differ between any two builds, and no code depends on them."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Commands:
     """The commands of a configured tree."""
 
     compile: Mapping[str, str]
-    """By object, relative to the tree."""
+    """Commands by object file, relative to the tree."""
     link: frozenset[str] = frozenset()
     generated: Mapping[str, str] = field(default_factory=dict)
-    """Contents of generated headers, by path."""
+    """Contents of generated headers by path."""
     undeclared: frozenset[str] = field(default=frozenset(), compare=False)
-    """Definitions that were given and that no CMake file of the tree declares."""
+    """Given definitions that no CMake file of the tree declares."""
 
 
 def read_commands(tree: Path) -> Commands:
-    """The commands of a tree that CMake has configured.
+    """Read the commands of a tree that CMake has configured.
 
     Raises:
         TuneError: The tree has no compile_commands.json.
@@ -58,7 +58,8 @@ def read_commands(tree: Path) -> Commands:
 
 
 def tool(name: str) -> str | None:
-    """A build tool: the one beside this Python, which need not be on the PATH, else the PATH's."""
+    """A build tool: the one next to this Python, which need not be on the PATH, or else the one on the
+    PATH."""
     return shutil.which(name, path=search_path())
 
 
@@ -71,7 +72,7 @@ def _plain(command: str, tree: Path) -> str:
 
 
 def _links(tree: Path) -> list[str]:
-    """Commands that are no compilation: by ninja, or the link.txt files of make."""
+    """Commands other than compilations: from ninja, or from the link.txt files of make."""
     ninja = tool("ninja")
     if (tree / "build.ninja").is_file() and ninja:
         done = subprocess.run(
@@ -84,14 +85,14 @@ def _links(tree: Path) -> list[str]:
 
 
 def _undeclared(tree: Path) -> frozenset[str]:
-    """CMake keeps such a definition without a type."""
+    """The undeclared definitions. CMake keeps them without a type."""
     cache = tree / "CMakeCache.txt"
     text = cache.read_text(encoding="utf-8", errors="replace") if cache.is_file() else ""
     return frozenset(re.findall(r"^(\w+):UNINITIALIZED=", text, re.MULTILINE))
 
 
 def _headers(tree: Path) -> dict[str, str]:
-    """Headers that CMake has written into the tree, but for what records the build itself."""
+    """Headers that CMake has written into the tree, except records of the build itself."""
     found = {}
     for path in sorted(tree.rglob("*")):
         wanted = path.suffix in (".h", ".hpp", ".inc", ".cuh") and not IDENTITY.search(path.name)
@@ -101,7 +102,7 @@ def _headers(tree: Path) -> dict[str, str]:
 
 
 def identity_objects(tree: Path, commands: Commands) -> set[str]:
-    """Objects that hold what the build says about itself: by their name, or by a header that they include."""
+    """Objects with the identity of the build: by their name, or by a header that they include."""
     found = {name for name in commands.compile if IDENTITY.search(Path(name).name)}
     ninja = tool("ninja")
     if not (tree / "build.ninja").is_file() or ninja is None:

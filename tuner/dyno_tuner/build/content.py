@@ -1,7 +1,7 @@
-"""The key of a build: its sources, switches, compilers and Python. The same key is the same build.
+"""The key of a build, from its sources, switches, compilers and Python. Equal keys mean the same build.
 
-The sources are copied into the cache first, so that an edit during a build of minutes changes nothing, and
-all variants have one path in their objects.
+The sources are first copied into the cache. So edits during a build have no effect, and all variants have the
+same path in their objects.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ VARIABLES = (
     "CUDAFLAGS",
     "NVCC_APPEND_FLAGS",
 )
-"""Variables of the environment that change a build by CMake."""
+"""Environment variables that change a build by CMake."""
 
 
 def source_files(source: Path) -> list[str]:
-    """The files of a source tree, relative to it, sorted: by git where it is one, without build folders.
+    """The files of a source tree, sorted and relative to it, without build folders. In a git repository, git
+    lists them.
 
     Raises:
-        TuneError: It is not a source tree of CMake, or has more files than one.
+        TuneError: It is not a CMake source tree, or has too many files.
     """
     if not source.is_dir():
         raise TuneError(f"{source}: the folder does not exist; give a source tree with --source")
@@ -87,7 +88,8 @@ def digest(source: Path, names: Sequence[str]) -> str:
 
 
 def snapshot(source: Path, cache: Path) -> tuple[Path, str]:
-    """A copy of a source tree in the cache, and its digest. A copy that was cut short is made anew.
+    """Copy a source tree into the cache, and return the copy and its digest. An incomplete copy is made
+    again.
 
     Raises:
         TuneError: It is not a source tree, or the cache cannot be written.
@@ -105,7 +107,7 @@ def snapshot(source: Path, cache: Path) -> tuple[Path, str]:
             shutil.copy2(source / name, partial / name, follow_symlinks=False)
         try:
             partial.rename(copy)
-        except OSError:  # another run has made the same copy meanwhile
+        except OSError:  # another run has meanwhile made the same copy
             if not copy.is_dir():
                 raise
             shutil.rmtree(partial, ignore_errors=True)
@@ -116,7 +118,7 @@ def snapshot(source: Path, cache: Path) -> tuple[Path, str]:
 
 
 def compiler_of(defines: Mapping[str, str], environment: Mapping[str, str]) -> str:
-    """The first lines of `--version` of the compilers that these defines name."""
+    """The first line of `--version` of each compiler that these defines name."""
     cxx = defines.get("CMAKE_CXX_COMPILER") or environment.get("CXX") or "c++"
     told = [_version(cxx)]
     if defines.get("GGML_CUDA", "OFF").upper() not in ("OFF", "0", "FALSE", "NO"):

@@ -1,8 +1,8 @@
-"""A step of a build that does not outlive its run: `python guard.py PARENT PEAK COMMAND…`.
+"""A guard for a build step, which ends with its run: `python guard.py PARENT PEAK COMMAND…`.
 
-A build tool leaves compilers behind if it is killed, and they would write into a tree that the next run
-builds in. The step ends, with all of its group, when the run that started it is gone. The largest process in
-MiB is written to PEAK. It imports nothing of this project.
+A killed build tool leaves compilers behind, which would write into the tree while the next run builds in it.
+So the guard ends the step with its whole process group when the run that started it has gone. It writes the
+MiB of the largest process to PEAK, and imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-LOOK = 0.2  # seconds between two looks at the parent
-MERCY = 5.0  # seconds from the polite signal to the other one
+LOOK = 0.2  # seconds between two checks of the parent
+MERCY = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

@@ -1,7 +1,7 @@
-"""A launcher of links: `python link_meter.py LOG COMMAND…` runs the link and adds its cost to LOG.
+"""A linker launcher: `python link_meter.py LOG COMMAND…` runs the link and adds its cost to LOG.
 
-CMake starts it through CMAKE_<LANG>_LINKER_LAUNCHER. A line of the log is a JSON object: seconds, the
-largest process of the link in MiB, the output and its bytes. It runs inside builds, and so imports nothing of
+CMake starts it through CMAKE_<LANG>_LINKER_LAUNCHER. Each line of the log is a JSON object with seconds, the
+largest process of the link in MiB, the output and its bytes. It runs inside builds, so it imports nothing of
 this project.
 """
 
@@ -30,7 +30,7 @@ def main() -> int:
     line = json.dumps(row) + "\n"
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        os.write(descriptor, line.encode())  # one write: links run beside each other
+        os.write(descriptor, line.encode())  # one write, because links run in parallel
     finally:
         os.close(descriptor)
     return status

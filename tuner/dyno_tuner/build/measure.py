@@ -1,4 +1,4 @@
-"""Two builds measured against each other: by the ABBA rounds, the answers and the margins of `tune ab`."""
+"""Comparison of two builds, with the ABBA rounds, the answers and the margins of `tune ab`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 
 class VariantFailed(TuneError):
-    """The variant does not run; its build is no use here."""
+    """The error of a variant that does not run on this machine."""
 
 
 @dataclass(frozen=True)
 class SwitchProof:
-    """The proof of switches, for `decide.acceptance.accept`."""
+    """The proof of build switches, for `decide.acceptance.accept`."""
 
     rounds: int
     gains: bool
@@ -44,26 +44,26 @@ class SwitchProof:
 
 @dataclass(frozen=True)
 class Measured:
-    """B against A."""
+    """The comparison of build B with build A."""
 
     ratios: Mapping[str, Estimate]
-    """By metric with its length, as "pp512"."""
+    """Comparisons by metric with its length, such as "pp512"."""
     verdicts: Mapping[str, str]
     margins: Mapping[str, float]
     rounds: int
     changed: str = ""
-    """Why B's answers are not as near as A's; "" where they are."""
+    """The reason why B's answers are less close than A's; "" if they are not."""
     kld: tuple[float, float] | None = None
-    """Mean KLD of A and B from A's most exact path, in nats per token; None where it cannot be told."""
+    """Mean KLD of A and B from A's most exact path, in nats per token; None if it is unknown."""
     rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Median tokens/s of A and B."""
     joules: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
-    """Joules per token of A and B, by metric and source, where a counter could be read."""
+    """Joules per token of A and B by metric and source, for counters that could be read."""
     disturbed: int = 0
-    """Processes that count although others used the machine meanwhile (`--force`)."""
+    """Number of processes that count although other programs used the machine (`--force`)."""
 
     def proof(self, *defines: str) -> SwitchProof:
-        """The proof of these switches as one part: without them the default build is left."""
+        """The proof of all these switches together, compared with the default build."""
         moves = tuple(n for n, verdict in self.verdicts.items() if verdict == FASTER)
         best = max(self.ratios.values(), key=lambda e: e.ratio)
         whole = LeftOut(Part(" ".join(defines), moves, defines), best, missed=self.faster)
@@ -71,7 +71,7 @@ class Measured:
 
     @property
     def faster(self) -> bool:
-        """Whether B gains in something, loses in nothing, and answers as A does."""
+        """Whether B gains in a metric, loses in none, and its answers are as close as A's."""
         found = set(self.verdicts.values())
         return FASTER in found and SLOWER not in found and not self.changed
 
@@ -110,7 +110,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Loading:
-    """A process that opens the model and draws nothing."""
+    """The cost of a process that only opens the model."""
 
     seconds: float
     host_mib: float
@@ -118,9 +118,9 @@ class Loading:
 
 
 class Bench(Protocol):
-    """The bench that measures builds. Methods raise TuneError.
+    """The protocol for measuring builds. Methods raise TuneError.
 
-    A profile is the path of one that the build runs under, "" for the engine's defaults.
+    An argument `profile` is the path of the profile to run with, or "" for the engine's defaults.
     """
 
     workload: Workload
@@ -129,7 +129,8 @@ class Bench(Protocol):
         self, a: Built, b: Built, a_settings: Mapping[str, Any], b_settings: Mapping[str, Any],
         budget: float | None, *, answers: bool, profile: str = "",
     ) -> Measured:  # fmt: skip
-        """Raises VariantFailed where B does not run, DisturbedError where the machine stays busy."""
+        """Compare B with A. Raises VariantFailed if B does not run, and DisturbedError if the machine stays
+        busy."""
         ...
 
     def rate(self, build: Built, settings: Mapping[str, Any], metric: str) -> float:
@@ -137,12 +138,12 @@ class Bench(Protocol):
         ...
 
     def loading(self, build: Built, profile: str = "") -> Loading | None:
-        """None for an engine whose programs cannot open a model and draw nothing."""
+        """The cost of loading the model; None for an engine whose programs cannot only load it."""
         ...
 
 
 class _Variant:
-    """A side whose failures are those of a variant, not of the run."""
+    """A side whose failures are failures of the variant, and not of the run."""
 
     def __init__(self, make: Callable[[], Side]) -> None:
         self._side = self._named(make)
@@ -167,18 +168,18 @@ class _Variant:
 
 @dataclass
 class RealBench:
-    """The bench for builds of dyno, or of another engine's tree, on one device.
+    """The measurements of builds of dyno or of another engine, on one device.
 
     Args:
         engine: "dyno", "llama.cpp" or "ik_llama.cpp".
         model: GGUF file.
-        gpu: number of the GPU; None: the CPU.
-        settings: runtime settings of every side.
-        rounds: ABBA rounds at most.
-        log: file that gets what another engine's programs say.
-        bus: PCI bus id of the GPU that is watched.
-        say: takes a line about every round.
-        force: measures also while others use the machine; such results are marked.
+        gpu: Number of the GPU; None: the CPU.
+        settings: Runtime settings of both sides.
+        rounds: Maximum number of ABBA rounds.
+        log: File for the output of another engine's programs.
+        bus: PCI bus id of the GPU to monitor.
+        say: Receives a line about each round.
+        force: Whether to measure even while other programs use the machine. Such results are marked.
     """
 
     engine: str
@@ -220,7 +221,7 @@ class RealBench:
                 told, changed = compare_answers(sides, rounding_limit, self.say)
             kld = (told[0].mean_kld, told[1].mean_kld) if told else None
             options = Options(self.workload, self.rounds, budget, self.least, self.seed)
-            # The engine's defaults, or the settings of both sides, may keep weights on the host.
+            # The engine's defaults, or the settings of both sides, may keep weights in host memory.
             with Machine(self.bus, host_weights=True) as watch:
                 patience = None if self.force else patience_of(budget)
                 careful = Careful(watch, self._note, lambda _: None, time.sleep, patience)
@@ -250,7 +251,7 @@ class RealBench:
         try:
             if not isinstance(side, DynoSide):
                 return None
-            side.load()  # the first one reads the files from disk
+            side.load()  # the first load reads the files from disk
             found = sorted(side.load() for _ in range(3))[1]
         finally:
             side.close()
@@ -258,7 +259,7 @@ class RealBench:
 
 
 def summary(measured: Measured) -> str:
-    """A comparison in words: `pp512 1.042 × [1.031, 1.054], tg64 no difference (margin 2.1 %)`."""
+    """A comparison in words, such as `pp512 1.042 × [1.031, 1.054], tg64 no difference (margin 2.1 %)`."""
     parts = []
     for name, e in measured.ratios.items():
         if measured.verdicts[name] == SAME:

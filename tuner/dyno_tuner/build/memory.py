@@ -1,4 +1,4 @@
-"""The memory that builds may take: how much is free, how many compilers fit, and which link does not."""
+"""The memory for builds: free memory, the number of parallel compilers, and links that do not fit."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from dyno import _core
 
 COMPILER_MIB = 1536
-"""Of one compiler, as long as no build has told a better number."""
+"""Memory of one compiler in MiB, until a build gives a better number."""
 ROOM = 1.15
-"""A link is predicted with this room above the last one."""
+"""Factor between the memory of the last link and the prediction for the next one."""
 
 
 def available_mib() -> int:
@@ -25,13 +25,13 @@ def available_mib() -> int:
 
 
 def jobs(free_mib: int, compiler_mib: int = COMPILER_MIB, cores: int | None = None) -> int:
-    """Compilers that may run beside each other: one for each core, as far as memory allows."""
+    """Number of compilers that run in parallel: one for each core, as far as memory allows."""
     most = cores if cores is not None else len(os.sched_getaffinity(0))
     return max(1, min(most, free_mib // max(1, compiler_mib)))
 
 
 def too_large(predicted_mib: int, free_mib: int) -> str:
-    """Why a link would not fit, with both numbers; "" if it fits or nothing is known about it."""
+    """The reason why a link would not fit, with both numbers; "" if it fits or its size is unknown."""
     needed = round(predicted_mib * ROOM)
     if predicted_mib <= 0 or needed <= free_mib:
         return ""

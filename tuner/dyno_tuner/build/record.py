@@ -1,7 +1,7 @@
-"""Results of a run, one line each, so that a killed run goes on where it was.
+"""The record of a run, with one line per result, so that a killed run continues where it was.
 
-The file belongs to one command on one boot of one machine, and goes when the run is done: rates of another
-day are no evidence for this one.
+The file belongs to one command and one boot of the machine. It is removed when the run is done, because rates
+of another day are not evidence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run_key(facts: Mapping[str, Any]) -> str:
-    """The key of a run: its facts and this boot of the machine."""
+    """The key of a run, from its facts and this boot of the machine."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError as error:
@@ -29,10 +29,10 @@ def run_key(facts: Mapping[str, Any]) -> str:
 
 
 class Record:
-    """Results by key, kept in a file with one fsync each.
+    """Results by key, in a file that is flushed to disk after each result.
 
     Args:
-        path: of the file; a last line that a kill has cut is dropped.
+        path: Path of the file. An incomplete last line is dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,7 +56,7 @@ class Record:
         return len(self._known)
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
-        """The result of that key: from the file, or made now and written."""
+        """The result of a key, from the file or made now and written."""
         if key not in self._known:
             self._known[key] = make()
             line = json.dumps({"key": key, "result": self._known[key]}) + "\n"
@@ -68,5 +68,5 @@ class Record:
         return self._known[key]
 
     def done(self) -> None:
-        """The run has ended; the next one measures anew."""
+        """End the run, so that the next one measures again."""
         self._path.unlink(missing_ok=True)

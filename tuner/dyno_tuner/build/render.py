@@ -1,4 +1,4 @@
-"""The result of `tune build`: a table, JSON, a page, and the one line to use."""
+"""The result of `tune build` as a table, JSON or a page, with the command to use."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MIB = 2**20
 
 
 def command_of(engine: str, given: Mapping[str, str], result: Search) -> str:
-    """The line that builds what was chosen: for pip, or for CMake in another engine's tree.
+    """The command that builds the chosen variant: with pip, or with CMake in the tree of another engine.
 
     Args:
-        given: defines that every build had and that are not the engine's own default.
+        given: Defines of all builds that differ from the engine's defaults.
     """
     whole = {**given, **{switch.name: switch.value for switch in result.chosen}}
     if engine == "dyno":
@@ -35,7 +35,7 @@ def command_of(engine: str, given: Mapping[str, str], result: Search) -> str:
 
 
 def to_dict(result: Search, command: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything as plain values."""
+    """The result as plain values."""
     return {
         "verdicts": {row.switch.name: _outcome(row) for row in result.outcomes},
         "command": command,
@@ -122,7 +122,7 @@ def _cells(built: Built | None, loading: Loading | None) -> list[str]:
 
 
 def markdown(result: Search, command: str, facts: Mapping[str, Any]) -> str:
-    """The table in Markdown with the line to use."""
+    """The table in Markdown, with the command to use."""
     names = [c.lstrip("#~") for c in COLUMNS]
     marks = ["--:" if c.startswith("#") else "---" for c in COLUMNS]
     lines = [f"| {' | '.join(names)} |", f"|{'|'.join(marks)}|"]

@@ -1,4 +1,4 @@
-"""A runtime knob set anew in two builds: the best u-batch of one build need not be that of the other."""
+"""Searching a runtime knob again in two builds, because their best u-batches may differ."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from .measure import Measured
 
 LEAST = 0.03
-"""A value has to look better by this share, for one process each tells no less."""
+"""Least apparent gain of a value. One process for each value cannot show less."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Values of the knob in the default build and in the variant; empty where the default is kept."""
+    """The values of a knob in the default build and in the variant; empty if the default is kept."""
 
     base: Mapping[str, Any] = field(default_factory=dict)
     variant: Mapping[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Tuned:
 
     @property
     def words(self) -> str:
-        """Both settings in words: `ubatch=1024 in both builds`."""
+        """Both settings in words, such as `ubatch=1024 in both builds`."""
 
         def told(settings: Mapping[str, Any]) -> str:
             return settings_text(settings) or "defaults"
@@ -45,12 +45,12 @@ def retune(
     knob: str, values: Sequence[int], margin: float,
     rate: Callable[[Built, Mapping[str, Any]], float], base: Built, variant: Built,
 ) -> Tuned:  # fmt: skip
-    """The best value of a knob in each build by one process each; rounds have to prove the result.
+    """The best value of a knob in each build, from one process per value. Rounds must then prove the result.
 
     Args:
-        values: to try beside the default.
-        margin: the share that rounds needed to tell a difference.
-        rate: tokens/s of a build with settings.
+        values: Values to try in addition to the default.
+        margin: The smallest difference that the rounds could prove.
+        rate: Gives tokens/s of a build with settings.
     """
 
     def best(build: Built) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""The search: every switch against the default build, then the switches that gain together.
+"""The search over builds: each switch compared with the default build, and then all gaining switches
+together.
 
-Each variant is built and measured before the next one is built, so that a budget that ends early still
-leaves verdicts. A switch costs no measurement if its commands, or the code that they make, are the same as in
-another build. A gain counts only if it passes the rule of all tunes (`decide.acceptance.accept`) and fresh
-rounds confirm it. Everything that could not be decided stays `default`.
+Each variant is built and measured before the next one is built, so a short budget still gives verdicts. If
+the commands of a switch, or the code that they produce, equal another build, the switch is not measured. A
+gain counts only if it passes the acceptance rule of all tunes (`decide.acceptance.accept`) and fresh rounds
+confirm it. Switches without a decision stay `default`.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 
 DEFAULT, ON, OFF, INERT, REFUSED = "default", "on", "off", "inert", "refused"
 MIB = 2**20
-MOST_RESTLESS = 2  # comparisons in a row that others may prevent, until no further switch is tried
+MOST_RESTLESS = 2  # consecutive comparisons that other programs may prevent before the search stops
 
 
 class Builds(Protocol):
-    """The maker of builds; `builder.Builder` is the real one."""
+    """The protocol of a builder; `builder.Builder` implements it."""
 
     def configured(self, defines: Mapping[str, str], deadline: float = ...) -> Commands: ...
 
@@ -50,7 +51,7 @@ class Builds(Protocol):
 
 @dataclass
 class Outcome:
-    """The verdict on one switch, and what its build costs."""
+    """The verdict on one switch, with the cost of its build."""
 
     switch: Switch
     verdict: str = DEFAULT
@@ -59,9 +60,9 @@ class Outcome:
     built: Built | None = None
     loading: Loading | None = None
     tuned: Tuned | None = None
-    """The comparison with knobs set anew in both builds."""
+    """The comparison after knobs were searched again in both builds."""
     tried: bool = True
-    """Whether there was a verdict to be had; False: no time was left, or the machine did not come to rest."""
+    """Whether a verdict was possible; False: no time was left, or the machine did not become quiet."""
 
     @property
     def gains(self) -> bool:
@@ -70,7 +71,7 @@ class Outcome:
 
 @dataclass
 class Search:
-    """The result: the default build, the verdicts, and the defines to use."""
+    """The result of a search: the default build, the verdicts, and the defines to use."""
 
     base: Built | None
     """None if no switch needed a build."""
@@ -78,13 +79,13 @@ class Search:
     outcomes: list[Outcome] = field(default_factory=list)
     chosen: list[Switch] = field(default_factory=list)
     confirmed: Measured | None = None
-    """The chosen build against the default one, in rounds of its own."""
+    """The comparison of the chosen build with the default one, in fresh rounds."""
     together: Measured | None = None
-    """All switches that gain, against the default build."""
+    """The comparison of all gaining switches together with the default build."""
     built: Built | None = None
     """The chosen build; None for the default one."""
     knobs: dict[str, Any] = field(default_factory=dict)
-    """Runtime knobs that the chosen build wants other than at their default."""
+    """Runtime knobs whose best value in the chosen build is not the default."""
 
 
 @dataclass
@@ -103,10 +104,10 @@ class Clock:
         return float("inf") if self.budget is None else self.begun + self.budget - self.now()
 
     def share(self, parts: int, builds: float = 0.0) -> float | None:
-        """Seconds for one of so many comparisons that still have to be made.
+        """Seconds for one of `parts` comparisons that are still to be made.
 
         Args:
-            builds: seconds that builds still take; they get no more than half of what is left.
+            builds: Seconds that builds still need. They get at most half of the remaining time.
         """
         if self.budget is None:
             return None
@@ -118,16 +119,16 @@ def search(
     say: Callable[[str], None], *, knob_values: Mapping[str, Sequence[int]] | None = None,
     longest_build: float = 6 * 3600.0,
 ) -> Search:  # fmt: skip
-    """Verdicts on switches and the best combination.
+    """Search switches, with verdicts on each and the best combination.
 
     Args:
-        builds: makes them.
-        bench: measures them.
-        clock: the budget. If a switch needs a build, the default build is made in any case, and so are the
-            rounds that confirm a gain.
-        record: keeps results for a run that goes on after a kill.
-        knob_values: by knob, the values that are tried in both builds beside the default.
-        longest_build: seconds that one build may take if there is no budget.
+        builds: The builder.
+        bench: Measures builds.
+        clock: The budget. If a switch needs a build, the default build and the rounds that confirm a gain are
+            made in any case.
+        record: Stores results, so that a killed run can continue.
+        knob_values: By knob, the values to try in both builds in addition to the default.
+        longest_build: Maximum seconds of one build if there is no budget.
 
     Raises:
         TuneError: The default build fails or does not run.
@@ -148,8 +149,8 @@ class _Run:
     base: Built = field(init=False)
 
     def __post_init__(self) -> None:
-        self._process = 0.0  # seconds of one process of a comparison; 0: none was made yet
-        self._restless = 0  # comparisons in a row that others' load has prevented
+        self._process = 0.0  # seconds per process of a comparison; 0: no comparison yet
+        self._restless = 0  # consecutive comparisons that other programs prevented
 
     def all(self, switches: Sequence[Switch]) -> Search:
         outcomes = [self._without_a_build(row) for row in switches]
@@ -187,14 +188,14 @@ class _Run:
         return self.builds.known({row.switch.name: row.switch.value}) is not None
 
     def _least(self) -> float:
-        """Seconds of the shortest comparison that decides; 0 before the first one."""
+        """Seconds of the shortest comparison with a verdict; 0 before the first one."""
         return (1 + 4 * LEAST_ROUNDS) * self._process
 
     def _build(self, row: Outcome, seen: list[tuple[str, Commands, Built]], base: Built) -> bool:
-        """Builds a variant, unless its commands are those of a build that is there.
+        """Build a variant, unless its commands equal those of an existing build.
 
         Returns:
-            Whether it is to be measured.
+            Whether it must be measured.
         """
         switch = row.switch
         defines = {switch.name: switch.value}
@@ -224,7 +225,7 @@ class _Run:
         except BuildLate as error:
             why = "its build took too long" if limit == self.longest else "the budget ended during its build"
             return self._not_tried(row, f"{why}: {error}")
-        except TuneError as error:  # it does not build, or its link does not fit
+        except TuneError as error:  # the build fails, or its link does not fit
             row.verdict, row.reason = REFUSED, str(error)
             return False
         for name, others, built in seen:
@@ -248,14 +249,14 @@ class _Run:
         self, key: str, a: Built, b: Built, budget: float | None, *, answers: bool,
         settings: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}), profile: str = "",
     ) -> Measured:  # fmt: skip
-        """A comparison of two builds, from the record or now.
+        """Compare two builds, or take the result from the record.
 
         Args:
-            profile: a profile that both run under; "" for the engine's defaults.
+            profile: Profile for both builds; "" for the engine's defaults.
 
         Raises:
             VariantFailed: B does not run.
-            DisturbedError: Others used the machine.
+            DisturbedError: Other programs used the machine.
         """
 
         def make() -> dict[str, Any]:
@@ -275,11 +276,11 @@ class _Run:
         return found
 
     def _measure(self, row: Outcome, result: Search, parts: int, builds: float) -> None:
-        """The verdict on a switch whose variant is built.
+        """Measure the variant of a switch, and give the verdict.
 
         Args:
-            parts: comparisons that may follow, this one included.
-            builds: seconds that the builds of the switches behind it take.
+            parts: Number of comparisons that may follow, including this one.
+            builds: Seconds for the builds of the following switches.
         """
         assert row.built is not None
         profile = row.switch.profile
@@ -318,7 +319,7 @@ class _Run:
             row.verdict = row.switch.turned
 
     def _set_anew(self, row: Outcome, base: Built, parts: int, builds: float) -> None:
-        """Sets knobs anew if there is time for it."""
+        """Search knobs again, if there is time for it."""
         values = max((len(self.knob_values.get(k, ())) for k in row.switch.knobs), default=0)
         if not values or not self._prompts():
             return
@@ -334,7 +335,7 @@ class _Run:
             row.reason += f"; settings could not be tuned again: {error}"
 
     def _retune(self, row: Outcome, base: Built, budget: float | None) -> Tuned | None:
-        """Both builds with their own best value of the knobs that interact with this switch."""
+        """Find the best value of the knobs that interact with this switch, in both builds."""
         assert row.built is not None
         assert row.measured is not None
         built, measured = row.built, row.measured
@@ -355,7 +356,7 @@ class _Run:
         return None
 
     def _prompts(self) -> str:
-        """The metric of prompts, which the knobs move; "" where the workload has none."""
+        """The metric of prompts, which the knobs change; "" if the workload has none."""
         return next((m for m in self.bench.workload.metrics if m.startswith("pp")), "")
 
     def _rate(self, metric: str, build: Built, settings: Mapping[str, Any]) -> float:
@@ -363,7 +364,7 @@ class _Run:
         return float(self.record.once(key, lambda: self.bench.rate(build, settings, metric)))
 
     def _loading_of_variant(self, build: Built, profile: str) -> Loading | None:
-        """Raises VariantFailed where it does not load."""
+        """Measure the loading of a variant. Raises VariantFailed if it does not load."""
         try:
             return self._loading(build, profile)
         except Interrupted:
@@ -372,7 +373,8 @@ class _Run:
             raise VariantFailed(str(error)) from error
 
     def _loading_of_base(self, build: Built) -> Loading | None:
-        """None where the default build does not load now, though it ran: that decides nothing."""
+        """Measure the loading of the default build; None if it fails now although it ran before, which
+        decides nothing."""
         try:
             return self._loading(build)
         except Interrupted:
@@ -392,7 +394,7 @@ class _Run:
     # ---- Together ----
 
     def _combine(self, result: Search) -> None:
-        """The switches that gain, together; then fresh rounds for what is chosen."""
+        """Measure the gaining switches together, and then confirm the chosen build in fresh rounds."""
         winners = [row for row in result.outcomes if row.gains]
         if not winners:
             return
@@ -428,10 +430,10 @@ class _Run:
         self._unconfirmed(winners, f"new rounds do not confirm it: {summary(result.confirmed)}")
 
     def _together(self, result: Search, winners: Sequence[Outcome], best: Outcome) -> Built | None:
-        """The build with all switches that gain; None where the best one alone is as good, which is noted.
+        """The build with all gaining switches; None if the best one alone is as good, which is noted.
 
         Raises:
-            TuneError: It cannot be built or measured.
+            TuneError: The build cannot be made or measured.
         """
         variant = Variant.of([row.switch for row in winners])
         known = self.builds.known(variant.defines) is not None
@@ -449,7 +451,7 @@ class _Run:
             "together", self.base, both, self.clock.share(3), answers=True,
             settings=(_base_knobs(winners), mixed), profile=profile,
         )  # fmt: skip
-        # Empty knobs that were set anew are a result, too: the best build reads fastest at its default.
+        # Empty searched knobs are a result, too: the build is fastest at its default.
         alone = _knobs(best) if best.tuned is not None else _base_knobs(winners)
         against = self._compare(
             "best", best.built, both, self.clock.share(2), answers=False,
@@ -482,7 +484,7 @@ def _decisive(row: Outcome) -> Measured:
 
 
 def _gain(measured: Measured) -> float:
-    """Product of the ratios that are told from noise."""
+    """Product of the ratios that differ from 1 by more than the noise."""
     product = 1.0
     for name, e in measured.ratios.items():
         product *= e.ratio if measured.verdicts[name] != "no difference" else 1.0
@@ -494,15 +496,15 @@ def _knobs(row: Outcome) -> dict[str, Any]:
 
 
 def _mixed(rows: Sequence[Outcome]) -> dict[str, Any]:
-    """The knobs of all of these switches."""
+    """The knobs of all these switches."""
     return {k: v for row in rows for k, v in _knobs(row).items()}
 
 
 def _profile(rows: Sequence[Outcome]) -> str:
-    """The profile that both sides need if one of these switches prunes the build to it."""
+    """The profile that both sides need, if one of these switches limits the build to it."""
     return next((row.switch.profile for row in rows if row.switch.profile), "")
 
 
 def _base_knobs(rows: Sequence[Outcome]) -> dict[str, Any]:
-    """The default build's own knobs in the comparisons with these switches."""
+    """The knobs of the default build in the comparisons with these switches."""
     return {k: v for row in rows if row.tuned is not None for k, v in row.tuned.base.items()}

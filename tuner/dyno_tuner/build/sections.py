@@ -1,8 +1,8 @@
-"""The code in object files, section by section, so that two builds with the same code are known as one.
+"""The code of object files, section by section, to recognise two builds with the same code.
 
-Only loaded or linked sections count: code, data, relocations and symbols. Compiler banners, debugging
-sections and notes do not. In an object with device code, names of the host's stubs hold the number of a
-process, so there the code, the data and the device code count without the symbols.
+Only loaded or linked sections count: code, data, relocations and symbols. Compiler banners, debug sections
+and notes do not. In an object with device code, names of host stubs contain a process number. So there only
+the code, the data and the device code count, but not the symbols.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MOST_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class Code:
-    """Digests of an object file."""
+    """The digests of the code in an object file."""
 
     host: str
     device: str = ""
-    """Empty where it has no device code."""
+    """Digest of the device code; empty if there is none."""
     device_bytes: int = 0
 
     def to_list(self) -> list[str | int]:
@@ -42,7 +42,7 @@ def sections(path: Path) -> list[tuple[str, bytes]]:
     """Names and contents of the sections of a 64-bit little-endian ELF file, in their order.
 
     Raises:
-        TuneError: It is no such file, or its tables point outside of it.
+        TuneError: It is not such a file, or its tables point outside of it.
     """
     if path.stat().st_size > MOST_BYTES:
         raise TuneError(f"{path}: {path.stat().st_size} bytes are more than an object file has")
@@ -55,7 +55,7 @@ def sections(path: Path) -> list[tuple[str, bytes]]:
         if entry < 64 or not 0 < table < len(data):
             raise TuneError(f"{path}: its table of sections has entries of {entry} bytes at {table}")
         first = struct.unpack_from("<IIQQQQIIQQ", data, table)
-        # With 65,280 sections or more the first entry holds the numbers.
+        # With 65,280 sections or more, the first entry has the real numbers.
         count = count or first[5]
         names_at = first[6] if names_at == 0xFFFF else names_at
         if count > len(data) // 64 or names_at >= count:
@@ -97,6 +97,6 @@ def code_of(path: Path) -> Code:
 
 
 def differing(first: Mapping[str, Code], other: Mapping[str, Code]) -> list[str]:
-    """Names of the objects that two builds do not share, or whose code differs."""
+    """Names of the objects that only one of two builds has, or whose code differs."""
     names = sorted(first.keys() | other.keys())
     return [name for name in names if first.get(name) != other.get(name)]

@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _GUARD = Path(__file__).with_name("guard.py")
-_MERCY = 15.0  # seconds that the guard gets to end its group
+_MERCY = 15.0  # seconds for the guard to end its process group
 
 
 @dataclass(frozen=True)
 class Step:
-    """The end of a step."""
+    """The result of a step."""
 
     code: int
     output: str
     peak_mib: int
-    """Its largest process."""
+    """MiB of its largest process."""
     late: bool = False
 
 
 def run_step(command: Sequence[str], environment: Mapping[str, str], deadline: float) -> Step:
-    """Runs a step to its end, or ends it with all of its processes at its deadline.
+    """Run a step. At the deadline, it is ended with all its processes.
 
     Args:
-        environment: the whole environment.
-        deadline: seconds.
+        environment: The complete environment.
+        deadline: Seconds.
     """
     with tempfile.TemporaryDirectory(prefix="dyno-build-") as folder:
         peak, said = Path(folder) / "peak", Path(folder) / "output"
@@ -51,7 +51,7 @@ def run_step(command: Sequence[str], environment: Mapping[str, str], deadline: f
             except subprocess.TimeoutExpired:
                 late = True
             finally:
-                if child.poll() is None:  # late, or interrupted
+                if child.poll() is None:  # too late, or interrupted
                     child.send_signal(signal.SIGTERM)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         child.wait(_MERCY)

@@ -1,4 +1,4 @@
-"""Build switches: values to try, and the reason where this device cannot profit from one."""
+"""Build switches: the values to try, and the reason if this device cannot profit from one."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 RELEASE = "-O3 -DNDEBUG"
-"""CMake's own flags of a release build with gcc and clang."""
+"""Flags of a release build by CMake with gcc and clang."""
 
 
 @dataclass(frozen=True)
 class Switch:
-    """One switch with the value that is tried against its default."""
+    """A build switch, with the value to compare with its default."""
 
     name: str
     default: str
     value: str
     cuda: bool = False
-    """It changes device code alone."""
+    """Whether it changes only device code."""
     knobs: tuple[str, ...] = ()
-    """Runtime knobs whose best value may differ between the two builds."""
+    """Runtime knobs whose best value may differ in the two builds."""
     link_mib: int = 0
-    """Largest process of the link in MiB where it was measured before; 0: not known to be large."""
+    """MiB of the largest link process, if it was measured before; 0: not known to be large."""
     refused: str = ""
-    """Why the build is not possible here."""
+    """The reason why the build is not possible here."""
     inert: str = ""
-    """Why it changes nothing here."""
+    """The reason why it changes nothing here."""
     pointless: str = ""
-    """Why this device cannot profit from it."""
+    """The reason why this device cannot profit from it."""
 
     @property
     def profile(self) -> str:
-        """The profile that builds with this switch are made for; "" for builds that serve every profile."""
+        """The profile that builds with this switch are limited to; "" if they serve all profiles."""
         return self.value if self.name == "GGML_CUDA_PROFILE" else ""
 
     @property
@@ -132,12 +132,12 @@ _LLAMA: tuple[Switch, ...] = (
     Switch("GGML_OPENMP", "ON", "OFF"),
 )
 _OF_ENGINE = {"dyno": _DYNO, "llama.cpp": _GGML + _LLAMA, "ik_llama.cpp": _GGML + _IK}
-# CMake's own, which any project takes.
+# Variables of CMake itself, which all projects have.
 _LARGE_LINKS = {"CMAKE_INTERPROCEDURAL_OPTIMIZATION": 20_480, "CMAKE_CUDA_SEPARABLE_COMPILATION": 20_480}
 
 
 def catalogue(engine: str, place: Place, given: Mapping[str, str]) -> list[Switch]:
-    """The switches that are tried if none is named: all of the engine that concern this kind of device.
+    """The switches to try if none is named: all switches of the engine that affect this kind of device.
 
     Args:
         given: defines of every build. Who gives a value has decided, so its switch is not tried.
@@ -188,13 +188,13 @@ _OFF, _ON = frozenset({"OFF", "0", "FALSE", "NO"}), frozenset({"ON", "1", "TRUE"
 
 
 def _same(value: str, default: str) -> bool:
-    """Whether CMake reads both as the same."""
+    """Whether CMake reads both values as the same."""
     both = {value.upper(), default.upper()}
     return len(both) == 1 or both <= _OFF or both <= _ON
 
 
 def _valued(row: Switch, place: Place) -> Switch:
-    """The row with the value that only this machine tells."""
+    """The row with its value for this machine."""
     if row.name == "CMAKE_CXX_COMPILER":
         used = row.default or os.environ.get("CXX") or "c++"
         here = os.path.realpath(shutil.which(used) or used)
@@ -214,7 +214,7 @@ def _valued(row: Switch, place: Place) -> Switch:
 
 
 def judged(row: Switch, engine: str, place: Place) -> Switch:
-    """The row with the reason, if there is one, why it is not worth a build."""
+    """The row with the reason why it is not worth a build, if there is one."""
     if row.refused or row.inert or row.pointless:
         return row
     if row.cuda and place.kind != "cuda":
@@ -253,7 +253,7 @@ def judged(row: Switch, engine: str, place: Place) -> Switch:
 
 @dataclass(frozen=True)
 class Variant:
-    """One build: the defines beyond the fixed ones."""
+    """A build: the defines in addition to the fixed ones."""
 
     name: str
     defines: Mapping[str, str] = field(default_factory=dict)
