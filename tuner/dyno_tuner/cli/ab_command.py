@@ -89,7 +89,7 @@ def ab(
         usage(Workload.parse, workload)
     device_names(device, None if gpu is None else str(gpu))
     kinds = [kind_of(a), kind_of(b)]
-    words = f"-- FLAGS ({' '.join(flags or [])})"  # with them: also a word that was meant otherwise is one
+    words = f"-- FLAGS ({' '.join(flags or [])})"  # a misplaced word counts as a flag
     for option, value, takers, over in (
         (words, flags, FOREIGN, kinds), ("--text", text, FOREIGN, kinds), ("--log", log, FOREIGN, kinds),
         ("--bin", binaries, {Kind.FOREIGN_PROFILE}, kinds), ("--set", hold, DYNO, kinds),
@@ -121,7 +121,8 @@ def ab(
         answers, changed = (
             compare_answers(sides, lambda kld: max(rounding_limit(kld), allow), say) if check else (None, "")
         )
-        # A side may keep weights on the host on purpose: by its flags, its profile or its engine's defaults.
+        # A side may keep weights in host memory on purpose: by its flags, its profile or the engine's
+        # defaults.
         watch = stack.enter_context(Machine(gpu_bus(number), host_weights=True))
         careful = Careful(
             watch, lambda kind, **data: say(str(data["message"])), lambda seen: None, time.sleep,
@@ -151,7 +152,7 @@ def ab(
 
 
 def _check_taken(option: str, takers: Collection[Kind], sides: Sequence[Kind]) -> None:
-    """Raises typer.BadParameter where no side takes an option, which would be ignored."""
+    """Raises typer.BadParameter if no side uses an option, which would then be ignored."""
     if not any(side in takers for side in sides):
         goes = " or ".join(sorted(kind.value for kind in takers))
         found = " and ".join(dict.fromkeys(side.value for side in sides))
@@ -161,7 +162,7 @@ def _check_taken(option: str, takers: Collection[Kind], sides: Sequence[Kind]) -
 def exit_code(result: Compared, changed: str) -> int:
     """The exit code of a comparison.
 
-    Args: `changed`: why B's answers are not as near as A's; "" where they are."""
+    Args: `changed`: the reason why B's answers are less close than A's; "" if they are not."""
     if result.interrupted:
         return 130
     if changed:

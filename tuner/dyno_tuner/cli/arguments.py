@@ -1,5 +1,5 @@
-"""The words of a command line as values: shared by `tune` and its subcommands. Functions raise
-typer.BadParameter for what is no value of an option."""
+"""Parsing of option values, shared by `tune` and its subcommands. Functions raise typer.BadParameter for an
+invalid value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def usage(parse: Callable[..., T], *words: Any) -> T:
-    """The value of a word of the command line; a word that `parse` cannot read is wrong usage."""
+    """Parse a word of the command line. A word that `parse` cannot read is wrong usage."""
     try:
         return parse(*words)
     except TuneError as error:
@@ -42,7 +42,7 @@ def check_choice(what: str, word: str, choices: Collection[str]) -> None:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90`, `90s`, `3m`, `1.5h`, the value of --budget."""
+    """Seconds of a duration such as `90`, `90s`, `3m` or `1.5h` (the value of --budget)."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(s|sec|m|min|h)?\s*", text)
     if not found:
         raise typer.BadParameter(
@@ -67,7 +67,7 @@ def memory_limit(option: str, text: str | None) -> int | None:
 
 
 def gpu_numbers(text: str) -> list[int]:
-    """The numbers of `0` or `0,1,3`, each once."""
+    """The GPU numbers of a text such as `0` or `0,1,3`, without repetition."""
     if not re.fullmatch(r"[0-9]{1,3}(,[0-9]{1,3})*", text):
         raise typer.BadParameter(
             f"--gpu {text!r} is not a list of GPU numbers; write, for example, --gpu 0 or --gpu 0,1"
@@ -80,7 +80,7 @@ def gpu_numbers(text: str) -> list[int]:
 
 
 def device_names(device: str, gpu: str | None) -> list[str]:
-    """`--device` and `--gpu` as names that a person may have written: `auto`, `cpu`, `cuda:N`."""
+    """The device names of `--device` and `--gpu`: `auto`, `cpu`, `cpu:N` or `cuda:N`."""
     if gpu is not None:
         names = [f"cuda:{n}" for n in gpu_numbers(gpu)]
         if device != "auto" and [device] != names:
@@ -94,10 +94,10 @@ def device_names(device: str, gpu: str | None) -> list[str]:
 def placement_of(
     virtual_devices: list[str], vram: int | None, ram: int | None, device: str
 ) -> dict[str, Any]:
-    """Virtual devices and limits as the target of dyno takes them.
+    """Virtual devices and memory limits in the form that the target of dyno takes.
 
     Raises:
-        typer.BadParameter: a virtual device cannot be read, or `--ram` stands beside the CPU alone.
+        typer.BadParameter: A virtual device cannot be read, or `--ram` is given with only the CPU.
     """
     from dyno._virtual_devices import parse_virtual_devices
 
@@ -119,11 +119,11 @@ def placement_of(
 
 
 def devices_of(device: str, gpu: str | None, virtual_devices: Any = 0) -> list[str]:
-    """The devices of dyno that are meant, each of which exists. A line on standard error names the device
-    that `auto` took.
+    """The existing devices that the options name. A line on standard error names the device that `auto`
+    chose.
 
     Raises:
-        DeviceError: there is no such device, or this build has no code for it.
+        DeviceError: The device does not exist, or this build has no code for it.
     """
     from dyno._virtual_devices import read_virtual_devices
     from dyno.devices import built_for_cuda, resolve_device
@@ -154,25 +154,26 @@ def check_energy(devices: Sequence[str]) -> None:
 
 
 def gpu_number(device: str, gpu: int | None, *, foreign: bool) -> int | None:
-    """The number of the GPU that all sides run on; None for the CPU. `auto` is as in `tune`: for dyno the
-    first usable GPU, for binaries of other engines alone the CPU."""
+    """The number of the GPU for all sides; None for the CPU. `auto` is the first usable GPU, as in `tune`. If
+    all sides are binaries of other engines, it is the CPU."""
     (name,) = device_names(device, None if gpu is None else str(gpu))
     if name == "auto":
         name = "cpu" if foreign else devices_of("auto", None)[0]
     return int(name.removeprefix("cuda:")) if name.startswith("cuda:") else None
 
 
-SHORT_BUDGET = 300.0  # seconds, below which a CPU measures shorter runs of a large file
+SHORT_BUDGET = 300.0  # seconds; below it, a CPU measures shorter runs of a large file
 LARGE_FILE = 256 << 20  # bytes
 
 
 def usual_workload(device: str, budget: float | None = None, model: str | None = None) -> Workload:
-    """The workload if none is given. A CPU reads all weights of a dense model for every token, and two cores
-    need seconds for a prompt of 512. With a large file a short budget has room for too few such measurements.
+    """The default workload. A CPU reads all weights of a dense model for each token, and two cores need
+    seconds for a prompt of 512 tokens. With a large file, a short budget would have room for too few such
+    measurements.
 
     Args:
-        budget: seconds; None: no limit.
-        model: the file; a folder or several files count as small.
+        budget: Seconds; None: no limit.
+        model: The file. A folder or several files count as small.
     """
     if device.startswith("cuda"):
         return Workload(pp=4096, tg=128)
@@ -184,13 +185,13 @@ def usual_workload(device: str, budget: float | None = None, model: str | None =
 def workload_of(
     text: str | None, device: str, budget: float | None = None, model: str | None = None
 ) -> Workload:
-    """The workload of `--workload`, or the usual one; the other arguments are those of `usual_workload`."""
+    """The workload of `--workload`, or the default one. The other arguments are as in `usual_workload`."""
     usual = usual_workload(device, budget, model)
     return usual if text is None else usage(Workload.parse, text, usual)
 
 
 def teller(*, quiet: bool) -> Callable[[str], None]:
-    """The function that takes a line of progress for people."""
+    """The function that prints a line of progress."""
 
     def say(line: str) -> None:
         if not quiet:
@@ -208,8 +209,9 @@ def declaration_of(engine: str) -> Declaration:
 
 
 def text_of_load(workload: str | None, text: Path | None, *, foreign: bool) -> tuple[str | None, Path | None]:
-    """The workload and the text, where the prompts of a served load are cut from one: the workload has its
-    name alone then. `--text FILE` says it too, but for other engines, where it is the text of the answers.
+    """The workload, and the text file from which a served load takes its prompts. The workload then has only
+    the name of the file. For dyno, `--text FILE` can also name it. For other engines, that option is the text
+    for the comparison of answers.
     """
     load = usage(Workload.parse, workload).served if workload is not None else None
     if load is None or (load.text is None and (text is None or foreign)):
@@ -226,7 +228,7 @@ def text_of_load(workload: str | None, text: Path | None, *, foreign: bool) -> t
 def engine_options(
     engine: str, binaries: Path | None, text: Path | None, device: str, gpu: str | None, command: list[str]
 ) -> dict[str, Any]:
-    """Options of a foreign engine's target; empty for dyno."""
+    """Options for the target of another engine; empty for dyno."""
     if not declaration_of(engine).foreign:
         if binaries is not None or command:
             raise typer.BadParameter("--bin and a command line after -- need --engine llama.cpp|ik_llama.cpp")
@@ -242,7 +244,7 @@ def engine_options(
 
 
 def gpu_list(device: str, gpu: str | None) -> list[int] | None:
-    """Numbers of GPUs for a foreign engine, which spreads a model over several; None: the CPU alone."""
+    """GPU numbers for another engine, which can split a model over several GPUs; None: only the CPU."""
     names = device_names(device, gpu)
     return [int(n.removeprefix("cuda:")) for n in names] if names[0].startswith("cuda:") else None
 
@@ -252,7 +254,7 @@ def held_settings(pairs: list[str], engine: str) -> dict[str, Any]:
     from dyno.settings import SETTINGS, unknown_setting
 
     held: dict[str, Any] = {}
-    device = None if declaration_of(engine).foreign else "cpu"  # whose names are known without a file
+    device = None if declaration_of(engine).foreign else "cpu"  # setting names are known without a model file
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
@@ -267,7 +269,7 @@ def held_settings(pairs: list[str], engine: str) -> dict[str, Any]:
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Checks a file that is written after all work is done. Raises TuneError."""
+    """Check in advance that a file can be written at the end of all work. Raises TuneError."""
     if path.is_dir():
         raise TuneError(f"{option} {path} is a folder; give a file")
     if not path.parent.is_dir():
@@ -277,10 +279,10 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def command_line(paths: Sequence[str] = ()) -> str:
-    """This command, as it can be repeated; without secrets, for it is recorded.
+    """This command in a form that can be repeated, without secrets, because it is recorded.
 
     Args:
-        paths: options before `--` whose value is recorded as an absolute path.
+        paths: Options before `--` whose values are recorded as absolute paths.
     """
     words = sys.argv[1:]
     for n in range(words.index("--") if "--" in words else len(words)):

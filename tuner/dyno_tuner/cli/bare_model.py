@@ -1,4 +1,4 @@
-"""A model without an option, as in `tune model.gguf`."""
+"""Model files without an option name, as in `tune model.gguf`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ if TYPE_CHECKING:
 
 
 class WithModel(help.Command):
-    """A command that takes a bare model, also beside other words."""
+    """A command that takes a bare model in addition to other words."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_model(self.params, args, subcommands=False))
 
 
 def with_model(parameters: Iterable[Any], args: list[str], *, subcommands: bool = True) -> list[str]:
-    """`args` with a bare model behind --model, also if it follows options; no subcommand has such a name.
+    """`args` with `--model` before a bare model, even if the model follows options. No subcommand has such a
+    name.
 
     Args:
         parameters: The options of the command.
-        args: The words behind its name.
-        subcommands: Another word is a subcommand, whose words are its own.
+        args: The words after its name.
+        subcommands: Whether another word is a subcommand, which parses its own words.
 
     Raises:
         typer.BadParameter: There are two models.

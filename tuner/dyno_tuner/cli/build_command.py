@@ -216,7 +216,7 @@ def _place(number: int | None, model: str, *, foreign: bool) -> Place:
     """
     if number is None:
         return Place("cpu", title=str(_core.cpu_info()["name"]))
-    if foreign or not built_for_cuda():  # a build for the CPU can make and measure builds for GPUs
+    if foreign or not built_for_cuda():  # a build for the CPU can also make and measure builds for GPUs
         told, name = cuda_device(number)
         return Place("cuda", str(told["compute_capability"]), name)
     info = resolve_device(f"cuda:{number}").info
@@ -228,9 +228,9 @@ def _place(number: int | None, model: str, *, foreign: bool) -> Place:
 
 
 def _fixed(engine: str, place: Place) -> dict[str, str]:
-    """Defines of every build: the kind of device and, for a GPU, its architecture.
+    """Defines of all builds: the kind of device and, for a GPU, its architecture.
 
-    Those of a GPU belong to the printed line. Without CUDA a build is what each engine makes by itself.
+    The defines of a GPU are part of the printed command. A build without CUDA is the default of each engine.
     """
     if place.kind == "cpu":
         return {"GGML_CUDA": "OFF"}
@@ -264,7 +264,7 @@ def _identity(model: str) -> list[Any]:
 
 
 def _ubatches(workload: Workload) -> tuple[int, ...]:
-    """Values to try: around the usual ones, at most the longest prompt."""
+    """The u-batches to try: values around the usual ones, up to the longest prompt."""
     parts = [workload.part(metric) for metric in workload.metrics]
     longest = max((part.tokens for part in parts if part.kind == "pp"), default=0)
     return tuple(n for n in UBATCHES if n <= longest)[-3:]

@@ -1,4 +1,4 @@
-"""The group of the commands of `tune`: how it reads its words, and how an interrupt ends it."""
+"""The command group of `tune`: the parsing of its words, and the end by an interrupt."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .bare_model import with_model
 from .messages import EARLY
 
 STATE = {"verbose": False, "measuring": False}
-"""Facts about the command that runs, for its last message: errors and interrupts end it from anywhere."""
+"""Facts about the running command for its last message, because errors and interrupts can come anywhere."""
 
 LATER = "tune: interrupted; run the same command with --resume to continue after the last measurement"
 
 
 class Commands(help.Group):
-    """A group of commands that reads no word behind `--` as a subcommand if these words are the command line
-    of an engine. If they look like one and `--engine` is missing, the error says so."""
+    """A command group in which words after `--` are not subcommands if they are the command line of an
+    engine. If they look like one but `--engine` is missing, the error says so."""
 
     first = (
         "verify",
@@ -57,7 +57,7 @@ class Commands(help.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        """Here, because typer ends a command that was interrupted without a word."""
+        """Run the command, and print a message after an interrupt. Typer itself would end without one."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -74,7 +74,7 @@ _SETTING_OF = {
 
 
 def _refuse_flags_of_run(args: list[str]) -> None:
-    """Name the way to hold a setting that `dyno run` has an option for.
+    """Refuse options of `dyno run`, and name the way to fix such a setting.
 
     Raises:
         typer.BadParameter: There is such an option.

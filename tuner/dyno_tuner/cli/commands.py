@@ -1,6 +1,6 @@
-"""The command `tune`. Exit codes: 0 done, 1 an error (one line on stderr), or nothing was judged, or nothing
-was proven on the slice of `--layers` (the last lines say why), 2 wrong usage, 130 interrupted (what was
-proven is written)."""
+"""The command `tune`. Exit codes: 0 done; 1 an error (one line on stderr), nothing was judged, or nothing was
+proven on the slice of `--layers` (the last lines say why); 2 wrong usage; 130 interrupted (proven entries are
+written)."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def tune(
             f"--layers tunes dyno twice on one device; it cannot be combined with {' and '.join(named)}"
         )
     pareto = pareto or objective == MEMORY
-    # All that is written is read before anything starts: a cluster takes half a minute.
+    # All options are checked before anything starts, because starting a cluster takes half a minute.
     seconds, held = parse_duration(budget), held_settings(hold or [], engine)
     if watts:
         check_options(watts, seconds, {
@@ -235,7 +235,7 @@ def tune(
             kernels=kernels and target.kernels and objective != MEMORY, pareto=pareto, objective=objective,
         )  # fmt: skip
         if request.options.workload.served is not None:
-            # A kernel is timed alone in its graph, which says little of steps of many sizes.
+            # A kernel is timed in a graph of its own, which says little about steps of many sizes.
             request.options = dataclasses.replace(request.options, kernels=False)
         request.out, request.resume, request.quiet = out, resume, quiet
         request.storage, request.study = storage, study
@@ -246,9 +246,9 @@ def tune(
         request.text = None if text is None or target.foreign else str(text.absolute())
         if watts:
             _check_limits(request)
-        if objective == ENERGY and cluster is None and not virtual_device:  # others check it where they run
+        if objective == ENERGY and cluster is None and not virtual_device:  # others check it there
             check_energy(devices)
-        STATE["measuring"] = not watts  # several tunes have no --resume
+        STATE["measuring"] = not watts  # a series of tunes has no --resume
         if watts:
             _at_limits(request, watts, as_json=as_json)
             return
@@ -276,7 +276,7 @@ def _check_limits(request: Request) -> None:
 
 
 def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
-    """Tunes at each power limit, and sets the first one back at the end."""
+    """Tune at each power limit, and restore the original limit at the end."""
     from dyno.devices import resolve_device
 
     from ..ab.dyno_side import DynoSide
@@ -294,7 +294,7 @@ def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
     say = teller(quiet=request.quiet)
     settings = request.held if request.ctx is None else {**request.held, "ctx": request.ctx}
     patience = None if request.force else patience_of(request.options.budget)
-    # A profile may keep weights on the host by its plan.
+    # The plan of a profile may keep weights in host memory.
     with limit, Machine(bus, host_weights=True) as watch:
         careful = Careful(
             watch, lambda kind, **data: say(str(data["message"])), lambda seen: None, time.sleep, patience
@@ -319,7 +319,7 @@ def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
 
 
 def _nothing_before(context: typer.Context) -> None:
-    """Options of a tune that stand before a subcommand would be ignored; -v alone is of both."""
+    """Refuse options of a tune before a subcommand, which would be ignored. Only -v is valid for both."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name != "verbose" and source is not None and source.name == "COMMANDLINE":
@@ -346,7 +346,7 @@ def _request(
     from ..run.tune import Options
 
     parsed = workload_of(workload, devices[0], options.get("budget"), model)
-    # Commands that start another engine's binaries later (`export`, `verify`) may run anywhere.
+    # Commands that later start binaries of another engine (`export`, `verify`) may run in any folder.
     target = declaration_of(engine)
     paths = ("--bin", "--model", "-m") if target.foreign else ()
     return Request(
@@ -383,8 +383,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Entry point of the command."""
-    signal.signal(signal.SIGTERM, _stop)  # a polite kill writes what is proven, as Ctrl-C does
+    """The entry point of the command."""
+    signal.signal(signal.SIGTERM, _stop)  # SIGTERM writes the proven entries, like Ctrl-C
     try:
         app(standalone_mode=True, prog_name="dyno tune" if sys.argv[0] == "dyno tune" else "tune")
     except Interrupted as error:

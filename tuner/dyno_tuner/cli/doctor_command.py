@@ -59,7 +59,7 @@ def doctor(
     from ..doctor.facts import gather
     from ..doctor.render import print_line, to_dict
 
-    if words and len(words) > 1 and " -" in words[0]:  # else all of the line would be the name of a program
+    if words and len(words) > 1 and " -" in words[0]:  # else the whole line would be a program's name
         raise typer.BadParameter(
             f"{' '.join(words[1:])} follows a command line that is quoted as a whole; put options of `tune "
             "doctor` before the command line, and flags of the engine inside the quotes",

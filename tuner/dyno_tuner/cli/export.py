@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 def export(
     file: Path, command: Sequence[str] | None, form: str, binaries: str | None, model: str | None
 ) -> str:
-    """The text in that form.
+    """Export the profile as text in a form.
 
     Args:
-        command: the user's own command line; None for the one that the profile was tuned from.
-        binaries: folder with llama-server; None for the one that the profile names.
-        model: GGUF file; None for the one that was tuned.
+        command: The user's own command line; None: the one that the tune started from.
+        binaries: Folder with llama-server; None: the one that the profile names.
+        model: GGUF file; None: the tuned one.
 
     Raises:
-        ProfileError: The profile cannot be exported, or the engine's binaries cannot be asked.
+        ProfileError: The profile cannot be exported, or the binaries of the engine do not answer.
     """
     profile = profiles.load_profile(file)
     _, tuned, own = ggml_export.tuned_with(profile)

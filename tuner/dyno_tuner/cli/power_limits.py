@@ -1,4 +1,4 @@
-"""`tune --power-limits`: a tune at each power limit, then the limits against each other."""
+"""`tune --power-limits`: a tune at each power limit, and then a comparison of the limits."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from ..run.session import Request, Result
 
 MOST = 8
-COMPARE_SHARE = 0.25  # of the budget, for the rounds between the limits
-LEAST_SECONDS = 60.0  # of a tune; in less hardly more than the noise and the answers are measured
+COMPARE_SHARE = 0.25  # share of the budget for the comparison of limits
+LEAST_SECONDS = 60.0  # seconds of a tune; a shorter one measures hardly more than the noise and the answers
 
 
 def parse_limits(text: str) -> list[float]:
-    """Watts of `400,500,600`, from the highest to the lowest.
+    """Watts of a list such as `400,500,600`, from the highest to the lowest.
 
     Raises:
-        typer.BadParameter: No such list, one limit alone, or more than eight.
+        typer.BadParameter: It is not such a list, or has only one limit, or more than eight.
     """
     if not re.fullmatch(r"[0-9]{1,5}(,[0-9]{1,5})*", text):
         raise typer.BadParameter(
@@ -51,14 +51,14 @@ def parse_limits(text: str) -> list[float]:
 
 
 def check_options(watts: Sequence[float], budget: float, given: Mapping[str, bool]) -> None:
-    """Refuses what the limits do not go with.
+    """Refuse options that cannot be combined with power limits.
 
     Args:
-        budget: seconds of everything.
-        given: by option that the comparison of the limits could not follow, whether it is there.
+        budget: Total seconds.
+        given: By option that the comparison of limits would ignore: whether it is given.
 
     Raises:
-        typer.BadParameter: Such an option is there, or the budget is too short.
+        typer.BadParameter: Such an option is given, or the budget is too short.
     """
     for option, is_there in given.items():
         if is_there:
@@ -75,19 +75,19 @@ def check_options(watts: Sequence[float], budget: float, given: Mapping[str, boo
 
 
 class Limit(Protocol):
-    """The setter of limits; `measure.power_limit.PowerLimit` is the real one."""
+    """The protocol of a setter of power limits; `measure.power_limit.PowerLimit` implements it."""
 
     def set(self, watts: float) -> None: ...
 
 
 @dataclass(frozen=True)
 class AtLimit:
-    """A tune at one limit, and its profile against that of the highest limit."""
+    """A tune at one power limit, and the comparison of its profile with the one of the highest limit."""
 
     watts: float
     result: Result
     compared: Compared | None = None
-    """In rounds with the highest limit; None for that one itself."""
+    """The comparison with the highest limit; None for the highest limit itself."""
 
     def to_dict(self, objective: str) -> dict[str, Any]:
         found = self.compared
@@ -107,19 +107,19 @@ def tune_at_limits(
     request: Request, watts: Sequence[float], limit: Limit, tune: Callable[[Request], Result],
     side: Callable[[float, Result], Callable[[Workload], Run]], say: Callable[[str], None],
 ) -> list[AtLimit]:  # fmt: skip
-    """Tunes at each limit, and compares each profile at its limit with that of the highest limit.
+    """Tune at each limit, and compare each profile at its limit with the one of the highest limit.
 
-    The key of a profile holds the limit, so every limit has a profile of its own.
+    The key of a profile includes the limit, so each limit has its own profile.
 
     Args:
-        watts: from the highest to the lowest.
-        tune: carries out one tune.
-        side: the runs of one profile; they begin after its limit is set.
-        say: takes a line about every step.
+        watts: The limits, from the highest to the lowest.
+        tune: Runs one tune.
+        side: Gives the measuring side of one profile. It starts after its limit is set.
+        say: Receives a line about each step.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM ended a tune or a comparison. No further limit is set.
-        DisturbedError: The machine did not come to rest.
+        DisturbedError: The machine did not become quiet.
     """
     budget = request.options.budget
     shares = None if budget is None else budget * (1 - COMPARE_SHARE) / len(watts)
@@ -132,7 +132,7 @@ def tune_at_limits(
             limit.set(one)
             result = tune(at_limit)
             results.append((one, result))
-            if result.outcome.status == "interrupted":  # the tune has caught the signal
+            if result.outcome.status == "interrupted":  # the tune itself has caught the signal
                 raise KeyboardInterrupt
     found = [AtLimit(*results[0])]
     energy = request.options.objective == ENERGY
@@ -164,11 +164,11 @@ def tune_at_limits(
 
 @contextlib.contextmanager
 def _ends_all(message: str, results: Sequence[tuple[float, Result]]) -> Iterator[None]:
-    """Turns an interrupt of one step into the end of all, with the profiles that are written.
+    """End all steps if one is interrupted, with a message about the written profiles.
 
     Raises:
         Interrupted: The step was interrupted.
-        DisturbedError: The machine did not come to rest in it.
+        DisturbedError: The machine did not become quiet during the step.
         TuneError: The step failed.
     """
     try:
@@ -193,7 +193,7 @@ def _out(out: Path | None, watts: float) -> Path | None:
 
 
 def _by_energy(run: Run) -> Run:
-    """A process by tokens per joule, of all sources together.
+    """The result of a process as tokens per joule, over all sources together.
 
     Raises:
         TuneError: No counter could be read.
@@ -211,7 +211,8 @@ def _by_energy(run: Run) -> Run:
 
 
 def best(found: Sequence[AtLimit]) -> AtLimit:
-    """The limit that gains most over the highest one and loses nothing; the highest one if none does."""
+    """The limit with the largest gain over the highest one and without a loss; the highest one if there is
+    none."""
 
     def gain(one: AtLimit) -> float:
         assert one.compared is not None
@@ -235,7 +236,7 @@ def lines(found: Sequence[AtLimit], objective: str, bus: str) -> list[str]:
     """The limits in words, the highest first.
 
     Args:
-        bus: PCI bus id of the GPU, without which `nvidia-smi` would change all of them.
+        bus: PCI bus id of the GPU. Without it, `nvidia-smi` would change all GPUs.
     """
     unit = "tokens per joule" if objective == ENERGY else "tokens per second"
     told = [f"{found[0].watts:g} W: the highest limit; the other limits are compared with it"]

@@ -1,7 +1,7 @@
-"""Before a profile of another engine is verified: flags that its binary no longer has.
+"""A check before a profile of another engine is verified: flags that its binary no longer has.
 
-A new image drops flags now and then, and a server that gets one ends at once. Such a flag is named before
-anything is measured, from the `--help` of the very binary.
+New versions sometimes drop flags, and a server that gets such a flag exits at once. So such flags are
+reported before anything is measured, from the `--help` of the actual binary.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def lost_flags(words: Sequence[str], help_: Help, engine: str, tool: str) -> dic
     """Flags of a command line that a binary does not have, with the reason or the nearest name.
 
     Args:
-        words: the line without its program.
-        help_: of the binary that would get it.
+        words: The command line without its program.
+        help_: The help of the binary that would get it.
         engine: "llama.cpp" or "ik_llama.cpp".
-        tool: the kind of tool, `line.COMMON` or `line.BENCH`, as the tables of removed flags know it.
+        tool: The kind of tool in the tables of removed flags, `line.COMMON` or `line.BENCH`.
     """
     found: dict[str, str] = {}
     for word in words:
@@ -53,8 +53,8 @@ def lost_in(binaries: str, engine: str, command: Sequence[str]) -> dict[str, str
     """`lost_flags` for the binary that a recorded command line names, else for llama-server.
 
     Args:
-        binaries: folder of the engine's binaries.
-        command: what stood behind the dashes of the tune, with the program, if it was given.
+        binaries: Folder of the engine's binaries.
+        command: The words after `--` of the tune, including the program if it was given.
 
     Raises:
         TargetUnusable: The folder has no binaries of this engine, or one does not answer `--help`.
@@ -75,8 +75,8 @@ def lost_in(binaries: str, engine: str, command: Sequence[str]) -> dict[str, str
 
 
 def _taken(install: Installation, program: str, command: Sequence[str], name: str) -> bool:
-    """Whether a tool of ik_llama.cpp takes a flag that its help does not list, as it does with older ones. A
-    value that is no plain word is not handed over, and its flag gets the benefit of the doubt."""
+    """Whether a tool of ik_llama.cpp accepts a flag that its help does not list, which is true of some older
+    flags. A value that is not a plain word is not passed to the tool, and its flag counts as accepted."""
     place = next(n for n, word in enumerate(command) if word.partition("=")[0] == name or word == name)
     rest = command[place + 1 : place + 2]
     value = [] if not rest or rest[0].startswith("-") else list(rest)

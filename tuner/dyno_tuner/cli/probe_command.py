@@ -1,4 +1,4 @@
-"""The command `tune probe`: rates of this machine, for people and for plans."""
+"""The command `tune probe`: the rates of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that read what tunes have written: `tune diff`, `tune report` and `tune history`."""
+"""The commands that read files of tunes: `tune diff`, `tune report` and `tune history`."""
 
 from __future__ import annotations
 

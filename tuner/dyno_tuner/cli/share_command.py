@@ -23,7 +23,7 @@ from ..run.verify import KEEP, verify
 from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
 from .arguments import command_line, declaration_of, devices_of, parse_duration
 
-PASSES = 2  # that the default time limit has room for
+PASSES = 2  # number of passes in the default time limit
 
 
 def share(
@@ -117,7 +117,7 @@ def _text_of(row: Path) -> str:
     """The text of a row, from a file or from standard input.
 
     Raises:
-        TuneError: It is longer than a row may be, or not text.
+        TuneError: It is too long for a row, or not text.
     """
     if str(row) == "-":
         name, data = "standard input", sys.stdin.buffer.read(MOST_BYTES + 1)

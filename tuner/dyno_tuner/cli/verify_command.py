@@ -100,7 +100,7 @@ def _run(
     path: Path, model: str | None, device: str | None, binaries: str | None, seconds: float, seed: int,
     quiet: bool,
 ) -> tuple[list[Verdict], dict[str, Estimate]]:  # fmt: skip
-    """The verdicts by measurement. If the binary lacks flags of the profile, only they are named."""
+    """Measure the verdicts. If the binary lacks flags of the profile, report only these flags."""
     from ..run.verify import UNSUPPORTED, Verdict
     from ..run.verify import verify as run
     from .preflight import lost_in
@@ -123,7 +123,7 @@ def _day(text: str) -> datetime.date:
 
 
 def _newer(path: Path, day: datetime.date) -> str:
-    """Why a profile need not be measured; "" where it is older than that day, or has no date."""
+    """The reason why a profile need not be measured; "" if it is older than that day, or has no date."""
     profile, _ = profiles.load_readable(path)
     date = profile.provenance.date if profile.provenance else None
     try:

@@ -1,2 +1,2 @@
-"""Plain values and contracts that every stage shares: the target protocol, workloads, intervals,
-options, outcomes and errors."""
+"""Plain values and protocols that all stages share: the target protocol, workloads, intervals, options,
+outcomes and errors."""

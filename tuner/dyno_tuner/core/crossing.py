@@ -1,4 +1,4 @@
-"""The solution of a threshold: the sizes at which one path is faster than the other."""
+"""The solution of a threshold: the sizes at which one path is faster than another."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 class Verdict(enum.StrEnum):
     CROSSING = "crossing"
-    ALWAYS = "always"  # the first path wins everywhere on the grid
+    ALWAYS = "always"  # the first path is faster at all sizes of the grid
     NEVER = "never"
-    TIE = "tie"  # no size was seen at which the paths differ by more than the margin and the noise
+    TIE = "tie"  # at no size do the paths differ by more than the margin and the noise
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Solved:
 
     knob: str
     verdict: Verdict
-    up_to: int | None  # the largest size of the grid at which the first path wins
+    up_to: int | None  # the largest size of the grid at which the first path is faster
     ratios: Mapping[int, float]  # first path / second, by size
 
     def to_dict(self) -> dict[str, Any]:

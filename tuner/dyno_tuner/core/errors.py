@@ -1,20 +1,19 @@
-"""Errors that end a tuning run as a whole. A failed trial is no error: it is a result with a
-status."""
+"""The errors that end a tuning run. A failed trial is not an error, but a result with a status."""
 
 from __future__ import annotations
 
 
 class TuneError(Exception):
-    """The run cannot start or go on. The message names the value at fault and what to do."""
+    """The run cannot start or continue. The message names the wrong value and what to do."""
 
 
 class Interrupted(TuneError):
-    """Ctrl-C or SIGTERM ended the run, and there is nothing new to be written. The message says what is left
-    and how to go on."""
+    """Ctrl-C or SIGTERM ended the run, and there is nothing new to write. The message says what exists and
+    how to continue."""
 
 
 class BudgetError(TuneError):
-    """The budget is too short for what was asked; more time is the remedy."""
+    """The budget is too short for the request. A longer budget is the remedy."""
 
     def __init__(self, reason: str, remedy: str = "give a longer --budget") -> None:
         super().__init__(reason, remedy)
@@ -30,15 +29,15 @@ class JournalError(TuneError):
 
 
 class DisturbedError(TuneError):
-    """The machine is disturbed: others used it for so long that nothing could be measured."""
+    """Other programs used the machine for so long that nothing could be measured."""
 
 
 class TargetFailure(Exception):
-    """A target could not do what was asked with these settings: costs one trial, never the run.
+    """An operation of a target failed with these settings. It ends one trial, but never the run.
 
     Args:
-        status: the `TrialStatus` it stands for, or its value, such as ``"invalid"``.
-        message: one line for people.
+        status: The `TrialStatus` of the trial, or its value, such as ``"invalid"``.
+        message: One line for people.
     """
 
     def __init__(self, status: str, message: str) -> None:
@@ -48,9 +47,9 @@ class TargetFailure(Exception):
 
 
 class TargetLost(Exception):
-    """The process that the target lives in cannot go on, as after an error that costs it the GPU. For whoever
-    asked it is what a crash is: a new process, and these settings are not tried again."""
+    """The process of the target cannot continue, for example after an error by which it lost the GPU. It
+    counts as a crash: a new process starts, and these settings are not tried again."""
 
 
 class TargetUnusable(TuneError):
-    """The target cannot work at all: the model does not load, the device is not there."""
+    """The target does not work at all: the model does not load, or the device is missing."""

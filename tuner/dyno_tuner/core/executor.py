@@ -1,4 +1,4 @@
-"""The protocol of an executor: the recorder and the session see only this of workers."""
+"""The protocol of an executor, through which the recorder and the session use workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Executor(Protocol):
-    """The executor of operations: in a worker process, or in this one for targets without state."""
+    """An executor of operations, in a worker process, or in this process for targets without state."""
 
     def describe(self) -> Description: ...
 
@@ -35,7 +35,8 @@ class Executor(Protocol):
         context: OpContext,
         deadline: float,
     ) -> Measurement:
-        """Never raises for what settings can cause: a dead or hung worker is a status."""
+        """Measure a configuration. It never raises for errors that settings can cause: a dead or hung worker
+        is a status."""
         ...
 
     def quality(self, configuration: Configuration, context: OpContext, deadline: float) -> Quality: ...
@@ -43,12 +44,12 @@ class Executor(Protocol):
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]: ...
 
     def routing(self, configuration: Configuration, workload: Workload, context: OpContext) -> dict[str, Any]:
-        """How the router spreads the workload's tokens over its experts; empty where there are none."""
+        """The distribution of the workload's tokens over experts; empty if there are no experts."""
         ...
 
     def memory(self, settings: Mapping[str, Value], where: str = "device") -> int | None:
-        """Bytes that the engine's plan puts on the device, or with `host` on the CPU beside it; None where it
-        refuses the settings."""
+        """Bytes that the plan needs on the device, or with `host` on the CPU; None if the engine refuses the
+        settings."""
         ...
 
     def expected(self, settings: Mapping[str, Value], workload: Workload) -> dict[str, float] | None:
@@ -60,15 +61,15 @@ class Executor(Protocol):
         ...
 
     def watch(self, pci_bus_id: str | None) -> AbstractContextManager[Any] | None:
-        """A monitor of the machine that computes; None: it is this machine."""
+        """A monitor of the measuring machine; None: it is this machine."""
         ...
 
     def look_around(self, model: str, description: Description) -> Any | None:
-        """The surroundings of a tune on the machine that computes; None: it is this machine."""
+        """The environment of a tune on the measuring machine; None: it is this machine."""
         ...
 
     def abort(self) -> None:
-        """From another thread: ends the operation that runs, as fast as that can be done."""
+        """End the running operation as fast as possible, from another thread."""
         ...
 
     def close(self) -> None: ...

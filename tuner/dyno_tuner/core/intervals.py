@@ -1,5 +1,5 @@
-"""Statistics of paired, noisy rates. All of it works on natural logarithms of ratios, so that gains and
-losses weigh the same, and reports plain ratios."""
+"""Statistics of paired, noisy rates. They are computed with natural logarithms of ratios, so that gains and
+losses have the same weight, and reported as plain ratios."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _T975 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 
 
 
 def keyed_rng(*key: object) -> np.random.Generator:
-    """A generator that depends on `key` alone, so that any draw can be repeated without those before it."""
+    """A random generator that depends only on `key`, so that any draw can be repeated without the previous
+    ones."""
     digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "little"))
 
 
 def t975(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t; two standard errors are too few where there are few samples."""
+    """The 97.5 % quantile of Student's t distribution. With few samples, two standard errors are too few."""
     if degrees < 1:
         return math.inf
     return _T975[degrees] if degrees < len(_T975) else 1.96 + 2.4 / degrees
@@ -33,17 +34,17 @@ def t_quantile(probability: float, degrees: int) -> float:
     """Quantile of Student's t distribution.
 
     Raises:
-        ValueError: probability outside (0, 1), or no degree of freedom.
+        ValueError: The probability is outside (0, 1), or there is no degree of freedom.
     """
     if not 0 < probability < 1 or degrees < 1:
         raise ValueError(f"no quantile for probability {probability} and {degrees} degrees of freedom")
-    from scipy.special import stdtrit  # here, because it takes a second and workers need none of it
+    from scipy.special import stdtrit  # imported here, because it takes a second and workers do not need it
 
     return float(stdtrit(degrees, probability))
 
 
 def paired_log_ratios(candidate: Mapping[int, float], base: Mapping[int, float]) -> list[float]:
-    """log(candidate / base) of every prompt that both have run."""
+    """log(candidate / base) for each prompt that both have run."""
     return [math.log(candidate[p] / base[p]) for p in sorted(candidate) if p in base]
 
 
@@ -57,24 +58,24 @@ class Estimate:
     n: int
 
     def __str__(self) -> str:
-        """For people: `1.042 × [1.031, 1.054]`."""
+        """The estimate in words, such as `1.042 × [1.031, 1.054]`."""
         return f"{self.ratio:.3f} × [{self.low:.3f}, {self.high:.3f}]"
 
     def to_dict(self) -> dict[str, float | int | list[float]]:
         return {"ratio": self.ratio, "ci95": [self.low, self.high], "n": self.n}
 
     def widened(self, half: float) -> Estimate:
-        """With an interval of at least so much, in log, to either side."""
+        """The estimate with an interval of at least this half-width (in log) to each side."""
         factor = math.exp(half)
         return replace(self, low=min(self.low, self.ratio / factor), high=max(self.high, self.ratio * factor))
 
 
 def block_residuals(levels: Sequence[Sequence[float]]) -> tuple[np.ndarray, int]:
-    """Levels, and their degrees of freedom, after what is common to a configuration and what is common to a
-    round are taken out (randomised blocks).
+    """Residual levels and their degrees of freedom, after removing the effects of configurations and of
+    rounds (randomised block design).
 
     Args:
-        levels: by configuration, one level for each round; at least two of each.
+        levels: By configuration, one level per round; at least two configurations and two rounds.
     """
     table = np.asarray(levels, dtype=float)
     residual = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
@@ -82,7 +83,7 @@ def block_residuals(levels: Sequence[Sequence[float]]) -> tuple[np.ndarray, int]
 
 
 def block_spread(levels: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Standard deviation of one such residual level, and its degrees of freedom."""
+    """Standard deviation of a residual level, and its degrees of freedom."""
     residual, freedom = block_residuals(levels)
     return math.sqrt(float((residual**2).sum()) / freedom), freedom
 
@@ -96,13 +97,13 @@ def estimate(
     """The median of paired log ratios, with a bootstrap interval over groups (worker processes) and pairs
     within them.
 
-    Groups are resampled first, because what differs between processes (where memory came to lie) does not
-    average out within one. The interval is never narrower than Student's over the groups' medians: a
-    bootstrap over a handful of groups is too sure of itself (it holds the truth in 75 to 85 % of cases).
+    Groups are resampled first, because differences between processes (such as memory addresses) do not
+    average out within one. The interval is never narrower than Student's interval over the medians of groups,
+    because a bootstrap over a few groups is too narrow (it contains the true value in 75 to 85 % of cases).
 
     Args:
-        spread: standard deviation of a group and its degrees of freedom, where they are known from more than
-            these groups: two or three groups do not tell their own.
+        spread: Standard deviation of a group and its degrees of freedom, if they are known from more than
+            these groups. Two or three groups are too few to estimate it.
     """
     kept = [np.asarray(g, dtype=float) for g in groups if len(g)]
     if not kept:
@@ -118,7 +119,7 @@ def estimate(
     chosen = rng.integers(len(kept), size=(resamples, len(kept)))
     inner = (rng.random((resamples, len(kept), longest)) * sizes[chosen][:, :, None]).astype(int)
     values = padded[chosen[:, :, None], inner]
-    if (sizes != longest).any():  # a group of n pairs gives n draws
+    if (sizes != longest).any():  # a group of n pairs contributes n draws
         values[np.broadcast_to(np.arange(longest), values.shape) >= sizes[chosen][:, :, None]] = np.nan
     draws = np.nanmedian(values.reshape(resamples, -1), axis=1)
     low, high = (float(x) for x in np.quantile(draws, (0.025, 0.975)))
@@ -130,57 +131,57 @@ def estimate(
     return Estimate(math.exp(centre), math.exp(min(low, centre)), math.exp(max(high, centre)), len(pooled))
 
 
-LEAST_MARGIN = 0.01  # a smaller gain is not worth an entry, however quiet the machine
+LEAST_MARGIN = 0.01  # smaller gains are not worth an entry, even on a quiet machine
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The noise of one metric by A/A, in log units (0.01 is 1 %)."""
+    """The noise of a metric from an A/A comparison, in log units (0.01 is 1 %)."""
 
-    within: float  # standard deviation of a measurement inside one process
+    within: float  # standard deviation of a measurement within one process
     between: float  # standard deviation between processes, beyond what `within` explains
-    drift: float  # change over the stage
+    drift: float  # change of the level over the stage
     measurements: int
     processes: int
 
     def standard_error(self, rounds: int) -> float:
-        """Of a ratio confirmed by `rounds` ABBA rounds, each in its own process, in log.
+        """Standard error (in log) of a ratio from `rounds` ABBA rounds, each in its own process.
 
-        A round measures either side twice. The share that is common to a process cancels in the ratio; how
-        much of `between` is common is not known, so none is taken to be."""
+        A round measures each side twice. The part of the noise that is common to a process cancels in the
+        ratio. It is unknown how much of `between` is common, so all of it counts."""
         return math.sqrt((2 * self.between**2 + self.within**2) / max(rounds, 1))
 
     def half_width(self, rounds: int) -> float:
-        """Of the 95 % interval of such a ratio, where nothing but this noise is known of it. The quantile is
-        Student's: three processes do not tell well what processes differ by."""
+        """Half-width of the 95 % interval of such a ratio, if only this noise is known. It uses Student's
+        quantile, because three processes estimate the noise between processes badly."""
         freedom = self._freedom(2 * self.between**2, self.within**2)
         return t975(freedom) * self.standard_error(rounds)
 
     def _freedom(self, between: float, within: float) -> int:
         """Degrees of freedom of the sum of two variances (Welch and Satterthwaite)."""
-        # With more than three processes a line of drift takes one more; see `noise_of`.
+        # With more than three processes, the line of drift takes one more; see `noise_of`.
         processes = max(1, self.processes - (2 if self.processes > 3 else 1))
         measurements = max(1, self.measurements - self.processes)
         spread = between**2 / processes + within**2 / measurements
         return max(1, int((between + within) ** 2 / spread)) if spread else measurements
 
     def margin(self, rounds: int) -> float:
-        """The margin that a gain has to exceed: 1 %, or twice the half-width that the interval would have
-        if this noise were known for sure.
+        """The margin that a gain must exceed: 1 %, or twice the half-width that the interval would have if
+        this noise were known exactly.
 
-        It is a bar and no interval: what is written also needs the interval of its own rounds, which is
-        Student's, above 1. With Student's quantile here too margins would be more than twice as wide and
-        tunes no safer."""
+        The margin is a threshold and not an interval. For an entry, the interval of its own rounds, which
+        uses Student's quantile, must also be above 1. With Student's quantile here too, margins would be more
+        than twice as wide, and tunes would not be safer."""
         return max(LEAST_MARGIN, 2 * 1.96 * self.standard_error(rounds))
 
 
 def noise_of(measurements: Sequence[Sequence[Mapping[int, float]]]) -> Noise:
-    """From measurements of one and the same configuration: a list per process, in order of time, of rates by
-    prompt.
+    """The noise from measurements of the same configuration: for each process, a list of rates by prompt in
+    order of time.
 
-    Drift is taken out as a straight line over all measurements before the spread is computed, and reported
-    beside it. Fewer than four processes do not tell drift from what they differ by, so that counts as the
-    latter."""
+    Drift is removed as a straight line over all measurements before the spread is computed, and reported
+    separately. With fewer than four processes, drift cannot be separated from differences between processes,
+    so it counts as such."""
     reference = {p: math.log(r) for p, r in measurements[0][0].items()}
     levels = [
         [
@@ -194,7 +195,7 @@ def noise_of(measurements: Sequence[Sequence[Mapping[int, float]]]) -> Noise:
     slope = 0.0
     if len(flat) >= 4:
         steps = [(flat[j] - flat[i]) / (j - i) for i in range(len(flat)) for j in range(i + 1, len(flat))]
-        slope = float(np.median(steps))  # Theil and Sen: one throttled measurement does not tilt it
+        slope = float(np.median(steps))  # Theil-Sen estimator: one throttled measurement does not tilt it
     residual = flat - slope * time
     split: list[np.ndarray] = []
     start = 0
@@ -204,7 +205,7 @@ def noise_of(measurements: Sequence[Sequence[Mapping[int, float]]]) -> Noise:
     inner = [x for process in split for x in (process - process.mean())]
     freedom = len(flat) - len(levels)
     within = math.sqrt(sum(x * x for x in inner) / freedom) if freedom > 0 else 0.0
-    # A line through two or three processes takes most of what they differ by for drift.
+    # A line through two or three processes would take most of their differences as drift.
     enough = len(split) > 3
     means = np.array([np.mean(process) for process in (split if enough else levels)])
     between = 0.0

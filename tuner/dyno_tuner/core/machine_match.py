@@ -1,4 +1,4 @@
-"""Whether two machines are of one kind: what is found on one has to hold for the other."""
+"""The comparison of machines: results of one must hold for another."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def device_of(
     description: Description, rates: Mapping[str, float]
 ) -> profiles.CpuDevice | profiles.CudaDevice:
-    """The device of a description, as a profile names it.
+    """The device of a description, in the form of a profile.
 
-    Args: `rates`: measured ones, `memory_gbps` and `pcie_gbps`."""
+    Args: `rates`: measured rates, `memory_gbps` and `pcie_gbps`."""
     kind = profiles.CudaDevice if description.device.get("kind") == "cuda" else profiles.CpuDevice
     fields = {k: v for k, v in rates.items() if k in kind.model_fields}
     return kind(**{**description.device, **fields})
@@ -34,20 +34,20 @@ def engine_of(description: Description) -> profiles.EngineIdentity:
 
 
 def match_of(description: Description) -> profiles.Match:
-    """The properties that a profile made here would match by."""
+    """The properties by which a profile made here would match."""
     return profiles.Match(
         device=device_of(description, {}), model=model_of(description), engine=engine_of(description)
     )
 
 
 def differences(first: profiles.Match, other: Description) -> list[str]:
-    """The differences that keep a profile for `first` from matching `other` exactly."""
+    """The differences that prevent an exact match of a profile for `first` with `other`."""
     found = profiles.compare(first, device_of(other, {}), model_of(other), engine_of(other))
     return [] if found.level is profiles.Level.EXACT else list(found.reasons)
 
 
 def versions_of(description: Description) -> dict[str, Any]:
-    """The versions that rates depend on and profiles do not match by."""
+    """The versions that affect rates, but are not part of the match of a profile."""
     gpu: Mapping[str, Any] = description.engine.get("gpu") or {}
     found = {
         "commit": description.engine.get("commit"), "compiler": description.engine.get("compiler"),

@@ -8,7 +8,7 @@ from .errors import TuneError
 
 
 def check_model(model: str) -> None:
-    """Raises TuneError where `model` is no file that can be read, with what to name instead."""
+    """Raises TuneError if `model` is not a readable file. The message says what to give instead."""
     if os.path.isdir(model):
         try:
             inside = sorted(n for n in os.listdir(model) if n.endswith(".gguf"))

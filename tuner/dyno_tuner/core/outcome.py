@@ -1,4 +1,4 @@
-"""The outcome of a tune, as a plain value: the input of emit, report and the closing table."""
+"""The outcome of a tune as a plain value, which is the input of emit, report and the final table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """A setting that beat its default: the whole profile over the whole profile without this entry."""
+    """A proven setting. Its ratio is the speed of the whole profile / the speed without this entry."""
 
     name: str
     value: Value
@@ -26,23 +26,23 @@ class Entry:
     moves: tuple[str, ...]
     estimate: Estimate
     group: str | None = None
-    note: str = ""  # for people: in which way the ratio is another one than the definition says
+    note: str = ""  # for people: the difference of the ratio from this definition, if any
 
 
 @dataclass(frozen=True)
 class Screened:
-    """The times that made a kernel a candidate. None of them is written as its gain."""
+    """The measurements that made a kernel a candidate. They are not written as its gain."""
 
-    alone: Estimate | None = None  # of the launch by itself: time of the default / time of this one
-    in_situ: Estimate | None = None  # of short runs of the engine, on top of what was chosen before it
-    together: int = 1  # kernels that were screened in situ as one
+    alone: Estimate | None = None  # of the single launch: time of the default / time of this one
+    in_situ: Estimate | None = None  # in short runs of the engine, in addition to earlier choices
+    together: int = 1  # number of kernels that were screened in situ together
 
     @property
     def how(self) -> str:
-        return "alone" if self.in_situ is None else "in place"  # as journals have it
+        return "alone" if self.in_situ is None else "in place"  # the word in journals
 
     def describe(self) -> str:
-        """For the note of a profile."""
+        """The text for the note in a profile."""
         said = []
         if self.in_situ is not None:
             others = f", {self.together} kernels as one" if self.together > 1 else ""
@@ -58,17 +58,17 @@ class Screened:
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """A kernel choice of a group without which the whole profile is slower."""
+    """A proven kernel choice. Its group gains: the whole profile is slower without it."""
 
     choice: KernelChoice
-    estimate: Estimate  # the whole profile over the whole profile without the group
+    estimate: Estimate  # speed of the whole profile / speed without the group
     group: str
     screened: Screened
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A configuration that did not count, and why."""
+    """A configuration that did not count, with the reason."""
 
     settings: Mapping[str, Value]
     status: TrialStatus
@@ -77,63 +77,65 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """Everything that is known when a tune ends, however it ends."""
+    """The outcome of a tune, however it ended."""
 
     settings: dict[str, Value]  # complete
     defaults: dict[str, Value]
     entries: list[Entry] = field(default_factory=list)
-    searched: list[str] = field(default_factory=list)  # knobs of which another value was tried
+    searched: list[str] = field(default_factory=list)  # knobs with another value that was tried
     kernels: list[KernelEntry] = field(default_factory=list)
     kernel_defaults: list[tuple[str, str]] = field(
         default_factory=list
-    )  # (op key, bucket) where the default won
+    )  # (op key, bucket) for which the default won
     gain: dict[str, Estimate] = field(default_factory=dict)  # whole profile / default, by metric
     baseline: dict[str, float] = field(default_factory=dict)  # tokens/s, medians of the confirming rounds
     tuned: dict[str, float] = field(default_factory=dict)
     objective: str = SPEED
     joules: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Joules per token of the default and of the profile, by metric, where energy was counted."""
+    """Joules per token of the default and of the profile by metric, if energy was counted."""
     memory: tuple[int, int] | None = None
-    """Bytes of the default and of the profile by the engine's plan, where they decide."""
+    """Planned bytes of the default and of the profile, if memory decides."""
     noise: dict[str, Noise] = field(default_factory=dict)
     margin: dict[str, float] = field(default_factory=dict)
     quality: Quality | None = None
     default_quality: Quality | None = None
     failures: list[Failure] = field(default_factory=list)
-    trials: int = 0  # distinct configurations that were measured
+    trials: int = 0  # number of distinct measured configurations
     voided: int = 0
-    unstable: int = 0  # measurements that were still warming up at their cap
+    unstable: int = 0  # number of measurements that were not stable at their cap
     drift: float = 0.0
     seconds: float = 0.0
-    routing: dict[str, Any] = field(default_factory=dict)  # how a router spread the workload
-    crossings: list[Solved] = field(default_factory=list)  # of the thresholds that were solved
-    conditions: dict[str, Any] = field(default_factory=dict)  # what the GPU did meanwhile
+    routing: dict[str, Any] = field(default_factory=dict)  # the use of experts in the workload
+    crossings: list[Solved] = field(default_factory=list)  # the solved thresholds
+    conditions: dict[str, Any] = field(default_factory=dict)  # the state of the GPU during the tune
     status: str = "complete"
-    """`complete`, `interrupted`, `budget` (something was left undone for lack of time), or `unproven`:
-    settings looked faster, but failed twice in rounds, or their answers could not be compared."""
-    unproven: bool = False  # something that looked faster is not written, and nothing refutes it
+    """`complete`, `interrupted`, `budget` (the time did not suffice for all steps), or `unproven` (settings
+    looked faster, but failed twice in rounds, or their answers could not be compared)."""
+    unproven: bool = False  # something looked faster, and was neither proven nor refuted
     left_open: list[str] = field(default_factory=list)
-    """Knobs of all that looked faster then, failed twice in rounds, or was proven and lost its proof."""
+    """Knobs of configurations that looked faster and are not written: without time, after two failures in
+    rounds, or after losing their proof."""
     unanswered: str = ""
-    """Why what looked faster is not written, if it was no lack of time: nobody could compare its answers, or
-    it failed twice in rounds."""
+    """The reason why a faster-looking configuration is not written, other than lack of time: its answers
+    could not be compared, or it failed twice in rounds."""
     unanswered_kernels: str = ""  # the same for kernels that looked faster
-    missed: dict[str, Any] = field(default_factory=dict)  # settings and ratio of what was proven in part only
-    # The parts that looked faster and were not proven: `settings` or `kernels` (how many), `ratio`, and,
-    # where time was short, `needed`: seconds of a budget that would do.
+    missed: dict[str, Any] = field(default_factory=dict)  # settings and ratio, if only a part was proven
+    # The parts that looked faster and were not proven: `settings` or `kernels` (their number), `ratio`, and,
+    # if time was short, `needed`: seconds of a sufficient budget.
     promises: list[dict[str, Any]] = field(default_factory=list)
     too_short: dict[str, Any] = field(default_factory=dict)
-    """If the budget had no time for the noise: `message`, and `needed`, seconds that would do, if known."""
-    stage: str = ""  # key of the comparison that `gain` is from; empty where it is from none
-    afterwards: str = ""  # the step behind the tune itself that was interrupted, with the remedy
-    finished: str = ""  # the status of the tune itself then
+    """If the budget was too short to measure the noise: `message`, and `needed`, the seconds that would
+    suffice, if known."""
+    stage: str = ""  # key of the comparison behind `gain`; empty without one
+    afterwards: str = ""  # the interrupted step after the tune itself, with the remedy
+    finished: str = ""  # the status of the tune itself in that case
 
     @property
     def judged(self) -> list[str]:
-        """Knobs about which the tune can speak: those without entry are `default`. A knob whose other value
-        looked faster, without the time to prove it, is left out: its default has won nothing. So is one whose
-        answers could not be compared, or that failed twice in rounds. If the tune was interrupted before
-        rounds could tell, no default has won."""
+        """Knobs that the tune has judged. Judged knobs without an entry are `default`. A knob is left out if
+        another value looked faster but was not proven: for lack of time, because answers could not be
+        compared, or after two failures in rounds. If the tune was interrupted before the rounds decided, no
+        default has won."""
         if self.status == "interrupted" and self.unproven:
             return [e.name for e in self.entries]
         looked_faster = [p for p in self.promises if "needed" in p or self.unproven]
@@ -143,12 +145,12 @@ class Outcome:
 
     @property
     def judges_nothing(self) -> bool:
-        """Whether a profile of this outcome would hold no setting and no kernel, not even as `default`."""
+        """Whether a profile of this outcome would have no setting and no kernel, not even as `default`."""
         return not (self.entries or self.kernels or self.kernel_defaults or self.judged)
 
     @property
     def untouched(self) -> set[str]:
-        """Metrics of the gain that no entry moves; none where nothing is written."""
+        """Metrics of the gain that no entry affects; empty if no entry is written."""
         if not self.entries and not self.kernels:
             return set()
         moved = {m for e in self.entries for m in e.moves}

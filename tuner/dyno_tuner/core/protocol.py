@@ -1,7 +1,7 @@
-"""The one small protocol through which the tuner sees every engine, and the plain values that cross it.
+"""The protocol through which the tuner uses all engines, and the plain values that it exchanges.
 
-A target lives in a worker process (or, where it has no state, in this one). Everything that crosses is a
-plain value with `to_dict` / `from_dict`, because it goes over a pipe and into the journal.
+A target lives in a worker process (or in this process, if it has no state). All exchanged values are plain
+values with `to_dict` / `from_dict`, because they go through a pipe and into the journal.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ Settings = Mapping[str, Value]
 
 
 def counted(number: int, noun: str, nouns: str = "") -> str:
-    """`1 measurement`, `3 measurements`; `nouns` where an s does not make the plural."""
+    """A number with its noun, such as `3 measurements`. `nouns` is an irregular plural."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def settings_text(settings: Mapping[str, Any], joint: str = " ") -> str:
-    """Settings for people: `ubatch=512 threads=8`."""
+    """Settings as text, such as `ubatch=512 threads=8`."""
     return joint.join(f"{name}={value}" for name, value in settings.items())
 
 
 class TrialStatus(enum.StrEnum):
-    """The end of a trial. Only `ok` has a score; none of the others is a slow trial."""
+    """The status of a trial. Only `ok` has a score. The others are failures, not slow trials."""
 
     OK = "ok"
     INVALID = "invalid"  # the engine refuses these settings
     CRASH = "crash"  # the worker died
-    OOM = "oom"  # out of memory, by exception or by the kernel's hand
-    TIMEOUT = "timeout"  # past its deadline; the worker was killed
+    OOM = "oom"  # out of memory, by an exception or by the kernel
+    TIMEOUT = "timeout"  # past the deadline; the worker was killed
     INCORRECT = "incorrect"  # the answers changed by more than is allowed
     IMPLAUSIBLE = "implausible"  # faster than an independent clock or the hardware allows
 
     @property
     def kills(self) -> bool:
-        """Whether the worker did not survive it. The search never tries such a configuration again."""
+        """Whether the worker died. The search never tries such a configuration again."""
         return self in (TrialStatus.CRASH, TrialStatus.OOM, TrialStatus.TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """One op of one token bucket with the Config to run it with."""
+    """A kernel choice: an op in a token bucket, with its Config."""
 
     key: str  # op_key, e.g. "matmul q4_0 n=512 k=512"
     tokens: str  # bucket, e.g. "m1" or "m257-512"
@@ -67,7 +67,8 @@ class KernelChoice:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Everything a trial turns: a value for every knob, and kernel choices beside the engine's own."""
+    """The configuration of a trial: a value for each knob, and kernel choices that differ from the
+    engine's."""
 
     settings: Mapping[str, Value]
     kernels: tuple[KernelChoice, ...] = ()
@@ -83,19 +84,19 @@ class Configuration:
         return Configuration({**self.settings, **values}, self.kernels)
 
     def kernels_key(self) -> tuple[object, ...]:
-        """The kernel choices as something to look up by."""
+        """The kernel choices as a hashable key."""
         return tuple((k.key, k.tokens, tuple(sorted(k.config.items()))) for k in self.kernels)
 
 
 @dataclass(frozen=True, slots=True)
 class OpContext:
-    """The place of an operation in the run. Of a real engine only the size of the check of answers depends on
-    it; simulations draw their noise from it."""
+    """The position of an operation in the run. With a real engine, only the size of the answer check depends
+    on it. Simulations derive their noise from it."""
 
-    key: str  # unique in the run
-    process: int = 0  # number of the worker process, counted by the tuner
+    key: str  # unique within the run
+    process: int = 0  # number of the worker process
     now: float = 0.0  # seconds since the run began
-    budget: float | None = None  # seconds of the run as it was begun; None: no limit, or not known
+    budget: float | None = None  # budget of the run in seconds at its start; None: no limit, or unknown
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -111,14 +112,14 @@ class OpContext:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One timed run of one prompt."""
+    """A sample: one timed run of one prompt."""
 
-    metric: str  # "pp" or "tg"; in a mix one of its parts, "tg128@d4096"
-    prompt: int  # which of the fixed prompts; samples are paired by it
+    metric: str  # "pp" or "tg"; in a mix, one of its parts, such as "tg128@d4096"
+    prompt: int  # number of the fixed prompt; samples are paired by it
     tokens: int
     seconds: float
-    clock_seconds: float  # the same span on an independent clock
-    joules: float | None = None  # energy of the span, where it was counted; idle power is part of it
+    clock_seconds: float  # the same time on an independent clock
+    joules: float | None = None  # energy, if it was counted; including idle power
 
     @property
     def rate(self) -> float:
@@ -137,19 +138,19 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One stay at one configuration: apply it, warm up, take samples."""
+    """A measurement: the samples of a configuration after applying it and warming up."""
 
     status: TrialStatus
     samples: tuple[Sample, ...] = ()
     warmup: tuple[Sample, ...] = ()
-    stable: bool = True  # False: the cap on warm-up samples was reached first
+    stable: bool = True  # False: not stable before the cap on samples
     message: str = ""
-    seconds: float = 0.0  # everything, with loading
-    by_energy: bool = False  # tokens per joule decide, not tokens per second
+    seconds: float = 0.0  # total time, including loading
+    by_energy: bool = False  # whether tokens per joule decide, instead of tokens per second
 
     def rates(self, metric: str) -> dict[int, float]:
-        """The values that decide, by prompt: tokens per second, or tokens per joule; where a prompt was run
-        several times, the median."""
+        """The deciding values by prompt: tokens per second or tokens per joule. If a prompt was run several
+        times, the median."""
         if not self.by_energy:
             return self.speeds(metric)
         return {p: 1 / joules for p, joules in self.joules(metric).items()}
@@ -159,7 +160,7 @@ class Measurement:
         return self._medians((s.prompt, s.rate) for s in self.samples if s.metric == metric)
 
     def joules(self, metric: str) -> dict[int, float]:
-        """Joules per token by prompt; empty where energy was not counted."""
+        """Joules per token by prompt; empty if energy was not counted."""
         return self._medians(
             (s.prompt, s.joules / s.tokens) for s in self.samples
             if s.metric == metric and s.joules is not None
@@ -198,14 +199,14 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class GroupQuality:
-    """The answers in batches of one size."""
+    """The comparison of answers in batches of one size."""
 
     name: str
     tokens: int
     mean_kld: float  # nats per token
     max_kld: float
     agree: int  # tokens with the same most likely next token
-    blocks: tuple[float, ...]  # mean KLD of neighbouring tokens, the same ones for every configuration
+    blocks: tuple[float, ...]  # mean KLD of blocks of tokens, the same for all configurations
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -220,22 +221,22 @@ class GroupQuality:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The distance of a configuration's answers from the exact path's, with the routing pinned to that
-    path's."""
+    """The distance of the answers of a configuration from the exact path, with the routing pinned to the
+    exact path's."""
 
     status: TrialStatus
     mean_kld: float = 0.0  # nats per token
     max_kld: float = 0.0
     top1: float = 1.0  # share of tokens with the same most likely next token
     tokens: int = 0
-    digest: str = ""  # of the logits' bits: equal digests, equal answers
+    digest: str = ""  # digest of the bits of the logits; equal digests mean equal answers
     message: str = ""
     seconds: float = 0.0
-    groups: tuple[GroupQuality, ...] = ()  # empty where a target cannot tell
+    groups: tuple[GroupQuality, ...] = ()  # empty if the target does not report them
 
     @classmethod
     def of(cls, groups: Sequence[GroupQuality], digest: str, seconds: float) -> Quality:
-        """Of answers that were scored in groups: every scored token counts the same."""
+        """The quality of answers that were scored in groups. All scored tokens have the same weight."""
         tokens = sum(g.tokens for g in groups)
         return cls(
             TrialStatus.OK,
@@ -255,21 +256,21 @@ class Quality:
     def from_dict(cls, data: Mapping[str, Any]) -> Quality:
         numbers = {n: float(data[n]) for n in ("mean_kld", "max_kld", "top1", "seconds")}
         groups = tuple(GroupQuality.from_dict(g) for g in data.get("groups", ()))
-        data = {k: v for k, v in data.items() if k != "cut"}  # a recorder's mark
+        data = {k: v for k, v in data.items() if k != "cut"}  # a mark of the recorder
         return cls(**{**data, **numbers, "status": TrialStatus(data["status"]), "groups": groups})
 
 
 @dataclass(frozen=True, slots=True)
 class KernelOp:
-    """An op of the model at one token bucket, with the Configs it could run with."""
+    """An op of the model in a token bucket, with its possible Configs."""
 
     key: str
     tokens: str  # bucket
-    m: int  # tokens it is timed with
-    count: int  # times it runs in one pass over the model
+    m: int  # number of tokens for the timing
+    count: int  # number of runs in one pass over the model
     default: Mapping[str, Value]
     candidates: tuple[Mapping[str, Value], ...]
-    metric: str  # "pp" or "tg": what it moves
+    metric: str  # "pp" or "tg": the metric that it affects
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -280,23 +281,23 @@ class KernelOp:
 
 
 class Switch(enum.StrEnum):
-    """The cost of another configuration."""
+    """The cost of switching to another configuration."""
 
-    CALL = "call"  # settings change between two calls; only what is loaded is loaded again
+    CALL = "call"  # settings change between two calls; only load settings cause a reload
     PROCESS = "process"  # each measurement is a process that loads the model
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of a target beside measuring. The stages of a run follow from it.
+    """The abilities of a target beyond measuring. They determine the stages of a run.
 
     Args:
-        kernels: its ops can be listed, timed and chosen one by one.
-        memory_plan: it knows the bytes of any settings without loading them.
-        routing: it has experts, and tells how the router spreads tokens over them.
-        answers: its answers can be compared with an exact path's.
-        rests: it can rest a GPU between two samples.
-        switch: the cost of another configuration.
+        kernels: Whether its ops can be listed, timed and chosen individually.
+        memory_plan: Whether it knows the memory of settings without loading them.
+        routing: Whether it has experts, and reports their use.
+        answers: Whether its answers can be compared with an exact path.
+        rests: Whether it can let a GPU rest between two samples.
+        switch: The cost of switching to another configuration.
     """
 
     kernels: bool = False
@@ -316,7 +317,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The device, model and engine of a target: facts, no results."""
+    """The description of a target: facts about device, model and engine, without results."""
 
     target: str  # "dyno", "simulated", "replay", …
     label: str  # for people
@@ -325,16 +326,17 @@ class Description:
     engine: dict[str, Any]
     bounds: dict[str, float] = field(
         default_factory=dict
-    )  # tokens/s by metric that the hardware cannot exceed
-    virtual_time: bool = False  # seconds are computed, not waited for
-    # Measured ones of the device, for the profile: memory_gbps, pcie_gbps, … No part of the identity.
+    )  # upper bounds of tokens/s by metric, from the hardware
+    virtual_time: bool = False  # whether seconds are simulated
+    # Measured rates of the device, for the profile: memory_gbps, pcie_gbps, … They are not part of the
+    # identity.
     rates: dict[str, float] = field(default_factory=dict)
-    capabilities: Capabilities = Capabilities()  # no part of the identity
-    # Bytes that `device` and `host` may hold, where weights lie on both. No part of the identity.
+    capabilities: Capabilities = Capabilities()  # not part of the identity
+    # Limits in bytes of `device` and `host`, if weights are on both. They are not part of the identity.
     limits: dict[str, int] = field(default_factory=dict)
 
     def identity(self) -> dict[str, Any]:
-        """The facts that a journal must share with this run to be continued."""
+        """The facts that a journal must share with this run, so that it can be continued."""
         return {"target": self.target, "device": self.device, "model": self.model, "engine": self.engine}
 
     def to_dict(self) -> dict[str, Any]:
@@ -346,11 +348,11 @@ class Description:
 
 
 class Target(abc.ABC):
-    """An engine to be tuned. Methods raise TargetFailure for settings that cannot be used, TargetLost where
-    only a new process can go on, and TargetUnusable where nothing can be done.
+    """An engine to tune. Methods raise TargetFailure for settings that cannot be used, TargetLost if only a
+    new process can continue, and TargetUnusable if the target does not work at all.
 
-    A target without a capability keeps the methods of that capability as they stand here. The knobs of its
-    search are made beside it, from `describe()`, by its `Declaration`.
+    A target without a capability keeps these default methods for it. The `Declaration` of the target makes
+    the knobs of the search from `describe()`.
     """
 
     @abc.abstractmethod
@@ -361,31 +363,31 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, configuration: Configuration, context: OpContext) -> None:
-        """Makes `configuration` the one that is measured next, with as little reloading as it needs."""
+        """Apply a configuration for the next measurements, with as little reloading as possible."""
 
     @abc.abstractmethod
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
-        """Times one run of prompt number `prompt`."""
+        """Time one run of prompt number `prompt`."""
 
     def count_energy(self, wanted: str | None) -> str:
-        """Sets whether samples hold joules: `options.BESIDE`, `options.DECIDES` or None.
+        """Set whether samples include joules: `options.BESIDE`, `options.DECIDES` or None.
 
         Returns:
-            Why energy cannot be counted; "" if it can, or if nobody wants it.
+            The reason why energy cannot be counted; "" if it can, or if it is not wanted.
         """
         return "this engine's energy is not counted" if wanted else ""
 
     @abc.abstractmethod
     def rest(self, seconds: float) -> None:
-        """Computes nothing for so long."""
+        """Compute nothing for this time."""
 
     @abc.abstractmethod
     def quality(self, configuration: Configuration, context: OpContext) -> Quality:
-        """Compares the answers of `configuration` with the exact path's."""
+        """Compare the answers of a configuration with the exact path."""
 
     @abc.abstractmethod
     def clock(self) -> float:
-        """Seconds, monotonic; of virtual time where there is no other."""
+        """Monotonic time in seconds; virtual time if the target simulates it."""
 
     @abc.abstractmethod
     def close(self) -> None: ...
@@ -397,12 +399,12 @@ class Target(abc.ABC):
         return {}
 
     def memory(self, settings: Settings, where: str = "device") -> int | None:
-        """Bytes that the plan puts on the device, or with `host` on the CPU beside it; None where the engine
-        refuses the settings. Of the CPU alone, all bytes are the device's."""
+        """Bytes that the plan needs on the device, or with `host` on the CPU; None if the engine refuses the
+        settings. If only the CPU computes, it is the device."""
         raise TargetUnusable("this target has no memory plan, so a limit cannot be kept")
 
     def expected(self, settings: Settings, workload: Workload) -> dict[str, float] | None:
-        """Seconds by metric that the plan's cost model expects; None if there is no model of it."""
+        """Seconds by metric that the cost model of the plan expects; None without a cost model."""
         return None
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
@@ -411,5 +413,5 @@ class Target(abc.ABC):
     def time_ops(
         self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
     ) -> list[list[float]]:
-        """Seconds per launch of each config, with cold weights; none where one cannot be launched."""
+        """Seconds per launch of each config, with cold weights; None for a config that cannot be launched."""
         raise TargetUnusable("this target has no ops to time")

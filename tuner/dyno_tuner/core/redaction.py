@@ -1,8 +1,7 @@
-"""Secrets in command lines, by the names of what holds them: profiles, journals and units are made to be
-checked in.
+"""Removal of secrets from command lines, because profiles, journals and units are made to be checked in.
 
-A value is replaced by `***` if the name of its option, variable or query parameter says that it is one.
-Passwords in URLs go, too.
+A value is replaced by `***` if the name of its option, variable or query parameter shows that it is a secret.
+Passwords in URLs are removed, too.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HIDDEN = "***"
-# "token" alone ends a name; "tokens", as in --max-tokens, counts something. A path to a key is none.
+# A name of a secret ends with "token"; "tokens", as in --max-tokens, is a number. A path to a key is not a
+# secret.
 _NAME = re.compile(
     r"(?:^|[-_.])(?:api[-_]?key|access[-_]?key|secret(?:[-_]?(?:access[-_]?)?key)?|private[-_]?key"
     r"|auth[-_]?key|pass|token|credentials?|authorization)$|[-_.]pwd$|pass(?:word|wd|phrase)$",
@@ -23,20 +23,20 @@ _NAME = re.compile(
 _OPTIONS = frozenset({"-hft"})  # short names of llama.cpp whose value is a secret
 _HEADERS = frozenset({"-H", "--header"})
 _PREFIXES = re.compile(r"\b(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,})")
-# Up to the first @, and on to the last one of the word: a password may hold an @ that nobody escaped.
+# Up to the last @ of the word, because a password may contain an @ that was not escaped.
 _USER = re.compile(r"(://[^:/@\s]*):[^@]*@(?:\S*@)?")
 _QUERY = re.compile(r"([?&;]([A-Za-z0-9_.-]+)=)[^&;\s]*")
 _HEADER = re.compile(r"^(\s*[A-Za-z0-9-]+\s*:\s*)(?:(basic|bearer)\s+)?.+$", re.IGNORECASE | re.DOTALL)
 
 
 def names_secret(name: str) -> bool:
-    """Whether an option, a variable or a parameter of this name holds a secret."""
+    """Whether an option, variable or parameter with this name holds a secret."""
     bare = name.lstrip("-")
     return name in _OPTIONS or _NAME.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", bare)) is not None
 
 
 def redact_text(text: str) -> str:
-    """A URL, or text that holds some, as it may be shown and recorded."""
+    """A URL, or text with URLs, in a form that is safe to show and record."""
     text = _USER.sub(rf"\1:{HIDDEN}@", text)
 
     def query(found: re.Match[str]) -> str:
@@ -46,7 +46,7 @@ def redact_text(text: str) -> str:
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
-    """The words of a command line as they may be recorded."""
+    """The words of a command line in a form that is safe to record."""
     shown: list[str] = []
     before = ""
     for word in words:

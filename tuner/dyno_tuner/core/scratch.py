@@ -1,8 +1,8 @@
-"""Folders for scratch files that do not outlive a process that was killed.
+"""Temporary folders that are removed even if their process was killed.
 
-A tune that is killed, or an actor that Ray ends, cannot tidy up, and the exact path's logits take up to half
-a gigabyte. Who has such a folder holds a lock on a file in it, which the kernel gives back however the holder
-ends; whoever makes the next one removes those whose lock is free.
+A killed tune, or an actor that Ray ends, cannot clean up, and the logits of the exact path take up to half a
+gigabyte. So the owner of such a folder holds a lock on a file in it, which the kernel releases however the
+owner ends. The next owner removes the folders whose lock is free.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _LOCK = "held"
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str) -> Iterator[str]:
-    """A folder that is gone after the block, or, if this process is killed, when the next of this prefix is
-    made.
+    """A folder that is removed after the block, or, if this process is killed, when the next one with this
+    prefix is made.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: The folder cannot be created.
     """
     _sweep(Path(tempfile.gettempdir()), prefix)
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:
@@ -39,7 +39,8 @@ def scratch_folder(prefix: str) -> Iterator[str]:
 
 
 def _hold(folder: Path) -> int:
-    """The lock has its name only once it is held, so that nobody finds it free in between."""
+    """Lock a folder. The lock file gets its name only after it is locked, so that nobody finds it unlocked in
+    between."""
     descriptor = os.open(folder / f"{_LOCK}.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.rename(folder / f"{_LOCK}.new", folder / _LOCK)
@@ -47,9 +48,10 @@ def _hold(folder: Path) -> int:
 
 
 def _sweep(where: Path, prefix: str) -> None:
-    """Removes folders that nobody holds. A folder without a lock is somebody else's, or about to be held."""
+    """Remove folders without an owner. A folder without a lock file belongs to something else, or is about to
+    be locked."""
     for lock in where.glob(f"{prefix}*/{_LOCK}"):
-        with contextlib.suppress(OSError):  # another user's, or just removed by another process
+        with contextlib.suppress(OSError):  # another user's, or already removed
             descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The load of a server: its clients, the lengths of prompts and answers, and the limits of its latencies."""
+"""The load of a server: its clients, the lengths of prompts and answers, and limits for its latencies."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _MOST = {"concurrency": 1024, "pp": 1 << 20, "tg": 1 << 20, "rounds": 1000}
 
 @dataclass(frozen=True, slots=True)
 class ServedLoad:
-    """The load.
+    """The load of a server.
 
     Args:
-        concurrency: clients at a time.
-        pp: tokens of a prompt.
-        tg: tokens of an answer.
-        shared: share of a prompt that all prompts begin with, 0 to 1.
-        rounds: requests of each client.
-        ttft: seconds that the time to the first token may take, at the 95th percentile; None: no limit.
-        itl: seconds between two tokens of an answer, likewise.
-        text: file that prompts are cut from, by its name or path; None: random tokens.
+        concurrency: Number of concurrent clients.
+        pp: Prompt length in tokens.
+        tg: Answer length in tokens.
+        shared: Share of the prompt that is the same for all prompts, 0 to 1.
+        rounds: Number of requests per client.
+        ttft: Limit in seconds for the time to the first token at the 95th percentile; None: no limit.
+        itl: Limit in seconds for the time between two tokens at the 95th percentile; None: no limit.
+        text: Name or path of a text file whose passages are the prompts; None: random tokens.
 
     Raises:
-        TuneError: a value is impossible.
+        TuneError: A value is impossible.
     """
 
     concurrency: int = 4
@@ -63,10 +63,10 @@ class ServedLoad:
 
     @classmethod
     def parse(cls, text: str) -> ServedLoad:
-        """Reads `serve`, or `serve:concurrency=8,pp=1024,tg=256,shared=0.5,ttft=2,itl=0.05,text=FILE`.
+        """Parse `serve`, or `serve:concurrency=8,pp=1024,tg=256,shared=0.5,ttft=2,itl=0.05,text=FILE`.
 
         Raises:
-            TuneError: it is neither; says what is wrong.
+            TuneError: The text is neither. The message says what is wrong.
         """
         known: dict[str, type] = {
             field.name: int if field.name in _MOST else float for field in fields(cls)
@@ -87,7 +87,7 @@ class ServedLoad:
         return cls(**values)
 
     def __str__(self) -> str:
-        """As `parse` reads it."""
+        """The load in the syntax of `parse`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         words = {n: v if isinstance(v, str) else f"{v:g}" for n, v in values.items() if v is not None}
         return "serve:" + ",".join(f"{name}={word}" for name, word in words.items())
@@ -101,20 +101,20 @@ class ServedLoad:
 
     @property
     def requests(self) -> int:
-        """Requests in all."""
+        """Total number of requests."""
         return self.concurrency * self.rounds
 
     @property
     def metric(self) -> str:
-        """The name of its one measure: output tokens a second of all clients together."""
+        """The name of its only metric: output tokens per second of all clients together."""
         return f"tg{self.tg}_served{self.concurrency}"
 
     def prompts(self, vocabulary: Sequence[int] | int, seed: int) -> list[list[int]]:
-        """The prompts, of random tokens.
+        """The prompts, from random tokens.
 
         Args:
-            vocabulary: tokens to draw from, or their number.
-            seed: another one gives other prompts.
+            vocabulary: Tokens to draw from, or their number.
+            seed: Seed of the prompts.
         """
         rng = np.random.default_rng([seed, self.pp, self.requests])
         known = np.arange(vocabulary) if isinstance(vocabulary, int) else np.asarray(vocabulary)

@@ -1,4 +1,4 @@
-"""The workload: prompts and generated tokens, after some context; one of each, or a mix with weights."""
+"""The workload of a tune: a prompt and generated tokens at a depth, or a mix of such parts with weights."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 METRICS = ("pp", "tg")
 MAX_TOKENS = 1 << 24
 MAX_PARTS = 64
-# Weights are shares of the time that such a use takes: what is waited for longer counts more.
+# The weights are shares of the waiting time in such a use.
 MIXES = {
-    # Short questions into a growing conversation, long answers: generation is most of the waiting.
+    # Short questions in a growing conversation, and long answers: most of the waiting is generation.
     "chat": "pp=512,depth=0,4096,weight=1; tg=128,depth=512,4096,weight=3",
-    # Pages of retrieved text, then a short answer: reading is most of it.
+    # Pages of retrieved text, and a short answer: most of the waiting is prompt processing.
     "rag": "pp=4096,depth=0,weight=2; pp=2048,depth=4096,weight=1; tg=128,depth=4096,8192,weight=1",
 }
 
 
 def kind_of(metric: str) -> str:
-    """`pp` or `tg` of a metric's name: of `pp`, or of `pp4096@d8192` in a mix."""
+    """The kind (`pp` or `tg`) of a metric such as `pp` or, in a mix, `pp4096@d8192`."""
     return metric[:2]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that a mix measures."""
+    """A part of a mix, with its weight."""
 
     kind: str  # "pp" or "tg"
     tokens: int
     depth: int
     weight: float = 1.0
-    served: ServedLoad | None = None  # the load on a server whose output it is
+    served: ServedLoad | None = None  # the load of a server, if this is its metric
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ class Part:
 
     @classmethod
     def parse(cls, name: str, weight: float = 1.0) -> Part:
-        """Of `tg128@d4096`. Raises TuneError."""
+        """Parse a part such as `tg128@d4096`. Raises TuneError."""
         found = re.fullmatch(r"(pp|tg)([0-9]{1,9})(?:@d([0-9]{1,9}))?", name)
         if not found or int(found[2]) == 0:
             raise TuneError(f"workload: {name!r} is not a metric; write pp4096 or tg128@d4096")
@@ -57,18 +57,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A prompt of `pp` tokens, then `tg` generated ones, behind `depth` tokens of context.
+    """A workload: a prompt of `pp` tokens and `tg` generated tokens, after `depth` tokens of context.
 
-    With `parts` it is a mix: its metrics are the names of the parts, each with a weight, and `pp`, `tg` and
-    `depth` are the largest of each. With `served` it is the load of a server; its one metric counts output
-    tokens.
+    With `parts` it is a mix. Its metrics are the names of the parts, each with a weight, and `pp`, `tg` and
+    `depth` are the largest of all parts. With `served` it is the load of a server, whose only metric counts
+    output tokens.
     """
 
     pp: int = 512
     tg: int = 64
     depth: int = 0
     parts: tuple[Part, ...] = ()
-    name: str = ""  # of the mix, where it has one
+    name: str = ""  # name of the mix, if it has one
     served: ServedLoad | None = None
 
     def __post_init__(self) -> None:
@@ -88,14 +88,14 @@ class Workload:
 
     @classmethod
     def of_served(cls, load: ServedLoad) -> Workload:
-        """The load of a server; a sample is all of its requests."""
+        """The workload of a server load. A sample consists of all its requests."""
         part = Part("tg", load.requests * load.tg, 0, 1.0, load)
         return cls(load.pp, load.tg, 0, (part,), str(load), load)
 
     @classmethod
     def mix(cls, parts: Sequence[Part], name: str = "") -> Workload:
-        """Parts of the same name are one, their weights add. In the order of depth, so that the context of
-        one is a beginning of the next one's."""
+        """A mix of parts. Parts with the same name are merged, and their weights are added. They are sorted
+        by depth, so that each context is a prefix of the next one."""
         merged: dict[str, Part] = {}
         for p in parts:
             weight = p.weight + (merged[p.name].weight if p.name in merged else 0.0)
@@ -107,7 +107,7 @@ class Workload:
 
     @classmethod
     def parse(cls, text: str, base: Workload | None = None) -> Workload:
-        """Reads one of
+        """Parse one of:
 
         - ``pp=512,tg=64,depth=0``: what is left out keeps `base`'s value;
         - lists, every length at every depth, weights behind a colon: ``pp=512,4096:2,tg=128,depth=0,8192``;
@@ -116,7 +116,7 @@ class Workload:
         - the load of a server: ``serve``, or ``serve:concurrency=8,pp=1024,tg=256,shared=0.5,ttft=2``.
 
         Raises:
-            TuneError: it is none of these; says what is wrong.
+            TuneError: The text is none of these. The message says what is wrong.
         """
         if text.strip() == "serve" or text.strip().startswith("serve:"):
             return cls.of_served(ServedLoad.parse(text.strip()))
@@ -147,11 +147,12 @@ class Workload:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of the metrics in the objective, the weighted geometric mean of their ratios to the default."""
+        """The weights of the metrics in the objective, which is the weighted geometric mean of their ratios
+        to the default."""
         return {p.name: p.weight for p in self.parts} or dict.fromkeys(self.metrics, 1.0)
 
     def part(self, metric: str) -> Part:
-        """Raises KeyError for what is no metric of this workload."""
+        """The part of a metric. Raises KeyError if this workload has no such metric."""
         for part in self.parts:
             if part.name == metric:
                 return part
@@ -160,16 +161,16 @@ class Workload:
         return Part(metric, int(getattr(self, metric)), self.depth)
 
     def tokens(self, metric: str) -> int:
-        """Of a metric; of a kind (`pp`, `tg`) the most."""
+        """Number of tokens of a metric; for a kind (`pp`, `tg`), the largest one."""
         return int(getattr(self, metric)) if metric in METRICS else self.part(metric).tokens
 
     def label(self, metric: str) -> str:
-        """`pp512`, `tg64@d4096`: the metric with its numbers."""
+        """The metric with its numbers, such as `pp512` or `tg64@d4096`."""
         return self.part(metric).name
 
     @property
     def longest(self) -> int:
-        """Tokens of context that all of it takes; of a server, those of one sequence."""
+        """Context length in tokens that the workload needs; for a server, per sequence."""
         if self.served is not None:
             return self.served.pp + self.served.tg
         every = self.parts or tuple(self.part(m) for m in self.metrics)
@@ -177,8 +178,8 @@ class Workload:
 
     @property
     def prompts(self) -> tuple[int, ...]:
-        """Every number of tokens that is read at once: prompts and the context before them. A server reads
-        the prompts of several clients in one step."""
+        """All numbers of tokens that are processed at once: prompts and the context before them. A server
+        processes the prompts of several clients in one step."""
         if self.served is not None:
             return (min(self.served.pp * self.served.concurrency, MAX_TOKENS),)
         every = self.parts or tuple(self.part(m) for m in self.metrics)
@@ -186,8 +187,8 @@ class Workload:
         return tuple(sorted(found))
 
     def bounds(self, single: Mapping[str, float]) -> dict[str, float]:
-        """Tokens per second that the hardware cannot exceed, by kind, from the bounds of a single sequence:
-        a step of several sequences reads each weight once.
+        """Upper bounds of tokens per second by kind, from the bounds for a single sequence. A step of several
+        sequences reads each weight only once.
         """
         if self.served is None:
             return dict(single)
@@ -221,7 +222,7 @@ class Workload:
 
 
 def _items(text: str, base: Workload | None) -> list[Part]:
-    """The parts of a text; with `base`, which there is for a single item, what is left out is its own."""
+    """The parts of a text. With `base` (only for a single item), missing values come from it."""
     parts: list[Part] = []
     for item in (piece for piece in text.split(";") if piece.strip()):
         values = _item(item)
@@ -241,7 +242,8 @@ def _items(text: str, base: Workload | None) -> list[Part]:
 
 
 def _item(text: str) -> dict[str, list[tuple[int, float]]]:
-    """The lists of one item: (tokens, weight). That of the whole item is the weight of `weight`."""
+    """The lists of one item, as pairs (tokens, weight). The entry `weight` has the weight of the whole
+    item."""
     values: dict[str, list[tuple[int, float]]] = {}
     name = ""
     for piece in text.split(","):
