@@ -1,1 +1,2 @@
-"""The decisions: finalists, acceptance, ablation, challengers, the quality gate and the trade of memory."""
+"""The decisions of a tune: finalists, acceptance, ablation, challengers, the quality gate, and the trade of
+speed for memory."""

@@ -1,8 +1,9 @@
-"""Ablation: a profile against itself without each of its parts, in the same rounds as the default.
+"""Ablation: the comparison of a profile with itself without each of its parts, in the same rounds as the
+default.
 
 A part is a setting, a group of settings, or the kernels of one metric. A profile that gains as a whole may
-carry parts that cost. They show only if they are left out. A tune, `tune verify` and `--pareto` compare by
-this module, and `acceptance.accept` decides by its results.
+have parts that cost speed. They show only if they are left out. A tune, `tune verify` and `--pareto` compare
+with this module, and `acceptance.accept` decides on its results.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ..measure.comparison import Comparison
     from ..measure.paired_rounds import Bar
 
-DEFAULT = "default"  # names in a comparison
+DEFAULT = "default"  # names of configurations in a comparison
 FULL = "full"
 
 T = TypeVar("T")
@@ -25,13 +26,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a profile that is left out as one.
+    """A part of a profile that is left out as a unit.
 
     Args:
-        label: its name in comparisons and notes.
-        moves: the metrics that it can move.
-        names: its settings; empty for kernels.
-        group: the metric that its kernels are for; empty for settings.
+        label: Its name in comparisons and notes.
+        moves: The metrics that it can affect.
+        names: Its settings; empty for kernels.
+        group: The metric of its kernels; empty for settings.
     """
 
     label: str
@@ -45,10 +46,10 @@ class LeftOut:
     """The result of leaving one part out.
 
     Args:
-        gain: the profile over the configuration without the part.
-        missed: whether the part gains its margin and harms no metric.
-        needed: whether the rest of the profile does not run without it.
-        saves: whether it stays for the memory that it saves.
+        gain: Speed of the profile / speed without the part.
+        missed: Whether the part gains its margin and harms no metric.
+        needed: Whether the rest of the profile does not run without it.
+        saves: Whether it stays because it saves memory.
     """
 
     part: Part
@@ -70,19 +71,20 @@ def without(label: str) -> str:
 def variants(default: T, whole: T, parts: Iterable[Part], rest: Callable[[Part], T]) -> dict[str, T]:
     """The configurations to compare, by name: the default, the whole, and the whole without each part.
 
-    A rest that is the default is measured as the default.
+    If the rest of the profile is the default, the measurements of the default count for it.
     """
     named = {without(part.label): rest(part) for part in parts}
     return {DEFAULT: default, FULL: whole} | {n: r for n, r in named.items() if r not in (default, whole)}
 
 
 def rests(names: Iterable[str]) -> set[str]:
-    """Of the names of a comparison, the ones of profiles without a part."""
+    """The names of a comparison that stand for profiles without a part."""
     return {name for name in names if name.startswith(without(""))}
 
 
 def rest_of(result: Comparison, part: Part) -> str:
-    """The configuration that shows the gain of a part: the rest, or the default if that was not measured."""
+    """The configuration that shows the gain of a part: the rest of the profile, or the default if the rest
+    was not measured."""
     name = without(part.label)
     return name if name in result.logs else DEFAULT
 
@@ -90,12 +92,12 @@ def rest_of(result: Comparison, part: Part) -> str:
 def left_out(
     result: Comparison, part: Part, bar: Bar, weights: Mapping[str, float], over: str | None, name: str = FULL
 ) -> LeftOut:
-    """The result of a part by the rounds of `variants`.
+    """The result of a part, from the rounds of `variants`.
 
     Args:
-        bar: the margin after so many rounds.
-        over: the configuration without the part, see `rest_of`; None: the default.
-        name: the profile in the comparison.
+        bar: The margin after a number of rounds.
+        over: The configuration without the part (see `rest_of`); None: the default.
+        name: Name of the profile in the comparison.
     """
     missed, gain = bar.beats(result, name, part.moves, weights, over, touched=part.moves)
     rest = without(part.label)

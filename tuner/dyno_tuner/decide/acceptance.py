@@ -1,7 +1,7 @@
-"""The acceptance of profiles: one rule, the choice that obeys it, and the judge of points and entries.
+"""The acceptance of profiles: the rule, the choice that obeys it, and the judge of points and entries.
 
-Nothing is written that `accept` has not passed: settings, groups of settings and kernels, of a tune and of
-`--pareto`, and switches of `tune build`. So a `Choice` takes a profile by `Choice.accept` alone.
+Only what has passed `accept` is written: settings, groups of settings and kernels of a tune and of
+`--pareto`, and switches of `tune build`. So a `Choice` takes a profile only by `Choice.accept`.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from ..search.observation import Trial
     from ..space.search_space import Point, Space
 
-LEAST_ROUNDS = 2  # one round decides nothing
+LEAST_ROUNDS = 2  # one round is not enough
 
 
 class Proof(Protocol):
-    """The facts that the rule decides by."""
+    """The facts that the acceptance rule needs."""
 
     @property
     def rounds(self) -> int:
-        """Rounds in which the candidate was measured beside the default."""
+        """Number of rounds in which the candidate was compared with the default."""
         ...
 
     @property
     def gains(self) -> bool:
-        """Whether it beats the default by some metric, or by their mean, and harms none."""
+        """Whether it beats the default in some metric, or in their mean, and harms none."""
         ...
 
     @property
     def saves(self) -> bool:
-        """Whether it needs less memory than the default; then it need not gain."""
+        """Whether it needs less memory than the default. It then need not gain."""
         ...
 
     @property
@@ -57,12 +57,12 @@ class Proof(Protocol):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The proof of one profile: rounds with the default, and the result of leaving out each part.
+    """The proof of a profile: rounds with the default, and the result of leaving out each part.
 
     Args:
         name: the profile in the comparison.
-        gains: whether it beats the default by some metric, or by their mean, and harms none.
-        saves: whether it needs less memory than the default; then it need not gain.
+        gains: Whether it beats the default in some metric, or in their mean, and harms none.
+        saves: Whether it needs less memory than the default. It then need not gain.
     """
 
     result: Comparison
@@ -78,8 +78,8 @@ class Evidence:
 
 
 def accept(proof: Proof) -> bool:
-    """The rule for everything that is written: it was measured in two rounds or more, it gains or saves
-    memory, and each of its parts holds (see `LeftOut.holds`)."""
+    """The acceptance rule for everything that is written. It was measured in two rounds or more, it gains or
+    saves memory, and each of its parts holds (see `LeftOut.holds`)."""
     reason = proof.gains or proof.saves
     held = bool(proof.parts) and all(p.holds for p in proof.parts)
     return proof.rounds >= LEAST_ROUNDS and reason and held
@@ -88,14 +88,14 @@ def accept(proof: Proof) -> bool:
 def gains(
     result: Comparison, name: str, moved: Sequence[str], bar: Bar, weights: Mapping[str, float]
 ) -> bool:
-    """Whether a profile gains on any metric that it moves, or on their mean, and harms none."""
+    """Whether a profile gains in any metric that it affects, or in their mean, and harms none."""
     choices = [[m] for m in moved] + ([list(moved)] if len(moved) > 1 else [])
     return any(bar.beats(result, name, metrics, weights, touched=moved)[0] for metrics in choices)
 
 
 @dataclass
 class Choice:
-    """The profile that is proven so far. It is valid after every step: an interrupt takes it as it is."""
+    """The profile that is proven so far. It is valid after each step, so an interrupt can write it."""
 
     point: Point
     entries: list[Entry] = field(default_factory=list)
@@ -105,15 +105,15 @@ class Choice:
     baseline: dict[str, float] = field(default_factory=dict)
     tuned: dict[str, float] = field(default_factory=dict)
     joules: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Joules per token of the default and of the profile, by metric, where energy was counted."""
+    """Joules per token of the default and of the profile by metric, if energy was counted."""
     failed: list[tuple[Point, Measurement]] = field(default_factory=list)
     voided: int = 0
-    stage: str = ""  # key of the comparison that says so
+    stage: str = ""  # key of the comparison with the proof
 
     def accept(
         self, evidence: Evidence, point: Point, entries: list[Entry], kernels: Sequence[KernelEntry] = ()
     ) -> bool:
-        """Takes a profile if the rule accepts it; if not, nothing changes."""
+        """Take a profile if the rule accepts it. Otherwise nothing changes."""
         if not accept(evidence):
             return False
         proven = {name for p in evidence.parts for name in p.part.names}
@@ -129,24 +129,24 @@ class Choice:
         return True
 
     def take(self, other: Choice) -> None:
-        """Takes what another choice has accepted."""
+        """Take the profile that another choice has accepted."""
         names = ("point", "entries", "kernels", "evidence", "gain", "baseline", "tuned", "joules", "stage")
         for name in names:
             setattr(self, name, getattr(other, name))
 
     def clear(self, default: Point) -> bool:
-        """Returns to the default: nothing is proven. False, for callers that say so."""
+        """Return to the default, because nothing is proven. Returns False, for the convenience of callers."""
         self.take(self.empty(default))
         return False
 
     def empty(self, default: Point) -> Choice:
-        """A choice of which nothing is proven, with this one's rates and energy of the default."""
+        """A choice without a proven profile, which keeps the rates and the energy of the default."""
         return Choice(
             default, baseline=self.baseline, tuned=dict(self.baseline), joules=of_default(self.joules)
         )
 
     def count(self, other: Choice) -> None:
-        """Adds the voids and failures of another choice."""
+        """Add the void blocks and failures of another choice."""
         self.voided += other.voided
         self.failed += other.failed
 
@@ -157,20 +157,20 @@ class Choice:
 
 
 def of_default(joules: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Joules per token of a profile that is the default, by metric, from the pairs of another profile."""
+    """Joules per token by metric for a profile that equals the default, from the pairs of another profile."""
     return {m: (default, default) for m, (default, _) in joules.items()}
 
 
 def joules_of(result: Comparison, name: str, metrics: Iterable[str]) -> dict[str, tuple[float, float]]:
-    """Joules per token of the first configuration and of `name`, by metric, where energy was counted."""
+    """Joules per token of the first configuration and of `name` by metric, if energy was counted."""
     pairs = {m: (result.median_joules(result.names[0], m), result.median_joules(name, m)) for m in metrics}
     return {m: (a, b) for m, (a, b) in pairs.items() if a is not None and b is not None}
 
 
 class Judge:
-    """The judge of points and entries: it compares them in rounds and reads the results.
+    """The judge of points and entries, which compares them in rounds and evaluates the results.
 
-    Its margin, its share of the budget and its check of answers are those of the run.
+    It uses the margin, the budget and the quality gate of the run.
     """
 
     def __init__(self, context: Context) -> None:
@@ -190,12 +190,12 @@ class Judge:
 
     @property
     def sigma(self) -> float:
-        """Standard error of a trial's log ratio."""
+        """Standard error of the log ratio of a trial."""
         return self._context.sigma
 
     @property
     def most_rounds(self) -> int:
-        """The rounds of the longest comparison until now."""
+        """Number of rounds of the longest comparison so far."""
         return self._context.spread.most_rounds
 
     @property
@@ -211,9 +211,9 @@ class Judge:
         into: Comparison | None = None,
         alike: Mapping[str, Likeness] = ALL_DIFFER,
     ) -> Comparison:
-        """Compares points in rounds, and books the voids and failures in `choice`.
+        """Compare points in rounds, and count the void blocks and failures in `choice`.
 
-        Args: `rounds`: so many, and no more; default: as many as the noise that they show asks for."""
+        Args: `rounds`: the exact number of rounds; default: as many as their noise requires."""
         configurations: dict[str, Configuration] = {n: self.space.configuration(p) for n, p in points.items()}
         voided, failed = (into.voided, {*into.failed, *into.halted}) if into is not None else (0, set())
         first = next(iter(points.values()))
@@ -229,18 +229,19 @@ class Judge:
         return result
 
     def affordable(self, stage: str, measurements: float, checked: Collection[Point] = ()) -> bool:
-        """Whether so many measurements, and the check of these points, fit into the budget until a stage
-        ends. That stage counts from now on."""
+        """Whether this many measurements, and the answer checks of these points, fit into the budget until a
+        stage ends. That stage counts from now on."""
         self.until(stage)
         return self.fits(measurements, checked)
 
     def fits(self, measurements: float, checked: Collection[Point] = ()) -> bool:
-        """Whether so many measurements, and the check of these points, fit into what is left for the
+        """Whether this many measurements, and the answer checks of these points, fit into the rest of the
         stage."""
         return self.rounds.affordable(measurements, self._context.gate.seconds(checked))
 
     def ever_smaller_proofs(self, point: Point, rounds: int, faster: float) -> list[float]:
-        """Measurements that prove a point in so many rounds, and the point without more and more entries."""
+        """The numbers of measurements that prove a point in this many rounds, and the point with fewer and
+        fewer entries."""
         found, all_of_it = [], len(self.space.entries(point))
         while numbers := self.space.entries(point):
             found.append(self.ablation_measurements(point, rounds, faster ** (len(numbers) / all_of_it)))
@@ -248,22 +249,23 @@ class Judge:
         return found
 
     def compared(self, point: Point) -> list[Point]:
-        """A point and what its proof compares it with: without each of its entries."""
+        """A point, and the points that its proof compares it with: the same without each of its entries."""
         numbers = self.space.entries(point)
         return [point, *(self.space.without(point, n) for n in numbers if len(numbers) > 1)]
 
     def proof_rounds(self, point: Point) -> int:
-        """The fewest rounds that can prove a point. If the noise lets no number of rounds do that, as many as
-        show whether it is as high as it seems."""
+        """The least number of rounds that can prove a point. If no number can because of the noise, enough
+        rounds to show whether the noise is as high as it seems."""
         return self.proving_rounds(LEAST_ROUNDS, self.moved(point)) or LEAST_ROUNDS
 
     def ablation_measurements(self, point: Point, rounds: float | None = None, faster: float = 1.0) -> float:
-        """Measurements that prove every entry of a point, in so many of the default.
+        """The number of measurements that prove all entries of a point, in units of measurements of the
+        default.
 
         Args:
-            rounds: default: the fewest rounds that can prove it.
-            faster: how much faster than the default it is, as far as is known; without one of its entries it
-                loses its share of that.
+            rounds: Number of rounds; default: the least number that can prove it.
+            faster: Speed of the point / speed of the default, as far as known. Without an entry, it loses the
+                share of that entry.
         """
         rounds = rounds or self.proof_rounds(point)
         numbers = self.space.entries(point)
@@ -273,7 +275,8 @@ class Judge:
         return rounds * measurements * self._context.loading(point)
 
     def without(self, n: int) -> Likeness:
-        """A profile without one of its entries: it differs from the whole only in what that entry moves."""
+        """The likeness of a profile without one of its entries: it differs from the whole only in the metrics
+        of that entry."""
         return Likeness(FULL, frozenset(self.weights) - frozenset(self.moves(n)))
 
     # ---- points and entries
@@ -282,7 +285,7 @@ class Judge:
         return [m for m in self.weights if m in self.space.knobs[n].moves] or list(self.weights)
 
     def moved(self, point: Point) -> list[str]:
-        """The metrics that a point can move; all where that is not known."""
+        """The metrics that a point can affect; all if that is unknown."""
         return [m for m in self.weights if m in self.space.moved(point, self.space.default)] or list(
             self.weights
         )
@@ -308,7 +311,7 @@ class Judge:
         ]
 
     def faithful(self, point: Point) -> Point:
-        """`point` with every knob that changes answers at its default."""
+        """`point`, with all knobs that change answers at their defaults."""
         for n in self.space.entries(point):
             if self.space.knobs[n].fidelity is Fidelity.APPROX:
                 point = self.space.without(point, n)
@@ -317,12 +320,12 @@ class Judge:
     # ---- what a comparison says
 
     def gains(self, result: Comparison, name: str, point: Point) -> bool:
-        """Whether a whole point gains on any metric it moves, or on their mean, and harms none."""
+        """Whether a whole point gains in any metric that it affects, or in their mean, and harms none."""
         return gains(result, name, self.moved(point), self.bar(result.rounds), self.weights)
 
     def unsettled(self, result: Comparison, name: str, point: Point) -> bool:
-        """Whether a whole point gains its margin beyond doubt on any metric that it moves and harms none, and
-        only the margin is too wide for a proof."""
+        """Whether a whole point surely gains in some metric that it affects and harms none, but the margin is
+        too wide for a proof."""
         bar = self.bar(result.rounds)
         if self.harms(result, name, self.moved(point)):
             return False
@@ -335,8 +338,8 @@ class Judge:
         return Evidence(result, name, self.weights, self.gains(result, name, point), tuple(parts))
 
     def alone(self, result: Comparison, point: Point, name: str = FULL) -> LeftOut:
-        """The result of all entries of a point as one part. Without it the default is left, so the gain of
-        the whole is its own."""
+        """The result of all entries of a point as one part. Without it, only the default remains, so its gain
+        is the gain of the whole."""
         names = tuple(self.space.knobs[n].name for n in self.space.entries(point))
         part = Part("+".join(names), tuple(self.moved(point)), names)
         gain = result.ratio(name, part.moves, self.weights)
@@ -346,7 +349,7 @@ class Judge:
         return bool(self.harmed(result, name, touched))
 
     def harmed(self, result: Comparison, name: str, touched: Sequence[str]) -> dict[str, float]:
-        """The metrics that are slower than the default's by more than the noise, with their ratios."""
+        """The metrics that are slower than the default by more than the noise, with their ratios."""
         bar = self.bar(result.rounds)
         ratios = {m: result.ratio(name, [m], self.weights) for m in self.weights}
         return {m: r.ratio for m, r in ratios.items() if bar.harms(r, m, m in touched)}
@@ -354,7 +357,7 @@ class Judge:
     def ties(
         self, result: Comparison, name: str, over: str, metrics: Sequence[str], share: float = 1.0
     ) -> bool:
-        """Whether a point is behind another by no more than half the margin, or a share of that."""
+        """Whether a point is slower than another by at most half the margin, or a share of that."""
         if name == over:
             return True
         behind = result.ratio(name, metrics, self.weights, over).ratio

@@ -1,15 +1,15 @@
-"""Whether the answers stayed the same: decided before a speed counts.
+"""The check that answers stay the same, which comes before any speed counts.
 
-A target compares logits with the exact path's on the same device, with the routing pinned to that path's
-experts. The allowed difference depends on the knobs that differ from the default: `exact` ones must not
-change one bit, `rounding` ones may be at most half as far again from the exact path as the default is,
-`approx` ones as far as the user allowed.
+A target compares logits with the exact path on the same device, with the routing pinned to the experts of the
+exact path. The allowed difference depends on the changed knobs. `exact` knobs must not change any bit. With
+`rounding` knobs, the distance from the exact path may be at most 1.5 times the distance of the default. With
+`approx` knobs, the user sets the limit.
 
-`rounding` is judged twice: by the mean over all tokens, and for every batch size alone, because a kernel that
-is wrong for one size hides in the mean of all. With few tokens at a size chance matters, so there the two
-configurations are compared in pairs, block of tokens by block, and only what chance does not explain counts.
-Pairs are compared by the logarithm of their ratio: a fault multiplies what rounding does by about the same in
-every block, while in nats a few hard tokens are most of the sum and of its spread.
+`rounding` is judged twice: by the mean over all tokens, and for each batch size separately, because the mean
+would hide a kernel that is wrong for one size only. With few tokens of a size, chance matters. So there, the
+two configurations are compared in pairs of token blocks, and only a significant difference counts. Pairs are
+compared by the logarithm of their ratio. A fault multiplies the effect of rounding by about the same factor
+in all blocks, whereas in nats, a few hard tokens dominate the sum and its spread.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from ..core.protocol import GroupQuality
 
 ROUNDING_FACTOR = 1.5
-ROUNDING_FLOOR = 1e-5  # nats per token; below it a difference is one of summation order
-FALSE_ALARM = 1e-3  # of a check of sound answers, all its batch sizes together
-MIN_BLOCKS = 6  # fewer say nothing about a batch size
+ROUNDING_FLOOR = 1e-5  # nats per token; smaller differences come from the order of summation
+FALSE_ALARM = 1e-3  # probability of refusing correct answers, over all batch sizes of a check
+MIN_BLOCKS = 6  # fewer blocks are not enough to judge a batch size
 
 
 def rounding_limit(kld: float) -> float:
-    """The mean KLD (nats per token) that rounding may bring answers to, if the default's have this one."""
+    """The largest mean KLD (nats per token) that `rounding` allows, from the mean KLD of the default."""
     return ROUNDING_FACTOR * kld + ROUNDING_FLOOR
 
 
@@ -43,11 +43,11 @@ class Verdict:
 
 
 def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit: float | None) -> Verdict:
-    """The verdict on the answers of a configuration, by what the knobs that differ may change.
+    """The verdict on the answers of a configuration, by the fidelity of the changed knobs.
 
     Args:
-    fidelity: the worst of the knobs that differ.
-    approx_limit: mean KLD in nats per token that the user allowed for `approx` knobs, if any.
+    fidelity: The worst fidelity of the changed knobs.
+    approx_limit: Limit of the user for `approx` knobs (mean KLD in nats per token), if any.
     """
     if candidate.status is not TrialStatus.OK:
         return Verdict(False, f"the answers could not be compared: {candidate.message or candidate.status}")
@@ -61,7 +61,7 @@ def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit
     limit = rounding_limit(default.mean_kld)
     if fidelity is Fidelity.APPROX:
         limit = max(limit, approx_limit or 0.0)
-    # Written so that a KLD which is not a number fails.
+    # Written so that a KLD of NaN fails.
     if not candidate.mean_kld <= limit:
         return Verdict(
             False, f"mean KLD {candidate.mean_kld:.3g} against the exact path, above the limit of {limit:.3g}"
@@ -81,24 +81,26 @@ def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit
 
 
 def beyond_chance(ours: GroupQuality, theirs: GroupQuality, typical: float, false_alarm: float) -> bool:
-    """Whether a group's answers are further off than allowed, and not by chance: further in the mean, and by
-    a one-sided paired t test of log ratios.
+    """Whether the answers of a group differ by more than allowed, and not by chance: in the mean, and by a
+    one-sided paired t test of log ratios.
 
     Args:
-        ours, theirs: the same passage by the candidate and by the default.
-        typical: mean KLD of the default over all groups, nats per token. A group is allowed as much as the
-            others: where the default runs one size in halves and the rest in int8, int8 is no fault there.
-        false_alarm: probability of saying so of answers that are just within what is allowed.
+        ours, theirs: The same passage by the candidate and by the default.
+        typical: Mean KLD of the default over all groups, in nats per token. Each group may have as much as
+            the others: if the default computes one size in f16 and the others in int8, int8 is also correct
+            for that size.
+        false_alarm: Probability of True for answers that are just within the limit.
     """
     if len(ours.blocks) != len(theirs.blocks) or len(ours.blocks) < MIN_BLOCKS:
-        return False  # too few to tell; the mean over everything has to do
+        return False  # too few blocks; only the mean over all tokens decides
     lift = max(0.0, typical - theirs.mean_kld)
     allowed = [rounding_limit(kld + lift) for kld in theirs.blocks]
     if not all(map(math.isfinite, (*ours.blocks, *allowed))):
         return True
     if sum(ours.blocks) <= sum(allowed):
         return False
-    # The floor on both sides: a block without any difference has a logarithm, and one below the floor no say.
+    # The floor is added on both sides, so that a block without differences has a logarithm, and small ones
+    # have little weight.
     logs = [
         math.log((a + ROUNDING_FLOOR) / (b + ROUNDING_FLOOR))
         for a, b in zip(ours.blocks, allowed, strict=True)

@@ -1,9 +1,9 @@
-"""Settings that do as well as the winner, or better: a search looks closely where it has found its winner,
-and guesses elsewhere.
+"""Challengers: settings that may be as good as the winner or better. The search has looked closely only near
+its winner.
 
-Of two settings that gain the same, and not both at once, every tune has to take the same one, whichever it
-has met first: the one nearer the default, and of two as near the one whose knob is listed first. So a winner
-is measured beside what could stand in its place.
+If two alternative settings gain the same, all tunes must choose the same one, in whatever order they find
+them: the one closer to the default, and among equally close ones the one whose knob is listed first. So the
+winner is compared with its possible substitutes.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from ..space.search_space import Point
     from .acceptance import Judge
 
-MOST = 4  # challengers that are measured in rounds
-MOST_UNSEEN = 8  # points that are tried first
-TIMES = 3  # a winner is replaced, at most
-DOUBT = 2.0  # standard deviations by which a prediction may fall short
+MOST = 4  # most challengers that are measured in rounds
+MOST_UNSEEN = 8  # most points that are tried before that
+TIMES = 3  # most replacements of a winner
+DOUBT = 2.0  # standard deviations by which a predicted challenger may be slower
 
 
 @dataclass
 class Challengers:
-    """The search for settings that are to be taken instead of the winner.
+    """The search for settings that should replace the winner.
 
     Args:
-    explore: tries points as the search did, where there is time; gives all trials.
+    explore: Tries points like the search, if there is time, and returns all trials.
     """
 
     judge: Judge
     explore: Callable[[Sequence[Point]], Sequence[Trial]]
 
     def run(self, choice: Choice) -> None:
-        """Brings `choice` to a challenger that is to be taken instead, as long as there is one."""
+        """Replace `choice` by a challenger, as long as there is a better one."""
         self.judge.until("leave_one_out")
         for attempt in range(TIMES):
             if not self._replaced(f"rivals/{attempt}", choice):
@@ -56,7 +56,7 @@ class Challengers:
         trials = self.explore(self.unseen(self.explore([]), choice.point))
         challengers = self.candidates(trials, choice.point)
         while challengers and not judge.rounds.affordable(2 * measurements_in_round(2 + len(challengers))):
-            challengers.pop()  # before their answers are compared: that takes time, too
+            challengers.pop()  # before their answers are compared, which takes time, too
         challengers = [p for p in challengers if judge.admit(p) is None]
         if not challengers:
             return False
@@ -68,7 +68,7 @@ class Challengers:
         if result.rounds < 2 or FULL not in result.logs:
             return False
         found = [n for n in names if n in result.logs and self._stands(result, n, names[n], choice.point)]
-        # The better points go first, then the ones to prefer among ties.
+        # Better points come first, and then the preferred ones among ties.
         better = [n for n in found if self._better(result, n)]
         better.sort(key=lambda n: -result.ratio(n, list(judge.weights), judge.weights).ratio)
         before = space.settings(choice.point)
@@ -87,7 +87,7 @@ class Challengers:
         return bar.beats(result, name, list(weights), weights, FULL)[0]
 
     def _stands(self, result: Comparison, name: str, point: Point, winner: Point) -> bool:
-        """Whether a challenger is better than the winner, or ties with it and is to be taken before it."""
+        """Whether a challenger is better than the winner, or ties with it and is preferred."""
         judge = self.judge
         if self._better(result, name):
             return True
@@ -97,8 +97,8 @@ class Challengers:
         return first and not harmed and judge.ties(result, name, FULL, metrics)
 
     def _close(self, result: Comparison, names: Mapping[str, Point], winner: Point) -> bool:
-        """Whether as many rounds again are to tell if something that is to be taken before the winner ties
-        with it: half the margin is two standard errors, so of twenty ties one seems to be none."""
+        """Whether the same number of further rounds must decide if a preferred challenger ties with the
+        winner. Half the margin is two standard errors, so one of twenty ties does not look like one."""
         judge, metrics = self.judge, list(self.judge.weights)
         margin = judge.bar(result.rounds).of(metrics)
         before = [
@@ -111,11 +111,11 @@ class Challengers:
     def _take(
         self, key: str, result: Comparison, name: str, point: Point, choice: Choice, better: bool
     ) -> bool:
-        """Whether a challenger is proven, by rounds of its own: of several that were compared at once the
-        best one looks better than it is.
+        """Whether a challenger is proven in its own rounds. The best of several that were compared at once
+        looks better than it is.
 
-        Where there is no time for them, one of a single entry that ties stands by what was compared: it is
-        taken for its place in the order, not for its ratio."""
+        If there is no time for such rounds, a challenger with a single entry that ties is accepted by the
+        comparison, because its place in the order decides and not its ratio."""
         judge = self.judge
         numbers = judge.space.entries(point)
         if (
@@ -138,8 +138,8 @@ class Challengers:
     # ---- which
 
     def lines(self, trials: Sequence[Trial], winner: Point) -> list[list[Point]]:
-        """By pair of knobs: points with another entry in the place of one of the winner's, or with another
-        value of an unordered one. The new entry has to move all that the other did."""
+        """By pair of knobs: points in which another entry replaces an entry of the winner, or an unordered
+        entry has another value. The new entry must affect all metrics of the old one."""
         space = self.judge.space
         entries = space.entries(winner)
         failed = {space.code_class(t.point) for t in trials if t.log_ratio is None}
@@ -161,8 +161,8 @@ class Challengers:
         return [line for line in found if line]
 
     def unseen(self, trials: Sequence[Trial], winner: Point) -> list[Point]:
-        """Points that the search has not tried: the winner with one of its entries a step farther from the
-        default, and the ends of the lines."""
+        """Points that the search has not tried: the winner with one entry one step farther from the default,
+        and the ends of the lines."""
         space = self.judge.space
         tried = {space.code_class(t.point) for t in trials}
         farther = [p for p in space.neighbours(winner) if space.distance(p)[1] > space.distance(winner)[1]]
@@ -172,8 +172,8 @@ class Challengers:
         return [p for kind, p in found.items() if kind not in tried][:MOST_UNSEEN]
 
     def candidates(self, trials: Sequence[Trial], winner: Point) -> list[Point]:
-        """Points that may tie and come before the winner, or that seem to be better; the most promising
-        first."""
+        """Points that may tie with the winner and are preferred, or that seem to be better, the most
+        promising first."""
         judge, space = self.judge, self.judge.space
         failed = {space.code_class(t.point) for t in trials if t.log_ratio is None}
         steps = [p for p in space.neighbours(winner) if space.entries(p) == space.entries(winner)]
@@ -182,7 +182,7 @@ class Challengers:
         if not challengers:
             return []
         mean, sigma = predicted(space, judge.history(trials), [winner, *challengers])
-        # A trial is a single measurement, in one process with the others: the noise of a single round.
+        # A trial is a single measurement in one process with others, so it has the noise of a single round.
         near, above = (judge.bar(n).of(list(judge.weights)) for n in (1, judge.wanted()))
         hopeful = []
         for x, s, p in zip(mean[1:], sigma[1:], challengers, strict=True):

@@ -1,5 +1,5 @@
-"""Backward elimination: settings that the rest does as well without go, until every setting that is left is
-missed when it is left out. No setting is written before that, however large the gain of the whole."""
+"""Backward elimination: settings that the profile does not need are removed, until leaving out any remaining
+one loses speed. No setting is written before that, however large the gain of the whole profile."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from .acceptance import Choice, Judge
 
 ATTEMPTS = 4
-ROUNDS_TELL = 3  # what the noise is, better than A/A
+ROUNDS_TELL = 3  # number of rounds that estimate the noise better than A/A
 
-Weak = list[tuple[float, int]]  # ratio and knob of what may go
+Weak = list[tuple[float, int]]  # ratio and knob of entries that may be removed
 
 
 @dataclass
@@ -36,30 +36,31 @@ class Elimination:
     """The elimination of settings from a point.
 
     Args:
-        last: a later stage whose time may be used, where this one's ends before everything is proven.
+        last: A later stage whose time may be used, if the time of this stage ends before everything is
+            proven.
 
-    `cut` tells whether there was no time to prove anything.
+    `cut` says whether there was no time to prove anything.
     """
 
     judge: Judge
     last: str | None = None
     cut: bool = False
-    weak: set[str] = field(default_factory=set)  # at the last look
-    needed: set[str] = field(default_factory=set)  # what the rest did not run without, at the last look
-    hopeless: bool = False  # whether the last look ended because a smaller proof has to begin
-    apart: bool = False  # whether only entries are proven whose metrics the others do not move
-    looked: tuple[Comparison, Point, list[LeftOut]] | None = None  # the last look that has shown something
-    failed: tuple[Point, Measurement] | None = None  # a whole point that failed twice; it has lost nothing
+    weak: set[str] = field(default_factory=set)  # weak entries in the last comparison
+    needed: set[str] = field(default_factory=set)  # the rest did not run without these
+    hopeless: bool = False  # whether the last comparison ended to begin a smaller proof
+    apart: bool = False  # whether only entries are proven whose metrics no other entry affects
+    looked: tuple[Comparison, Point, list[LeftOut]] | None = None  # the last comparison with a result
+    failed: tuple[Point, Measurement] | None = None  # a whole point that failed twice, which is no loss
 
     def run(
         self, point: Point, choice: Choice, key: str = "without", known: Comparison | None = None
     ) -> bool:
-        """Drops what the rest does as well without, until every entry that is left is needed, and brings
-        `choice` to that. False: nothing is proven. Where that was measured `choice` is the default; where
-        there was no time, it is as it was.
+        """Remove entries that are not needed until all remaining ones are, and bring `choice` to the result.
+        Returns False if nothing is proven. `choice` is then the default if that was measured, or unchanged if
+        there was no time.
 
         Args:
-            known: rounds of the first look that are known already, see `rounds_of`.
+            known: Rounds of the first comparison that already exist; see `rounds_of`.
         """
         judge, space = self.judge, self.judge.space
         parts: list[LeftOut] = []
@@ -72,7 +73,8 @@ class Elimination:
             except (KeyboardInterrupt, DisturbedError):
                 self._stop(f"{key}/{attempt}", point, before, parts, choice)
                 raise
-            # Entries of which a rest failed after it had run are open, unless the rounds before prove them.
+            # If the profile without an entry ran at first and then failed, the entry is undecided, unless the
+            # earlier rounds prove it.
             self.cut |= bool(result.halted)
             if FULL in result.failed:
                 self.failed = point, result.failed[FULL]
@@ -83,7 +85,7 @@ class Elimination:
                 return self._split(choice)
             untold = any(result.untold(without(p.part.label)) for p in found)
             if untold:
-                # A rest may run after all, so the entry that it lacks has no proof yet.
+                # The profile without the entry may run after all, so the entry has no proof yet.
                 self.looked = (result, point, found)
                 if result.halted and attempt + 1 < ATTEMPTS:
                     continue
@@ -109,12 +111,14 @@ class Elimination:
     def _look(
         self, key: str, point: Point, choice: Choice, known: Comparison | None = None
     ) -> tuple[Comparison, list[LeftOut], Weak]:
-        """The entries of a point and which of them are weak; no entries where there was no time, or it does
-        not run. Where only intervals speak against entries, as many rounds again tell.
+        """The entries of a point, and the weak ones among them; no entries if there was no time, or if the
+        point does not run. If only intervals speak against entries, the same number of further rounds
+        decides.
 
-        The second look needs no wider interval: an entry that is worth nothing also has to gain the margin
-        at both. In 20,000 draws for each of four noises the first look let 0.01 to 0.5 % of such entries
-        pass and the second 0 to 0.2 % more, where an interval of 95 % alone would let 2.5 % pass once."""
+        The second comparison needs no wider interval, because a worthless entry must also gain the margin
+        both times. In 20,000 simulations for each of four noise levels, the first comparison accepted 0.01 to
+        0.5 % of such entries and the second one 0 to 0.2 % more. A 95 % interval alone would accept 2.5 %
+        each time."""
         result = self._compare(key, point, choice, into=known, told=known.rounds if known else 0)
         for again in (True, False):
             if result.rounds < LEAST_ROUNDS or FULL not in result.logs:
@@ -130,9 +134,10 @@ class Elimination:
     def _stop(
         self, key: str, point: Point, before: Comparison | None, parts: Sequence[LeftOut], choice: Choice
     ) -> None:
-        """Takes what the rounds until now have proven.
+        """Accept what the rounds so far have proven.
 
-        Args: `key`: of the look. Until its first round begins, the last rounds are of a larger point."""
+        Args: `key`: key of the comparison. Until its first round begins, the last rounds belong to a larger
+            point."""
         result = self.judge.rounds.running
         if result.key == key and result.rounds >= LEAST_ROUNDS and FULL in result.logs:
             self._accept(result, point, self._left_out(result, point)[0], choice)
@@ -148,8 +153,8 @@ class Elimination:
         return choice.accept(judge.evidence(result, point, parts, name), point, entries)
 
     def _variants(self, point: Point) -> dict[str, Point]:
-        """The configurations of a look. A rest whose answers are wrong is left out of it. If nobody could
-        compare them, the rounds tell whether it runs."""
+        """The configurations of a comparison. A profile without an entry is left out if its answers are
+        wrong. If its answers could not be compared, the rounds show whether it runs."""
         judge, space = self.judge, self.judge.space
         numbers = {space.knobs[n].name: n for n in space.entries(point)}
         parts = [judge.part(n) for n in numbers.values()]
@@ -160,11 +165,11 @@ class Elimination:
     def _compare(
         self, key: str, point: Point, choice: Choice, into: Comparison | None = None, told: int = 0
     ) -> Comparison:
-        """The rounds of a look.
+        """The rounds of a comparison.
 
         Args:
-            into: goes on with these rounds.
-            told: of these, as many count among the rounds that the look asks for.
+            into: Earlier rounds to continue.
+            told: Number of earlier rounds that count as rounds of this comparison.
         """
         judge, space = self.judge, self.judge.space
         points = self._variants(point)
@@ -184,11 +189,11 @@ class Elimination:
         return judge.compare(key, points, choice, rounds, into, alike)
 
     def _hopeless(self, point: Point, done: int, measurements: float, least: int | None) -> bool:
-        """Whether the noise that the rounds have shown leaves no time to prove all entries, and another round
-        would take the time to prove one of them.
+        """Whether the noise of the rounds leaves no time to prove all entries, and another round would use up
+        the time to prove one of them.
 
         Args:
-            measurements: of a round.
+            measurements: Number of measurements of a round.
         """
         judge, space = self.judge, self.judge.space
         numbers = space.entries(point)
@@ -206,8 +211,8 @@ class Elimination:
         return found
 
     def _least(self, points: Mapping[str, Point], alike: Mapping[str, Likeness] = ALL_DIFFER) -> int | None:
-        """If the stage's own time does not last for the rounds of a proof, a later one's does, but for no
-        more."""
+        """The least number of rounds, for which the time of a later stage may be used if the time of this
+        stage is too short."""
         judge = self.judge
         rounds = judge.proof_rounds(points[FULL])
         if self.last is None or judge.affordable(
@@ -218,8 +223,8 @@ class Elimination:
         return rounds
 
     def _unsure(self, result: Comparison, weak: Weak) -> bool:
-        """Whether all that is weak gains by the margin, and only the interval holds 1: most often a round was
-        disturbed."""
+        """Whether all weak entries gain the margin, and only their intervals contain 1. Most often, a round
+        was then disturbed."""
         judge = self.judge
         bar = judge.bar(result.rounds)
         return all(ratio >= 1 + bar.of(judge.moves(n)) for ratio, n in weak)
@@ -236,7 +241,8 @@ class Elimination:
             over = rest_of(result, part)
             found = left_out(result, part, bar, judge.weights, over)
             if over == DEFAULT and len(numbers) > 1 and not result.untold(without(part.label)):
-                # It does not run without this entry, or may not be tried: the whole gain speaks for it.
+                # The profile does not run without this entry, or must not be tried without it. So the whole
+                # gain counts for it.
                 gain = result.ratio(FULL, part.moves, judge.weights)
                 faithful = space.knobs[n].fidelity is not Fidelity.APPROX
                 found = replace(found, gain=gain, missed=False, needed=faithful)
@@ -247,15 +253,16 @@ class Elimination:
         return parts, sorted(weak)
 
     def _smaller(self, point: Point, weak: Weak, margin: float) -> Point:
-        """Entries that lose together what neither loses alone must not go together."""
+        """Choose entries to remove. Two entries that lose speed only if both are missing must not be removed
+        together."""
         loss = sum(max(0.0, math.log(ratio)) for ratio, _ in weak)
         for _, n in weak if loss < margin / 2 else weak[:1]:
             point = self.judge.space.without(point, n)
         return point
 
     def _settled(self, result: Comparison, point: Point, parts: Sequence[LeftOut], choice: Choice) -> bool:
-        """No time to compare again. Where one entry has gone, what is left was measured as the whole without
-        it, and each of the others was missed."""
+        """Settle without another comparison, for lack of time. If one entry was removed, the remaining point
+        was already measured as the whole without it, and each of the others was needed."""
         judge, space = self.judge, self.judge.space
         numbers = space.entries(point)
         kept = {space.knobs[n].name for n in numbers}
@@ -263,7 +270,7 @@ class Elimination:
         name = without(gone[0])
         if len(gone) != 1 or name not in result.logs:
             return False
-        # A rest that did not run without one of them may run without it now.
+        # A profile that did not run without one of them may run without it now.
         left = [replace(p, needed=False) for p in parts if p.part.label in kept]
         note = f"the ratio was measured together with {gone[0]}, which is now at its default"
         if len(numbers) == 1:
@@ -276,9 +283,9 @@ class Elimination:
         return True
 
     def _split(self, choice: Choice) -> bool:
-        """No time to compare again. Entries whose metrics no other entry moves were measured as if they stood
-        alone: there the whole is as they are, and in all other metrics they are as the default. So those that
-        hold are accepted."""
+        """Split without another comparison, for lack of time. If no other entry affects the metrics of an
+        entry, it was measured as if alone: in those metrics the whole equals the entry, and in all others the
+        entry equals the default. So the entries that hold are accepted."""
         if self.looked is None:
             return False
         judge, space = self.judge, self.judge.space
@@ -302,7 +309,8 @@ class Elimination:
         return self.apart
 
     def standing_apart(self) -> list[Point]:
-        """Smaller points of the last look: entries that share metrics, directly or by others, make one."""
+        """Smaller points of the last comparison: entries that share metrics, directly or indirectly, form one
+        point."""
         if self.looked is None:
             return []
         _, whole, parts = self.looked
@@ -316,7 +324,7 @@ class Elimination:
         return [self._only(whole, names) for names, _ in groups] if len(groups) > 1 else []
 
     def _only(self, whole: Point, names: Collection[str]) -> Point:
-        """`whole` with these of its entries."""
+        """`whole` with only these entries."""
         space, point = self.judge.space, whole
         for n in space.entries(whole):
             if space.knobs[n].name not in names:
@@ -324,8 +332,8 @@ class Elimination:
         return point
 
     def rounds_of(self, point: Point, key: str) -> Comparison | None:
-        """The rounds of the last look as rounds of a smaller point, if the entries that it lacks move no
-        metric of its own. None if they tell nothing of it."""
+        """The rounds of the last comparison as rounds of a smaller point, if the missing entries affect none
+        of its metrics; None otherwise."""
         if self.looked is None:
             return None
         space = self.judge.space
@@ -344,11 +352,10 @@ class Elimination:
         return result.of_metrics({n: n for n in (FULL, *rests)}, metrics, key)
 
     def _as_one(self, point: Point, parts: Sequence[LeftOut], choice: Choice, key: str) -> bool:
-        """Many entries of which each is worth less than the noise: those that are not missed at all go, the
-        rest stands or falls as one group."""
+        """Judge many entries of which each gains less than the noise. Entries that are not needed at all are
+        removed. The others are proven or refuted as one group."""
         judge, space = self.judge, self.judge.space
-        # A part that the rest needed may have been needed only beside parts that are gone; the comparison
-        # tells.
+        # A part may have been needed only together with removed parts. The comparison shows that.
         missed = {p.part.label for p in parts if p.gain.ratio >= 1} - self.needed
         for n in space.entries(point):
             if space.knobs[n].name not in missed:
@@ -369,7 +376,7 @@ class Elimination:
         return choice.accept(evidence, point, entries) or choice.clear(space.default)
 
     def _grouped(self, result: Comparison, entries: list[Entry]) -> list[Entry]:
-        """Marks as one group the entries whose losses, one by one, add up to more than the whole gain."""
+        """Mark entries as one group if their individual losses add up to more than the whole gain."""
         judge = self.judge
         groups: list[list[Entry]] = []
         for entry in entries:

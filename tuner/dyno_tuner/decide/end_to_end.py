@@ -1,8 +1,8 @@
-"""The whole profile, settings and kernels together, against the engine's default.
+"""The end-to-end comparison of the whole profile, settings and kernels together, with the default.
 
-What stages have proven apart need not hold together, so what is written comes from one last comparison: ABBA
-rounds of the default, the whole profile, and the whole profile without each of its parts. A part is a group
-of kernel choices, a setting, or a group of settings.
+Results that stages have proven separately need not hold together. So the written profile comes from a last
+comparison: ABBA rounds of the default, the whole profile, and the whole profile without each of its parts. A
+part is a group of kernel choices, a setting, or a group of settings.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ ALONE = "settings alone"
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A point and the groups of kernels, named by the metric they move, that go with it."""
+    """A point, with its groups of kernels by metric."""
 
     point: Point
     groups: frozenset[str]
 
 
 class EndToEnd:
-    """The last comparison: the whole profile against the default and against itself without each part.
+    """The last comparison: the whole profile, the default, and the profile without each part.
 
     Args:
-        kernels: by metric, each choice with what made it a candidate.
+        kernels: By metric, each choice with the measurements that made it a candidate.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class EndToEnd:
         self.note = context.note
         self.bar = context.bar
         self.candidates = kernels
-        self.unmeasured = False  # for want of time, because of failures, or because nobody compared answers
-        self.unanswered = ""  # why, if it was no lack of time
-        self.seen: dict[str, Estimate] = {}  # what rounds gave for each part, at last
+        self.unmeasured = False  # for lack of time, after failures, or because answers could not be compared
+        self.unanswered = ""  # the reason, if it was not lack of time
+        self.seen: dict[str, Estimate] = {}  # the last result of the rounds for each part
 
     def run(self, choice: Choice) -> None:
-        """Brings `choice` to the kernels that the whole profile gains by and to what was measured with them.
-        Where there are none it stays as it was."""
+        """Bring `choice` to the kernels by which the whole profile gains, and to the measurements with them.
+        Without such kernels it does not change."""
         whole = Whole(choice.point, frozenset(self.candidates))
         for attempt in range(3):
             if not whole.groups or self._wrong(whole):
@@ -73,7 +73,8 @@ class EndToEnd:
                 self.note("whole", rounds=result.rounds, taken=False, reason="not measured")
                 return
             found = self._left_out(result, parts)
-            # A rest that failed and then ran has no rounds, so another comparison has to tell.
+            # If the profile without a part failed and then ran, it has no rounds. So another comparison
+            # decides.
             self.unmeasured = any(result.untold(without(p.label)) for p in parts)
             if self.unmeasured and attempt < 2:
                 continue
@@ -100,14 +101,15 @@ class EndToEnd:
 
     @property
     def kinds(self) -> list[str]:
-        """`pp` and `tg`, by which kernels are grouped; a mix has several metrics of each."""
+        """The kinds `pp` and `tg`, by which kernels are grouped. A mix has several metrics of each kind."""
         return list(dict.fromkeys(kind_of(m) for m in self.weights))
 
     def _of(self, kind: str) -> tuple[str, ...]:
         return tuple(m for m in self.weights if kind_of(m) == kind)
 
     def configuration(self, whole: Whole) -> Configuration:
-        """Kernels in the order of the metrics, so that the same choices are the same configuration."""
+        """The configuration of a whole. Kernels are in the order of the metrics, so that equal choices give
+        equal configurations."""
         chosen = [c for m in self.kinds if m in whole.groups for c, _ in self.candidates[m]]
         return Configuration(self.space.settings(whole.point), tuple(chosen))
 
@@ -145,8 +147,8 @@ class EndToEnd:
         return Whole(point, groups)
 
     def _compare(self, key: str, whole: Whole, parts: list[Part], choice: Choice) -> Comparison:
-        """Without the settings' parts where the budget does not last for them: what was proven for them
-        before kernels were chosen then stands."""
+        """Compare a whole and its parts. If the budget is too short for the parts of settings, they are left
+        out, and their earlier proof without the kernels counts."""
         default = Whole(self.space.default, frozenset())
 
         def named() -> dict[str, Whole]:
@@ -183,7 +185,8 @@ class EndToEnd:
         return found
 
     def _gains(self, result: Comparison, name: str, whole: Whole) -> bool:
-        """Whether the whole beats the default on a metric that it moves, or on their mean, and harms none."""
+        """Whether the whole beats the default in a metric that it affects, or in their mean, and harms
+        none."""
         touched = {m for g in whole.groups for m in self._of(g)}
         touched |= self.space.moved(whole.point, self.space.default)
         moved = [m for m in self.weights if m in touched] or list(self.weights)
@@ -192,9 +195,9 @@ class EndToEnd:
     def _settle(
         self, choice: Choice, result: Comparison, smaller: Whole, parts: Sequence[Part], weak: Sequence[Part]
     ) -> None:
-        """No time to measure again what is left without the weak parts: it is taken if it was among what has
-        been measured, which it was where one part is weak. The kernels that are left have to be missed there
-        again."""
+        """Settle without another comparison, for lack of time. The profile without the weak parts is accepted
+        if it was already measured, which is true if only one part is weak. The remaining kernels must again
+        be needed there."""
         name = without(weak[0].label)
         if len(weak) > 1 or name not in result.logs or not smaller.groups or self._wrong(smaller):
             return
@@ -212,7 +215,7 @@ class EndToEnd:
     def _accept(
         self, choice: Choice, result: Comparison, name: str, whole: Whole, found: Sequence[LeftOut]
     ) -> bool:
-        """Settings that were not left out here stand by what has proven them before."""
+        """Accept a whole. For settings that were not left out here, their earlier proof counts."""
         changed = {self.space.knobs[n].name for n in self.space.entries(whole.point)}
         measured = {n: p.gain for p in found for n in p.part.names}
         before = choice.evidence.parts if choice.evidence is not None else ()

@@ -1,5 +1,5 @@
-"""From the screen's best points to the entries of a profile: finalists in paired rounds, ties towards the
-default, then every entry alone against the rest, until what remains is needed.
+"""From the best points of the screen to the entries of a profile: finalists in paired rounds, preference for
+the default among ties, and then the ablation of each entry, until all remaining entries are needed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ if TYPE_CHECKING:
     from .acceptance import Choice, Judge
 
 FINALISTS = 3
-FAR = 3.0  # margins, that noise does not reach
+FAR = 3.0  # margins; noise does not reach so far
 DOUBT = 2.0  # standard errors of a trial
-HOPE = (
-    1.4  # rounds by A/A over rounds that may do: few processes overstate noise as often as they understate it
-)
-LAST = "kernels"  # the stage whose time settings may use, too
+HOPE = 1.4  # factor by which A/A may overestimate the number of rounds
+LAST = "kernels"  # the later stage whose time settings may also use
 
 
 def worth_proving(trials: Sequence[Trial], bar: Bar, metrics: Collection[str]) -> list[Trial]:
-    """Trials that gained on the whole, and half the margin in some metric."""
+    """The trials with an overall gain, and a gain of at least half the margin in some metric."""
     return [
         t for t in trials
         if t.log_ratio is not None and t.score is not None and t.log_ratio > 0
@@ -46,10 +44,10 @@ def worth_proving(trials: Sequence[Trial], bar: Bar, metrics: Collection[str]) -
 
 
 def beyond_doubt(trials: Sequence[Trial], metrics: Collection[str], sigma: float) -> Trial | None:
-    """The best trial that gained the widest margin in some metric, if its noise is taken off.
+    """The best trial whose gain in some metric exceeds the widest margin, even after subtracting its noise.
 
     Args:
-        sigma: standard error of a trial's log ratio.
+        sigma: Standard error of the log ratio of a trial.
     """
     least = math.log1p(WIDEST_MARGIN) + DOUBT * sigma
     found = [
@@ -61,25 +59,25 @@ def beyond_doubt(trials: Sequence[Trial], metrics: Collection[str], sigma: float
 
 
 def surely_faster(log_ratio: float | None, sigma: float) -> float:
-    """How much faster than the default something is at least, if its noise is taken off; 1 or more.
+    """A lower bound of the ratio to the default, after subtracting the noise; 1 or more.
 
     Args:
-        sigma: standard error of the log ratio.
+        sigma: Standard error of the log ratio.
     """
     return math.exp(max(0.0, (log_ratio or 0.0) - DOUBT * sigma))
 
 
 @dataclass
 class Chooser:
-    """The way from the trials of the screen to a proven choice.
+    """The stage that leads from the trials of the screen to a proven choice.
 
     Args:
-    explore: tries more points as the search did; gives all trials.
+    explore: Tries more points like the search, and returns all trials.
 
-    `unproven` tells whether there was no time to tell of something that looked faster whether it is, and
-    `missed` what that was and its log ratio, where only a part of it was proven. `failed` names the knobs of
-    points that looked faster and failed twice in rounds, and `failure` is their message: others can have
-    ended both tries, so no default has beaten them.
+    `unproven` says whether there was no time to decide about a point that looked faster. If only a part of
+    that point was proven, `missed` is the point with its log ratio. `failed` has the knobs of points that
+    looked faster and failed twice in rounds, and `failure` has their message. Other programs may have caused
+    both failures, so no default has beaten these knobs.
     """
 
     judge: Judge
@@ -90,10 +88,10 @@ class Chooser:
     failure: str = ""
 
     def run(self, trials: Sequence[Trial], choice: Choice) -> None:
-        """Fills in `choice`, step by step."""
+        """Build `choice` step by step."""
         judge = self.judge
         judge.until("confirm")
-        self.unproven = True  # until something says else, also where Ctrl-C ends it
+        self.unproven = True  # until the opposite is known, even after Ctrl-C
         finalists = self.pick(trials)
         if not finalists:
             self.unproven = False
@@ -104,10 +102,10 @@ class Chooser:
             if winner is not None:
                 winner = self._towards_default(winner, choice)
         else:
-            winner = finalists[0]  # a race would leave no time to prove what has won it
+            winner = finalists[0]  # a race would leave no time to prove its winner
         if winner is None:
             return
-        # The proof of settings comes before kernels, even if that leaves kernels no time.
+        # Settings are proven before kernels, even if no time is left for kernels.
         self.unproven, whole = True, winner
         measurements, compared = self._proof_of(winner, trials), judge.compared(winner)
         if not any(judge.affordable(stage, measurements, compared) for stage in ("leave_one_out", LAST)):
@@ -118,7 +116,7 @@ class Chooser:
         proven = elimination.run(winner, choice)
         if elimination.cut and (not choice.entries or elimination.apart):
             winner, elimination, proven = self._again(winner, elimination, trials, choice)
-        # Fewer points may have been compared than had looked faster.
+        # Perhaps not all points that looked faster were compared.
         self.unproven = not proven and (elimination.cut or winner != whole)
         if not proven and elimination.failed is not None:
             self._note_failed([elimination.failed])
@@ -128,7 +126,7 @@ class Chooser:
                 self.missed = self._missed(whole, choice, trials)
 
     def _note_failed(self, failed: Sequence[tuple[Point, Measurement]]) -> None:
-        """Keeps what failed twice; a refusal by the engine is final."""
+        """Remember points that failed twice. A refusal by the engine is final."""
         space = self.judge.space
         for point, measurement in failed:
             if measurement.status is not TrialStatus.INVALID:
@@ -138,14 +136,14 @@ class Chooser:
     def _again(
         self, winner: Point, elimination: Elimination, trials: Sequence[Trial], choice: Choice
     ) -> tuple[Point, Elimination, bool]:
-        """A proof of fewer entries, if there was no time for all of them. If the first look has proven some
-        that stand apart, the better of the two counts.
+        """Prove fewer entries, if there was no time for all of them. If the first comparison has proven some
+        independent entries, the better of the two results counts.
 
         Returns:
             The point, its elimination, and whether anything is proven.
         """
         judge, space = self.judge, self.judge.space
-        # The answers of what it leaves out had to be compared first; they are known now.
+        # The answers of the profiles without entries had to be compared first, and are known now.
         judge.until(LAST)
         smaller = self._standing_apart(elimination, trials) or self._provable(winner, trials, learned=True)
         apart = elimination.apart
@@ -165,7 +163,7 @@ class Chooser:
         return winner, elimination, True
 
     def _standing_apart(self, elimination: Elimination, trials: Sequence[Trial]) -> Point | None:
-        """The best entries that stand apart in the last look and have time for the rounds that they lack."""
+        """The best independent entries of the last comparison for whose missing rounds there is time."""
         judge, space = self.judge, self.judge.space
         points = []
         for point in elimination.standing_apart():
@@ -181,9 +179,9 @@ class Chooser:
     def _races(self, finalists: Sequence[Point], trials: Sequence[Trial]) -> bool:
         """Whether there is time for a race and for the proof of its winner.
 
-        A gain far above the margin is worth its proof without a race, and the proof looks at it in any case.
-        So there both have to have time for as many rounds as the noise asks for, and one finalist does not
-        race alone if time is short. A small gain has to pass both looks.
+        A gain far above the margin can be proven without a race. In that case, a race takes place only if
+        there is time for all rounds that the noise requires in both, and a single finalist does not race if
+        time is short. A small gain must pass both comparisons.
         """
         judge = self.judge
         largest = max(finalists, key=lambda p: len(judge.space.entries(p)))
@@ -191,7 +189,7 @@ class Chooser:
         if self._far_ahead(trials):
             race = proof = judge.wanted()
             if judge.proving_rounds(LEAST_ROUNDS, judge.moved(largest)) is None:
-                proof = math.inf  # as far as A/A can tell, so rounds are for the proof alone
+                proof = math.inf  # as far as A/A shows, so rounds are only for the proof
             if len(finalists) == 1 and len(judge.space.entries(largest)) > 1 and judge.short_of_time:
                 return False
         measurements = race * measurements_in_round(len(finalists) + 1)
@@ -199,8 +197,8 @@ class Chooser:
         return judge.affordable("leave_one_out", measurements, judge.compared(largest))
 
     def _far_ahead(self, trials: Sequence[Trial]) -> bool:
-        """Whether a trial of the search gained FAR times the margin in some metric, or beyond doubt more than
-        any margin of a proof."""
+        """Whether a trial of the search gained FAR times the margin in some metric, or surely more than any
+        margin of a proof."""
         scores = [t.score for t in trials if t.score is not None and (t.log_ratio or 0.0) > 0]
         if not scores:
             return False
@@ -210,7 +208,7 @@ class Chooser:
         return any(s.log_ratio(m) > FAR * margin[m] for s in scores for m in self.judge.weights)
 
     def _missed(self, whole: Point, choice: Choice, trials: Sequence[Trial]) -> tuple[Point, float] | None:
-        """The point of which only a part could be proven, if the search had it faster than the profile by
+        """The point of which only a part could be proven, if it was faster in the search than the profile by
         more than the noise."""
         judge, kind = self.judge, self.judge.space.code_class(whole)
         seen = [t.log_ratio for t in trials if t.log_ratio and judge.space.code_class(t.point) == kind]
@@ -221,11 +219,11 @@ class Chooser:
         return (whole, max(seen)) if max(seen) > written + bar else None
 
     def _provable(self, point: Point, trials: Sequence[Trial], *, learned: bool = False) -> Point | None:
-        """As many of its entries as there is time to prove: the trials say without which ones it is best. If
-        noise makes the proof of one entry too long, two rounds of that one tell whether it is as high as it
-        seems.
+        """The point with as many entries as there is time to prove. The trials show which entries to drop. If
+        the proof of a single entry would take too long because of noise, two rounds show whether the noise is
+        as high as it seems.
 
-        Args: `learned`: whether rounds have been run, so that their time is known.
+        Args: `learned`: whether rounds have run, so that their time is known.
         """
         judge, space = self.judge, self.judge.space
         history = judge.history(trials)
@@ -239,16 +237,16 @@ class Chooser:
                     return None
                 break
             mean, _ = predicted(space, history, smaller)
-            fit = [self._fits(p, trials, learned) for p in smaller]  # noise may leave time for one metric
+            fit = [self._fits(p, trials, learned) for p in smaller]  # there may be time for one metric
             point = smaller[max(range(len(smaller)), key=lambda i: (fit[i], float(mean[i])))]
         judge.note("provable", settings=space.settings(point))
         return point if judge.admit(point) is None else None
 
     def _fits(self, point: Point, trials: Sequence[Trial], learned: bool, known: int = 0) -> bool:
-        """Whether there is time to prove a point, of which so many rounds are known.
+        """Whether there is time to prove a point for which this many rounds exist.
 
-        Before any round A/A tells the noise and the trials the speed of a point, and an A/A that allows no
-        proof is not believed. Rounds tell both better.
+        Before the first round, A/A gives the noise and the trials give the speed of a point. An A/A result
+        that allows no proof is not believed. Rounds give better values for both.
         """
         judge = self.judge
         if not learned:
@@ -260,7 +258,7 @@ class Chooser:
         return judge.fits(measurements, judge.compared(point))
 
     def _proof_of(self, point: Point, trials: Sequence[Trial]) -> float:
-        """Measurements that prove a point at the best, by the speed that the trials say it has."""
+        """The least number of measurements that prove a point, from its speed in the trials."""
         judge = self.judge
         mean, deviation = predicted(judge.space, judge.history(trials), [point])
         faster = surely_faster(float(mean[0]), float(deviation[0]))
@@ -270,7 +268,7 @@ class Chooser:
     # ---- finalists
 
     def pick(self, trials: Sequence[Trial]) -> list[Point]:
-        """The best points of the screen, and the point that joins what is best for each metric alone."""
+        """The best points of the screen, and the combination of the best values for each metric."""
         judge, space = self.judge, self.judge.space
         worth = worth_proving(trials, judge.bar(judge.wanted()), judge.weights)
         worth.sort(key=lambda t: (-(t.log_ratio or 0.0), space.distance(t.point)))
@@ -278,7 +276,7 @@ class Chooser:
         joined = self._join(trials)
         if joined is not None and worth and joined not in points:
             points = dict.fromkeys([joined, *list(points)[: FINALISTS - 1]])
-        # A point that changes answers has to beat the same point without the change, so both race.
+        # A point that changes answers must beat the same point without that change, so both take part.
         both = {q: None for p in points for q in (p, judge.faithful(p))}
         left = [p for p in both if p != space.default]
         chosen = self._few(left)
@@ -289,16 +287,19 @@ class Chooser:
         return chosen
 
     def _few(self, finalists: Sequence[Point]) -> list[Point]:
-        """Rather few finalists in enough rounds than many in one. Only the answers of these are compared."""
+        """Limit the finalists, because few finalists in enough rounds are better than many in one round. Only
+        the answers of these are compared."""
         judge, few = self.judge, list(finalists)
         while len(few) > 1 and not judge.fits(3 * measurements_in_round(len(few) + 1), few):
-            # A point that changes answers goes first: without its twin in the race it could not win anyhow.
+            # A point that changes answers is dropped first, because without its twin in the race it could not
+            # win.
             changing = [p for p in few if judge.faithful(p) != p]
             few.remove(changing[-1] if changing else few[-1])
         return few
 
     def _join(self, trials: Sequence[Trial]) -> Point | None:
-        """Knobs that move one metric only take their value from the trial that was best for that metric."""
+        """Combine trials: knobs that affect only one metric take their value from the best trial for that
+        metric."""
         space, weights = self.judge.space, self.judge.weights
         scored = [t for t in trials if t.score is not None and t.log_ratio is not None]
         if len(weights) < 2 or not scored:
@@ -316,8 +317,8 @@ class Chooser:
         return point if space.legal(point) else None
 
     def _race(self, finalists: Sequence[Point], choice: Choice) -> Point | None:
-        """Finalists against the default; the winner, or the one nearest the default of those that tie with
-        it. Two rounds are run where the stage's own share does not last for them."""
+        """Compare the finalists with the default. Returns the winner, or the tying finalist closest to the
+        default. Two rounds are run even if the time of this stage is too short for them."""
         judge, space = self.judge, self.judge.space
         names = {f"f{i}": p for i, p in enumerate(finalists)}
         points = {DEFAULT: space.default, **names}
@@ -345,7 +346,7 @@ class Chooser:
             elif result.rounds >= 2 and judge.unsettled(result, name, point):
                 unsettled.append((combined.ratio, name))
         if not passed:
-            # The proof of its entries has rounds of its own, which narrow the margin.
+            # The proof of its entries has its own rounds, which reduce the margin.
             if not unsettled:
                 self._note_failed([(names[n], m) for n, m in result.failed.items() if n in names])
             return names[max(unsettled)[1]] if unsettled else None
@@ -360,7 +361,8 @@ class Chooser:
         return winner
 
     def _earned(self, result: Comparison, names: Mapping[str, Point], name: str, bar: Bar) -> bool:
-        """Whether what changes answers in a finalist gains by itself: noise must never choose it."""
+        """Whether the entries that change answers in a finalist gain by themselves, because noise must never
+        choose them."""
         judge = self.judge
         faithful = judge.faithful(names[name])
         if faithful == names[name]:
@@ -392,10 +394,10 @@ class Chooser:
             if result.rounds < 2:
                 return point
             moves = judge.moves(n)
-            for name, candidate in reversed(list(names.items())):  # the nearest to the default first
+            for name, candidate in reversed(list(names.items())):  # the closest to the default first
                 if name not in result.logs or judge.harms(result, name, moves):
                     continue
-                # All the ties together may cost half a margin.
+                # All ties together may cost at most half a margin.
                 if judge.ties(result, name, FULL, moves, 1 / len(numbers)):
                     ratio = result.ratio(name, moves, judge.weights).ratio
                     judge.note("tie", knob=space.knobs[n].name, value=space.knobs[n].values[candidate[n]],
@@ -405,7 +407,7 @@ class Chooser:
         return point
 
     def _nearer(self, point: Point, n: int) -> list[Point]:
-        """Up to four points with a value of this knob between the default and the point's."""
+        """Up to four points with a value of this knob between the default and its value in the point."""
         judge, space = self.judge, self.judge.space
         target, value = space.default[n], point[n]
         step = int(math.copysign(1, target - value))

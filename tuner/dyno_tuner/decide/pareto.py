@@ -1,10 +1,10 @@
-"""Several answers instead of one: what speed costs in memory.
+"""The trade of speed for memory: several profiles instead of one (`--pareto`, `--objective memory`).
 
-Of what the search has tried only that is taken over which moves memory; the rest is the winner's, which has
-been proven. The configurations that no other one beats in both speed and planned memory are confirmed in one
-paired comparison with the default and the fastest, together with themselves without each entry that saves no
-memory: a whole point that saves much may carry entries that save nothing and cost speed. The rest is
-written as a profile each, with a plot of all.
+From the tried points, only settings that affect memory are taken. The other settings are those of the proven
+winner. The configurations that no other one beats in both speed and planned memory are confirmed in a paired
+comparison with the default and the fastest one. The comparison also has each of them without each entry that
+saves no memory, because a point that saves much may have entries that save nothing and cost speed. Each
+confirmed one is written as a profile, with a plot of all.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
     from ..search.observation import Trial
     from ..space.search_space import Point, Space
 
-MOST = 3  # profiles beside the fastest and the default
+MOST = 3  # most profiles in addition to the fastest and the default
 TOO_SHORT = "the time ran out before anything could be confirmed; give a longer --budget"
 
-LEAST_SAVING = 0.001  # of the default's memory; less is how a plan rounds
+LEAST_SAVING = 0.001  # share of the default's memory; smaller savings are rounding of the plan
 ATTEMPTS = 3
-SLOW = 2.5  # times a measurement of the default; what takes longer is cut there
+SLOW = 2.5  # factor on the time of a measurement of the default, after which a measurement is cut
 DEFAULT = "default"
 FASTEST = "fastest"
-# All that may be written, or was by earlier versions (memory4); no other name in the folder is touched.
+# All names that may be written, or that earlier versions wrote (memory4). No other file in the folder is
+# changed.
 FILES = (
     *(f"{n}.yaml" for n in (FASTEST, DEFAULT, *(f"memory{i + 1}" for i in range(MOST + 1)))),
     "pareto.svg",
@@ -51,7 +52,7 @@ FILES = (
 
 
 class FinishedTune(Protocol):
-    """A tune that has run, as far as this stage looks at it; see `run.tune`."""
+    """The part of a finished tune that this stage uses; see `run.tune`."""
 
     @property
     def context(self) -> Context: ...
@@ -69,26 +70,26 @@ class FinishedTune(Protocol):
 
 @dataclass(frozen=True)
 class Variant:
-    """A configuration that was confirmed. Ratios are to the default."""
+    """A confirmed configuration. Its ratios are relative to the default."""
 
-    name: str  # FASTEST, DEFAULT, or by its memory
+    name: str  # FASTEST, DEFAULT, or a name by its memory
     point: Point
     settings: Mapping[str, Value]
-    size: int  # bytes, by the engine's plan
+    size: int  # planned bytes
     overall: Estimate  # weighted geometric mean over the metrics
     gain: Mapping[str, Estimate]
     tuned: Mapping[str, float]  # tokens/s by metric
     evidence: Evidence | None = None  # None: the default
-    joules: Mapping[str, float] = field(default_factory=dict)  # joules per token by metric, where counted
-    harmless: bool = True  # no metric is behind the default's
+    joules: Mapping[str, float] = field(default_factory=dict)  # joules per token by metric, if counted
+    harmless: bool = True  # whether no metric is slower than the default
 
 
 def front(found: Sequence[tuple[Point, float, int]], below: int) -> list[Point]:
-    """The points that need less than `below` bytes and that none beats in both speed and memory; at most
-    MOST, from the largest to the smallest.
+    """The Pareto front: points that need less than `below` bytes and that no other one beats in both speed
+    and memory. At most MOST, from the largest to the smallest.
 
     Args:
-        found: (point, log ratio to the default, bytes).
+        found: Tuples of point, log ratio to the default, and bytes.
     """
     kept: list[tuple[Point, float, int]] = []
     best = -float("inf")
@@ -97,17 +98,17 @@ def front(found: Sequence[tuple[Point, float, int]], below: int) -> list[Point]:
             kept.append((point, speed, size))
             best = speed
     kept.reverse()
-    if len(kept) > MOST:  # the ends and the middle say most
+    if len(kept) > MOST:  # the ends and the middle are the most useful ones
         kept = [kept[round(i * (len(kept) - 1) / (MOST - 1))] for i in range(MOST)]
     return [p for p, _, _ in kept]
 
 
 def worthwhile(variants: Sequence[Variant], as_good: Callable[[Variant, Variant], bool]) -> list[Variant]:
-    """From large to small what is left when everything is dropped that another one of no more memory is as
-    good as.
+    """The variants from large to small, without those for which another one with at most the same memory is
+    as good.
 
     Args:
-        as_good: whether the first one can take the place of the second.
+        as_good: Whether the first one can replace the second one.
     """
     kept: list[Variant] = []
     for v in sorted(variants, key=lambda v: (v.size, -v.overall.ratio)):
@@ -117,13 +118,14 @@ def worthwhile(variants: Sequence[Variant], as_good: Callable[[Variant, Variant]
 
 
 def named(kept: Sequence[Variant], best: Variant | None) -> list[Variant]:
-    """`best` is called the fastest, the others go by their memory, from large to small."""
+    """Name the variants: `best` is the fastest, and the others are numbered by memory, from large to
+    small."""
     names = iter(f"memory{i}" for i in range(1, len(kept) + 1))
     return [v if v.name == DEFAULT else replace(v, name=FASTEST if v is best else next(names)) for v in kept]
 
 
 def plot(variants: Sequence[Variant], title: str) -> str:
-    """SVG: speed over memory, with the interval of every point."""
+    """A plot of speed over memory as SVG, with the interval of each point."""
     width, height, left, top = 640, 400, 70, 50
     wide, high = width - left - 150, height - top - 60
     sizes = [v.size for v in variants]
@@ -158,10 +160,10 @@ def plot(variants: Sequence[Variant], title: str) -> str:
 
 
 class Sizes:
-    """The memory of points by the engine's plan.
+    """The planned memory of points.
 
     Args:
-        needs: bytes of settings; None where the engine refuses them.
+        needs: Gives the bytes of settings; None if the engine refuses them.
     """
 
     def __init__(self, space: Space, needs: Callable[[Mapping[str, Value]], int | None]) -> None:
@@ -175,7 +177,7 @@ class Sizes:
         return self._known[point]
 
     def saves(self, point: Point, n: int) -> bool:
-        """Whether an entry saves memory, or the others do not run without it."""
+        """Whether an entry saves memory, or is needed so that the others run."""
         without = self._space.without(point, n)
         own, other, usual = self.of(point), self.of(without), self.of(self._space.default)
         if other is None or not self._space.legal(without):
@@ -183,15 +185,15 @@ class Sizes:
         return own is not None and other - own >= LEAST_SAVING * (usual or 0) and other > own
 
     def savings(self, point: Point) -> Point:
-        """`point` with what saves no memory at its default. One entry after the other goes: of two that save
-        only together, or one as much as both, none may be lost."""
+        """`point` with all entries that save no memory at their defaults. Entries are removed one by one,
+        because two entries may save only together, or each as much as both."""
         while idle := [n for n in self._space.entries(point) if not self.saves(point, n)]:
             point = self._space.without(point, next((n for n in idle if self.changes(n)), idle[-1]))
         return point
 
     def beside(self, point: Point, winner: Point) -> Point:
-        """The settings of `point` that move memory; for the others those of the winner. A setting that
-        changes answers stays only if it saves memory. One without effect does not stay."""
+        """The settings of `point` that affect memory, and the other settings of the winner. A setting that
+        changes answers stays only if it saves memory. Settings without effect are removed."""
         space = self._space
         for n, value in enumerate(winner):
             other = with_index(point, n, value)
@@ -212,17 +214,17 @@ class Sizes:
         return space.code_class(without) == space.code_class(point) and not self.saves(point, n)
 
     def changes(self, n: int) -> bool:
-        """Whether it may change answers by more than rounding."""
+        """Whether a knob may change answers by more than rounding."""
         return self._space.knobs[n].fidelity is Fidelity.APPROX
 
 
 @dataclass(frozen=True)
 class Step:
-    """A configuration of less memory than the winner's."""
+    """A configuration with less memory than the winner."""
 
     full: Point
-    plain: Point  # what of it saves memory
-    unproven: tuple[int, ...]  # the other entries, which have to be missed when they are left out
+    plain: Point  # the entries that save memory
+    unproven: tuple[int, ...]  # the other entries, which must be needed
 
 
 def _step(space: Space, sizes: Sizes, full: Point) -> Step:
@@ -234,11 +236,11 @@ def _step(space: Space, sizes: Sizes, full: Point) -> Step:
 def trade_memory(
     tune: FinishedTune, needs: Callable[[Mapping[str, Value]], int | None]
 ) -> tuple[list[Variant], str]:
-    """The fastest settings and what needs less memory, confirmed together, from large to small; else nothing,
-    and why. Call it after the tune has run.
+    """Confirm the fastest settings and ones with less memory together. Returns them from large to small, or
+    nothing and the reason. Call it after the tune has run.
 
     Args:
-        needs: bytes of settings by the engine's plan; None where it refuses them.
+        needs: Gives the planned bytes of settings; None if the engine refuses them.
     """
     space, winner = tune.context.space, tune.winner
     sizes = Sizes(space, needs)
@@ -261,7 +263,7 @@ def trade_memory(
 
 
 def _found(tune: FinishedTune, sizes: Sizes) -> list[tuple[Point, float, int]]:
-    """The points that could be written, with the log ratio that the trials give them, and their bytes."""
+    """The possible points, with their log ratios from the trials, and their bytes."""
     space = tune.context.space
     history = Judge(tune.context).history(tune.trials)
     seen = {space.code_class(t.point): t.log_ratio for t in tune.trials}
@@ -281,15 +283,16 @@ def _found(tune: FinishedTune, sizes: Sizes) -> list[tuple[Point, float, int]]:
     for point, guess in zip(legal, mean, strict=True):
         size, speed = sizes.of(point), seen.get(space.code_class(point), float(guess))
         if tune.context.options.objective == MEMORY and (speed or 0.0) < -_slack(tune):
-            continue  # no metric may pay for memory, so a point that is far slower is no candidate
+            continue  # no metric may become slower, so a much slower point is not a candidate
         if size is None or speed is None or (usual is not None and size >= usual and speed <= 0):
-            continue  # refused, has failed, or the default is better in both
+            continue  # refused, failed, or worse than the default in both
         found.append((point, speed, size))
     return found
 
 
 def _joined(tune: FinishedTune, sizes: Sizes) -> Point:
-    """Of each setting the value of least memory that a trial without a loss had; rounds decide about all."""
+    """A point that combines, for each setting, the value of least memory from trials without a loss. Rounds
+    then decide."""
     space = tune.context.space
     point, slack = space.default, _slack(tune)
     fine = [t.point for t in tune.trials if t.log_ratio is not None and t.log_ratio >= -slack]
@@ -301,7 +304,7 @@ def _joined(tune: FinishedTune, sizes: Sizes) -> Point:
 
 
 def _slack(tune: FinishedTune) -> float:
-    """Log ratio by which a trial may look slower than the default and still be none."""
+    """The log ratio by which a trial may look slower than the default although it is not."""
     bar = tune.context.bar(tune.context.round_count())
     return 2 * max(bar.margin.values(), default=0.0)
 
@@ -309,8 +312,8 @@ def _slack(tune: FinishedTune) -> float:
 def _right(
     tune: FinishedTune, found: Sequence[tuple[Point, float, int]], below: int, sizes: Sizes
 ) -> list[Step]:
-    """The front of those whose answers are right. Only what would be on it is asked: comparing the answers of
-    everything that was tried takes longer than confirming the front."""
+    """The front of points with correct answers. Only points that would be on the front are checked, because
+    comparing all answers would take longer than confirming the front."""
     left = list(found)
     while True:
         chosen = front(left, below)
@@ -321,8 +324,8 @@ def _right(
 
 
 def _points(tune: FinishedTune, steps: Sequence[Step]) -> dict[Point, str]:
-    """The points of the comparison, with their names: the default, the winner, and every step, also without
-    each entry that has to be missed and with none of them."""
+    """The points of the comparison by name: the default, the winner, and each step, as a whole, without each
+    unproven entry, and without all of them."""
     space = tune.context.space
     points = {space.default: DEFAULT}
     points.setdefault(tune.winner, FASTEST)
@@ -335,14 +338,14 @@ def _points(tune: FinishedTune, steps: Sequence[Step]) -> dict[Point, str]:
 
 
 def _slowness(log_ratio: float) -> float:
-    """Time of a measurement over that of the default's, at most: all that a point loses may be lost by one of
-    two metrics, and a measurement is cut where it takes too long."""
+    """An upper bound of the time of a measurement / the time of the default. A single one of two metrics may
+    have the whole loss, and measurements that take too long are cut."""
     return min(SLOW, math.exp(max(0.0, -2 * log_ratio)))
 
 
 def _affordable(tune: FinishedTune, steps: Sequence[Step]) -> list[Step]:
-    """As many steps as there is time to confirm: first the middle one goes, for the ends say most, then the
-    entries that would have to be proven."""
+    """As many steps as there is time to confirm. The middle one is dropped first, because the ends are more
+    useful, and then the entries that need a proof."""
     rounds, left, space = tune.context.rounds(), list(steps), tune.context.space
     points = list(_points(tune, steps))
     mean, _ = predicted(space, Judge(tune.context).history(tune.trials), points)
@@ -362,7 +365,7 @@ def _affordable(tune: FinishedTune, steps: Sequence[Step]) -> list[Step]:
 
 
 class _Confirmed:
-    """The comparison of steps; where entries turn out not to be missed, again without them."""
+    """The comparison of steps, which is repeated without entries that turn out not to be needed."""
 
     def __init__(self, tune: FinishedTune, sizes: Sizes, steps: list[Step]) -> None:
         self._tune = tune
@@ -378,7 +381,7 @@ class _Confirmed:
         tune, steps = self._tune, self._steps
         for attempt in range(ATTEMPTS):
             names = self._admitted(steps)
-            # To compare answers has taken time that was there before.
+            # Comparing answers has used up time.
             while attempt == 0 and (fewer := _affordable(tune, steps)) != steps:
                 steps, names = fewer, self._admitted(fewer)
             if len(names) < 2:
@@ -394,8 +397,8 @@ class _Confirmed:
                 return
 
     def _admitted(self, steps: Sequence[Step]) -> dict[Point, str]:
-        """The points that may be compared. A point that only leaves an entry out is never written, so its
-        knobs that change no bit need no check."""
+        """The points that may be compared. A point that only leaves out an entry is never written, so its
+        bit-exact knobs need no check."""
         tune = self._tune
         written = {tune.winner, *(p for s in steps for p in (s.full, s.plain))}
         return {
@@ -412,7 +415,7 @@ class _Confirmed:
         return self._result is not None and (name == DEFAULT or name in self._result.logs)
 
     def _left_out(self, step: Step) -> list[LeftOut]:
-        """The result of every entry of a step that was measured. The others save memory, or stay unproven."""
+        """The results of the measured entries of a step. Other entries save memory, or stay unproven."""
         result, judge = self._result, Judge(self._tune.context)
         assert result is not None
         name, bar = self._names[step.full], self._tune.context.bar(result.rounds)
@@ -427,7 +430,7 @@ class _Confirmed:
         return found
 
     def _weak(self, step: Step) -> list[int]:
-        """The entries that are not missed when they are left out, as far as is known."""
+        """The entries that are not needed, as far as known."""
         if not self._measured(step.full):
             return list(step.unproven)
         holds = {p.part.label for p in self._left_out(step) if p.holds}
@@ -443,7 +446,7 @@ class _Confirmed:
         return smaller if self._may_be_written(full) else Step(step.plain, step.plain, ())
 
     def variants(self) -> list[Variant]:
-        """The variants that are worth their memory, from large to small; nothing if there was no time."""
+        """The variants that are worth their memory, from large to small; empty if there was no time."""
         if self._result is None:
             return []
         proven = [Step(s.plain, s.plain, ()) if self._weak(s) else s for s in self._steps]
@@ -483,8 +486,9 @@ class _Confirmed:
         return made if point == default else replace(made, harmless=self._harmless(made, default))
 
     def _as_good(self, one: Variant, other: Variant) -> bool:
-        """As fast within the margin, and it changes answers only where the other does, too. In the place of
-        the default, or of what the tune itself has proven, it has to be as fast by every metric."""
+        """Whether one variant can replace another: as fast within the margin, and without changing answers
+        unless the other does, too. To replace the default, or the profile that the tune itself has proven, it
+        must be as fast in each metric."""
         assert self._result is not None
         margin = self._tune.context.bar(self._result.rounds).of(list(self._weights))
         if one.overall.ratio * (1 + margin) < other.overall.ratio:
@@ -499,7 +503,7 @@ class _Confirmed:
         return self._harmless(one, other.point) and self._harmless(one, self._space.default)
 
     def _harmless(self, variant: Variant, over: Point) -> bool:
-        """Whether no metric is slower by more than its margin, beyond doubt."""
+        """Whether no metric is surely slower by more than its margin."""
         assert self._result is not None
         bar, moved = self._tune.context.bar(self._result.rounds), self._space.moved(variant.point, over)
         for m in self._weights:
@@ -512,11 +516,11 @@ class _Confirmed:
 def least_memory(
     tune: FinishedTune, variants: Sequence[Variant], needs: Callable[[Mapping[str, Value]], int | None]
 ) -> Outcome:
-    """The outcome of `--objective memory`: the variant of the least memory that no metric pays for with
-    speed. Without one of less memory than the default, the default.
+    """The outcome of `--objective memory`: the variant with the least memory in which no metric loses speed,
+    or the default if no such variant needs less memory.
 
     Args:
-        needs: bytes of settings by the engine's plan; None where it refuses them.
+        needs: Gives the planned bytes of settings; None if the engine refuses them.
     """
     usual = needs(tune.context.space.settings(tune.context.space.default))
     fitting = [v for v in variants if v.harmless and v.evidence is not None and accept(v.evidence)]
@@ -529,8 +533,8 @@ def least_memory(
 
 
 def nothing_saved(outcome: Outcome) -> Outcome:
-    """The outcome of `--objective memory` without a variant that is proven to save: the default. The fastest
-    settings that the tune has proven may need more memory than that."""
+    """The outcome of `--objective memory` without a proven saving: the default. The fastest proven settings
+    may need more memory than the default."""
     return replace(
         outcome, settings=dict(outcome.defaults), entries=[], kernels=[], gain={},
         tuned=dict(outcome.baseline), joules=of_default(outcome.joules), quality=outcome.default_quality,
@@ -538,7 +542,7 @@ def nothing_saved(outcome: Outcome) -> Outcome:
 
 
 def variant_outcome(tune: FinishedTune, variant: Variant) -> Outcome:
-    """The outcome that a profile of this variant holds: its entries were proven together."""
+    """The outcome for a profile of this variant. Its entries were proven together."""
     outcome = tune.outcome()
     judge, choice = Judge(tune.context), Choice(tune.context.space.default)
     together = [replace(p, gain=variant.overall) for p in variant.evidence.parts] if variant.evidence else []

@@ -1,4 +1,4 @@
-"""Answers before speed: what a configuration has to pass, and what was asked already."""
+"""The quality gate: the check of answers that a configuration must pass before its speed counts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from .answer_check import Verdict
 
 
-SUDDEN = (TrialStatus.CRASH, TrialStatus.OOM)  # ends of a check that cost little time
+SUDDEN = (TrialStatus.CRASH, TrialStatus.OOM)  # failures of a check that cost little time
 
 
 class QualityGate:
-    """The check of answers before a speed counts, and the memory of what was asked."""
+    """The check of answers before a speed counts, with the results of earlier checks."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class QualityGate:
         self._options = options
         self._processes = processes
         self._verdicts: dict[object, tuple[TrialStatus, str] | None] = {}
-        self._repeated: set[object] = set()  # classes of code whose failed check was made again
-        self._tried_again: set[str] = set()  # keys of checks
+        self._repeated: set[object] = set()  # code classes whose failed check was repeated
+        self._tried_again: set[str] = set()  # keys of repeated checks
         self._qualities: dict[Point, Quality] = {}
-        self.cut = False  # the budget has ended a check of answers
-        self.unanswered = ""  # why the answers of a proven profile could not be compared
-        self.kernels_cut = False  # the budget has ended a check with kernels
+        self.cut = False  # whether the budget has ended a check of answers
+        self.unanswered = ""  # the reason why the answers of a proven profile could not be compared
+        self.kernels_cut = False  # whether the budget has ended a check with kernels
         self._of_kernels: dict[object, Quality] = {}
         self._default: Quality | None = None
         self._met: set[object] = {space.code_class(space.default)}
@@ -52,7 +52,7 @@ class QualityGate:
     # ---- what was found
 
     def of(self, point: Point) -> Quality | None:
-        """The answers of a point, or of another one that runs the same code."""
+        """The answers of a point, or of another point that runs the same code."""
         if point in self._qualities:
             return self._qualities[point]
         kind = self._space.code_class(point)
@@ -63,16 +63,16 @@ class QualityGate:
         return self._of_kernels.get(self._space.identity(configuration))
 
     def refused(self, point: Point) -> bool:
-        """Whether a point of this code has failed the check already."""
+        """Whether a point with the same code has already failed the check."""
         return self._verdicts.get(self._space.code_class(point)) is not None
 
     def met(self, point: Point) -> None:
-        """A configuration is measured."""
+        """Record that a configuration is measured."""
         self._met.add(self._space.code_class(point))
 
     def change_space(self, space: Space) -> None:
-        """Thresholds that were solved have fewer values left. The answers about the
-        points that are left stay."""
+        """Change to a space in which solved thresholds have fewer values. The answers for the remaining
+        points stay valid."""
         known = [(self._space.settings(p), q) for p, q in self._qualities.items()]
         self._space = space
         self._qualities = {}
@@ -83,7 +83,7 @@ class QualityGate:
     # ---- the checks
 
     def check_default(self) -> None:
-        """Raises TuneError where the default's own answers cannot be had."""
+        """Check the answers of the default. Raises TuneError if they cannot be computed."""
         if not self._options.check:
             return
         self._default = self._ask(self._space.default)
@@ -100,8 +100,8 @@ class QualityGate:
         return judge(quality, self._default, fidelity, self._options.approx_limit)
 
     def questions(self, points: Sequence[Point]) -> list[tuple[Point, str, Configuration]]:
-        """The questions of `admit` for these points, each once: the point, and key and configuration to
-        compare the answers of. Whoever has them compared says so with `learn`."""
+        """The checks that `admit` would make for these points, without repetition: point, key and
+        configuration. The caller reports their results with `learn`."""
         if not self._options.check:
             return []
         found: dict[Point, None] = {}
@@ -113,7 +113,8 @@ class QualityGate:
         return [(p, self._key(p), self._space.configuration(p)) for p in found]
 
     def seconds(self, points: Collection[Point]) -> float:
-        """How long `admit_fully` of these points may take, for the answers that are not compared yet."""
+        """The time in seconds that `admit_fully` of these points may take, for answers that were not compared
+        yet."""
         if not self._options.check:
             return 0.0
         known = {*self._verdicts, self._space.code_class(self._space.default)}
@@ -128,7 +129,7 @@ class QualityGate:
     def _ask(self, point: Point, again: bool = False) -> Quality:
         """The answers of a point.
 
-        Args: `again`: whether a check that failed is made once more."""
+        Args: `again`: whether to repeat a failed check once."""
         key, configuration = self._key(point), self._space.configuration(point)
         if point not in self._qualities:
             self._qualities[point] = self._measured(key, configuration)
@@ -137,8 +138,8 @@ class QualityGate:
         return self._qualities[point]
 
     def _surely(self, key: str, configuration: Configuration, quality: Quality) -> Quality:
-        """The answers of a second try, in a fresh process, if the check has failed: others can kill a worker,
-        or make it late. A check that the budget has cut short has no time for another one."""
+        """The answers, after a second try in a fresh process if the check has failed, because other programs
+        can kill a worker or delay it. There is no second try if the budget has ended the check."""
         if not quality.status.kills or self._recorder.was_cut(key) or key in self._tried_again:
             return quality
         self._tried_again.add(key)
@@ -151,15 +152,15 @@ class QualityGate:
         return quality
 
     def admit(self, point: Point) -> tuple[TrialStatus, str] | None:
-        """Before its speed is measured: the answers with those of its values that may change them. Knobs
-        that must not change a bit are checked with the rest when a point reaches the finals.
+        """Check a point before its speed is measured, with only those values that may change answers.
+        Bit-exact knobs are checked with the others when a point reaches the finals.
 
-        A check that failed is made once more before its class of code is refused. One that was late waits
-        for the next point of the class: if it hangs, it costs its whole deadline each time."""
+        A failed check is repeated once before its code class is refused. A check that timed out is repeated
+        only for the next point of the class, because a hanging one costs its whole deadline each time."""
         return self._admitted(self._reduced(point))
 
     def _reduced(self, point: Point) -> Point:
-        """The point without those of its values that must not change a bit."""
+        """The point without the values of bit-exact knobs."""
         reduced = tuple(
             d if k.fidelity is Fidelity.EXACT else i
             for k, i, d in zip(self._space.knobs, point, self._space.default, strict=True)
@@ -167,7 +168,7 @@ class QualityGate:
         return reduced if self._space.legal(reduced) else point
 
     def admit_fully(self, point: Point) -> tuple[TrialStatus, str] | None:
-        """Why a point may not be measured; None where it may. A check that failed is made once more."""
+        """The reason why a point must not be measured; None if it may. A failed check is repeated once."""
         return self._admitted(point, final=True)
 
     def _admitted(self, point: Point, final: bool = False) -> tuple[TrialStatus, str] | None:
@@ -176,7 +177,7 @@ class QualityGate:
         if limit is not None and kind not in self._met and len(self._met) >= limit:
             return TrialStatus.INVALID, f"{limit} configurations have been measured, and no more are allowed"
         if limit is not None:
-            self._met.add(kind)  # admitted is as good as measured: several can be admitted at once
+            self._met.add(kind)  # admitted counts as measured, because several points can be admitted at once
         if not self._options.check or kind == self._space.code_class(self._space.default):
             return None
         first, refused = kind not in self._verdicts, self._verdicts.get(kind)
@@ -194,7 +195,8 @@ class QualityGate:
         return self._verdicts[kind]
 
     def still_right(self, point: Point) -> bool:
-        """A profile is checked as it is written: dropping entries can have made a point of its own."""
+        """Check a profile in its final form, because removing entries can give a point that was never
+        checked."""
         if not self._options.check:
             return True
         quality = self._ask(point, again=True)
@@ -206,12 +208,12 @@ class QualityGate:
 
     def _refuse(self, point: Point, reason: str) -> None:
         if any(self._recorder.was_cut(key) for key in (self._key(point), f"{self._key(point)}/retry")):
-            self.cut = True  # neither right nor wrong
+            self.cut = True  # neither correct nor wrong
             return
         self._recorder.note("incorrect", settings=self._space.settings(point), reason=reason)
 
     def why_not(self, configuration: Configuration) -> str:
-        """For configurations with kernels: the reason why not, or nothing."""
+        """The reason why a configuration with kernels is refused; empty if it is not."""
         if not self._options.check:
             return ""
         identity = self._space.identity(configuration)
@@ -223,19 +225,20 @@ class QualityGate:
         return self._judge(self._of_kernels[identity], self._fidelity(configuration)).reason
 
     def undecided(self, configuration: Configuration) -> bool:
-        """Whether a check with these kernels told neither right nor wrong."""
+        """Whether a check with these kernels had no result."""
         quality = self.of_kernels(configuration)
         return quality is not None and quality.status.kills
 
     def why_not_now(self, key: str, configuration: Configuration) -> str:
-        """The same, asked under a key of the caller's."""
+        """As `why_not`, with a key of the caller."""
         if not self._options.check:
             return ""
         quality = self._surely(key, configuration, self._measured(key, configuration))
         return self._judge(quality, self._fidelity(configuration)).reason
 
     def _fidelity(self, configuration: Configuration) -> Fidelity:
-        """Kernels may change rounding; settings among them may be allowed to change more."""
+        """The fidelity of a configuration. Kernels may change rounding, and its settings may be allowed to
+        change more."""
         settings = self._space.fidelity(self._space.point(configuration.settings))
         if not configuration.kernels:
             return settings

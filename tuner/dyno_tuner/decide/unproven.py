@@ -1,4 +1,4 @@
-"""Settings that looked faster in the search and are not written, and the budget that would prove them."""
+"""Settings that looked faster in the search but are not written, and the budget that would prove them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from ..space.search_space import Point, Space
     from .acceptance import Judge
 
-PROOF_ROUNDS = 4  # that a budget is asked for, at least
+PROOF_ROUNDS = 4  # least number of rounds for which a budget is suggested
 
 
 def best_trial(judge: Judge, trials: Sequence[Trial], now: float, short: bool) -> list[dict[str, Any]]:
-    """The best trial, if it gained the margin. `margin` is there if the rounds have ended with one that is
-    too wide for a proof, and `needed` is the budget with room for a proof.
+    """The best trial, if it gained the margin. `margin` is present if the final margin of the rounds was too
+    wide for a proof. `needed` is a budget that is enough for a proof.
 
     Args:
-        now: seconds of the budget that are used.
-        short: whether time was short, so that a budget is named too, if the noise lets any prove it.
+        now: Used seconds of the budget.
+        short: Whether time was short. If so, a budget is suggested, provided that the noise allows a proof at
+            all.
     """
     bar, space = judge.bar(judge.wanted()), judge.space
     worth = worth_proving(trials, bar, judge.weights)
@@ -34,7 +35,7 @@ def best_trial(judge: Judge, trials: Sequence[Trial], now: float, short: bool) -
         return []
     settings, moved = space.settings(best.point), judge.moved(best.point)
     changed = [space.knobs[n].name for n in space.entries(best.point)]
-    # Noise that spoils the proof of one metric does not spoil that of another one.
+    # Noise that prevents the proof of one metric may not prevent the proof of another one.
     margin = min(judge.bar(max(judge.most_rounds, LEAST_ROUNDS)).of([m]) for m in moved)
     wide = margin > WIDEST_MARGIN
     rounds = judge.proving_rounds(PROOF_ROUNDS, moved) if short or wide else None
@@ -46,8 +47,8 @@ def best_trial(judge: Judge, trials: Sequence[Trial], now: float, short: bool) -
 
 
 def left_open(judge: Judge, trials: Sequence[Trial]) -> list[str]:
-    """The knobs with another value in a trial that gained the margin: if rounds have not told, no default of
-    theirs has won."""
+    """The knobs with another value in a trial that gained the margin. Without rounds, their defaults have not
+    won."""
     bar, space = judge.bar(judge.wanted()), judge.space
     least = bar.of(list(judge.weights))
     worth = [t for t in worth_proving(trials, bar, judge.weights) if (t.log_ratio or 0.0) >= least]
@@ -56,7 +57,7 @@ def left_open(judge: Judge, trials: Sequence[Trial]) -> list[str]:
 
 
 def in_part(space: Space, missed: tuple[Point, float] | None) -> dict[str, Any]:
-    """Settings that were faster in the search than the profile, and were proven in part only.
+    """Settings that were faster in the search than the profile, but were proven only in part.
 
     Args: `missed`: the point and its log ratio.
     """
@@ -71,5 +72,5 @@ def in_part(space: Space, missed: tuple[Point, float] | None) -> dict[str, Any]:
 
 
 def budget(seconds: float) -> int:
-    """Rounded up to half minutes."""
+    """A budget, rounded up to half minutes."""
     return 30 * math.ceil(seconds / 30)

@@ -1,4 +1,4 @@
-"""The diagnosis: every item against the tables, then the rules over the whole line."""
+"""The diagnosis: a look-up of each item in the tables, and then the rules for the whole line."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ CUDA_SOURCE = "ik_llama.cpp 8337e4cd3 (2026-08-15), ggml-cuda.cu:5299-5388"
 def diagnose(
     words: Sequence[str], *, engine: str | None = None, version: str | None = None, facts: Facts | None = None
 ) -> Line:
-    """The effect of every token of a command line.
+    """Diagnose a command line: the effect of each token.
 
     Args:
-        words: the line, as words or as one string.
-        engine: ``llama.cpp`` or ``ik_llama.cpp``; None: told from the line.
-        version: a day (YYYY-MM-DD) or a commit; None: the one that the tables describe.
-        facts: GPU and model, where known.
+        words: The line, as words or as one string.
+        engine: ``llama.cpp`` or ``ik_llama.cpp``; None: detected from the line.
+        version: A date (YYYY-MM-DD) or a commit; None: the commit that the tables describe.
+        facts: Facts about GPU and model, as far as known.
 
-    Raises TuneError for a line, engine or version that cannot be read.
+    Raises TuneError if the line, engine or version cannot be read.
     """
     line_words = split(words)
     if engine is not None and engine not in ENGINES:
@@ -234,7 +234,7 @@ def _value(item: Item, line: Line) -> None:
 
 
 def _is_range(text: str) -> bool:
-    """`a-b`, `a-b+step`, `a-b*factor` of llama.cpp's llama-bench."""
+    """Whether a text is a range of llama.cpp's llama-bench: `a-b`, `a-b+step` or `a-b*factor`."""
     first, dash, rest = text.partition("-")
     last, step = rest, ""
     for sign in "+*":
@@ -245,7 +245,7 @@ def _is_range(text: str) -> bool:
 
 
 def _cuda(item: Item, line: Line) -> None:
-    """Checks each key=value of a `-cuda` and puts it on the line as an item of its own."""
+    """Check each key=value of a `-cuda`, and add it to the line as a separate item."""
     if any(c.isspace() for c in item.value or ""):
         item.say(Status.INVALID, "spaces between the parameters are not allowed", CUDA_SOURCE)
     at = line.items.index(item)

@@ -1,4 +1,4 @@
-"""Flags of speculative decoding: what each does, and the lines on which nothing is drafted."""
+"""Flags of speculative decoding with their effects, and the rule for lines without a draft."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ KINDS = {
     MAIN: ("none", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark", *_NGRAMS),
     IK: ("none", "draft", "dflash", "dspark", "mtp", *_NGRAMS, "suffix"),
 }
-"""Values of `--spec-type`, as `--help` of the tables' commits lists them."""
+"""Values of `--spec-type`, from `--help` of the commits that the tables describe."""
 KEYS = (
     "n_max", "n_min", "p_min", "heads", "cross_ctx", "ngram_size_n", "ngram_size_m", "ngram_min_hits",
     "suffix_min_match_len", "suffix_max_depth", "suffix_corpus",
 )  # fmt: skip
-"""Limits of a stage in ik_llama.cpp: `mtp:n_max=1,p_min=0.0`."""
+"""Limits of a kind of speculation in ik_llama.cpp, as in `mtp:n_max=1,p_min=0.0`."""
 _PLAIN_DRAFT = {MAIN: "draft-simple", IK: "draft"}
 _STARTS = frozenset({"-md", "-hfrd", "--spec-type"})
 _NAMES = frozenset(flag.name for flag in DRAFT_FLAGS)
 
 
 def draft_rules(line: Line) -> None:
-    """Names flags of a draft on a line that drafts nothing, and limits that contradict each other."""
+    """Report flags of a draft on a line that drafts nothing, and contradictory limits."""
     source = line.source
     found = [i for i in line.items if i.kind == "flag" and i.flag is not None and i.flag.name in _NAMES]
     for item in line.all("flag", "--spec-type"):
@@ -90,7 +90,7 @@ def draft_rules(line: Line) -> None:
 
 
 def _kinds(item: Item, line: Line, source: str) -> None:
-    """Names kinds and limits of speculation that the engine does not have, and a draft without a model."""
+    """Report kinds and limits of speculation that the engine does not have, and a draft without a model."""
     known = KINDS[line.engine]
     value = item.value or ""
     if line.engine == MAIN:
@@ -106,7 +106,7 @@ def _kinds(item: Item, line: Line, source: str) -> None:
             item.say(Status.INVALID, f"{kind} needs a draft model, and the line names none; give -md", source)
     if len(kinds) > 1 and "none" in kinds:
         item.say(Status.INVALID, "none cannot be combined with other kinds", source)
-    # A comma within quotes or behind a backslash belongs to a value.
+    # A comma within quotes or after a backslash belongs to a value.
     for limit in (
         re.split(r",(?![^']*'(?:[^']*'[^']*')*[^']*$)", limits.replace("\\,", " ")) if limits else ()
     ):

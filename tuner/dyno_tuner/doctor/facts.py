@@ -1,4 +1,4 @@
-"""Facts beside the command line: the GPU as the user names it, the model from its file."""
+"""Facts in addition to the command line: the GPU from the user, the model from its file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def parse_cc(text: str) -> float:
-    """Compute capability of `7.5`, `75`, `sm_75`, `90a`. Raises TuneError."""
+    """Parse a compute capability such as `7.5`, `75`, `sm_75` or `90a`. Raises TuneError."""
     found = re.fullmatch(r"(?:sm_|compute_)?([0-9]{1,2})\.?([0-9])[af]?", text.strip().lower())
     value = float(f"{found[1]}.{found[2]}") if found else 0.0
     if not 2.0 <= value <= 20.0:
@@ -35,9 +35,9 @@ def gather(
     model: Path | None,
     vram: str | None = None,
 ) -> Facts:
-    """The facts; what the user says goes before what the file says.
+    """Collect the facts. The user's values override the ones of the file.
 
-    Raises TuneError for facts that contradict each other, dyno.errors.GgufError for a bad file.
+    Raises TuneError for contradictory facts, and dyno.errors.GgufError for an invalid file.
     """
     layers: int | None = None
     architecture: str | None = None

@@ -1,8 +1,8 @@
-"""Flags of both engines: what they do, which tools take them, and since when others are gone.
+"""Flags of both engines, with their effects and the tools that accept them.
 
-A row holds for ik_llama.cpp at 8337e4cd3 (2026-08-15) and llama.cpp at 0c1e57098. Long spellings behind the
-first name are those of `--help`. A flag that is in no row is unknown, which is no error: the tables hold what
-moves speed, memory and answers.
+The rows describe ik_llama.cpp at 8337e4cd3 (2026-08-15) and llama.cpp at 0c1e57098. The long spellings after
+the first name come from `--help`. A flag without a row is unknown, which is not an error, because the tables
+only list flags that affect speed, memory or answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SLOTS = (
     "sequences that a server generates at the same time. They share -c. More sequences raise the total "
     "tokens per second, but each one gets slower"
 )
-# Words that llama.cpp reads as on and off. ik_llama.cpp has a list of its own for each flag.
+# Words that llama.cpp reads as on and off. ik_llama.cpp has a separate list for each flag.
 _ON_OFF = ("enabled", "true", "1", "disabled", "false", "0")
 _TEMPERATURE = (
     "temperature of sampling; 0: always the most probable token; changes answers, but not the speed"
@@ -26,7 +26,7 @@ _TEMPERATURE = (
 def _rows(names: str, does: str, engines: tuple[str, ...] = ENGINES, tools: tuple[str, ...] = BOTH_TOOLS, *,
           takes: bool = True, values: str = "", form: str = "", optional: bool = False,
           where: str = "", also: tuple[str, ...] = ()) -> list[Flag]:  # fmt: skip
-    """A flag, in each engine the same."""
+    """The rows of a flag that is the same in each of these engines."""
     words = tuple(values.split("|")) if values else ()
     return [
         Flag(tuple(names.split()), does, e, tools, takes, words, form, optional, where, also) for e in engines
@@ -39,7 +39,7 @@ def _switch(names: str, does: str, engines: tuple[str, ...] = ENGINES, *, where:
 
 
 def _toggle(names: str, does: str, *, where: str = "") -> list[Flag]:
-    """A switch of ik_llama.cpp's common tools, behind which its llama-bench also takes 0 or 1."""
+    """A switch of ik_llama.cpp's common tools, which in its llama-bench may be followed by 0 or 1."""
     bench = _rows(names, does, _IK, _B, values="0|1", optional=True)
     return [*_switch(names, does, _IK, where=where), *bench]
 
@@ -241,7 +241,7 @@ FLAGS: tuple[Flag, ...] = (
     *DRAFT_FLAGS,
 )  # fmt: skip
 
-# Programs whose arguments the tables describe. llama-sweep-bench is ik_llama.cpp's alone.
+# Programs whose arguments the tables describe. Only ik_llama.cpp has llama-sweep-bench.
 TOOLS = (
     "llama-server",
     "llama-cli",

@@ -1,4 +1,4 @@
-"""Flags that an engine or tool has lost, or never had, and what stands for them."""
+"""Flags that an engine or tool has removed or never had, and their substitutes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _C, _B = (COMMON,), (BENCH,)
 
 @dataclass(frozen=True)
 class Gone:
-    """A flag that an engine or tool has lost or never had, as far as the tables say so."""
+    """A flag that an engine or tool has removed or never had."""
 
     names: tuple[str, ...]
     engine: str
     tools: tuple[str, ...]
     takes: bool
-    removed: bool  # it was there once
+    removed: bool  # True: it existed before; False: it never did
     text: str
-    since: str | None = None  # day; None: before the commit that the tables describe, day not known
+    since: str | None = None  # date; None: unknown, but before the commit of the tables
     value: str | None = None  # only with this value
 
 
@@ -72,7 +72,7 @@ GONE: tuple[Gone, ...] = (
 
 
 def find_gone(name: str, engine: str, tool: str, value: str | None = None) -> Gone | None:
-    """The row that says that a flag (with this value) is not there."""
+    """The row about a missing flag (with this value)."""
     return next(
         (
             g

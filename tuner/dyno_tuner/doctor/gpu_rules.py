@@ -1,7 +1,7 @@
-"""Rules between a token and the GPU: its compute capability, the architectures of a build, the count of GPUs.
+"""Rules for tokens and the GPU: its compute capability, the architectures of a build, and the number of GPUs.
 
-`LIMITS` are statements about one switch or flag on some GPUs; the functions below are the combinations. A
-rule speaks only where the line and the facts show its premise.
+`LIMITS` are statements about one switch or flag on some GPUs. The functions below are rules for combinations.
+A rule applies only if the line and the facts show its premise.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .line import IK, MAIN, MAIN_SOURCE, OFF, Line, Status, inert, is_on
 
 @dataclass(frozen=True)
 class Limit:
-    """The meaning of a switch on GPUs with `low` <= compute capability < `high`. `on`: only when switched
-    on."""
+    """The effect of a switch on GPUs with `low` <= compute capability < `high`. `on`: it applies only if the
+    switch is on."""
 
     kind: str
     name: str
@@ -69,7 +69,7 @@ def gpu_limits(line: Line) -> None:
         if limit.engine != line.engine or not limit.low <= cc < limit.high:
             continue
         if limit.engine == MAIN and limit.name == "GGML_CUDA_FORCE_MMQ" and _without_mma(line):
-            continue  # older code is chosen, for which the macro is looked at
+            continue  # code for an older architecture is used, for which the macro matters
         for item in line.all(limit.kind, limit.name):
             right = limit.value is None or (item.value or "").lower() == limit.value
             if right and (not limit.on or is_on(item.value)):
@@ -77,7 +77,7 @@ def gpu_limits(line: Line) -> None:
 
 
 def _compiled(line: Line) -> list[float] | None:
-    """Architectures of the line that run on its GPU; None where one or the other is not known."""
+    """Architectures of the line that run on its GPU; None if either is unknown."""
     item, cc = line.last("cmake", "CMAKE_CUDA_ARCHITECTURES"), line.facts.cc
     if item is None or cc is None or not item.value:
         return None
@@ -97,13 +97,13 @@ _NAMED_ARCHITECTURES = frozenset({"native", "all", "all-major"})
 
 
 def _own_suffix(line: Line, number: str) -> str:
-    """The suffix that the build itself gives to an architecture without one."""
+    """The suffix that the build adds to an architecture without one."""
     return "a" if line.engine == MAIN and number.startswith("12") and len(number) == 3 else ""
 
 
 def _misspelt(value: str) -> str:
-    """The first architecture of a list that CMake does not know; empty if it knows all, or if the shell is
-    still to fill in a variable."""
+    """The first architecture of a list that CMake does not know; empty if it knows all, or if the list
+    contains a shell variable."""
     if value in _NAMED_ARCHITECTURES or value.lower() in OFF or "$" in value:
         return ""
     return next((p for p in value.split(";") if p and not _ARCHITECTURE.fullmatch(p)), "")
@@ -112,11 +112,11 @@ def _misspelt(value: str) -> str:
 def _capability(number: str, suffix: str, kind: str | None, cc: int) -> float | None:
     """Compute capability of an architecture; None if its code does not run on the GPU.
 
-    Machine code runs on the same major version, PTX on every later GPU. Code with the suffix `a` runs on this
-    one capability, with `f` on its family.
+    Machine code runs on GPUs of the same major version, and PTX on all later GPUs. Code with the suffix `a`
+    runs only on this capability, and with `f` only on its family.
 
     Args:
-        cc: ten times the GPU's capability.
+        cc: Compute capability of the GPU, times ten.
     """
     made = int(number)
     same = made // 10 == cc // 10
@@ -125,7 +125,7 @@ def _capability(number: str, suffix: str, kind: str | None, cc: int) -> float | 
 
 
 def _without_mma(line: Line) -> bool:
-    """True where a GPU from Turing on is given older code alone, by which its kernels are then chosen."""
+    """Whether a GPU from Turing on gets only code for older architectures, so that it runs their kernels."""
     usable = _compiled(line)
     return bool(usable) and max(usable or [0]) < 7.5 <= (line.facts.cc or 0)
 

@@ -1,4 +1,4 @@
-"""The plain values of a diagnosis: the command line as items, and what was found on each of them."""
+"""The plain values of a diagnosis: the items of a command line, with the notes on each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 IK = "ik_llama.cpp"
 MAIN = "llama.cpp"
 ENGINES = (MAIN, IK)
-BENCH, COMMON = "bench", "common"  # llama-bench; every tool that shares the common argument parser
+BENCH, COMMON = "bench", "common"  # llama-bench; all tools with the common argument parser
 BOTH_TOOLS = (BENCH, COMMON)
 IK_SOURCE = "ik_llama.cpp 8337e4cd3 (2026-08-15)"
 MAIN_SOURCE = "llama.cpp 0c1e57098"
@@ -23,28 +23,28 @@ OFF = frozenset({"0", "off", "false", "no", "n", "ignore", "notfound", ""})
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """The name that is most like another one; "" if none is like it."""
+    """The name most similar to another one; "" if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(dict.fromkeys(names)), n=1, cutoff=cutoff)), "")
 
 
 def nearest_hint(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """The end of a message about a name that is not among others."""
+    """The end of a message about an unknown name."""
     near = nearest(name, names, cutoff)
     return f" (nearest: {near})" if near else ""
 
 
 class Status(enum.StrEnum):
-    """The verdict on a token. The later, the worse."""
+    """The verdict on a token, from good to bad."""
 
     DOES = "does"  # takes effect as described
-    INERT = "inert"  # accepted, changes nothing here
+    INERT = "inert"  # accepted, but changes nothing here
     NEEDS = "needs"  # depends on a build or a model that the line does not show
     UNKNOWN = "unknown"  # not in the tables
-    RENUMBERED = "renumbered"  # an id that means another op in this version
-    REMOVED = "removed"  # this version has lost or renamed it
+    RENUMBERED = "renumbered"  # an op id with another meaning in this version
+    REMOVED = "removed"  # removed or renamed in this version
     MISSING = "missing"  # this engine or tool never had it
     WRONG_GPU = "wrong-gpu"
-    INVALID = "invalid"  # value or combination that cannot work or does not do what it says
+    INVALID = "invalid"  # a value or combination that cannot work, or does something else
 
 
 WRONG = frozenset({Status.RENUMBERED, Status.REMOVED, Status.MISSING, Status.WRONG_GPU, Status.INVALID})
@@ -52,7 +52,7 @@ WRONG = frozenset({Status.RENUMBERED, Status.REMOVED, Status.MISSING, Status.WRO
 
 @dataclass(frozen=True)
 class Note:
-    """One statement about an item, with where it is from."""
+    """A statement about an item, with its source."""
 
     status: Status
     text: str
@@ -65,8 +65,8 @@ class Note:
 
 @dataclass(frozen=True)
 class Flag:
-    """One row. `values`: the words it takes; empty for anything. `form`: `int` (with `values`: or one of
-    those), `percent` or empty."""
+    """A row of the table of flags. `values`: the valid words; empty: any. `form`: `int` (with `values`: a
+    number or one of the words), `percent` or empty."""
 
     names: tuple[str, ...]
     does: str
@@ -75,9 +75,9 @@ class Flag:
     takes: bool = True
     values: tuple[str, ...] = ()
     form: str = ""
-    optional: bool = False  # whether it wants a value is not known: 0 or 1 behind it is taken for one
+    optional: bool = False  # the value may be missing; a following 0 or 1 is the value
     where: str = ""  # file and line of the source
-    also: tuple[str, ...] = ()  # further words, which mean the same as some of `values`
+    also: tuple[str, ...] = ()  # further words with the same meaning as some of `values`
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class Item:
     """A token with its value. `kind`: program, env, flag, cmake, cuda (a key of `-cuda`) or argument."""
 
     kind: str
-    name: str  # canonical spelling where known, else as typed
+    name: str  # canonical spelling if known, else as typed
     text: str  # as typed, with its value
     value: str | None = None
     flag: Flag | None = None
@@ -101,9 +101,9 @@ class Item:
     nearest: str | None = None
     ops: list[dict[str, Any]] = field(default_factory=list)  # decoded `-op` pairs
     by_name: str | None = None  # the `-op` list by op names
-    rewritten: str | None = None  # the same in the ids of today
-    unlisted: bool = False  # a flag that no table of either engine has
-    replaced: bool = False  # a later token takes the place of this one
+    rewritten: str | None = None  # the same list in today's ids
+    unlisted: bool = False  # a flag that is in no table of either engine
+    replaced: bool = False  # a later token overrides this one
 
     @property
     def status(self) -> Status:
@@ -121,15 +121,16 @@ class Item:
 @dataclass(frozen=True)
 class Version:
     """A point in the history of an engine. `date` is None for the commit that the tables describe, which is
-    also what is taken where no version was given."""
+    also the default."""
 
     text: str
     date: datetime.date | None
-    later: bool = False  # than the commit that the tables describe
+    later: bool = False  # later than the commit that the tables describe
 
     @property
     def has_undated(self) -> bool:
-        """True where every change up to the tables' commit is in, also those whose day is not known."""
+        """Whether all changes up to the commit of the tables are included, even those with an unknown
+        date."""
         return self.is_reference or self.later
 
     @property
@@ -137,23 +138,23 @@ class Version:
         return self.date is None
 
     def since(self, iso: str) -> bool:
-        """True from that day on; the reference commit is after every dated change."""
+        """Whether this is on or after a date. The reference commit is after all dated changes."""
         return self.date is None or self.date >= datetime.date.fromisoformat(iso)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts beside the line itself; None if one is not known."""
+    """Facts in addition to the line; None if unknown."""
 
-    cc: float | None = None  # compute capability of the GPU, 7.5
+    cc: float | None = None  # compute capability of the GPU, such as 7.5
     gpus: int | None = None
     moe: bool | None = None
     experts: int | None = None
     experts_used: int | None = None
     layers: int | None = None
     architecture: str | None = None
-    tensors: tuple[tuple[str, int], ...] | None = None  # of the model file: name and bytes
-    vram_bytes: int | None = None  # of each GPU
+    tensors: tuple[tuple[str, int], ...] | None = None  # tensors of the model file: name and bytes
+    vram_bytes: int | None = None  # memory of each GPU
 
 
 @dataclass
@@ -165,11 +166,11 @@ class Line:
     version: Version
     facts: Facts
     items: list[Item]
-    tool: str | None  # name of the program, None where the line has none
+    tool: str | None  # name of the program; None if the line has none
 
     @property
     def source(self) -> str:
-        """The version that the tables describe."""
+        """The version of the engine that the tables describe."""
         return SOURCES[self.engine]
 
     @property
@@ -177,7 +178,7 @@ class Line:
         return self.tool == "llama-bench"
 
     def all(self, kind: str, name: str) -> list[Item]:
-        """The tokens of this name that are in force: without those whose place a later one takes."""
+        """The tokens of this name that are in force, without overridden ones."""
         return [i for i in self.items if i.kind == kind and i.name == name and not i.replaced]
 
     def last(self, kind: str, name: str) -> Item | None:
@@ -191,7 +192,8 @@ class Line:
         return self.last("flag", name)
 
     def numbers(self, name: str, default: int | None = None) -> list[int]:
-        """Values of a whole-number flag (several in llama-bench), or the default; empty where unreadable."""
+        """The values of a flag with whole numbers (several in llama-bench), or the default; empty if they
+        cannot be read."""
         item = self.flag(name)
         if item is None:
             return [] if default is None else [default]
@@ -207,7 +209,7 @@ class Line:
 
     @property
     def unlisted(self) -> list[Item]:
-        """Flags that neither engine has, by the tables: the program would stop at them."""
+        """Flags that neither engine has by the tables, so that the program would stop."""
         return [i for i in self.items if i.unlisted]
 
 
@@ -221,7 +223,7 @@ def is_on(value: str | None) -> bool:
 
 
 def inert(items: Iterable[Item], why: str, source: str = "") -> None:
-    """Says that each of these changes nothing, unless something else is wrong with it."""
+    """Note that each of these has no effect, unless something else is wrong with it."""
     for item in items:
         if not item.wrong:
             item.say(Status.INERT, why, source)

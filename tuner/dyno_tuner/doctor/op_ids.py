@@ -1,6 +1,6 @@
-"""Ids of ik_llama.cpp's `-op`: which op a number meant, and when.
+"""The op ids of ik_llama.cpp's `-op`, and their meanings over time.
 
-The ids are positions in the op enum of ggml.h, so every op that is put into it renumbers those behind.
+The ids are positions in the op enum of ggml.h, so each inserted op renumbers the following ones.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Era:
-    """Ids from a commit until the next one. Only the ops that carry matmuls, and their neighbours, are "
-    "known."""
+    """The op ids from one commit until the next one. Only matrix products and their neighbours are listed."""
 
     since: str
     commit: str
@@ -42,7 +41,7 @@ ERAS = (
         {"MULTI_ADD": 26, "MUL_MAT": 27, "MUL_MAT_ID": 28, "OUT_PROD": 29, "FUSED_UP_GATE": 30,
          "MOE_FUSED_UP_GATE": 31}),
 )  # fmt: skip
-# Known for 8337e4cd3 (2026-08-15) alone.
+# Ids that are known only for 8337e4cd3 (2026-08-15).
 REFERENCE_IDS = {
     "NONE": 0, "ADD_ID": 3, "FUSED_MUL_UNARY": 25, "MUL_MULTI_ADD": 32, "GET_ROWS": 42,
     "FLASH_ATTN_EXT": 72, "GLU": 97,
@@ -54,12 +53,12 @@ SOURCE = "ik_llama.cpp ggml.h op enum, 2024-07-27 to 8337e4cd3; parser in common
 
 
 def era_of(version: Version) -> Era | None:
-    """The ids of a version; None before the first known."""
+    """The ids of a version; None before the first known one."""
     return next((e for e in reversed(ERAS) if version.since(e.since)), None)
 
 
 def op_name(number: int, version: Version) -> str | None:
-    """The op of an id, `all ops` where it lies outside of the enum, None where the tables do not say."""
+    """The op of an id; `all ops` if it is outside of the enum; None if the tables do not list it."""
     if number < 0 or (version.is_reference and number >= REFERENCE_COUNT):
         return "all ops"
     if number == 0:
@@ -72,7 +71,7 @@ def op_name(number: int, version: Version) -> str | None:
 
 
 def decode(item: Item, version: Version) -> None:
-    """Puts the decoded pairs of one `-op id,0|1,…` on its item, and says what they mean then and now."""
+    """Decode the pairs of an `-op id,0|1,…`, and note their meanings in this version and today."""
     tokens = (item.value or "").split(",")
     if len(tokens) % 2:
         item.say(
@@ -121,8 +120,8 @@ def _meanings(number: int) -> list[dict[str, str]]:
 
 
 def _intended(pairs: list[tuple[int, int]], here: list[str | None], version: Version) -> Era | None:
-    """The ids that the list was written in, where that is another numbering than this version's: every one a
-    matmul there, while here some are none. None where it makes sense as it stands."""
+    """The numbering that the list was probably written for, if it differs from this version's: all ids are
+    matrix products there, but not here. None if the list makes sense in this version."""
     if not pairs or all(n in MATMULS or n == "all ops" for n in here):
         return None
     own = era_of(version)

@@ -1,8 +1,8 @@
-"""Flags that the binaries list and that the tables say nothing else about: serving, sampling, logging, …
+"""Flags of the binaries that the other tables do not describe: serving, sampling, logging, …
 
-Names and whether a value follows, from `--help` of builds without a GPU (ik_llama.cpp 8337e4cd3, with the
-part about GPUs; llama.cpp 0c1e57098: llama-server and llama-perplexity). A flag of which one spelling
-has a row in flags.py has all of them there, never here.
+The tables have the names, and whether a value follows. They come from `--help` of builds without a GPU
+(ik_llama.cpp 8337e4cd3, with the part about GPUs; llama.cpp 0c1e57098: llama-server and llama-perplexity). If
+one spelling of a flag has a row in flags.py, all spellings are there and not here.
 """
 
 from __future__ import annotations
@@ -128,4 +128,4 @@ OTHERS: dict[tuple[str, bool], dict[str, bool]] = {
     where: {**dict.fromkeys(switches.split(), False), **dict.fromkeys(valued.split(), True)}
     for where, (switches, valued) in _NAMES.items()
 }
-"""By engine and whether it is llama-bench: whether a flag takes a value."""
+"""Whether a flag takes a value, by engine and by whether the tool is llama-bench."""

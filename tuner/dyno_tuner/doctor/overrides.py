@@ -1,8 +1,8 @@
-"""The rules of `-ot` and `-dev`: how their values are split, and which patterns and names can't work.
+"""Rules for `-ot` and `-dev`: the splitting of their values, and patterns and names that cannot work.
 
-Both engines split at commas (llama-bench of llama.cpp also at semicolons) and at the first `=`. Neither of
-them trims blanks. No tensor name holds a blank. llama.cpp stops at a device that it does not have, and
-ik_llama.cpp leaves it out.
+Both engines split at commas (llama-bench of llama.cpp also at semicolons) and at the first `=`. Neither trims
+blanks, and no tensor name contains a blank. llama.cpp stops at an unknown device, and ik_llama.cpp leaves it
+out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BACKENDS = (
     "CUDA", "ROCm", "MUSA", "Vulkan", "SYCL", "CANN", "Metal", "MTL", "OpenCL", "GPUOpenCL", "WebGPU", "HTP",
 )  # fmt: skip
 _UNNUMBERED = ("Metal", "OpenCL")
-_BLAS = "BLAS"  # a device without a number; its buffers are the CPU's
+_BLAS = "BLAS"  # a device without a number, whose buffers belong to the CPU
 _NAMES = (*_BACKENDS, *_UNNUMBERED, _BLAS, "CPU", "RPC")
 _SOURCES = {
     IK: f"{IK_SOURCE}, common.cpp parse_buft_overrides",
@@ -24,7 +24,7 @@ _SOURCES = {
 
 
 def override_rules(line: Line) -> None:
-    """Names each rule of an `-ot` that matches nothing, or that stops the program."""
+    """Report each rule of an `-ot` that matches nothing or stops the program."""
     source = _SOURCES[line.engine]
     separators = "[,;]" if line.bench and line.engine == MAIN else ","
     _devices(line)
@@ -56,12 +56,13 @@ def override_rules(line: Line) -> None:
 
 
 def unknown_place(name: str, gpus: int | None, what: str) -> str:
-    """Why a line can't name this buffer or device; "" if it can.
+    """The reason why a line can't name this buffer or device; "" if it can.
 
-    A backend calls its devices by its own name with a number; a device's buffer has the name of the device.
+    The name of a device is the name of its backend with a number. The buffer of a device has the name of the
+    device.
 
     Args:
-        gpus: number of GPUs; None: not known.
+        gpus: Number of GPUs; None: unknown.
         what: "buffer" or "device", for the message.
     """
     if name == "CPU" or name.startswith("RPC"):
@@ -90,10 +91,10 @@ def _devices(line: Line) -> None:
 
 
 def _no_device(name: str, alone: bool, line: Line) -> str:
-    """Why a line can't name this device; "" if it can.
+    """The reason why a line can't name this device; "" if it can.
 
     Args:
-        alone: whether it is the only one.
+        alone: Whether it is the only device of the list.
     """
     main = line.engine == MAIN
     effect = "the program stops" if main else "the device is left out"
@@ -104,7 +105,7 @@ def _no_device(name: str, alone: bool, line: Line) -> str:
         )
     if name == "none":
         return "" if alone or not main else f"none cannot be combined with another device: {effect}"
-    if main:  # which ignores case, and takes every device but the CPU
+    if main:  # it ignores case, and accepts all devices but the CPU
         name = next((b + name[len(b) :] for b in _NAMES if name[: len(b)].upper() == b.upper()), name)
         if name == "CPU":
             return f"llama.cpp does not accept the CPU as a device: {effect}; write none"

@@ -1,4 +1,5 @@
-"""From words to items: leading assignments, the program, flags with their values, cmake definitions."""
+"""Parsing of words to items: leading assignments, the program, flags with their values, and cmake
+definitions."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ _LIMIT = 4096
 
 
 def split(words: Sequence[str]) -> list[str]:
-    """The words of the command line; a single word that holds spaces is split as a shell would.
+    """The words of the command line. A single word with spaces is split like in a shell.
 
-    Raises TuneError for no words, too many, or quotes that do not close.
+    Raises TuneError if there are no words or too many, or if a quote is not closed.
     """
     found = [w.replace("\\\n", " ") for w in words]
     if len(found) == 1 and re.search(r"\s", found[0]):
@@ -42,13 +43,13 @@ def split(words: Sequence[str]) -> list[str]:
 
 
 def program_of(word: str) -> str:
-    """File name without folder and .exe."""
+    """The file name of a program without folder and .exe."""
     name = PureWindowsPath(word).name if "\\" in word else PurePosixPath(word).name
     return name[:-4] if name.lower().endswith(".exe") else name
 
 
 def detect_engine(words: Sequence[str], version: str | None) -> tuple[str, str]:
-    """The engine that a line is for, and why."""
+    """The engine that a line is for, and the reason."""
     owner = engine_of_version(version)
     if owner is not None:
         return owner, f"{version} is a commit of {owner}"
@@ -74,7 +75,7 @@ def _hints(word: str) -> set[str]:
     if word.startswith("-") and not word.startswith("-D"):
         name = word.partition("=")[0] if word.startswith("--") else word
         owners = engines_of(name)
-        if owners:  # a name that the other engine lists too, though no row has it, tells nothing
+        if owners:  # a name that the other engine also lists, even without a row, decides nothing
             owners |= {engine for (engine, _), names in OTHERS.items() if name in names}
         if (
             not owners
@@ -84,7 +85,7 @@ def _hints(word: str) -> set[str]:
             return {IK}
         lost = any(
             g.removed and name in g.names and g.engine not in owners for g in GONE
-        )  # an older line may have it
+        )  # an older line may contain it
         return owners if len(owners) == 1 and not lost else set()
     found = _ASSIGNMENT.fullmatch(re.sub(r"^-D", "", word).replace(":BOOL=", "=").replace(":STRING=", "="))
     if not found:
@@ -110,7 +111,7 @@ def parse(words: Sequence[str], engine: str) -> tuple[list[Item], str | None]:
     tool: str | None = None
     if rest and not rest[0].startswith("-"):
         known = (*TOOLS, "cmake")
-        at = next((i for i, w in enumerate(rest) if program_of(w) in known), 0)  # behind numactl and the like
+        at = next((i for i, w in enumerate(rest) if program_of(w) in known), 0)  # after numactl and the like
         items.extend(Item("argument", w, w) for w in rest[:at])
         tool = program_of(rest[at])
         items.append(Item("program", tool, rest[at]))
@@ -144,7 +145,7 @@ def _cmake(words: list[str]) -> list[Item]:
 
 
 def _flags(words: list[str], engine: str, kind: str, *, loose: bool) -> list[Item]:
-    """`loose`: no program was named, so a flag that only llama-bench has is read as its own."""
+    """Parse flags. `loose`: no program was named, so flags of llama-bench are accepted, too."""
     items: list[Item] = []
     at = 0
     while at < len(words):
@@ -173,7 +174,7 @@ def _flags(words: list[str], engine: str, kind: str, *, loose: bool) -> list[Ite
             takes = gone.takes or (following in ("0", "1") and not gone.takes)
         elif name in (others := OTHERS[engine, kind == BENCH]):
             takes = others[name]
-        else:  # known elsewhere: read as there; unknown: a value is what does not look like a flag
+        else:  # known in another table: as there; unknown: a word that is not like a flag is its value
             rows = [f for e in ENGINES for k in (COMMON, BENCH) if (f := find_flag(name, e, k))]
             takes = rows[0].takes if rows else following is not None and not _is_flag(following)
         item = Item("flag", flag.name if flag else name, word, joined if equals else None, flag)
@@ -195,7 +196,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _looks_like_another(word: str, engine: str, kind: str) -> bool:
-    """True for a word that is itself a flag, so that the flag before it has no value."""
+    """Whether a word is itself a flag, so that the flag before it has no value."""
     if not _is_flag(word):
         return False
     listed = word in OTHERS[engine, kind == BENCH]

@@ -1,9 +1,10 @@
-"""Where a line puts the tensors of a model file: which rules match, what they move beside, and what fits.
+"""The placement of the tensors of a model file by a line: the rules that match, further tensors that they
+move, and whether the result fits.
 
-As both engines do it: the overrides of `-ot`, `-cmoe` and `-ncmoe` are one list in the order of the line. The
-first that matches a tensor's name decides. A tensor that none of them names follows `-ngl`; the token
-embedding stays in host memory. llama.cpp counts the output as the last layer. ik_llama.cpp counts layers
-alone: if the GPU has only some of them, the output is on the CPU, unless `-sm` is another mode than layer.
+In both engines, the overrides of `-ot`, `-cmoe` and `-ncmoe` are one list in the order of the line. The first
+one that matches the name of a tensor decides. Other tensors follow `-ngl`, and the token embedding stays in
+host memory. llama.cpp counts the output as the last layer. ik_llama.cpp counts only layers: if the GPU has
+only some of them, the output is on the CPU, unless `-sm` is a mode other than layer.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Rule:
 
 
 def placement(line: Line) -> None:
-    """Holds `-ot`, `-cmoe`, `-ncmoe` and `-ngl` against the tensors of the model, where they are known."""
+    """Check `-ot`, `-cmoe`, `-ncmoe` and `-ngl` against the tensors of the model, if they are known."""
     tensors = line.facts.tensors
     if not tensors or line.tool == "cmake":
         return
@@ -73,7 +74,8 @@ def _rules(line: Line) -> list[_Rule]:
 
 
 def _compiled(item: Item, pattern: str) -> re.Pattern[str] | None:
-    """Python reads what people write as ECMAScript does; a pattern that it can't read is left alone."""
+    """Compile a pattern. For usual patterns, Python reads the same as ECMAScript. A pattern that it cannot
+    read is not checked."""
     try:
         return re.compile(pattern)
     except (re.error, RecursionError, OverflowError):
@@ -98,7 +100,7 @@ def _buffer_of(name: str, rules: list[_Rule], line: Line) -> str:
     if name.startswith("token_embd."):
         return "CPU"
     if layers is None or len(wanted) != 1 or wanted[0] < 0 or wanted[0] > layers:
-        return "GPU"  # all of them, or chosen by the engine
+        return "GPU"  # all layers, or the engine chooses
     layer = re.match(r"blk\.(\d+)\.", name)
     if layer is None:
         return "GPU" if _output_on_gpu(line, wanted[0]) else "CPU"
@@ -106,12 +108,12 @@ def _buffer_of(name: str, rules: list[_Rule], line: Line) -> str:
 
 
 def _first_on_gpu(line: Line, wanted: int, layers: int) -> int:
-    """Number of the first layer on the GPU; `layers` for none."""
+    """Number of the first layer on the GPU; `layers` if there is none."""
     return min(layers, layers - wanted + (line.engine == MAIN))
 
 
 def _output_on_gpu(line: Line, wanted: int) -> bool:
-    """Whether the output is on a GPU that has some of the layers, or none."""
+    """Whether the output is on the GPU, if the GPU does not have all layers."""
     split = line.flag("-sm")
     others = split is not None and split.value in ("none", "graph", "attn")
     return wanted > 0 and (line.engine == MAIN or others)

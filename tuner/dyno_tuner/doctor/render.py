@@ -18,7 +18,7 @@ _STYLES = {Status.DOES: "green", Status.INERT: "dim", Status.NEEDS: "yellow", St
 
 
 def to_dict(line: Line) -> dict[str, Any]:
-    """The diagnosis as plain data; the exit code follows `wrong` and `unknown_flags`."""
+    """The diagnosis as plain data. The exit code follows from `wrong` and `unknown_flags`."""
     return {
         "engine": line.engine,
         "engine_reason": line.engine_reason,
@@ -52,13 +52,13 @@ def _item(item: Item) -> dict[str, Any]:
 
 
 def summary(line: Line) -> str:
-    """One line of counts."""
+    """The counts of the statuses in one line."""
     count = {s: sum(i.status == s for i in line.items) for s in Status}
     return ", ".join(f"{n} {s}" for s, n in count.items() if n)
 
 
 def print_line(line: Line, console: Console) -> None:
-    """The table, one row per token."""
+    """Print the table with one row per token."""
     console.print(f"engine: {line.engine} ({line.engine_reason})", markup=False)
     about = "the commit that dyno's tables describe"
     if line.version.later:

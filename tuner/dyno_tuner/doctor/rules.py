@@ -1,6 +1,6 @@
-"""Rules between tokens, and between a token and the model; `gpu_rules.py` has the rules of a GPU.
+"""Rules for combinations of tokens, and for tokens and the model. `gpu_rules.py` has the rules for GPUs.
 
-A rule speaks only where the line and the facts show its premise.
+A rule applies only if the line and the facts show its premise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def batch_sizes(line: Line) -> None:
 
 
 def slots(line: Line) -> None:
-    """The share of the context that a slot has, and numbers of slots that a server does not take."""
+    """The share of the context of each slot, and numbers of slots that a server does not accept."""
     item, counts, ctx = line.flag("-np"), line.numbers("-np"), line.numbers("-c")
     if item is None or item.flag is None or not counts:
         return
@@ -61,7 +61,8 @@ def slots(line: Line) -> None:
 
 
 def micro_batches(line: Line) -> list[int]:
-    """The u-batches as they come out: cut to the batch, and that to the context; empty where unreadable."""
+    """The actual u-batches: limited by the batch, which is limited by the context; empty if they cannot be
+    read."""
     batch, micro, ctx = line.numbers("-b", 2048), line.numbers("-ub", 512), line.numbers("-c")
     if not batch or not micro:
         return []
@@ -105,7 +106,7 @@ def cache_types(line: Line) -> None:
 
 
 def _uncompiled(engine: str, pair: tuple[str, str]) -> tuple[Status, str]:
-    """The effect of a pair of cache types for which a usual build has no flash attention."""
+    """The effect of a pair of cache types for which a standard build has no flash attention kernel."""
     which = f"flash attention on CUDA for K {pair[0]} with V {pair[1]}"
     if engine == MAIN and "f32" in pair:
         return Status.DOES, (
@@ -119,7 +120,7 @@ def _uncompiled(engine: str, pair: tuple[str, str]) -> tuple[Status, str]:
     return Status.NEEDS, f"{which} needs a build with {build}"
 
 
-# llama-model.h:593 and llama.cpp:3895-3926 of ik_llama.cpp, by the names that model files use.
+# llama-model.h:593 and llama.cpp:3895-3926 of ik_llama.cpp, by the names in model files.
 LATENT = frozenset({"deepseek2", "glm-dsa", "mistral4", "bailingmoe3"})
 GRAPH_SPLIT = LATENT - {"bailingmoe3"} | {
     "llama", "qwen3moe", "glm4moe", "mistral3", "command-r", "cohere2", "cohere2_moe", "mimo2", "qwen3",
@@ -130,7 +131,7 @@ GROUPED = frozenset({"bailingmoe2", "bailingmoe3"})
 
 
 def _graph_split(line: Line) -> bool:
-    """True where the line asks for a graph split and nothing known of the GPUs or the model prevents it."""
+    """Whether the line requests a graph split, and no known fact about GPUs or model prevents it."""
     item, arch = line.flag("-sm"), line.facts.architecture
     asked = set((item.value or "").split(",")) if item is not None else set()
     possible = line.facts.gpus != 1 and (arch is None or arch in GRAPH_SPLIT)
@@ -195,7 +196,7 @@ def split_modes(line: Line) -> None:
 
 
 def _graph_only(line: Line) -> None:
-    """Rules of a graph split alone."""
+    """Rules for flags that matter only in a graph split."""
     if line.engine != IK or line.facts.gpus == 1:
         return
     if not _graph_split(line):
@@ -237,7 +238,7 @@ def _host_flags(line: Line) -> list[Item]:
 
 
 def all_on_gpu(line: Line) -> bool:
-    """True where the line puts every weight on the GPU for certain."""
+    """Whether the line surely puts all weights on the GPU."""
     layers, number, item = line.facts.layers, line.numbers("-ngl"), line.flag("-ngl")
     everything = (item is not None and item.value == "all") or bool(
         number and (min(number) >= 999 or (layers is not None and min(number) > layers))
@@ -283,7 +284,8 @@ def offload(line: Line) -> None:
 
 
 def _thresholds(line: Line, switches: list[Item], sizes: list[Item]) -> None:
-    """The uses that a u-batch is too small for: fewer tokens than an upload wants, or one of experts."""
+    """Report flags without effect because the u-batch has fewer tokens than an upload of weights, or of
+    experts, needs."""
     micro, per_byte = micro_batches(line), line.cuda("offload-batch-size-per-byte")
     if not micro or per_byte is not None or any(i.wrong or not _is_int(i.value or "") for i in sizes):
         return
@@ -310,7 +312,7 @@ def _thresholds(line: Line, switches: list[Item], sizes: list[Item]) -> None:
 
 
 def _no_expert_ops(item: Item, why: str) -> None:
-    """Says of an `-op` list what it leaves to do where the ops of experts change nothing."""
+    """Note the effect of an `-op` list if its ops of experts have none."""
     names = {p["op"] for p in item.ops}
     if names and names <= EXPERT_MATMULS:
         item.say(Status.INERT, why, OFFLOAD_SOURCE)
@@ -374,7 +376,7 @@ def expert_reduction(line: Line) -> None:
 
 
 def environment(line: Line) -> None:
-    """Variables of which only some values do anything."""
+    """Report variables whose value has no effect."""
     fusion, launch = line.last("env", "GGML_CUDA_DISABLE_FUSION"), line.last("env", "GGML_CUDA_PDL")
     if line.engine != MAIN:
         return
@@ -384,7 +386,7 @@ def environment(line: Line) -> None:
         launch.say(Status.INERT, "on by default: only 0 changes anything", MAIN_SOURCE)
 
 
-# Each of these adds to what an earlier one gave; of all else the common tools take the last.
+# Repetitions of these flags add up. For all others, the common tools take the last one.
 _ADD_UP = frozenset({"-ot", "-op", "-C", "-Cr", "-fitt", "-ncffn", "-npp", "-ntg", "-npl"})
 _OPPOSITES = {
     "-no-fa": "-fa", "-no-gr": "-gr", "-nr": "--repack", "--no-op-offload": "--op-offload", "-nkvo": "-kvo",
@@ -393,14 +395,15 @@ _OPPOSITES = {
 
 
 def _place(item: Item, line: Line) -> tuple[str, str] | None:
-    """The setting of a token; of two for the same setting the later one is in force. None if both are."""
+    """The setting that a token sets. Of two tokens for the same setting, the later one is in force. None:
+    both are."""
     if item.kind in ("env", "cmake", "cuda") or (item.kind, item.name) == ("flag", "-cuda"):
         return item.kind, item.name
     if item.kind != "flag" or item.flag is None or line.bench or item.name in _ADD_UP:
         return None
-    if item.name in ("-cmoe", "-ncmoe"):  # in llama.cpp, and before that day, they added up too
+    if item.name in ("-cmoe", "-ncmoe"):  # in llama.cpp, and before that date, they also add up
         return ("flag", "-ncmoe") if line.engine == IK and line.version.since("2026-03-19") else None
-    if item.name == "--spec-type" and line.engine == IK:  # each adds a stage
+    if item.name == "--spec-type" and line.engine == IK:  # each one adds a kind
         return None
     if not item.flag.takes and item.name not in {*_OPPOSITES, *_OPPOSITES.values()}:
         return None
@@ -408,9 +411,9 @@ def _place(item: Item, line: Line) -> tuple[str, str] | None:
 
 
 def repeated(line: Line) -> None:
-    """Marks what a later token takes the place of; the rules behind this one see only what is in force."""
+    """Mark tokens that a later one overrides. The following rules see only tokens in force."""
     last = {place: i for i in line.items if (place := _place(i, line)) is not None}
-    whole: Item | None = None  # what took the place of the -cuda that the keys at hand belong to
+    whole: Item | None = None  # the token that overrides the -cuda of the current keys
     for item in line.items:
         if item.kind != "cuda":
             whole = None

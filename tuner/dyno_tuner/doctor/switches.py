@@ -10,8 +10,8 @@ from .line import ENGINES, IK, MAIN, SOURCES
 
 @dataclass(frozen=True)
 class Switch:
-    """One row. `dead`: why it changes nothing in this engine, whatever its value. `gone`: what to do instead,
-    where the engine has lost or never had it."""
+    """A row of the table of switches. `dead`: the reason why it has no effect in this engine, whatever its
+    value. `gone`: the substitute, if the engine has removed it or never had it."""
 
     name: str
     engine: str
@@ -19,11 +19,11 @@ class Switch:
     default: str | None = None
     dead: str | None = None
     gone: str | None = None
-    lost: bool = False  # with `gone`: it was there once
-    off: str | None = None  # build only: what it does when it is off, where that is more than "not that"
-    presence: bool = False  # env only: set to anything, 0 too, counts as on
+    lost: bool = False  # with `gone`: it existed before
+    off: str | None = None  # build only: its effect when off, if that is more than "no effect"
+    presence: bool = False  # env only: any value, even 0, counts as on
     where: str = ""
-    values: tuple[str, ...] = ()  # env only: the words it takes; empty for anything
+    values: tuple[str, ...] = ()  # env only: the valid words; empty: any
 
     @property
     def source(self) -> str:
@@ -200,7 +200,7 @@ ENV_ELSEWHERE: dict[tuple[str, str], str] = {
         "a variable of llama.cpp; in ik_llama.cpp, use the build switch GGML_CUDA_IQK_FORCE_BF16",
 }  # fmt: skip
 
-# Keys of -cuda: (kind, default, what it does)
+# Keys of -cuda: (kind, default, effect)
 CUDA_KEYS: dict[str, tuple[str, str, str]] = {
     "fusion": ("int", "1", "fusion of kernels by pattern; 0: off. It may change rounding"),
     "offload-batch-size": ("int", "32", "smallest batch whose ops run on the GPU although their weights are "

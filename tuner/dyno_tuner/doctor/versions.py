@@ -1,4 +1,4 @@
-"""Which version a command line is for: commits whose dates are known, and when things changed."""
+"""The version of the engine that a command line is for: known commits and their dates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from ..core.errors import TuneError
 from .line import IK, MAIN, Version
 
-# commit: (engine, date or None, what it is)
+# commit: (engine, date or None, description)
 COMMITS: dict[str, tuple[str, str | None, str]] = {
     "7e5af2073": (IK, "2024-10-31", "MULTI_ADD in the op enum"),
     "b50efcc9d": (IK, "2025-02-23", "MOE_FUSED_UP_GATE in the op enum"),
@@ -26,20 +26,20 @@ REFERENCE = {IK: "8337e4cd3", MAIN: "0c1e57098"}
 
 
 def commit_of(text: str) -> str | None:
-    """The known commit that `text` names (at least seven hex digits, either may be the shorter)."""
+    """The known commit that `text` names (at least seven hexadecimal digits; either may be shorter)."""
     if not re.fullmatch(r"[0-9a-f]{7,40}", text):
         return None
     return next((c for c in COMMITS if c.startswith(text) or text.startswith(c)), None)
 
 
 def engine_of_version(text: str | None) -> str | None:
-    """The engine whose history holds this commit; None for dates."""
+    """The engine that this commit belongs to; None for dates."""
     known = commit_of(text.lower()) if text else None
     return COMMITS[known][0] if known else None
 
 
 def resolve_version(text: str | None, engine: str) -> Version:
-    """The version that was asked for. Raises TuneError where it cannot be placed in time."""
+    """The requested version. Raises TuneError if its date is unknown."""
     reference = REFERENCE[engine]
     if text is None:
         return Version(reference, None)
