@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ class Grammar:
         llguidance = _library()
         kind = next(k for k in ("json_schema", "grammar", "regex") if getattr(sampling, k) is not None)
         source = _source(llguidance, kind, getattr(sampling, kind))
-        self._kind = kind
+        self._kind, self._rules = kind, getattr(sampling, kind)
         self._tokenizer = tokenizer  # the library holds only a weak reference
         self._matcher = llguidance.LLMatcher(_tokens(tokenizer), source, log_level=0)
         self._check()
@@ -79,7 +80,7 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise _unusable(self._kind, self._matcher.get_error())
+            raise _unusable(self._kind, self._rules, self._matcher.get_error())
 
 
 def check_rules(kind: str, rules: str) -> None:
@@ -97,7 +98,7 @@ def check_rules(kind: str, rules: str) -> None:
     source = _source(llguidance, kind, rules)
     # Without a vocabulary, the library accepts any name of a control token.
     if problem := llguidance.LLMatcher.validate_grammar(source):
-        raise _unusable(kind, problem)
+        raise _unusable(kind, rules, problem)
 
 
 def _library() -> Any:
@@ -128,11 +129,33 @@ def _source(llguidance: Any, kind: str, rules: Any) -> str:
             return str(llguidance.grammar_from("gbnf", rules))
         return str(llguidance.LLMatcher.grammar_from_regex(rules))
     except (ValueError, TypeError) as error:
-        raise PlanError(f"[grammar] {kind} cannot be read: {error}") from error
+        raise PlanError(f"[grammar] {kind} cannot be read: {_plain(kind, rules, error)}") from error
 
 
-def _unusable(kind: str, problem: object) -> PlanError:
-    return PlanError(f"[grammar] {kind} cannot be used: {' '.join(str(problem).split())[:400]}")
+def _unusable(kind: str, rules: Any, problem: object) -> PlanError:
+    return PlanError(f"[grammar] {kind} cannot be used: {_plain(kind, rules, problem)}")
+
+
+_EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)
+_IN_EXPRESSION = re.compile(r"(?: \(in regex\): )?regex parse error:.*?\nerror: ", re.DOTALL)
+_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+
+
+def _plain(kind: str, rules: Any, problem: object) -> str:
+    """A message of the library in one line: without excerpts, drawings, and the names of all control tokens.
+
+    Args:
+        kind: Of the rules.
+        rules: Their text.
+        problem: The message.
+    """
+    text = str(problem).removeprefix("Failed to convert the grammar from GBNF to Lark: ")
+    text = _EXCERPT.sub("", text).partition("; following special tokens are available")[0]
+    text = _IN_EXPRESSION.sub(lambda found: ": " if found.start() else "a regular expression: ", text)
+    # The library knows only its own form of an expression, and of a grammar in the syntax of GBNF.
+    own = kind == "grammar" and "::=" not in rules
+    text = _PLACE.sub(r"line \1, column \2: " if own else "", text, count=1)
+    return " ".join(text.split())[:400]
 
 
 class _Vocabulary:

@@ -124,17 +124,22 @@ class Sampling:
             value = getattr(self, name)
             if value is not None and not bound.holds(value):
                 raise PlanError(f"[sample] {name} must be {bound.words}, not {value!r}")
-        if not isinstance(self.logit_bias, Mapping) or not all(
-            isinstance(token, int)
-            and 0 <= token <= _LARGEST_COUNT
-            and isinstance(value, numbers.Real)
-            and value < float("inf")
-            for token, value in self.logit_bias.items()
-        ):
+        if not isinstance(self.logit_bias, Mapping):
             raise PlanError(f"[sample] logit_bias must be numbers by token id, not {self.logit_bias!r:.80}")
+        for token, value in self.logit_bias.items():
+            if not isinstance(token, int) or not 0 <= token <= _LARGEST_COUNT:
+                raise PlanError(
+                    f"[sample] logit_bias names token {token!r:.80}; expected a token id, 0 or more"
+                )
+            if not isinstance(value, numbers.Real) or not value < float("inf"):
+                raise PlanError(
+                    f"[sample] logit_bias of token {token} is {value!r:.80}; expected a number below infinity"
+                )
         breakers = self.dry_sequence_breakers
-        if isinstance(breakers, str) or not all(isinstance(b, str) and b for b in breakers):
+        if isinstance(breakers, str) or not all(isinstance(b, str) for b in breakers):
             raise PlanError(f"[sample] dry_sequence_breakers must be a list of strings, not {breakers!r:.80}")
+        if not all(breakers):
+            raise PlanError("[sample] dry_sequence_breakers has an empty string; leave it out")
         if len(breakers) > _MOST_BREAKERS:
             raise PlanError(
                 f"[sample] dry_sequence_breakers has {len(breakers)} strings; "

@@ -61,4 +61,10 @@ def not_given(error: ErrorDetails, *, mapping: str = "an object") -> str:
     if isinstance(given, (dict, list, tuple)):
         name = "a list" if isinstance(given, (list, tuple)) else mapping
         return f", not {name}" if kind.endswith("_type") else ""
+    if given is None or isinstance(given, bool):
+        return f", not {_PLAIN[given]}"
     return f", not {given[:80] if isinstance(given, str) else given!r:.80}"
+
+
+_PLAIN = {None: "null", True: "true", False: "false"}
+"""As JSON and YAML write them."""

@@ -251,12 +251,21 @@ def test_impossible_settings(name: str, value: float) -> None:
 
 
 def test_impossible_biases_and_breakers() -> None:
-    for bias in ({1: float("inf")}, {1: float("nan")}, {"a": 1.0}, [1]):
-        with pytest.raises(PlanError, match="logit_bias must be numbers by token id"):
+    for bias, words in (
+        ({1: float("inf")}, "logit_bias of token 1 is inf; expected a number below infinity"),
+        ({1: float("nan")}, "logit_bias of token 1 is nan"),
+        ({1: "a"}, "logit_bias of token 1 is 'a'"),
+        ({"a": 1.0}, "logit_bias names token 'a'; expected a token id, 0 or more"),
+        ({-1: 1.0}, "logit_bias names token -1"),
+        ([1], "logit_bias must be numbers by token id"),
+    ):
+        with pytest.raises(PlanError, match=words):
             Sampling(logit_bias=bias)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="logit_bias names token 60; the vocabulary has 60"):
         _core.Sampler({"logit_bias": [(60, 1.0)]}, N)
-    for breakers in ("\n", [""], [1]):
+    with pytest.raises(PlanError, match="dry_sequence_breakers has an empty string; leave it out"):
+        Sampling(dry_sequence_breakers=["a", ""])
+    for breakers in ("\n", [1]):
         with pytest.raises(PlanError, match="dry_sequence_breakers must be a list"):
             Sampling(dry_sequence_breakers=breakers)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="dry_sequence_breakers has 33 strings; expected at most 32"):

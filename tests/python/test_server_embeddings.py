@@ -75,7 +75,7 @@ def test_the_public_client_reads_both_formats(served: Served) -> None:
         ({}, "input", "input is required"),
         ({"input": []}, None, "input is empty"),
         ({"input": ""}, None, "input is empty"),
-        ({"input": ["a", "x" * 200]}, "input", "input 1: .* the prompt has 200 tokens, ctx is 128"),
+        ({"input": ["a", "x" * 200]}, "input.1", "input.1: the prompt has 200 tokens, ctx is 128"),
         ({"input": [[1, 99999]]}, None, "token 99999 is not one of"),
         ({"input": ["a"] * 2049}, None, "holds 2049 texts; expected at most 2048"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),

@@ -33,6 +33,8 @@ REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
 }
 
 
+SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nope"}}}}
+NOPE = {"type": "function", "function": {"name": "f", "parameters": {"type": "nope"}}}
 TEXT = {"type": "text", "text": ""}
 RESULT = {"type": "tool_result", "tool_use_id": "1"}
 
@@ -50,10 +52,27 @@ def client(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[ht
         ("/v1/chat/completions", {"messages": []}, "messages", "messages must have at least 1 item"),
         ("/v1/chat/completions", {"messages": HELLO, "temperature": -1}, "temperature", "at least 0, not -1"),
         ("/v1/chat/completions", {"messages": HELLO, "timeout": 0}, "timeout", "greater than 0, not 0"),
-        ("/v1/chat/completions", {"messages": HELLO, "tool_choice": "must"}, None, "supported: auto"),
+        ("/v1/chat/completions", {"messages": HELLO, "tool_choice": "must"}, "tool_choice", "supported: au"),
+        ("/v1/chat/completions", {"messages": HELLO, "tool_choice": "required"}, "tool_choice", "no tools"),
+        ("/v1/chat/completions", {"messages": HELLO, **SCHEMA}, "response_format",
+         "response_format cannot be used: Invalid type: nope"),
+        ("/v1/chat/completions", {"messages": HELLO, "tool_choice": "required", "tools": [NOPE]}, "tools",
+         "tools cannot be used: "),
+        ("/v1/chat/completions", {"messages": [{"content": "a"}]}, "messages.0.role", "is required"),
+        ("/v1/chat/completions", {"messages": [*HELLO, {"role": ""}]}, "messages.1.role", "not ''"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content",
+         "messages.0.content is required in a message of the role 'user'"),
+        ("/v1/chat/completions", {"messages": [{"role": "tool", "content": None}]}, "messages.0.content",
+         "is required"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1},
+         None, "messages.0.content.0.type: 'image' is not supported; expected text, "),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 1, "tools": [{"type": "web_search", "name": "a"}]},
+         None, "tools.0.type must be 'custom', not 'web_search'"),
+        ("/v1/embeddings", {"input": []}, "input", "input is empty"),
+        ("/v1/embeddings", {"input": [[1], [300]]}, "input.1", "input.1: token 300 is not one of 0 to 287"),
         ("/v1/completions", {}, "prompt", "required"),
         ("/v1/completions", [], None, "the body must be an object"),
-        ("/v1/completions", {"prompt": ""}, None, "prompt is empty"),
+        ("/v1/completions", {"prompt": ""}, "prompt", "prompt is empty"),
         ("/v1/completions", {"prompt": 5}, "prompt", "prompt must be a string or a list, not 5"),
         ("/v1/completions", {"prompt": "a", "max_tokens": "abc"}, "max_tokens",
          "max_tokens must be a whole number, not 'abc'"),
@@ -68,14 +87,29 @@ def client(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[ht
          "logit_bias: the key '[key]' must be a whole number"),
         ("/v1/completions", {"prompt": "a", "logit_bias": {"5": "b"}}, "logit_bias.5",
          "logit_bias.5 must be a number, not 'b'"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"-1": 1}}, "logit_bias",
+         "logit_bias names token -1; expected a token id, 0 or more"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"288": 1}}, "logit_bias",
+         "logit_bias names token 288; the vocabulary has 288"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"5": None}}, "logit_bias.5", "a number, not null"),
+        ("/v1/completions", {"prompt": "a", "dry_sequence_breakers": [""]}, "dry_sequence_breakers",
+         "dry_sequence_breakers has an empty string; leave it out"),
+        ("/v1/completions", {"prompt": "a", "dry_sequence_breakers": ["a"] * 33}, "dry_sequence_breakers",
+         "dry_sequence_breakers has 33 strings"),
+        ("/v1/completions", {"prompt": []}, "prompt", "prompt is an empty list; expected a text, token ids"),
+        ("/v1/completions", {"prompt": [[]]}, "prompt", "expected a text or a list of token ids"),
         ("/v1/completions", {"prompt": ["a", {}]}, "prompt.1", "prompt.1 must be a string, not an object"),
-        ("/v1/completions", {"prompt": [99999]}, None, "token 99999 is not one of 0 to 287"),
-        ("/v1/completions", {"prompt": [99999], "echo": True}, None, "token 99999 is not one of 0 to 287"),
-        ("/v1/completions", {"prompt": [5, -5], "echo": True}, None, "token -5 is not one of 0 to 287"),
+        ("/v1/completions", {"prompt": [99999]}, "prompt", "token 99999 is not one of 0 to 287"),
+        ("/v1/completions", {"prompt": [99999], "echo": True}, "prompt", "token 99999 is not one of 0"),
+        ("/v1/completions", {"prompt": [5, -5], "echo": True}, "prompt", "token -5 is not one of 0 to 287"),
         ("/v1/completions", {"prompt": "x" * 9000}, "prompt", "ctx is 256"),
-        ("/v1/chat/completions", {"messages": [{"content": "x" * 9000}]}, "messages", "ctx is 256"),
+        ("/v1/chat/completions", {"messages": [{"role": "a", "content": "x" * 9000}]}, "messages", "ctx is "),
         ("/detokenize", {"tokens": [-1]}, "tokens", "-1 is not one of 0 to"),
-        ("/v1/completions", {"prompt": "a", "regex": "("}, None, "regex"),
+        ("/v1/completions", {"prompt": "a", "regex": "("}, "regex", 'invalid regex "(": unclosed group'),
+        ("/v1/completions", {"prompt": "a", "grammar": "start: x"}, "grammar",
+         'grammar cannot be used: line 1, column 8: unknown name: "x"'),
+        ("/v1/completions", {"prompt": "a", "stop": 5}, "stop", "a string or a list of strings, not 5"),
+        ("/v1/completions", {"prompt": "a", "stop": True}, "stop", "a list of strings, not true"),
         ("/v1/completions", {"prompt": "a", "stop": ["b"] * 33}, "stop", "33 strings; expected at most 32"),
         ("/v1/completions", {"prompt": "a", "stop": "b" * 257}, "stop", "257 characters; expected at most"),
         ("/v1/completions", {"prompt": "a", "stop": ["b", 1]}, "stop", "must be a string"),
@@ -86,14 +120,55 @@ def client(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[ht
 def test_errors_name_the_field(
     client: httpx.Client, device: str, path: str, body: dict[str, Any], param: str | None, words: str
 ) -> None:
-    if "regex" in body and device != "cpu":
+    if {"regex", "grammar", "response_format", "tools"} & {*body} and device != "cpu":
         pytest.importorskip("llguidance")  # which a machine that only lends its GPU need not have
     response = client.post(path, json=body)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert words in error["message"]
+    assert not error["message"].startswith("["), "the part of dyno that refuses it is of no use to a client"
     if param is not None:
         assert str(error["param"]).startswith(param)
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+@pytest.mark.parametrize(
+    ("tool", "place", "words"),
+    [
+        ({}, "tools.0.function", "is required: an object with the name of the function"),
+        ({"type": "function"}, "tools.0.function", "is required"),
+        ({"name": "f", "parameters": {}}, "tools.0.function", "is required"),
+        ({"type": "function", "function": [1]}, "tools.0.function", "must be an object, not a list"),
+        ({"type": "function", "function": {}}, "tools.0.function.name", "is required"),
+        ({"type": "function", "function": {"name": 5}}, "tools.0.function.name", "not 5"),
+        ({"type": "function", "function": {"name": ""}}, "tools.0.function.name", "not ''"),
+        ({"function": {"name": "f", "parameters": [1]}}, "tools.0.function.parameters", "not a list"),
+        ({"type": "web_search"}, "tools.0.type", "'web_search' is not supported; expected function"),
+        (5, "tools.0", "must be an object, not 5"),
+    ],
+)
+def test_a_tool_that_is_no_function_is_refused(
+    client: httpx.Client, choice: str | None, tool: object, place: str, words: str
+) -> None:
+    """Otherwise the template shows it to the model as it is, or leaves it out without a word."""
+    body = {"messages": HELLO, "max_tokens": 1, "tools": [tool], "tool_choice": choice}
+    refused = client.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == place
+    assert refused.json()["error"]["message"].startswith(f"{place}{':' if 'type' in place else ''} ")
+    assert words in refused.json()["error"]["message"]
+    for sound in (
+        {"function": {"name": "f"}},
+        {"type": "function", "function": {"name": "f", "parameters": None}},
+    ):
+        assert client.post("/v1/chat/completions", json={**body, "tools": [sound]}).status_code == 200
+
+
+def test_a_body_that_is_no_json_has_no_field_that_is_wrong(client: httpx.Client) -> None:
+    refused = client.post("/v1/completions", content=b'{"prompt": ')
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] is None
+    assert "JSON" in refused.json()["error"]["message"]
 
 
 def test_an_error_names_a_field_that_the_body_has() -> None:
@@ -111,7 +186,8 @@ def test_an_error_names_a_field_that_the_body_has() -> None:
     assert param == "messages.0.content.0.content.0.type"
     assert message == f"{param} must be 'text', not 'image'"
     assert told({"type": "text", "text": "a"}, {"type": "text"})[0] == "messages.0.content.1.text"
-    assert told({"type": "image"})[0] == "messages.0.content.0"
+    assert told({"type": "image"})[0] == "messages.0.content.0.type"
+    assert told({})[1].startswith("messages.0.content.0")
     assert told({**result, "content": 5})[1].endswith("content must be a string or a list, not 5")
     for choice, place in (
         ({"type": "custom"}, "tool_choice.type"),
@@ -172,7 +248,7 @@ def test_a_text_of_digits_is_no_token() -> None:
     assert EmbeddingBody.model_validate_json(json.dumps(years)).inputs == ["2024", "2025"]
     for prompt in (["42"], ["42", "7"]):
         assert CompletionBody.model_validate_json(json.dumps({"prompt": prompt})).prompts == prompt
-    for prompt, several in (([42, 7], [[42, 7]]), ([[42], [7]], [[42], [7]]), ("42", ["42"]), ([], [[]])):
+    for prompt, several in (([42, 7], [[42, 7]]), ([[42], [7]], [[42], [7]]), ("42", ["42"])):
         assert CompletionBody.model_validate_json(json.dumps({"prompt": prompt})).prompts == several
     for tokens in (["42"], [True], [1.0]):
         with pytest.raises(ValidationError):
@@ -304,7 +380,7 @@ def test_clients_may_send_null(client: httpx.Client, path: str) -> None:
 def test_words_of_a_client_do_not_change_the_status(client: httpx.Client, device: str, words: str) -> None:
     if device != "cpu":
         pytest.importorskip("llguidance")
-    refused = client.post("/v1/completions", json={"prompt": "a", "grammar": f"start: ( // {words}"})
+    refused = client.post("/v1/completions", json={"prompt": "a", "regex": f"({words}"})
     error = refused.json()["error"]
     assert words in error["message"]
     assert (refused.status_code, error["code"]) == (400, "invalid_value")

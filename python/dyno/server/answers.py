@@ -14,7 +14,7 @@ from dyno._sampling import Sampling
 from dyno._writing import most_tokens, prompt_tokens
 from dyno.chat import Part, Reply
 from dyno.chat.reply import chat_prompt
-from dyno.server.conversation import conversation
+from dyno.server.conversation import conversation, functions
 from dyno.server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Chat:
         model: The name that responses carry.
 
     Raises:
-        ApiError: A message has a content that is not text.
+        ApiError: A message has no role or a content that is not text, or a tool is no function.
         ChatError, PlanError: As `Engine.chat`.
     """
 
@@ -81,8 +81,9 @@ class Chat:
 
     def __init__(self, engine: Engine, body: ChatBody, template: ChatTemplate | None, model: str) -> None:
         self._engine, self._body = engine, body
-        messages = conversation(body.messages)
-        tools = None if body.tool_choice == "none" else body.tools
+        messages, tools = conversation(body.messages), functions(body.tools)
+        if body.tool_choice == "none":
+            tools = None
         template = template or engine.chat_template(tools=bool(tools))
         # Once for all answers: one process renders for all clients.
         prompt = chat_prompt(

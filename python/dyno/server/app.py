@@ -76,7 +76,8 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
             except (ClientGoneError, ClientDisconnect):
                 return Response(status_code=_CLIENT_GONE)
             except Exception as error:
-                told = api_error(error, _PROMPTS.get(request.url.path, "messages"))
+                given: frozenset[str] = getattr(request.state, "given_fields", frozenset())
+                told = api_error(error, _PROMPTS.get(request.url.path, "messages"), given)
                 if told.status >= 500 and not isinstance(error, (ApiError, ClosedError)):
                     # Of a library that is missing, the message says everything.
                     trace = not isinstance(error, NotInstalledError)

@@ -105,6 +105,8 @@ def _can_stop(given: list[str]) -> list[str]:
 
 
 def _as_list(given: object) -> object:
+    if given is not None and not isinstance(given, (str, list)):
+        raise ValueError("must be a string or a list of strings")
     return [given] if isinstance(given, str) else given
 
 
@@ -313,6 +315,8 @@ class CompletionBody(DrawBody):
 
     @model_validator(mode="after")
     def _prompts_are_there(self) -> CompletionBody:
+        if not self.prompt and not isinstance(self.prompt, str):
+            raise ValueError("prompt is an empty list; expected a text, token ids, or a list of either")
         if len(self.prompts) > _MAX_PROMPTS:
             raise ValueError(f"prompt holds {len(self.prompts)} prompts; expected at most {_MAX_PROMPTS}")
         return self
@@ -350,7 +354,7 @@ class EmbeddingBody(RequestBody):
     @model_validator(mode="after")
     def _inputs_are_there(self) -> EmbeddingBody:
         if not self.input:
-            raise ValueError("input is empty")
+            raise ValueError("input is empty; expected a text, token ids, or a list of either")
         if len(self.inputs) > _MAX_INPUTS:
             raise ValueError(f"input holds {len(self.inputs)} texts; expected at most {_MAX_INPUTS}")
         return self

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno._writing import prompt_tokens
 from dyno.errors import ContextLengthError, PlanError
-from dyno.server.errors import ApiError
+from dyno.server.errors import ApiError, without_part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,7 +75,9 @@ class Embeddings:
             return prompt_tokens(self._engine, text, parse_special=False)
         except PlanError as error:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else "invalid_value"
-            raise ApiError(400, f"input {index}: {error}", param="input", code=code) from error
+            place = f"input.{index}" if len(self._body.inputs) > 1 else "input"
+            text = f"{place}: {without_part(str(error))}"
+            raise ApiError(400, text, param=place, code=code) from error
 
     def _written(self, vector: NDArray[np.float32]) -> list[float] | str:
         """Numbers, or the bytes of float32 in little-endian order as base64."""

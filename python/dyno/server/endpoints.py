@@ -227,7 +227,12 @@ class Endpoints:
         n_vocab = len(self._engine.tokenizer)
         wrong = next((token for token in body.tokens if not 0 <= token < n_vocab), None)
         if wrong is not None:
-            raise ApiError(400, f"tokens: {wrong} is not one of 0 to {n_vocab - 1}", param="tokens")
+            raise ApiError(
+                400,
+                f"tokens: {wrong} is not one of 0 to {n_vocab - 1}",
+                param="tokens",
+                code="invalid_value",
+            )
         text = await self._threads.run(self._engine.detokenize, body.tokens, special=body.special)
         return JSONResponse({"content": text})
 
@@ -275,6 +280,7 @@ class Endpoints:
         # Of a long list of objects, it takes a second.
         judged = await self._threads.run(judge) if len(data) > _LARGE else judge()
         body, request.state.ignored_fields = judged
+        request.state.given_fields = frozenset(body.model_fields_set)  # for errors
         return body
 
     def _judged(self, path: str, kind: type[Body], data: bytes) -> tuple[Body, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, get_args
 
 from dyno._wrong_values import not_given, plain_words
@@ -21,7 +22,20 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationError
 
-__all__ = ["ApiError", "api_error", "from_validation"]
+__all__ = ["ApiError", "api_error", "from_validation", "without_part"]
+
+_PART = re.compile(r"\[[a-z_]+\] ")
+"""Names the part of dyno that refuses something, in front of a message."""
+_FIELDS = {
+    "conversation": ("messages",),
+    "dry_sequence_breakers": ("dry_sequence_breakers",),
+    "grammar": ("grammar", "tools"),
+    "json_schema": ("response_format", "output_config"),
+    "logit_bias": ("logit_bias",),
+    "regex": ("regex",),
+    "tool_choice": ("tool_choice",),
+}
+"""By the word with which a message begins: the fields of requests that it may be about."""
 
 
 class ApiError(Exception):
@@ -44,6 +58,11 @@ class ApiError(Exception):
         }
 
 
+def without_part(message: str) -> str:
+    """A message without the part of dyno in front of it, which says nothing to a client."""
+    return _PART.sub("", message, count=1) if _PART.match(message) else message
+
+
 def from_validation(error: ValidationError) -> ApiError:
     """The field of a body that is wrong.
 
@@ -55,6 +74,11 @@ def from_validation(error: ValidationError) -> ApiError:
     paths = [_path(each["loc"], classes.keys(), tags) for each in found]
     path = max(paths, key=lambda path: (len(path), [step for step in path if isinstance(step, int)]))
     chosen = [each for each, its in zip(found, paths, strict=True) if its == path]
+    if (tag := chosen[0])["type"] == "union_tag_invalid":
+        place, told = ".".join(map(str, (*path, "type"))), tag["ctx"]
+        known = told["expected_tags"].replace("'", "")
+        text = f"{place}: {told['tag']!r:.80} is not supported; expected {known}"
+        return ApiError(400, text, param=place, code="invalid_value")
     if keys := [each for each in chosen if each["loc"][-1:] == ("[key]",)]:
         key = keys[0]["input"]
         place = ".".join(map(str, path[:-1] if path[-1] == key else path))
@@ -62,13 +86,17 @@ def from_validation(error: ValidationError) -> ApiError:
         return ApiError(400, text, param=place, code="invalid_value")
     param = ".".join(map(str, path)) or None
     given = not_given(chosen[0]) if param else ""
-    begin, *others = dict.fromkeys(plain_words(each) for each in chosen)
+    begin, *others = dict.fromkeys(without_part(plain_words(each)) for each in chosen)
     text = " or ".join([begin, *(each.removeprefix("must be ") for each in others)])
     if param:
         joint = " " if begin.startswith(("must ", "is ")) else ": "
         text = f"{param}{joint}{text}{given}"
     elif begin.startswith("must "):
         text = f"the body {text}"
+    else:  # of several fields together; the message begins with one of them
+        subject = begin.partition(" ")[0].removesuffix(":")
+        kind = classes.get(error.title, Known)
+        param = subject if subject.partition(".")[0] in kind.model_fields else None
     return ApiError(400, text, param=param, code="invalid_value")
 
 
@@ -101,16 +129,31 @@ def _tags(kind: type[Known]) -> tuple[str, ...]:
     return get_args(kind.model_fields["type"].annotation) if "type" in kind.model_fields else ()
 
 
-def api_error(error: BaseException, prompt: str | None = None) -> ApiError:
+def _blamed(text: str, prompt: str | None, given: Collection[str]) -> tuple[str, str | None]:
+    """A message of the engine with the name that its subject has in a request, and that field."""
+    subject, _, rest = text.removeprefix("the ").partition(" ")
+    if subject in ("prompt", "token"):
+        return text, prompt
+    known = _FIELDS.get(subject, ())
+    field = next((each for each in known if each in given), None)
+    if field is None or field == subject or subject == "conversation":
+        return text, field
+    return f"{field} {rest}", field
+
+
+def api_error(
+    error: BaseException, prompt: str | None = None, given: Collection[str] = frozenset()
+) -> ApiError:
     """The error that a client gets for an exception.
 
     Args:
         error: The exception.
         prompt: The field of the request that becomes the prompt.
+        given: The fields that the request has.
     """
     if isinstance(error, ApiError):
         return error
-    text = " ".join(str(error).split())
+    text = without_part(" ".join(str(error).split()))
     if isinstance(error, QueueFullError):
         wait = {"Retry-After": str(error.retry_after_s)}
         return ApiError(429, text, kind="rate_limit_error", code="queue_full", headers=wait)
@@ -121,6 +164,7 @@ def api_error(error: BaseException, prompt: str | None = None) -> ApiError:
     if isinstance(error, NotInstalledError):
         return ApiError(501, text, kind="server_error", code="not_installed")
     if isinstance(error, (PlanError, ChatError, UnsupportedError)):
-        return ApiError(400, text, code="invalid_value")
+        text, param = _blamed(text, prompt, given)
+        return ApiError(400, text, param=param, code="invalid_value")
     # Without the error's own text, which may hold a path.
     return ApiError(500, f"{type(error).__name__}; the server's log has more", kind="server_error")

@@ -65,10 +65,11 @@ class _Tool(Whole):
     harmless = frozenset(
         {
             *("allowed_callers", "cache_control", "defer_loading", "eager_input_streaming"),
-            *("input_examples", "strict", "type"),
+            *("input_examples", "strict"),
         }
     )
 
+    type: Literal["custom"] = "custom"
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
