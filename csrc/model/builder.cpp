@@ -256,6 +256,8 @@ void Builder::common(const CommonFacts& facts) {
   m.layers.resize(static_cast<size_t>(m.n_layers));
   m.n_embd = integer("embedding_length", 1);
   m.n_ctx_train = integer("context_length", 1);
+  DYNO_CHECK(UnsupportedError, flag_or("attention.causal", true), "[model] ", key("attention.causal"),
+             " is false: each token attends to later ones, too; supported: causal attention");
   m.norm_eps = real(facts.eps);
   DYNO_CHECK(ModelError, m.norm_eps > 0 && m.norm_eps < 1, "[model] ", key(facts.eps), " is ", m.norm_eps,
              "; expected a number between 0 and 1");
@@ -320,12 +322,12 @@ RopeSpec Builder::rope(bool neox, int64_t rotary_dims) {
   r.base = real_or("rope.freq_base", 10000.0);
   DYNO_CHECK(ModelError, r.base > 1, "[model] ", key("rope.freq_base"), " is ", r.base, "; expected more than 1");
 
-  const std::string scaling = text("rope.scaling.type").value_or("none");
-  // Older files have only the factor, or its inverse under another name; both mean linear scaling.
-  const double old_linear = real_or("rope.scale_linear", 1.0);
-  r.factor = real_or("rope.scaling.factor", 1.0);
-  DYNO_CHECK(ModelError, r.factor >= 0 && old_linear >= 0, "[model] ", key("rope.scaling.factor"), " is ", r.factor,
-             " and ", key("rope.scale_linear"), " is ", old_linear, "; expected 0 or more");
+  // A file with a factor but no type has linear scaling. The oldest files call the factor scale_linear.
+  const std::string scaling = text("rope.scaling.type").value_or("linear");
+  const std::string_view factor = has_key("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
+  r.factor = real_or(factor, 1.0);
+  DYNO_CHECK(ModelError, r.factor >= 0, "[model] ", key(factor), " is ", r.factor, "; expected 0 or more");
+  r.attention_factor = real_or("rope.scaling.attn_factor", 1.0);
   if (scaling == "linear") {
     r.scaling = RopeScaling::linear;
   } else if (scaling == "yarn") {
@@ -333,14 +335,10 @@ RopeSpec Builder::rope(bool neox, int64_t rotary_dims) {
     r.original_context = integer_or("rope.scaling.original_context_length", model.n_ctx_train, 1);
     r.beta_fast = real_or("rope.scaling.yarn_beta_fast", 32.0);
     r.beta_slow = real_or("rope.scaling.yarn_beta_slow", 1.0);
-    r.attention_factor = real_or("rope.scaling.attn_factor", 1.0);
     DYNO_CHECK(ModelError, r.beta_fast > 0 && r.beta_slow > 0, "[model] YaRN betas of ", r.beta_fast, " and ",
                r.beta_slow, "; expected positive numbers");
   } else if (scaling == "none") {
-    if (old_linear != 1.0 && old_linear > 0) {
-      r.scaling = RopeScaling::linear;
-      r.factor = old_linear;
-    }
+    r.factor = 1.0;
   } else {
     throw UnsupportedError(
         str_cat("[model] ", key("rope.scaling.type"), " is ", quoted(scaling), "; supported: none, linear, yarn"));

@@ -62,7 +62,7 @@ struct RopeSpec {
   int64_t original_context = 0;
   double beta_fast = 32.0;
   double beta_slow = 1.0;
-  double attention_factor = 1.0;       // from the file; multiplies YaRN's own factor
+  double attention_factor = 1.0;       // multiplies cos and sin; YaRN has a factor of its own beside it
   bool yarn_scales_cos_sin = true;     // deepseek2 includes the magnitude in the attention scale instead
   WeightId frequency_factors = kNone;  // divisors of the frequencies (llama 3), f32 [n_rot / 2]
   // Queries at position p are multiplied by 1 + position_scale * ln(1 + floor(p / position_step)); keys are not.

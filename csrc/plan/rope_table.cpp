@@ -26,13 +26,13 @@ RopeTable make_rope_table(const model::RopeSpec& rope, const float* frequency_fa
   table.inv_freq.resize(static_cast<size_t>(half));
   double low = 0;
   double high = 0;
+  double magnitude = rope.scaling == model::RopeScaling::still ? 1.0 : rope.attention_factor;
   if (rope.scaling == model::RopeScaling::yarn) {
     low = std::max(0.0, std::floor(yarn_dimension(rope.beta_fast, rope)));
     high = std::min(static_cast<double>(rope.n_rot - 1), std::ceil(yarn_dimension(rope.beta_slow, rope)));
-    double magnitude = rope.attention_factor;
     if (rope.yarn_scales_cos_sin) magnitude *= 1.0 + 0.1 * std::log(rope.factor);
-    table.mscale = static_cast<float>(magnitude);
   }
+  table.mscale = static_cast<float>(magnitude);
   for (int64_t i = 0; i < half; ++i) {
     double freq = std::pow(rope.base, -2.0 * static_cast<double>(i) / static_cast<double>(rope.n_rot));
     if (frequency_factors != nullptr) freq /= static_cast<double>(frequency_factors[i]);

@@ -67,6 +67,8 @@ void build_gemma4(Builder& b) {
   local.base = b.real_or("rope.freq_base_swa", 10000.0);
   local.n_rot = b.integer_or("rope.dimension_count_swa", local_key, 2);
   local.frequency_factors = kNone;
+  local.scaling = RopeScaling::none;
+  local.factor = 1.0;
   const int64_t shared = b.integer_or("attention.shared_kv_layers", 0);
   DYNO_CHECK(ModelError, shared < m.n_layers, "[model] ", shared, " of ", m.n_layers,
              " layers share keys and values; expected fewer, so that others compute them");

@@ -22,6 +22,7 @@ void build_lfm2(Builder& b) {
   b.common({.output_norm = b.has_tensor("token_embd_norm.weight") ? "token_embd_norm.weight" : "output_norm.weight"});
   ModelDesc& m = b.model;
   const RopeSpec rope = b.rope(/*neox=*/true);
+  const int64_t window = b.integer_or("attention.sliding_window", 0);
   const bool moe = b.has_key("expert_count");
   const int64_t dense = moe ? b.integer_or("leading_dense_block_count", 0) : m.n_layers;
   for (int64_t i = 0; i < m.n_layers; ++i) {
@@ -31,6 +32,7 @@ void build_lfm2(Builder& b) {
     } else {
       b.gqa(layer, i, rope);
       b.require_qk_norm(layer, i);
+      layer.attention.window = window;
     }
     layer.ffn_norm = b.vector(b.blk(i, "ffn_norm.weight"), m.n_embd);
     if (i < dense) {

@@ -12,7 +12,7 @@ void build_olmo2(Builder& b) {
   RopeSpec local = full;
   local.base = b.real_or("rope.freq_base_swa", full.base);
   local.scaling = RopeScaling::none;
-  local.factor = 1.0;
+  local.factor = local.attention_factor = 1.0;
   for (int64_t i = 0; i < m.n_layers; ++i) {
     LayerSpec& layer = b.layer(i);
     const bool is_local = window > 0 && b.is_local_layer(i, /*default_pattern=*/4);
