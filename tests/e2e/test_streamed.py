@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from dyno import _core
 from dyno.errors import OutOfMemoryError, PlanError
-from random_models import Shape, random_model
+from random_models import SHAPES, Shape, random_model
+from random_newer import RECURRENT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,6 +77,33 @@ def test_every_architecture(name: str) -> None:
         assert moved, placement
         same(answers(session), want, str(placement))
         assert session.streamed["bytes"] > 0, placement
+
+
+PLACES: list[dict[str, Any]] = [
+    {"n_gpu_layers": 1},
+    {"n_gpu_layers": 3},
+    {"rules": [r"blk\.1\.=CPU", r"_norm\.weight=cpu:1"]},
+]
+
+
+@pytest.mark.parametrize("architecture", sorted(RECURRENT))
+def test_a_state_passes_between_streamed_prompts_and_tokens(architecture: str, tmp_path: Path) -> None:
+    """All lists of a plan work on one state, where the general list has it."""
+    shape = next(shape for shape in SHAPES if shape.architecture == architecture)
+    path = random_model(tmp_path / "m.gguf", shape)
+    alone = _core.Session(path, context={"ctx": 96, "sequences": 3}, session={"ubatch": 8, "threads": 2})
+
+    def parts(session: _core.Session) -> list[NDArray[np.float32]]:
+        cuts = np.split(tokens(session, 40), [19, 20, 21, 34, 35])
+        return [session.decode([(0, part)], "all")[0] for part in cuts]
+
+    want = parts(alone)
+    for placement in PLACES:
+        session = opened(path, placement=placement, session={"offload_min_tokens": 2})
+        lists = [{op["list"] for op in session.ops(count)} for count in (1, 8)]
+        assert lists == [{"general"}, {"streamed"}]
+        assert session.plan["state_bytes"] == alone.plan["state_bytes"]
+        same(parts(session), want, str(placement))
 
 
 def test_few_tokens_stay_with_the_cpu() -> None:

@@ -1,4 +1,6 @@
 // Layers with recurrent state: from the residual stream to the rows that they add to it.
+#include <algorithm>
+
 #include "core/error.h"
 #include "ops/args.h"
 #include "plan/passes/emit.h"
@@ -7,9 +9,12 @@ namespace dyno::plan {
 
 using model::kNone;
 
+// Lists that are emitted one after the other share their states, as a sequence may pass from one list to another.
 int32_t Emitter::state(const std::string& name, int64_t elements) {
-  plan_.states.push_back({.name = name, .elements = elements});
-  return static_cast<int32_t>(plan_.states.size() - 1);
+  const auto same = std::ranges::find(plan_.states, name, &State::name);
+  const auto index = static_cast<int32_t>(same - plan_.states.begin());
+  if (same == plan_.states.end()) plan_.states.push_back({.name = name, .elements = elements});
+  return index;
 }
 
 void Emitter::recurrent(const model::LayerSpec& layer, int32_t i) {

@@ -1,5 +1,5 @@
-// The device of each node: the device of its weights; for ops on the cache, the device of the layer's cache; for
-// others, the device of the first value that they read.
+// The device of each node: the device of its weights; for ops on the cache, the device of the layer's cache; for ops on
+// a state, the device of that state; for others, the device of the first value that they read.
 #include <span>
 #include <type_traits>
 
@@ -40,6 +40,19 @@ void for_each_weight(const Node& node, const Visit& visit) {
   walk(/*required=*/false);
 }
 
+// The state that a node updates, or -1.
+int32_t state_of(const Node& node) {
+  return std::visit(
+      []<typename O>(const O& o) {
+        if constexpr (requires { o.state_index; }) {
+          return static_cast<int32_t>(o.state_index);
+        } else {
+          return int32_t{-1};
+        }
+      },
+      node.operands);
+}
+
 class Placer {
  public:
   Placer(Plan& plan, const model::ModelDesc& model, ListId list)
@@ -65,6 +78,10 @@ class Placer {
       const auto* attention = operands_of<AttentionOperands>(node);
       const bool of_another = attention != nullptr && attention->cache_layer >= 0;
       return plan_.kv[static_cast<size_t>(of_another ? attention->cache_layer : node.layer)].device;
+    }
+    // The general list, which comes first, decides where a state is.
+    if (const int32_t state = state_of(node); state >= 0 && list_ == ListId::streamed) {
+      return plan_.states[static_cast<size_t>(state)].device;
     }
     // A sum from another device moves to the residual stream.
     const auto* sum = operands_of<MoeSumOperands>(node);
@@ -138,13 +155,8 @@ void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list) {
   const std::span<Node> nodes(list.nodes);
   for (size_t i = 0; i < nodes.size(); ++i) {
     placer.place(nodes[i], nodes.subspan(i + 1));
-    std::visit(
-        [&]<typename O>(const O& o) {
-          if constexpr (requires { o.state_index; }) {
-            plan.states[static_cast<size_t>(o.state_index)].device = nodes[i].device;
-          }
-        },
-        nodes[i].operands);
+    const int32_t state = state_of(nodes[i]);
+    if (state >= 0) plan.states[static_cast<size_t>(state)].device = nodes[i].device;
   }
 }
 
