@@ -522,9 +522,18 @@ void Builder::moe_ffn(FfnSpec& f, int64_t i, const MoeFacts& facts) {
 }
 
 void Builder::finish() {
+  constexpr std::string_view kBias = ".bias";
   for (const TensorInfo& tensor : file_.tensors()) {
     if (is_head()) break;  // only the trunk's description lists them
-    if (!used_.contains(tensor.name)) model.unused_tensors.emplace_back(tensor.name);
+    if (used_.contains(tensor.name)) continue;
+    model.unused_tensors.emplace_back(tensor.name);
+    const std::string_view name = tensor.name;
+    if (!name.ends_with(kBias)) continue;
+    // Without the bias of a matrix that it uses, an answer would be wrong.
+    const std::string matrix = str_cat(name.substr(0, name.size() - kBias.size()), ".weight");
+    DYNO_CHECK(UnsupportedError, !used_.contains(matrix), "[model] tensor ", name,
+               " is a bias, but models of architecture ", quoted(model.architecture),
+               " have none there; supported: files without it");
   }
 }
 

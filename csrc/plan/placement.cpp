@@ -81,7 +81,7 @@ class Placing {
     const std::vector<size_t> matched = matches(rule, regex);
     DYNO_CHECK(PlanError, !matched.empty(), "[placement] rule '", rule,
                "' matches no tensor of the model; tensors are ", "called, for example, ",
-               model_.weights.back().tensor->name, "; `dyno explain plan` lists them");
+               model_.weights.back().tensor->name, "; `dyno explain gguf` lists them");
     const DeviceId device = device_named(rule, rule.substr(equals + 1));
     for (const size_t weight : matched) put(weight, device);
   }

@@ -217,6 +217,21 @@ def test_biases_of_a_file_are_used(tmp_path: Path) -> None:
     assert np.abs(plain - _core.Session(path).decode(tokens, "all")[0]).max() > 1e-3
 
 
+def test_a_bias_that_nobody_would_add_is_refused(tmp_path: Path, tiny_dir: Path) -> None:
+    """Queries, keys and values of Qwen3.5 have none; a file that has them would give wrong answers."""
+    reader = gguf.GGUFReader(tiny_dir / "qwen35-tiny.gguf")
+    metadata = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+    tensors = [
+        TensorSpec(t.name, tuple(map(int, reversed(t.shape))), t.tensor_type.name.lower(), t.data.tobytes())
+        for t in reader.tensors
+    ]
+    rows = next(t.shape[0] for t in tensors if t.name == "blk.2.attn_v.weight")
+    bias = TensorSpec.of("blk.2.attn_v.bias", np.ones(rows, np.float32))
+    path = tiny_gguf(tmp_path / "m.gguf", metadata, [*tensors, bias])
+    with pytest.raises(UnsupportedError, match=r"blk.2.attn_v.bias is a bias, but models .* 'qwen35'"):
+        _core.describe_model(path)
+
+
 def test_bytes_that_are_no_text_are_escaped(tmp_path: Path) -> None:
     """A message with raw bytes is no string in Python, and a terminal obeys the rest."""
     bad = Typed("string", b"q\xffen\x1b[31m")
