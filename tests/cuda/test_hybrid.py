@@ -125,6 +125,17 @@ def test_exact_sequences_in_one_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_exact_tokens_after_a_streamed_prompt(name: str) -> None:
+    """Both op lists work on the same cache and, in qwen35, on the same recurrent state."""
+    g = golden(name)
+    for which, where in placements(name).items():
+        s = opened_at(name, {**where, "session": {"offload_min_tokens": 4, "ubatch": 64}})
+        parts = np.split(g["tokens_long"], [60, 61, 62, 63, 130, 131])
+        found = [decode(s, part) for part in parts]
+        assert nmse(np.concatenate(found), g["logits_long"]) < 1e-7, which
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_default_numerics_with_pinned_routing(name: str) -> None:
     """Halves on the GPU, int8 rows on the CPU: few tokens through the fused list, and prompts."""
     g = golden(name)
