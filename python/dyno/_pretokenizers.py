@@ -98,7 +98,7 @@ GEMMA4 = "gemma4"
 # Names that share the same rules.
 _FAMILIES: tuple[tuple[PreTokenizer, tuple[str, ...]], ...] = (
     (_LLAMA3, ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")),
-    (_GLM4, ("glm4", "chatglm-bpe", "dbrx", "smaug-bpe")),
+    (_GLM4, ("glm4", "glm5", "chatglm-bpe", "dbrx", "smaug-bpe")),
     (
         _QWEN2,
         ("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "grok-2", "solar-open", "kormo"),
