@@ -29,6 +29,7 @@ def cut(name: str, text: str) -> list[str]:
         ("stablelm2", "12", ["1", "2"]),
         ("llama-bpe", "12345 it'S", ["123", "45", " it", "'S"]),
         ("glm4", "12345", ["123", "45"]),
+        ("glm5", "12345", ["123", "45"]),
         ("gpt-4o", "HelloWorld's 12345/\n", ["Hello", "World's", " ", "123", "45", "/\n"]),
         ("tekken", "HelloWorld's 12", ["Hello", "World", "'s", " ", "1", "2"]),
         ("starcoder", "abc 123", ["abc", " ", "1", "2", "3"]),
