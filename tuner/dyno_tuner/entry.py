@@ -1,5 +1,4 @@
-"""The installed command `tune`. Loading it takes a moment, in which Ctrl-C is to end it with one line and no
-trace."""
+"""The installed command `tune`. While it loads, Ctrl-C ends it with one line and without a traceback."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """At once: an exception would be lost in modules that clear what is raised while they load."""
+    """End at once. An exception would be lost in modules that suppress errors while they load."""
     os.write(2, f"{EARLY}\n".encode())
     os._exit(130)
 
 
 def main() -> None:
-    """Entry point of the command."""
+    """The entry point of the command."""
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
         if usual:

@@ -1,2 +1,1 @@
-"""The execution of operations: in this process, in a worker process, on several devices, or through
-Ray."""
+"""The execution of operations: in this process, in a worker process, on several devices, or through Ray."""

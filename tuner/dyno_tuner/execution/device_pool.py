@@ -1,7 +1,8 @@
-"""Several devices of one kind that work at the same time, each with a recorder (worker, journal) of its own.
+"""Several devices of one kind that measure in parallel, each with its own recorder (worker, journal).
 
-What is done together is decided before it begins and used after all have ended, in the order of the devices:
-so a run is a pure function of its journals, however the devices overtake each other, and can be resumed.
+Joint work is decided before it begins, and its results are used after all devices have ended, in the order of
+the devices. So a run is a pure function of its journals, whatever the relative speed of the devices, and can
+be resumed.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PROCESSES = 100_000  # further devices number their worker processes from multiples of this
-_STOPPING = 0.2  # seconds between two attempts to end what runs
+_PROCESSES = 100_000  # worker processes of further devices are numbered from multiples of this
+_STOPPING = 0.2  # seconds between two attempts to end running work
 
 
 class PoolMember:
-    """One device. Used by one thread at a time.
+    """A device of the pool. Only one thread uses it at a time.
 
     Args:
-        number: 0 for the device that confirms.
-        name: for people.
+        number: 0 for the confirming device.
+        name: Name for messages.
     """
 
     def __init__(self, number: int, name: str, recorder: Recorder) -> None:
@@ -40,7 +41,7 @@ class PoolMember:
         self.name = name
         self.recorder = recorder
         self.process = number * _PROCESSES
-        self.costs: list[float] = []  # seconds of measurements of the default, since they were last asked for
+        self.costs: list[float] = []  # seconds of measurements of the default since the last query
         self.unstable = 0
 
     def measurement(
@@ -60,7 +61,7 @@ class PoolMember:
     def default(
         self, key: str, configuration: Configuration, metrics: Sequence[str], policy: MeasurementPolicy
     ) -> Measurement:
-        """A measurement of the default, which has to run; one failure is forgiven."""
+        """A measurement of the default, which must run. It may fail once."""
         for attempt in (key, f"{key}/retry"):
             measurement = self.measurement(attempt, configuration, metrics, policy, baseline=True)
             if measurement.status is TrialStatus.OK:
@@ -77,13 +78,13 @@ class PoolMember:
 
     def _survived(self, status: TrialStatus) -> None:
         if status.kills:
-            self.process += 1  # whatever comes next has a new worker
+            self.process += 1  # the next operation gets a new worker
 
 
 class DevicePool:
-    """Devices of one kind that work together.
+    """The devices of one kind that measure in parallel.
 
-    Args: `members`: the first is the device that also does what is done alone."""
+    Args: `members`: the first device also does work that only one device does."""
 
     def __init__(self, members: Sequence[PoolMember]) -> None:
         self.members = list(members)
@@ -92,9 +93,10 @@ class DevicePool:
         return len(self.members)
 
     def together(self, work: Callable[[PoolMember], T]) -> list[T]:
-        """`work` of every member, at the same time; what they return, in the order of the members.
+        """Run `work` for all members in parallel, and return their results in the order of the members.
 
-        Ctrl-C and the error of one member end what the others do; it is raised when all have ended.
+        Ctrl-C, or an error of one member, ends the work of the others. The error is raised when all have
+        ended.
         """
         first = self.members[0].recorder
         for member in self.members[1:]:
@@ -129,8 +131,8 @@ class DevicePool:
                     raise error
 
     def _stop(self, futures: Sequence[concurrent.futures.Future[T]]) -> None:
-        """Does not return before all have ended: nothing would stop those that still run. So a second Ctrl-C
-        changes nothing."""
+        """Stop all work, and return only when all have ended, because nothing else would stop them later. So
+        a second Ctrl-C has no effect."""
         stopped = False
         while not stopped or not all(f.done() for f in futures):
             with contextlib.suppress(KeyboardInterrupt):

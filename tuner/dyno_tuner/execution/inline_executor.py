@@ -1,4 +1,4 @@
-"""Carries operations out in this process: for targets that hold no engine (replay, simulated)."""
+"""An executor in this process, for targets without an engine (replay, simulated)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class InlineExecutor:
         return dict(self._target.routing(configuration, workload))
 
     def memory(self, settings: Mapping[str, Value], where: str = "device") -> int | None:
-        # Most targets know one memory alone.
+        # Most targets have only one memory.
         asked = (settings,) if where == "device" else (settings, where)
         return None if (size := self._target.memory(*asked)) is None else int(size)
 
@@ -71,7 +71,7 @@ class InlineExecutor:
         """The target runs on this machine."""
 
     def abort(self) -> None:
-        """Nothing here takes long, or could be ended from outside."""
+        """Operations here are short, and cannot be ended from outside."""
 
     def close(self) -> None:
         self._target.close()

@@ -1,7 +1,7 @@
-"""Workers on the nodes of a Ray cluster: Ray places them, one GPU (or, for the CPU engine, one node) each.
+"""Workers on the nodes of a Ray cluster, each with its own GPU (or, for the CPU engine, its own node).
 
-An actor on the node holds an ordinary `WorkerExecutor`, so that deadlines, crashes and statuses are what they
-are on one machine; only plain values cross the network. The model is read from the same path on every node.
+An actor on the node has an ordinary `WorkerExecutor`, so deadlines, crashes and statuses work as on one
+machine. Only plain values cross the network. The model is read from the same path on all nodes.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from ..core.options import MeasurementPolicy
     from ..core.protocol import Configuration, KernelOp, OpContext, Value, Workload
 
-START_SECONDS = 300.0  # for the cluster to find a place
-LOCAL_SECONDS = 30.0  # for the cluster on this machine, which is idle
-_REACH_SECONDS = 10.0  # for a host to accept a connection
-_OMP = "OMP_NUM_THREADS"  # where the tune was started, it holds on every node
-_AWAY = 60.0  # seconds beyond an operation's own deadline after which its node counts as gone
+START_SECONDS = 300.0  # seconds for the cluster to find a place
+LOCAL_SECONDS = 30.0  # seconds for the cluster on this machine, which is idle
+_REACH_SECONDS = 10.0  # seconds for a host to accept a connection
+_OMP = "OMP_NUM_THREADS"  # its value where the tune was started applies on all nodes
+_AWAY = 60.0  # seconds beyond the deadline of an operation after which its node counts as lost
 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """The resources that a worker takes of the cluster."""
+    """The resources that a worker needs from the cluster."""
 
     gpus: float = 0.0
     cpus: float = 1.0
-    alone: bool = False  # on its node, because workers of the CPU engine would disturb each other
+    alone: bool = False  # alone on its node, because workers of the CPU engine would disturb each other
 
 
 def import_ray() -> Any:
-    """Raises TuneError where the package is not installed."""
+    """Import Ray. Raises TuneError if the package is not installed."""
     try:
         import ray
     except ImportError as error:
@@ -59,14 +59,14 @@ def import_ray() -> Any:
 
 
 class _Host:
-    """An actor that lives on a node. Methods take and give plain values of this package."""
+    """An actor on a node. Methods take and return plain values of this package."""
 
     def __init__(self, target: str, options: Mapping[str, Any], omp: str | None) -> None:
-        # Ray sets it to the CPUs that it books for an actor, which limits no engine.
+        # Ray sets it to the CPUs that it reserves for an actor, which must not limit the engine.
         os.environ.pop(_OMP, None)
         if omp is not None:
             os.environ[_OMP] = omp
-        self._held = contextlib.ExitStack()  # what Ray ends without asking is removed by the next one there
+        self._held = contextlib.ExitStack()  # if Ray kills this actor, the next one on the node removes them
         scratch = self._held.enter_context(scratch_folder("dyno-ray-"))
         own = {"scratch": scratch} if "scratch" in options else {}
         self._executor = WorkerExecutor(target, {**options, **own})
@@ -101,12 +101,12 @@ class _Host:
 
 
 class RayExecutor:
-    """An Executor whose worker is on a node of the cluster. A node that is lost costs one trial: the next
-    operation has a worker elsewhere, if there is a place of the same kind.
+    """An Executor whose worker is on a node of the cluster. If the node is lost, one trial fails. The next
+    operation gets a worker on another node of the same kind, if there is one.
 
     Args:
-        ray: the module, connected to a cluster.
-        target: as of `Worker`; a scratch folder among its options is replaced by one of the node's own.
+        ray: The module, connected to a cluster.
+        target: As in `Worker`. A scratch folder among its options is replaced by one of the node.
         name: for people.
     """
 
@@ -138,7 +138,7 @@ class RayExecutor:
             raise TuneError(f"{self.name} is on a node of another kind than before: {'; '.join(differs)}")
 
     def _answer(self, method: str, seconds: float, *arguments: Any) -> Any:
-        """Raises what the node raised; _Gone where there is no node any more."""
+        """The answer of the node. Raises the error of the node, or _Gone if the node is lost."""
         ray = self._ray
         method_of = self._place().call if method in _OF_EXECUTOR else getattr(self._place(), method)
         words = (method, *arguments) if method in _OF_EXECUTOR else arguments
@@ -152,7 +152,7 @@ class RayExecutor:
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             self._drop()
             late = isinstance(error, ray.exceptions.GetTimeoutError)
-            why = " ".join(str(error).split())[:300]  # a node without dyno, say, is told here alone
+            why = " ".join(str(error).split())[:300]  # the only report of, for example, a node without dyno
             raise _Gone(
                 f"its node did not answer within {seconds:.0f} s"
                 if late
@@ -224,11 +224,11 @@ class RayExecutor:
         return found
 
     def watch(self, pci_bus_id: str | None) -> RayWatch:
-        """Looks at the machine that computes."""
+        """A monitor of the measuring machine."""
         return RayWatch(self, pci_bus_id)
 
     def begin_window(self, pci_bus_id: str | None) -> Any:
-        """The mark that `end_window` takes back."""
+        """Begin a window, and return the mark for `end_window`."""
         try:
             planned = self._first is not None and bool(self._first.limits)
             self._answer("begin_window", START_SECONDS, pci_bus_id, planned)
@@ -246,7 +246,7 @@ class RayExecutor:
         return found
 
     def look_around(self, model: str, description: Description) -> Surroundings:
-        """As `environment.look_around`, on the node."""
+        """As `environment.look_around`, but on the node."""
         found: Surroundings = self._must("look_around", model, description)
         return found
 
@@ -270,11 +270,12 @@ _OF_EXECUTOR = frozenset(
 
 
 class _Gone(Exception):
-    """The node, or the process there, does not answer any more."""
+    """The error that the node, or the process there, does not answer any more."""
 
 
 class RayWatch:
-    """A `Machine` whose readings are made on the node. Nothing is seen of a node that is lost meanwhile."""
+    """A `Machine` whose readings are made on the node. If the node is lost meanwhile, there are no
+    readings."""
 
     def __init__(self, executor: RayExecutor, pci_bus_id: str | None) -> None:
         self._bus = pci_bus_id
@@ -286,7 +287,7 @@ class RayWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is held here: the node ends its own."""
+        """Nothing to end here, because the node ends its own window."""
 
     @contextlib.contextmanager
     def window(self) -> Iterator[Window]:
@@ -301,7 +302,7 @@ class RayWatch:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray would try for minutes, and fill the terminal with its log."""
+    """Check that an address answers. Ray would try for minutes, and fill the terminal with its log."""
     found = re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+?)\]?:([0-9]{1,5})", address)
     if found:
         try:
@@ -312,7 +313,8 @@ def _check_reachable(address: str) -> None:
 
 @contextlib.contextmanager
 def _kept_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself and aborts on it: nothing that was proven would be written."""
+    """Keep the signal handlers. Ray replaces the one for SIGTERM and would abort, so that proven entries
+    would not be written."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -324,13 +326,13 @@ def _kept_signals() -> Iterator[None]:
 
 
 class Cluster:
-    """A connection to a Ray cluster; closing it leaves the cluster as it is.
+    """A connection to a Ray cluster. Closing it does not change the cluster.
 
     Args:
         address: `local` starts one on this machine; `auto`, `HOST:PORT` or `ray://HOST:PORT` joins one.
 
     Raises:
-        TuneError: ray is not installed, or there is no such cluster.
+        TuneError: Ray is not installed, or the cluster does not exist.
     """
 
     def __init__(self, address: str, **local: Any) -> None:
@@ -338,11 +340,11 @@ class Cluster:
         _check_reachable(address)
         self._local = address == "local"
         if self._local:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours reports to nobody
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # our own cluster sends no usage statistics
         how = {"address": address, **({"include_dashboard": False, **local} if self._local else {})}
         try:
-            # Ray adds the current folder to where workers find modules: one that the user did not choose for
-            # that, where a downloaded model may have company. This package's own folder adds nothing.
+            # Ray adds the current folder to the module path of workers. The user did not choose it for that,
+            # and it may contain downloaded files. The folder of this package adds nothing.
             with _kept_signals(), contextlib.chdir(Path(__file__).parents[2]):
                 self._ray.init(logging_level="ERROR", log_to_driver=False, **how)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
@@ -355,33 +357,34 @@ class Cluster:
 
     @property
     def nodes(self) -> list[int]:
-        """The cores of every node."""
+        """The cores of each node."""
         alive = [n["Resources"] for n in self._ray.nodes() if n["Alive"]]
         return [int(r["CPU"]) for r in alive if r.get("CPU")]
 
     def device(self, name: str) -> str:
-        """The device of `auto`: a GPU if the cluster has one."""
+        """The device for `auto`: a GPU if the cluster has one."""
         if name == "auto":
             return "cuda:0" if self.gpus else "cpu"
         return name
 
     def needs(self, device: str) -> Needs:
-        """Of a worker: a GPU of its own, or for the CPU engine a node of its own."""
+        """The resources of a worker: its own GPU, or its own node for the CPU engine."""
         if device.startswith("cuda"):
             return Needs(gpus=1)
         return Needs(cpus=min(self.nodes, default=1), alone=True)
 
     def workers(self, count: int, target: str, options: Mapping[str, Any], needs: Needs) -> list[RayExecutor]:
-        """`count` workers; those that need a node alone are spread over as many nodes.
+        """Start `count` workers. Workers that need a whole node are spread over as many nodes.
 
         Raises:
-            TuneError: the cluster has no room for them within some minutes.
+            TuneError: The cluster has no room for them within a few minutes.
         """
         bundle = {"CPU": needs.cpus, **({"GPU": needs.gpus} if needs.gpus else {})}
         strategy = "STRICT_SPREAD" if needs.alone else "PACK"
         group = self._ray.util.placement_group([bundle] * count, strategy=strategy)
         self._groups.append(group)
-        # A cluster may grow, or its machines get free; the one on this machine does neither.
+        # A remote cluster may grow, or its machines may become free. The cluster on this machine does
+        # neither.
         if not group.wait(timeout_seconds=LOCAL_SECONDS if self._local else START_SECONDS):
             self.release()
             raise TuneError(
@@ -393,7 +396,7 @@ class Cluster:
         ]
 
     def release(self) -> None:
-        """Gives back the room of all workers."""
+        """Release the resources of all workers."""
         for group in self._groups:
             self._ray.util.remove_placement_group(group)
         self._groups.clear()

@@ -1,8 +1,9 @@
-"""The engine in a child process: requests over a pipe, a deadline for each, and a name for every way to die.
+"""The engine in a child process, with requests over a pipe, a deadline for each, and a status for each kind
+of death.
 
-The child is started in a session of its own, so that Ctrl-C reaches the tuner alone, and asks the kernel to
-be killed when the tuner dies. The engine's standard output goes to standard error; the last of
-it is kept for messages.
+The child starts in its own session, so that Ctrl-C reaches only the tuner, and asks the kernel to kill it
+when the tuner dies. The standard output of the engine goes to standard error. Its last lines are kept for
+messages.
 """
 
 from __future__ import annotations
@@ -41,27 +42,28 @@ if TYPE_CHECKING:
 
     from ..core.options import MeasurementPolicy
 
-START_DEADLINE = 120.0  # imports and the first contact with a device
-_STARTS = 3  # a worker that is killed while it starts is started again, as one that dies later is
+START_DEADLINE = 120.0  # seconds for imports and the first use of a device
+_STARTS = 3  # attempts to start a worker that is killed during its start
 _KEPT_LINES = 20
-_PAUSE = 5.0  # seconds beyond a wait of one second that no busy machine explains
+_PAUSE = 5.0  # seconds beyond a wait of one second that load cannot explain
 
 
 _log = logging.getLogger("dyno.tuner")
 
 
 class WorkerDied(Exception):
-    """The child is gone or was killed for being late."""
+    """The error that the child has died or was killed at its deadline."""
 
     def __init__(self, status: TrialStatus, message: str, *, killed: bool = False) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
-        self.killed = killed  # by SIGKILL from outside
+        self.killed = killed  # whether SIGKILL from outside ended it
 
 
 class _StartFailed(TargetUnusable):
-    """The child died before it could answer. `killed`: a signal ended it, so another start may succeed."""
+    """The error that the child died before it could answer. `killed`: a signal ended it, so another start may
+    succeed."""
 
     def __init__(self, died: WorkerDied) -> None:
         super().__init__(f"the worker process did not start ({died.status}): {died.message}")
@@ -75,13 +77,13 @@ class Reply(NamedTuple):
     message: str
 
 
-_spawners: dict[int, concurrent.futures.ThreadPoolExecutor] = {}  # by process: a fork has no threads
+_spawners: dict[int, concurrent.futures.ThreadPoolExecutor] = {}  # by process, because a fork has no threads
 _spawning = threading.Lock()
 
 
 def _spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Starts a child from a thread that lives as long as this process: the kernel takes the end of the thread
-    that has started a child for the end of its parent."""
+    """Start a child from a thread that lives as long as this process, because the kernel takes the end of the
+    starting thread as the end of the parent."""
     with _spawning:
         pool = _spawners.setdefault(os.getpid(), concurrent.futures.ThreadPoolExecutor(1, "spawner"))
 
@@ -99,7 +101,7 @@ def _spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
     try:
         return pool.submit(start).result()
-    except KeyboardInterrupt:  # wherever the start stands, in the other thread
+    except KeyboardInterrupt:  # at any stage of the start in the other thread
         with handing_over:
             unwanted.set()
             for child in made:
@@ -108,7 +110,7 @@ def _spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 def _discard(child: subprocess.Popen[bytes]) -> None:
-    """Ends and reaps a child that nobody waits for any more."""
+    """End and reap a child that is no longer needed."""
     child.kill()
     child.wait()
     if child.stdout is not None:
@@ -116,8 +118,9 @@ def _discard(child: subprocess.Popen[bytes]) -> None:
 
 
 def _import_path() -> list[str]:
-    """Where a child finds modules: as here, but not in the current folder, where a downloaded model may have
-    company. A folder that PYTHONPATH names, or that holds this package, is one that the user chose."""
+    """The module path of a child: the same as here, but without the current folder, which may contain
+    downloaded files. A folder in PYTHONPATH, or the folder of this package, was chosen by the user and
+    stays."""
     here = os.getcwd()
     chosen = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).parents[2])]
     chosen += [str(Path(dyno.__file__).parents[1])]
@@ -125,11 +128,11 @@ def _import_path() -> list[str]:
 
 
 class Worker:
-    """One child process. It is not reused after it has died.
+    """A child process. It is not reused after it has died.
 
     Args:
-        target: a name in `targets.MODULES`.
-        options: plain values for it.
+        target: A name in `targets.MODULES`.
+        options: Plain values for the target.
     """
 
     def __init__(self, target: str, options: Mapping[str, Any]) -> None:
@@ -170,7 +173,8 @@ class Worker:
             raise TargetUnusable(reply.message)
 
     def _keep_output(self) -> None:
-        """In a thread, which closes the stream: another one would close it under its hands."""
+        """Keep the last output. This runs in a thread, which also closes the stream, because another thread
+        could close it too early."""
         stream = self._process.stdout
         if stream is None:
             return
@@ -185,7 +189,8 @@ class Worker:
         return self._process.pid
 
     def call(self, method: str, arguments: Mapping[str, Any], deadline: float) -> Reply:
-        """Raises WorkerDied, also where the child says that it cannot go on; it is gone then."""
+        """Call a method of the child. Raises WorkerDied if it dies, or says that it cannot continue, which
+        also ends it."""
         if not self.alive:
             raise WorkerDied(TrialStatus.CRASH, "the worker process has already ended")
         end = time.monotonic() + deadline
@@ -209,18 +214,18 @@ class Worker:
         )
 
     def _read_line(self, end: float) -> bytes | None:
-        """A line, or None at the end of the stream. Raises WorkerDied when `end` has passed."""
+        """A line, or None at the end of the stream. Raises WorkerDied after the time `end`."""
         while b"\n" not in self._buffer:
             left = max(end - time.monotonic(), 0.0)
             asked, waited = min(left, 1.0), time.monotonic()
             ready, _, _ = select.select([self._from], [], [], asked)
-            if not ready and left == 0:  # an answer that is there is in time, even if this process looks late
+            if not ready and left == 0:  # an answer that has arrived is in time
                 self.kill()
                 raise WorkerDied(TrialStatus.TIMEOUT, "no answer before the deadline; the worker was killed")
             lost = time.monotonic() - waited - asked
             if lost > _PAUSE:
-                # Nobody waits that long for a second: this process was stopped, the machine slept or its
-                # clock jumped. The child did not run either, so the time is not its own.
+                # A wait of one second took much longer: this process was stopped, the machine slept, or its
+                # clock jumped. The child did not run either, so the time does not count for it.
                 end += lost
             if ready:
                 piece = os.read(self._from, 1 << 16)
@@ -231,7 +236,7 @@ class Worker:
         return line
 
     def _cause(self) -> WorkerDied:
-        """The child has closed its pipe: what killed it."""
+        """The cause of death of a child that has closed its pipe."""
         try:
             code = self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -241,7 +246,7 @@ class Worker:
         self._reader.join(1)
         last = f"; its last line: {self._lines[-1]}" if self._lines else ""
         if code == -signal.SIGKILL:
-            # Nobody here sent it. On Linux that is what the kernel does when memory has run out.
+            # This process did not send it. On Linux, the kernel does so when memory runs out.
             message = f"the worker was killed from outside (SIGKILL: out of memory?){last}"
             return WorkerDied(TrialStatus.OOM, message, killed=True)
         if code < 0:
@@ -253,7 +258,7 @@ class Worker:
         return WorkerDied(TrialStatus.CRASH, f"the worker ended with exit code {code}{last}")
 
     def kill(self) -> None:
-        """Ends the child and whatever it has started."""
+        """End the child and all processes that it has started."""
         if not self.alive:
             return
         self.alive = False
@@ -267,14 +272,14 @@ class Worker:
         self._reader.join(1)
 
     def abort(self) -> None:
-        """From another thread: the call that runs there ends with WorkerDied."""
+        """End the running call of another thread with WorkerDied."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return  # it has just ended by itself
 
     def close(self) -> None:
-        """Lets the child end by itself, then makes sure."""
+        """Let the child end by itself, or kill it after a while."""
         if self.alive:
             try:
                 self.call("close", {}, 5.0)
@@ -284,8 +289,8 @@ class Worker:
 
 
 class WorkerExecutor:
-    """An Executor whose target lives in a worker; a new one is started whenever the process number changes
-    or the last one died."""
+    """An Executor whose target lives in a worker. A new worker is started if the process number changes or
+    the last one has died."""
 
     def __init__(self, target: str, options: Mapping[str, Any]) -> None:
         self._target = target
@@ -304,7 +309,7 @@ class WorkerExecutor:
         return self._worker
 
     def _start(self) -> Worker:
-        """A worker that answers. Raises TargetUnusable where it cannot, or is killed at every start."""
+        """Start a worker that answers. Raises TargetUnusable if it cannot, or is killed at each start."""
         for left in range(_STARTS - 1, -1, -1):
             try:
                 return Worker(self._target, self._options)
@@ -364,7 +369,7 @@ class WorkerExecutor:
         return Quality.from_dict(reply.value)
 
     def routing(self, configuration: Configuration, workload: Workload, context: OpContext) -> dict[str, Any]:
-        """How the router spreads the workload; empty where it has none or the worker did not survive it."""
+        """The use of experts in the workload; empty if there are no experts or the worker died."""
         arguments = {"configuration": configuration.to_dict(), "workload": workload.to_dict()}
         try:
             reply = self._get(context.process).call("routing", arguments, START_DEADLINE)
@@ -379,8 +384,8 @@ class WorkerExecutor:
         return None if told is None else {str(k): float(v) for k, v in told.items()}
 
     def memory(self, settings: Mapping[str, Value], where: str = "device") -> int | None:
-        """Bytes that the engine's plan adds up to; None where it refuses the settings. Raises TargetUnusable
-        where the target has no plan."""
+        """Planned bytes; None if the engine refuses the settings. Raises TargetUnusable if the target has no
+        plan."""
         asked = {"settings": dict(settings), "where": where}
         told = self._told("memory", asked, "memory plan", TargetUnusable)
         return None if told is None else int(told)
@@ -392,8 +397,8 @@ class WorkerExecutor:
     def _told(
         self, method: str, arguments: Mapping[str, Any], what: str, refused: type[TuneError] = TuneError
     ) -> Any:
-        """The answer of the running worker to a question that is no trial. Raises TuneError if it does not
-        survive that, and `refused` if it has no answer."""
+        """The answer of the running worker to a query outside of trials. Raises TuneError if the worker dies,
+        and `refused` if it has no answer."""
         try:
             reply = self._get(self._number).call(method, arguments, START_DEADLINE)
         except WorkerDied as died:
@@ -412,7 +417,8 @@ class WorkerExecutor:
 
     @staticmethod
     def _status(reply: Reply) -> TrialStatus:
-        """`unusable` and `bug` are raised: no other configuration would fare better."""
+        """The status of a reply. `unusable` and `bug` are raised, because no other configuration would work
+        either."""
         if reply.error == "failure":
             return TrialStatus(reply.status)
         raise TargetUnusable(reply.message)

@@ -1,5 +1,5 @@
-"""The child's side of `worker`, started as `python -m dyno_tuner.execution.worker_main` with the arguments
-READ_FD WRITE_FD PARENT_PID."""
+"""The child process of `worker`, started as `python -m dyno_tuner.execution.worker_main READ_FD WRITE_FD
+PARENT_PID`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _die_with(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent ends, and leaves if it already has."""
+    """Ask the kernel to kill this process when its parent ends, and exit if it already has."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -33,7 +33,7 @@ def _die_with(parent: int) -> None:
 
 
 def make_target(name: str, options: dict[str, Any]) -> Any:
-    """Raises TargetUnusable."""
+    """Make a target. Raises TargetUnusable."""
     if name not in MODULES:
         raise TargetUnusable(f"no target {name!r}; choose from {', '.join(MODULES)}")
     return importlib.import_module(MODULES[name]).from_options(options)
@@ -83,13 +83,14 @@ def _answer(target: Any, request: dict[str, Any]) -> dict[str, Any]:
     except OSError as error:
         traceback.print_exc()
         return {"error": "unusable", "message": _with_place(error)}
-    except Exception as error:  # the parent decides; the trace is in what it keeps of our output
+    except Exception as error:  # the parent decides; it keeps our output with the traceback
         traceback.print_exc()
         return {"error": "unusable", "message": f"{type(error).__name__}: {error}"}
 
 
 def _with_place(error: OSError) -> str:
-    """Where it went wrong: the file, or, of a write that does not say, the folder of temporary files."""
+    """The error with its place: the file, or the folder of temporary files for a write error without a file
+    name."""
     said = error.strerror or str(error)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     advice = "; free space there or set TMPDIR" if full else ""
@@ -99,7 +100,7 @@ def _with_place(error: OSError) -> str:
 
 
 class _Said(logging.Handler):
-    """A handler that keeps warnings until the next answer takes them to the parent, which shows them."""
+    """A log handler that keeps warnings until the next answer, with which the parent gets and shows them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,1 +1,1 @@
-"""The choice of kernels: times of single launches first, then measurements in situ."""
+"""The choice of kernels, first by times of single launches and then by measurements in situ."""

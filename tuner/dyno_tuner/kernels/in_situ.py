@@ -1,14 +1,14 @@
-"""Kernels of token generation, screened where they run: one at a time, on top of what is chosen so far, by
-short runs of the whole engine.
+"""The screen in situ for kernels of token generation: one kernel at a time, in addition to the chosen ones,
+in short runs of the whole engine.
 
-The launches of a token are short and overlap, so the time of one alone misleads: a kernel that is faster by
-itself can hold up those around it, and one that is slower can let them in. Times alone only say here in
-which order to try, and what is hopeless.
+The launches of a token are short and overlap, so the time of a single launch misleads. A kernel that is
+faster by itself can delay its neighbours, and a slower one can let them run in parallel. Here, times of
+single launches only decide the order of trials, and which kernels are hopeless.
 
-A block is `incumbent, candidates…, incumbent`, and every candidate is scored against the two, interpolated
-in time (`measurement.score`), so that drift does not decide. The best of a block is measured again beside the
-incumbent, and on those samples alone it is kept. A kept kernel is a candidate still: the group has to gain
-in the whole profile (`decide.end_to_end`).
+A block is `incumbent, candidates…, incumbent`. Each candidate is scored against both, interpolated in time
+(`measurement.score`), so that drift does not decide. The best of a block is measured again together with the
+incumbent, and only these samples decide whether it is kept. A kept kernel is still only a candidate: its
+group must gain in the whole profile (`decide.end_to_end`).
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     from ..core.intervals import Estimate
     from ..record.context import Context
 
-KEY = "kernels/in_place/"  # of all measurements
-MIN_GAIN = 0.003  # in log; what generation gains by one op is small, and the gains of several add up
-HOPELESS = 0.5  # of the default's speed alone; overlap hides less than that
-BLOCK = 4  # candidates between two measurements of the incumbent
-CHECKS = 4  # measurements of a winner, each between two of the incumbent, that decide whether it is kept
+KEY = "kernels/in_place/"  # prefix of the keys of all measurements
+MIN_GAIN = 0.003  # in log; a single op gains little in generation, and the gains of several add up
+HOPELESS = 0.5  # share of the default's single-launch speed; overlap hides less than that
+BLOCK = 4  # number of candidates between two measurements of the incumbent
+CHECKS = 4  # measurements of a winner, each between two of the incumbent, to decide whether it is kept
 PASSES = 3
-NEARLY = 0.01  # in log; what lost by less is tried again on top of what was kept
-FAR = 0.03  # in log; a variant that lost by more is tried again after all others
-SHORT_SECONDS = 0.1  # of a run, about
+NEARLY = 0.01  # in log; kernels that lost by less are tried again after another one was kept
+FAR = 0.03  # in log; variants that lost by more are tried again last
+SHORT_SECONDS = 0.1  # approximate seconds of a run
 FEWEST_TOKENS = 8
 POLICY = MeasurementPolicy(prompts=3, cap=5)
 
 Place = tuple[str, str]  # op key and bucket
-Config = tuple[tuple[str, Value], ...]  # sorted, so that it can be looked up
+Config = tuple[tuple[str, Value], ...]  # sorted, as a key for look-ups
 
 
 def frozen(config: Mapping[str, Value]) -> Config:
@@ -63,7 +63,7 @@ def frozen(config: Mapping[str, Value]) -> Config:
 
 
 def shortened(workload: Workload, rates: Mapping[str, float]) -> Workload:
-    """Only generation, of so many tokens as take about SHORT_SECONDS at these rates."""
+    """A workload of generation only, with as many tokens as take about SHORT_SECONDS at these rates."""
 
     def few(metric: str) -> int:
         most = workload.tokens(metric)
@@ -78,11 +78,11 @@ def shortened(workload: Workload, rates: Mapping[str, float]) -> Workload:
 
 @dataclass
 class Contest:
-    """An op and the configs that it could run with.
+    """An op, with its candidate configs.
 
     Args:
-    alone: by config, what its launch gains over the default's by itself; what is not in it was not timed.
-    share: seconds of a token that the op takes alone, as far as is known.
+    alone: By config, the gain of its single launch over the default. Configs that were not timed are missing.
+    share: Seconds per token of the op alone, as far as known.
     """
 
     op: KernelOp
@@ -90,16 +90,16 @@ class Contest:
     share: float
     waiting: list[Config] = field(default_factory=list)
     blocks: int = 0
-    changes: int = 0  # how often a kernel had been replaced when this op was last looked at
-    seen: dict[Config, float] = field(default_factory=dict)  # log ratio to the incumbent of its time
+    changes: int = 0  # number of replaced kernels when this op was last tried
+    seen: dict[Config, float] = field(default_factory=dict)  # log ratio to the incumbent at that time
 
     @property
     def place(self) -> Place:
         return self.op.key, self.op.tokens
 
     def order(self) -> list[Config]:
-        """Fastest alone first, the variants in turn: what overlap changes is likelier to differ between
-        variants than between their numbers. The hopeless are left out."""
+        """The configs in order of their single-launch speed, alternating between variants, because the effect
+        of overlap differs more between variants than between their parameters. Hopeless ones are left out."""
         configs = [c for c in dict.fromkeys(map(frozen, self.op.candidates)) if c != frozen(self.op.default)]
         gains = {c: self.alone[c].ratio if c in self.alone else 0.0 for c in configs}
         hopeful = [c for c in configs if c not in self.alone or gains[c] >= HOPELESS]
@@ -113,7 +113,7 @@ class Contest:
         return [config for _, _, config in sorted(ranked, key=lambda r: r[:2])]
 
     def lost(self, config: Config, far: float) -> bool:
-        """Whether every config of its variant that was tried in situ lost by more than `far`: others of it
+        """Whether all tried configs of its variant lost by more than `far` in situ, so that its other configs
         can wait."""
         variant = dict(config).get("variant")
         seen = [ratio for c, ratio in self.seen.items() if dict(c).get("variant") == variant]
@@ -122,12 +122,12 @@ class Contest:
 
 @dataclass
 class InSituScreen:
-    """The screen of kernels where they run.
+    """The screen of kernels in situ.
 
     Args:
-    workload: of the short measurements, with the weights of its metrics.
-    settings: of the engine, under which the kernels are tried.
-    cost: seconds of a measurement; learned from what they take.
+    workload: The workload of the short measurements, with the weights of its metrics.
+    settings: Settings of the engine during the screen.
+    cost: Seconds of a measurement, updated from actual ones.
     """
 
     context: Context
@@ -139,31 +139,32 @@ class InSituScreen:
     tried: int = 0
     voided: int = 0
     ended: str = ""
-    gained: float = 1.0  # by what is chosen over the defaults, at most; what is kept gains on top of what was
-    sure: float = 1.0  # the same, at least
+    gained: float = 1.0  # gain of the chosen kernels over the defaults, upper bound
+    sure: float = 1.0  # the same, lower bound
 
     def __post_init__(self) -> None:
         self.weights = self.workload.weights
         self._void_over = self.context.void_over
         self._more: Callable[[float], bool] = lambda seconds: True
-        # the incumbent's last measurement, if it still is one
+        # the last measurement of the incumbent, if it is still valid
         self._before: Baseline | None = None
         self._measurements = 0
         self._changes = 0
         self._defaults: dict[Place, Config] = {}
-        self._together: Mapping[Place, Config] = {}  # tried as one
+        self._together: Mapping[Place, Config] = {}  # kernels that were tried together
         sigma = max(0.001, *(n.within for n in self.context.noise.values()))
-        # As if so much had been seen already: half of a normal distribution lies within 0.67 of its sigma.
+        # A prior, as if this had already been observed: half of a normal distribution is within 0.67 sigma.
         self._moves = [0.6745 * math.sqrt(2) * sigma] * 3
 
     def run(
         self, contests: Sequence[Contest], together: Mapping[Place, Config], more: Callable[[float], bool]
     ) -> None:
-        """Screens the kernels of all contests, as long as there is time.
+        """Screen the kernels of all contests, as long as there is time.
 
         Args:
-            together: is tried first, as one: what won alone. If it was before, it is not again.
-            more: whether so many more seconds are left for this.
+            together: The winners of single launches, which are tried first, all together, unless that was
+                done before.
+            more: Says whether this many more seconds are left.
         """
         self.ended, self._more = "", more
         for contest in contests:
@@ -191,18 +192,18 @@ class InSituScreen:
     def look(
         self, contests: Sequence[Contest], together: Mapping[Place, Config], more: Callable[[float], bool]
     ) -> None:
-        """Tries the winners of launches alone, as one, and nothing else; `more` as in `run`."""
+        """Try only the winners of single launches, all together; `more` as in `run`."""
         self._more = more
         self._defaults |= {c.place: frozen(c.op.default) for c in contests}
         self._try_together(contests, together)
 
     def move_to(self, settings: Mapping[str, Value]) -> None:
-        """Goes on with other settings of the engine; what is chosen stays."""
+        """Continue with other settings of the engine. The chosen kernels stay."""
         if dict(settings) != dict(self.settings):
             self.settings, self._before = settings, None
 
     def configuration(self, other: Mapping[Place, Config]) -> Configuration:
-        """The kernels that are chosen so far, with `other` on top."""
+        """The configuration of the chosen kernels, with `other` in addition."""
         now = {place: config for place, (_, config, _) in self.chosen.items()} | dict(other)
         kernels = [
             KernelChoice(*place, dict(config))
@@ -214,8 +215,9 @@ class InSituScreen:
     # ---- what is tried
 
     def _pass(self, contests: Sequence[Contest]) -> bool:
-        """Whether anything was kept. Blocks are dealt like seats, by the root of what an op takes of a token:
-        the heavy ones come first and oftenest, and the many light ones, which overlap most, come too."""
+        """One pass over the contests. Returns whether a kernel was kept. Blocks are distributed like seats in
+        a parliament, by the square root of the time of an op per token. So heavy ops come first and most
+        often, and the many light ones, which overlap most, also get some."""
         kept = False
         while not self.ended and (open_ := [c for c in contests if c.waiting]):
             contest = max(open_, key=lambda c: math.sqrt(c.share) / (1 + c.blocks))
@@ -223,14 +225,14 @@ class InSituScreen:
         return kept
 
     def _once_more(self, contest: Contest) -> list[Config]:
-        """The configs that might win now that others have changed; the default, too, if it was replaced."""
+        """The configs that might win after others have changed, including the default if it was replaced."""
         near = sorted((c for c, r in contest.seen.items() if r > -NEARLY), key=lambda c: -contest.seen[c])
         if contest.place in self.chosen:
             near = list(dict.fromkeys([self._defaults[contest.place], *near]))
         return near[: 2 * BLOCK]
 
     def _contend(self, contest: Contest) -> bool:
-        """One block of an op; whether its winner was kept."""
+        """Measure one block of an op. Returns whether its winner was kept."""
         default = self._defaults[contest.place]
         present = self.chosen[contest.place][1] if contest.place in self.chosen else default
         waiting = [c for c in contest.waiting if c != present and (contest.place, c) not in self.failed]
@@ -280,7 +282,7 @@ class InSituScreen:
         self.context.note("kernels_together", choices=len(together), kept=True, **gain.to_dict())
 
     def _question(self, contests: Sequence[Contest]) -> None:
-        """Of what is chosen as one, a kernel that only the others carry has to go."""
+        """Among kernels that were chosen together, remove each one that does not gain itself."""
         for contest in contests:
             if contest.place in self.chosen and contest.place in self._together:
                 contest.waiting.insert(0, self._defaults[contest.place])
@@ -290,7 +292,7 @@ class InSituScreen:
         self.sure *= gain.low
 
     def _replaced(self, contest: Contest | None = None) -> None:
-        """There is another incumbent from now on."""
+        """Record that the incumbent has changed."""
         self._before = None
         self._changes += 1
         if contest is not None:
@@ -300,7 +302,8 @@ class InSituScreen:
 
     @property
     def _spread(self) -> float:
-        """Of a candidate's score, in log: that of one measurement of the incumbent over the one before."""
+        """Standard deviation of the score of a candidate, in log, from successive measurements of the
+        incumbent."""
         return float(np.median(self._moves)) / 0.6745
 
     @property
@@ -328,7 +331,7 @@ class InSituScreen:
         return measurement
 
     def _incumbent(self) -> Baseline | None:
-        """It has run before; one failure is forgiven."""
+        """Measure the incumbent. It has run before, and may fail once."""
         for _ in range(2):
             measurement = self._measure(self.configuration({}), True)
             if measurement.status is TrialStatus.OK:
@@ -338,7 +341,7 @@ class InSituScreen:
         return None
 
     def _plan(self, others: Mapping[Any, Mapping[Place, Config]], block: Block[Any]) -> BlockPlan[Any]:
-        """How a block of `others` measures; after a failure the engine may have been started anew."""
+        """The plan of a block of `others`. After a failure, the engine may have been restarted."""
 
         def baseline(voided: int) -> Baseline | None:
             found = self._incumbent()
@@ -362,8 +365,8 @@ class InSituScreen:
         )  # fmt: skip
 
     def _block(self, others: Mapping[Any, Mapping[Place, Config]]) -> dict[Any, float]:
-        """Log ratios to the incumbent, by the names of `others`; those that are missing were not measured,
-        for want of time or because one before them failed."""
+        """Log ratios to the incumbent by the names of `others`. Missing ones were not measured, for lack of
+        time or because an earlier one failed."""
         if not self._affordable(len(others) + 2):
             return {}
         before = self._before or self._incumbent()
@@ -376,14 +379,14 @@ class InSituScreen:
         self.voided += block.voided
         ran = [t for t in block.taken if t.measurement.status is TrialStatus.OK]
         if block.after is None and len(ran) == len(block.taken):
-            return {}  # the incumbent does not run any more
+            return {}  # the incumbent no longer runs
         if block.after is not None and not block.settled:
             self.voided += 1
             return {}
         return {t.candidate: self._score(t.measurement, block.baselines(), t.when) for t in ran}
 
     def _check(self, other: Mapping[Place, Config]) -> Estimate | None:
-        """The gain on fresh samples; None where there is none to rely on."""
+        """The gain on fresh samples; None if it is not reliable."""
         groups: list[Sequence[float]] = []
         if not self._affordable(2 * CHECKS + 1):
             return None
@@ -409,7 +412,7 @@ class InSituScreen:
         return gain if kept else None
 
     def _pairs(self, by_metric: Iterable[Sequence[float]]) -> list[float]:
-        """Of several metrics the weighted mean, prompt by prompt."""
+        """The weighted mean over several metrics, prompt by prompt."""
         weights = list(self.weights.values())
         return [float(np.average(pair, weights=weights)) for pair in zip(*by_metric, strict=True)]
 

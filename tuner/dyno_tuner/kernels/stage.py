@@ -1,9 +1,10 @@
-"""Kernel choices: every op of the model timed alone with cold weights; those of generation then screened in
-situ (`in_situ`), because launches of a token overlap; what is left confirmed end to end, group by group.
+"""The kernel stage. All ops of the model are timed alone with cold weights. The ops of generation are then
+screened in situ (`in_situ`), because launches of a token overlap. The results are confirmed end to end, group
+by group.
 
-A kernel that wins by itself need not win in the engine, so no choice is written because of its own time:
-the choices for prefill and those for generation each have to gain the margin as a group, as part of the
-whole profile, in paired rounds (`decide.end_to_end`).
+A kernel that wins alone need not win in the engine, so no choice is written because of its own time. The
+choices for prompts and the choices for generation must each gain the margin as a group, as part of the whole
+profile, in paired rounds (`decide.end_to_end`).
 """
 
 from __future__ import annotations
@@ -30,57 +31,57 @@ if TYPE_CHECKING:
     from ..record.context import Context
     from ..space.search_space import Space
 
-MIN_GAIN = 1.02  # of one launch over the default's; less is not worth a line in a profile
-TG = "kernels_tg"  # the group of generation
-BATCH = 6  # candidates timed in one request, the default with them
-IN_SITU = 0.5  # of what is left beside the confirmation, kept from the times alone
-CONFIRM = 0.45  # of what is left after them, for all rounds of the confirmation
+MIN_GAIN = 1.02  # least gain of a single launch over the default; less is not worth a line in a profile
+TG = "kernels_tg"  # the group of kernels for generation
+BATCH = 6  # candidates per timing request, including the default
+IN_SITU = 0.5  # share of the rest after the confirmation that is reserved for the screen in situ
+CONFIRM = 0.45  # share of the rest for all rounds of the confirmation
 GROWING = (
     "attention",
     "rope_attention",
     "mla_expand",
-)  # families whose launches take longer behind a context
-ROOM = 0.5  # of what is left, for the least confirmation of all groups; else one group is planned for
-# Rounds that a gain beyond doubt gets before anything else is looked for. Two leave one degree of freedom, so
-# their interval is six times as wide as that of three; the rest is for what is disturbed.
+)  # families whose launches take longer with a longer context
+ROOM = 0.5  # share of the rest for the least confirmation of all groups; else one is planned
+# Rounds that a sure gain gets before other kernels are searched. Two rounds leave one degree of freedom, so
+# their interval is six times as wide as with three. One more is a reserve for disturbed rounds.
 SURE_ROUNDS = 3.4
-GLIMPSE = 0.25  # of what is left, for a first look at most
-# two settings between two measurements of the default, and the spare one that a trial asks for
+GLIMPSE = 0.25  # largest share of the rest for the first look
+# two settings between two measurements of the default, and the spare one that a trial needs
 LOOK_VISITS = 5
-HOPEFUL = 0.5  # of the margin: launches whose shares of a pass promise less together are not confirmed
+HOPEFUL = 0.5  # share of the margin; launches that promise less in total are not confirmed
 
 
 def least_measurements(kinds: int, settings: bool = True) -> float:
-    """Of two rounds of the whole profile: the default, the whole, the whole without each group of kernels and
-    without all of them. Less proves nothing.
+    """The number of measurements in two rounds of the whole profile: the default, the whole, the whole
+    without each group of kernels, and without all of them. Fewer prove nothing.
 
-    Args: `settings`: whether the profile changes settings, too; if not, without kernels it is the default.
+    Args: `settings`: whether the profile also changes settings. If not, it is the default without kernels.
     """
     return 2 * measurements_in_round(1 + settings + kinds + (kinds > 1))
 
 
 @dataclass
 class KernelStage:
-    """The choice of kernels: launches alone, then in situ, then end to end."""
+    """The kernel stage: single launches, then in situ, then end to end."""
 
     context: Context
     seconds_per_config: float = 0.015
-    cost_per_config: float = 0.1  # with all that is around the timing; learned from what it took
+    cost_per_config: float = 0.1  # seconds per config, including overhead; updated from actual ones
     chosen: list[tuple[KernelOp, KernelChoice, Estimate]] = field(default_factory=list)
-    alone: dict[Place, dict[Config, Estimate]] = field(default_factory=dict)  # first looks
-    shares: dict[Place, float] = field(default_factory=dict)  # seconds of a pass that an op takes alone
+    alone: dict[Place, dict[Config, Estimate]] = field(default_factory=dict)  # first timings
+    shares: dict[Place, float] = field(default_factory=dict)  # seconds per pass of an op alone
     planned: bool = False  # whether there is time to screen generation in situ
-    won: dict[Place, Config] = field(default_factory=dict)  # alone, at the first look, of generation
-    groups: int = 1  # that there is time to confirm
+    won: dict[Place, Config] = field(default_factory=dict)  # single-launch winners for generation
+    groups: int = 1  # number of groups that there is time to confirm
     in_situ: InSituScreen | None = None
     whole: EndToEnd | None = None
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
-    cut: bool = False  # there was no time for any op, or none to confirm what was found
-    unanswered: str = ""  # why the answers of some could not be compared, if not for want of time
-    ended: bool = False  # the confirmation; until then, as where Ctrl-C ends it, no default has won
-    settings: bool = False  # whether the profile changes some
-    listed: list[KernelOp] | None = None  # that have several kernels, heaviest first
+    cut: bool = False  # there was no time for any op, or none to confirm the results
+    unanswered: str = ""  # the reason why answers could not be compared, other than lack of time
+    ended: bool = False  # whether the confirmation has ended; before that, no default has won
+    settings: bool = False  # whether the profile changes settings
+    listed: list[KernelOp] | None = None  # ops with several kernels, heaviest first
 
     def __post_init__(self) -> None:
         context = self.context
@@ -95,11 +96,11 @@ class KernelStage:
 
     @property
     def kinds(self) -> list[str]:
-        """`pp`, `tg`: what kernels are chosen for; a mix has several metrics of each."""
+        """The kinds (`pp`, `tg`) for which kernels are chosen. A mix has several metrics of each."""
         return list(dict.fromkeys(kind_of(m) for m in self.weights))
 
     def run(self, choice: Choice) -> None:
-        """Brings `choice` to the whole profile where kernels gain; leaves it as it is where they do not."""
+        """Bring `choice` to the whole profile if kernels gain. Otherwise it does not change."""
         configuration = self.space.configuration(choice.point)
         self.settings = choice.point != self.space.default
         ops = self._ops(configuration)
@@ -125,9 +126,9 @@ class KernelStage:
         self._confirm(choice)
 
     def glimpse(self, choice: Choice) -> float:
-        """A first look at what won alone for generation, as one, before settings are searched. Gives the
-        seconds to keep for its proof: more than 0 if it gains beyond doubt more than the margin. If the least
-        proof leaves room, some settings are tried before it."""
+        """A first look at the single-launch winners for generation, all together, before settings are
+        searched. Returns the seconds to reserve for their proof, which are above 0 if they surely gain more
+        than the margin. If the least proof leaves room, some settings are tried before it."""
         configuration = self.space.configuration(choice.point)
         ops = self._ops(configuration)
         generation = [op for op in ops if op.metric == "tg"]
@@ -150,21 +151,21 @@ class KernelStage:
 
     @property
     def _keep(self) -> float:
-        """Seconds of the proof of what a first look finds."""
+        """Seconds for the proof of the result of a first look."""
         return self.recorder.check_seconds + SURE_ROUNDS * self._round(1)
 
     def time_to_keep(self) -> bool:
-        """Whether the stage lasts for the proof of what a first look finds."""
+        """Whether the stage has time for the proof of the result of a first look."""
         return self.context.budget.left > self._keep
 
     def promise(self) -> float:
-        """Of what was seen in situ, in log, by the weights."""
+        """The promise of the results in situ, as a weighted log ratio."""
         total = sum(self.weights.values())
         share = sum(w for m, w in self.weights.items() if kind_of(m) == "tg") / total
         return share * math.log(self.in_situ.sure) if self.in_situ is not None else 0.0
 
     def _sure(self) -> bool:
-        """Whether generation gains in situ more than the margin beyond doubt."""
+        """Whether generation surely gains more than the margin in situ."""
         metrics = [m for m in self.weights if kind_of(m) == "tg"]
         return self.in_situ is not None and self.in_situ.sure >= 1 + self.bar(self.count()).of(metrics)
 
@@ -180,7 +181,7 @@ class KernelStage:
         return self.listed
 
     def _timing(self, op: KernelOp) -> float:
-        """Seconds that timing an op takes."""
+        """Seconds for timing an op."""
         return (len(op.candidates) + 9) * self.cost_per_config
 
     def _timed(self, number: int, op: KernelOp, configuration: Configuration) -> None:
@@ -189,24 +190,24 @@ class KernelStage:
         self.cost_per_config = max(0.2 * self.cost_per_config, (self.recorder.useful - begun) / configs)
 
     def _confirming(self, kinds: int | None = None) -> float:
-        """Seconds of the least that proves anything: of the answers of each group and of all together, and of
-        two rounds.
+        """Seconds of the least possible proof: the answer checks of each group and of all together, and two
+        rounds.
 
-        Args: `kinds`: so many groups; default: as many as are planned for.
+        Args: `kinds`: the number of groups; default: as many as are planned.
         """
         kinds = self.groups if kinds is None else kinds
         return (kinds + (kinds > 1)) * self.recorder.check_seconds + 2 * self._round(kinds)
 
     def _glance_cost(self, choice: Choice) -> float:
-        """Seconds of a short measurement, before there was one: a cold sample and three to keep of each
-        metric."""
+        """Estimated seconds of a short measurement before the first one: a cold sample and three kept samples
+        per metric."""
         short = shortened(self.workload, choice.baseline)
         rates = [r for m, r in choice.baseline.items() if kind_of(m) == "tg" and r]
         runs = [max(0.1, short.tokens(m) / min(rates)) for m in short.metrics if rates]
         return min(self.recorder.expected_measurement, 0.2 + 4 * sum(runs))
 
     def _screen_in_situ(self, ops: Sequence[KernelOp], choice: Choice, kinds: int) -> None:
-        """The kernels of generation, for as long as leaves time to confirm them and the other groups of
+        """Screen the kernels of generation in situ, but leave time to confirm them and the other groups of
         `kinds`."""
         least = self._confirming(kinds)
         rounds = least + max(0, self.count() - 2) * self._round(kinds)
@@ -216,7 +217,7 @@ class KernelStage:
         sure = min(end, last - (SURE_ROUNDS - 2) * self._round(kinds))
 
         def more(seconds: float) -> bool:
-            """As long as there is nothing to confirm, there is no need for all of its rounds."""
+            """As long as there is nothing to confirm, not all its rounds are needed."""
             found = self.chosen or (self.in_situ is not None and self.in_situ.chosen)
             until = end if found else last
             return self.recorder.now + seconds <= (sure if self._sure() else until)
@@ -237,14 +238,14 @@ class KernelStage:
 
     def _contests(self, ops: Sequence[KernelOp]) -> list[Contest]:
         share, contests = 0.0, []
-        for op in ops:  # heaviest first: what was not timed takes no more than those before it
+        for op in ops:  # heaviest first, so an untimed op takes no more than earlier ones
             share = self.shares.get((op.key, op.tokens), share)
             contests.append(Contest(op, self.alone.get((op.key, op.tokens), {}), share))
         return contests
 
     def _time(self, number: int, op: KernelOp, configuration: Configuration) -> None:
-        """Two passes: all candidates once, then the best few again beside the default, on which alone they
-        count. The second is spared where the engine itself will tell."""
+        """Time an op in two passes: all candidates once, and then the best few again together with the
+        default. Only the second pass counts. It is skipped if measurements in situ will follow."""
         threads_of = {"pp": "threads_batch", "tg": "threads"}[op.metric]
         threads = int(configuration.settings.get(threads_of, configuration.settings.get("threads", 1)))
         others = [c for c in op.candidates if dict(c) != dict(op.default)]
@@ -319,15 +320,15 @@ class KernelStage:
         self.ended = True
 
     def _time_for(self, groups: int) -> bool:
-        """To compare the answers of all groups together, and for two rounds."""
+        """Whether there is time to compare the answers of all groups together, and for two rounds."""
         measurements = least_measurements(groups)
         together = self.recorder.check_seconds + self.rounds.seconds(measurements)
         return self.rounds.affordable(measurements) and self.more(together)
 
     def _unconfirmed(self, kinds: Sequence[str], reason: str = "") -> None:
-        """Nothing is known of these: not even that the default is as good.
+        """Record that nothing is known about these kinds, not even that the default is as good.
 
-        Args: `reason`: why their answers could not be compared."""
+        Args: `reason`: the reason why their answers could not be compared."""
         self.cut = True
         if not self.context.gate.kernels_cut:
             self.unanswered = reason or self.unanswered
@@ -336,7 +337,7 @@ class KernelStage:
     def _right(
         self, metric: str, chosen: list[tuple[KernelChoice, Screened]], choice: Choice
     ) -> list[tuple[KernelChoice, Screened]]:
-        """Those whose answers are acceptable together. One that is wrong does not take the others with it, if
+        """The choices whose answers are acceptable together. If one is wrong, the others stay, provided that
         there is time to find it."""
         settings = self.space.settings(choice.point)
         begun = self.recorder.useful
@@ -368,14 +369,14 @@ class KernelStage:
         return promise >= enough
 
     def _worth(self, kind: str, choice: Choice) -> float:
-        """Its promise, of which launches that were timed alone keep less."""
+        """The expected gain of a group: its promise, reduced for launches that were only timed alone."""
         measured = kind == "tg" and self.in_situ is not None
         return (self._promise(kind, choice)[0] - 1) * (1.0 if measured else HOPEFUL)
 
     def _promise(self, kind: str, choice: Choice) -> tuple[float, float]:
-        """The most that the choices for `kind` can gain, and the least worth a confirmation. Launches of a
-        prompt run one after the other, so together they gain what each does of its share of a pass. Those of
-        a token overlap; what they gain shows in situ, where there was time for that."""
+        """The largest possible gain of the choices for `kind`, and the smallest one worth a confirmation.
+        Launches of a prompt run one after the other, so each gains in proportion to its share of a pass.
+        Launches of a token overlap. Their gain shows in situ, if there was time for that."""
         metrics = [m for m in self.weights if kind_of(m) == kind]
         if not metrics:
             return 1.0, math.inf
@@ -388,7 +389,7 @@ class KernelStage:
             if op.metric == kind:
                 share = min(1.0, self.shares[op.key, op.tokens] * rate / op.m)
                 if op.key.split()[0] in GROWING and (self.workload.depth or self.workload.pp > op.m):
-                    share = 1.0  # timed over its own tokens alone, and there are others before them
+                    share = 1.0  # it was timed only with its own tokens, but there are others before them
                 saved += share * (1 - 1 / alone.high)
         return 1 / max(1e-3, 1 - saved), 1 + HOPEFUL * margin
 
@@ -399,8 +400,8 @@ class KernelStage:
         return [(kernel, Screened(alone)) for op, kernel, alone in self.chosen if op.metric == metric]
 
     def unproven(self) -> dict[str, Any]:
-        """Kernels that are faster in the engine and are not written: how many, by how much, and the budget in
-        seconds that would have done. Empty where rounds have shown that they gain nothing."""
+        """Kernels that are faster in the engine but are not written: their number, their ratio, and a
+        sufficient budget in seconds. Empty if rounds have shown that they do not gain."""
         if self.in_situ is None or not self.in_situ.chosen or any(w.group == TG for w in self.written):
             return {}
         ratio = math.sqrt(self.in_situ.sure * self.in_situ.gained)
@@ -414,7 +415,7 @@ class KernelStage:
         return found if self.unanswered else {**found, "needed": budget(self.recorder.now + proof)}
 
     def add_to(self, outcome: Outcome) -> None:
-        """Writes what was proven into `outcome`, and `default` for all else that was looked at, if the
+        """Add the proven kernels to `outcome`, and `default` for all others that were tried, if the
         confirmation has ended."""
         outcome.kernels, outcome.unanswered_kernels = list(self.written), self.unanswered
         if unproven := self.unproven():

@@ -1,1 +1,1 @@
-"""The measuring method: one measurement, paired rounds, their spread, and the state of the machine."""
+"""The method of measuring: single measurements, paired rounds, their spread, and the state of the machine."""

@@ -1,7 +1,7 @@
-"""A block: the baseline, candidates, the baseline again.
+"""A baseline block: the baseline, candidates, and the baseline again.
 
-Candidates are scored against both baselines, interpolated in time. If the baseline has moved meanwhile, or
-the GPU has begun to rest, the block is void: its candidates are measured again, after the baseline that
+Candidates are scored against both baselines, interpolated in time. If the baseline has changed meanwhile, or
+the GPU has begun to rest, the block is void. Its candidates are then measured again, after the baseline that
 closed it.
 """
 
@@ -16,7 +16,7 @@ from .measurement import baseline_moved
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-Baseline = tuple[float, Measurement]  # the time at which it stands, and its measurement
+Baseline = tuple[float, Measurement]  # its time and its measurement
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Taken(Generic[K]):
-    """A candidate, the time of its measurement, and the measurement."""
+    """A candidate, with the time of its measurement and the measurement."""
 
     candidate: K
     when: float
@@ -33,18 +33,19 @@ class Taken(Generic[K]):
 
 @dataclass
 class BlockPlan(Generic[K]):
-    """The way in which a block measures.
+    """The parameters of a block.
 
     Args:
-        baseline: measures the baseline; its argument is how often the block was void. None: it does not run.
-        candidate: measures a candidate again in a void block; its argument is how often it was void before.
-        more: whether so many more measurements fit.
-        metrics: of the baseline, by which it may have moved.
-        void_over: by how much the baseline may move.
-        repeats: of a void block, at most.
-        resting: whether the GPU rests before prompts by now.
-        on_void: is called with the number of the repetition and with how far the baseline has moved.
-        failure_ends: whether a candidate that fails ends the block, because it ends the process.
+        baseline: Measures the baseline. Its argument is how often the block was void. It returns None if the
+            baseline does not run.
+        candidate: Measures a candidate again in a void block. Its argument is how often it was void before.
+        more: Whether this many more measurements fit into the time.
+        metrics: Metrics in which the baseline may have changed.
+        void_over: Largest allowed change of the baseline.
+        repeats: Most repetitions of a void block.
+        resting: Whether the GPU now rests before prompts.
+        on_void: Called with the number of the repetition and the change of the baseline.
+        failure_ends: Whether a failing candidate ends the block, because it ends the process.
     """
 
     baseline: Callable[[int], Baseline | None]
@@ -59,7 +60,7 @@ class BlockPlan(Generic[K]):
     failure_ends: bool = False
 
     def measure_all(self, candidates: Sequence[K], repeat: int) -> list[Taken[K]]:
-        """Measures candidates in turn, up to one whose failure ends the block."""
+        """Measure candidates in turn, up to one whose failure ends the block."""
         taken: list[Taken[K]] = []
         for candidate in candidates:
             measurement = self.candidate(candidate, repeat)
@@ -71,14 +72,14 @@ class BlockPlan(Generic[K]):
 
 @dataclass
 class Block(Generic[K]):
-    """The candidates that were measured since a baseline.
+    """A block: the candidates that were measured after a baseline.
 
     Args:
-        before: the baseline that opens the block.
-        resting: whether the GPU rested as the block began.
+        before: The baseline that opens the block.
+        resting: Whether the GPU rested when the block began.
 
-    `after` closes it; None if the baseline, or a candidate whose failure ends the block, did not run.
-    `settled` says whether its scores stand: it is not void, or no repetition is left.
+    `after` is the closing baseline; None if it, or a candidate whose failure ends the block, did not run.
+    `settled` says whether the scores are final: the block is not void, or no repetition is left.
     """
 
     before: Baseline
@@ -92,8 +93,8 @@ class Block(Generic[K]):
         return [self.before] if self.after is None else [self.before, self.after]
 
     def close(self, plan: BlockPlan[K]) -> None:
-        """Measures the baseline after the candidates, and the whole block again while it is void, as often as
-        the plan and the time allow."""
+        """Measure the baseline after the candidates. While the block is void, repeat it as often as the plan
+        and the time allow."""
         while not self._broken(plan):
             self.after = plan.baseline(self.voided)
             if self.after is None:
@@ -114,10 +115,10 @@ class Block(Generic[K]):
 
 
 def rested_alike(measure: Callable[[bool], T], resting: Callable[[], bool]) -> T:
-    """A result within which the GPU did not begin to rest: if it does, all of it is measured once more.
+    """A result during which the GPU did not begin to rest. If it does, everything is measured once more.
 
     Args:
-        measure: its argument is whether this is the second time.
+        measure: Measures. Its argument is whether this is the second time.
     """
     rested = resting()
     found = measure(False)

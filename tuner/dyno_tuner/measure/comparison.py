@@ -1,4 +1,4 @@
-"""The comparison of configurations: log ratios, round by round."""
+"""The comparison of configurations by log ratios, round by round."""
 
 from __future__ import annotations
 
@@ -15,43 +15,45 @@ if TYPE_CHECKING:
 
     from ..core.protocol import Measurement
 
-ENOUGH_ROUNDS = 4  # to know the spread of a ratio between rounds from its own
+ENOUGH_ROUNDS = 4  # rounds from which a ratio's own spread between rounds is known
 
 
 @dataclass
 class Comparison:
-    """The result of rounds: for every configuration and metric a list per round of log ratios to the first
-    one."""
+    """The result of rounds: for each configuration, metric and round, a list of log ratios to the first
+    configuration."""
 
     names: list[str]
     key: str = ""
     logs: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
     rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     speeds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    """Tokens per second, where something else decides."""
+    """Tokens per second, if another value decides."""
     joules: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    """Joules per token, where energy was counted."""
+    """Joules per token, if energy was counted."""
     failed: dict[str, Measurement] = field(default_factory=dict)
     halted: dict[str, Measurement] = field(default_factory=dict)
-    """A rest that failed and may run all the same. It failed twice after whole rounds, which ended the
-    comparison; or it failed twice before any, and a third try after the rounds worked or had no time."""
+    """A profile without a part that failed, but may run nevertheless. It failed twice after whole rounds,
+    which ended the comparison. Or it failed twice before any, and a third try after the rounds succeeded or
+    had no time."""
     unsettled: dict[str, Measurement] = field(default_factory=dict)
-    """A rest that has failed twice before any whole round, until it is tried once more at the end."""
+    """Profiles without a part that failed twice before any whole round, until the third try at the end."""
     forgiven: set[str] = field(default_factory=set)  # configurations that have failed once
-    borrowed: set[tuple[str, str]] = field(default_factory=set)  # (configuration, metric): see Likeness
+    borrowed: set[tuple[str, str]] = field(default_factory=set)  # (configuration, metric); see Likeness
     voided: int = 0
     rounds: int = 0
-    begun: int = 0  # void rounds among them
-    carried: int = 0  # of `rounds`, those that were measured for another comparison
+    begun: int = 0  # number of void rounds
+    carried: int = 0  # number of `rounds` that were measured for another comparison
 
     def untold(self, name: str) -> bool:
-        """Whether a configuration was to be measured, and nobody can tell whether it runs or how fast."""
+        """Whether it is unknown if a configuration of the comparison runs, or how fast."""
         return name not in self.logs and (name in self.halted or name in self.unsettled)
 
     def ratio(
         self, name: str, metrics: Sequence[str], weights: Mapping[str, float], over: str | None = None
     ) -> Estimate:
-        """`name` over the first configuration, or over `over`: weighted geometric mean of `metrics`."""
+        """The ratio of `name` to the first configuration, or to `over`: the weighted geometric mean over
+        `metrics`."""
         groups = self._groups(name, metrics, weights)
         if over is not None and over != self.names[0]:
             base = self._groups(over, metrics, weights)
@@ -62,13 +64,13 @@ class Comparison:
         return estimate(groups, name, over, *metrics, spread=self._spread(metrics, weights))
 
     def of_metrics(self, named: Mapping[str, str], metrics: Collection[str], key: str = "") -> Comparison:
-        """The same rounds as a comparison of configurations that differ from the first one in these metrics
-        alone: what these show is what others showed in them.
+        """The same rounds as a comparison of configurations that differ from the first one only in these
+        metrics, in which they equal other configurations.
 
         Args:
-            named: by configuration, the one that showed the same in `metrics`.
-            metrics: in which they can differ from the first one.
-            key: of the new comparison.
+            named: By configuration, the measured one that equals it in `metrics`.
+            metrics: Metrics in which they can differ from the first one.
+            key: Key of the new comparison.
         """
         first = self.names[0]
         found = Comparison(
@@ -97,8 +99,8 @@ class Comparison:
         return found
 
     def _spread(self, metrics: Sequence[str], weights: Mapping[str, float]) -> tuple[float, int] | None:
-        """Of the ratio of two configurations in a round, from all that were compared; None where the rounds
-        of the two say enough."""
+        """The spread of the ratio of two configurations in a round, from all compared ones; None if the
+        rounds of the two suffice."""
         if not 2 <= self.rounds < ENOUGH_ROUNDS:
             return None
         names = [n for n in self.names if n == self.names[0] or n in self.logs]
@@ -126,7 +128,7 @@ class Comparison:
     def add_round(
         self, logs: Sequence[tuple[str, str, list[float]]], rates: Sequence[tuple[str, str, list[float]]]
     ) -> None:
-        """Adds one round.
+        """Add one round.
 
         Args: by configuration and metric, log ratios to the first configuration, and rates."""
         for name, metric, pairs in logs:
@@ -136,7 +138,7 @@ class Comparison:
         self.rounds += 1
 
     def begin_anew(self) -> None:
-        """Forgets its rounds, and the one that runs: they were not measured as those that follow will be."""
+        """Forget all rounds, including the running one, because later ones are measured in another way."""
         self.voided += self.rounds + 1
         self.rounds = self.carried = 0
         self.logs.clear()
@@ -146,7 +148,7 @@ class Comparison:
         self.borrowed.clear()
 
     def add_costs(self, name: str, metric: str, speeds: Sequence[float], joules: Sequence[float]) -> None:
-        """Adds what does not decide: tokens per second, and joules per token."""
+        """Add values that do not decide: tokens per second, and joules per token."""
         for place, values in ((self.speeds, speeds), (self.joules, joules)):
             if values:
                 place.setdefault(name, {}).setdefault(metric, []).extend(values)
@@ -157,13 +159,13 @@ class Comparison:
         return float(np.median(found)) if found else 0.0
 
     def median_joules(self, name: str, metric: str) -> float | None:
-        """Joules per token; None where energy was not counted."""
+        """Median joules per token; None if energy was not counted."""
         found = self.joules.get(name, {}).get(metric, [])
         return float(np.median(found)) if found else None
 
 
 def _alike(groups: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
-    """Groups of one length as they are, else the median of each."""
+    """The groups, if they have the same length; otherwise the median of each."""
     if len({len(g) for g in groups}) == 1:
         return groups
     return [[float(np.median(g))] for g in groups]

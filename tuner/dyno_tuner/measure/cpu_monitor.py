@@ -1,8 +1,10 @@
-"""Watches the CPUs during a measurement: load by others, steal time, a used-up quota, stopped processes.
+"""The monitor of the CPUs during a measurement: load by other programs, steal time, an exhausted quota, and
+stopped processes.
 
-The kernel counts the busy time of every CPU (proc(5), `/proc/stat`) and of every process (`/proc/PID/stat`).
-Others have used the difference between the CPUs that this process may use and the process tree of this run. A
-window in which others had more than a twentieth of the cores that a measurement needs does not count.
+The kernel counts the busy time of each CPU (proc(5), `/proc/stat`) and of each process (`/proc/PID/stat`).
+The load of other programs is the busy time of the CPUs that this process may use, minus the time of the
+process tree of this run. A window does not count if other programs used more than a twentieth of the cores
+that a measurement needs.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 LIMIT = 0.05
-"""The share of the needed cores that others may use."""
+"""The share of the needed cores that other programs may use."""
 LEAST = 0.05
-"""Seconds of CPU that others may use in any window: five ticks of the kernel's clock, which counts no
-finer."""
+"""CPU seconds that other programs may use in any window: five ticks of the kernel's clock, which is its
+resolution."""
 USED_UP = 0.9
-"""The share of a quota from which the run itself is the reason that the quota is used up."""
-PERIOD = 0.25  # seconds between two looks at the state of the run's processes
-LATE = 0.5  # seconds that a look may come late before the run counts as stopped
+"""Share of the quota from which on the run itself exhausts it."""
+PERIOD = 0.25  # seconds between two checks of the state of the run's processes
+LATE = 0.5  # seconds by which a check may be late before the run counts as stopped
 
-# Fields of a line of /proc/stat, after its name.
+# Fields of a line of /proc/stat after its name.
 _USER, _NICE, _SYSTEM, _STEAL = 0, 1, 2, 7
 _CPU = 36  # field "processor" of /proc/PID/stat, after the name
 
@@ -40,49 +42,49 @@ class _Process:
     name: str
     parent: int
     state: str
-    own: float  # seconds of CPU
-    children: float  # seconds of the children that have ended
-    cpu: str  # that it ran on last
+    own: float  # CPU seconds
+    children: float  # CPU seconds of ended children
+    cpu: str  # the CPU that it ran on last
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The counters at one moment; seconds."""
+    """The counters at one moment, in seconds."""
 
     at: float
     busy: float
     steal: float
     throttled: float
-    run: float  # CPU time of this run: the process tree
+    run: float  # CPU time of the process tree of this run
     processes: Mapping[int, _Process]
     ours: frozenset[int]
 
 
 @dataclass
 class Load:
-    """The use of the CPUs in one stretch of time. All figures but `seconds` are numbers of cores.
+    """The use of the CPUs in a window. All figures except `seconds` are numbers of cores.
 
     The object is complete when the window has ended.
     """
 
     needed: float  # cores that the measurement needs
-    spare: float = 0.0  # usable cores beyond these, which others may use
+    spare: float = 0.0  # further usable cores, which other programs may use
     seconds: float = 0.0
     others: float = 0.0
-    steal: float = 0.0  # taken by the hypervisor
-    throttled: float = 0.0  # seconds without a quota that others have used up, per second
-    stopped: set[str] = field(default_factory=set)  # processes of this run that stood still
+    steal: float = 0.0  # steal time of the hypervisor
+    throttled: float = 0.0  # seconds of throttling per second, if other programs exhausted the quota
+    stopped: set[str] = field(default_factory=set)  # processes of this run that were stopped
     busiest: list[str] = field(default_factory=list)
-    changed: str = ""  # how the quota differs from that of the first window
+    changed: str = ""  # the change of the quota since the first window
 
     @property
     def share(self) -> float:
-        """The part of the needed cores that others and the hypervisor had."""
+        """The share of the needed cores that other programs and the hypervisor used."""
         return max(0.0, self.others + self.steal - self.spare) / self.needed
 
     @property
     def disturbed(self) -> str:
-        """The reason that the window does not count; empty if it does."""
+        """The reason why the window does not count; empty if it does."""
         if self.stopped:
             return f"{', '.join(sorted(self.stopped))} stopped during the measurement"
         if self.changed:
@@ -108,12 +110,13 @@ class Load:
 
 
 class CpuWatch:
-    """The watch over the CPUs that this process may use.
+    """The monitor of the CPUs that this process may use.
 
     Args:
-        needed: cores that a measurement needs; None: every usable one.
-        root: holds `proc` and, for the quota, what `_core.cpu_limits` reads; "/" but in tests.
-        period: seconds between two looks at the state of processes.
+        needed: Number of cores that a measurement needs; None: all usable ones.
+        root: Folder with `proc` and, for the quota, the files that `_core.cpu_limits` reads; "/" except in
+            tests.
+        period: Seconds between two checks of the state of processes.
     """
 
     def __init__(self, needed: int | None = None, root: str = "/", period: float = PERIOD) -> None:
@@ -130,9 +133,9 @@ class CpuWatch:
 
     @contextlib.contextmanager
     def window(self) -> Iterator[Load]:
-        """Counts from the beginning to the end of the context."""
+        """A window from the beginning to the end of the context."""
         load = Load(self._needed, max(0.0, len(self._cpus) - self._needed))
-        _take_continued(os.getpid(), self._processes())  # stops before the window are no matter of it
+        _take_continued(os.getpid(), self._processes())  # stops before the window do not count
         before = self._read()
         done = threading.Event()
 
@@ -169,7 +172,7 @@ class CpuWatch:
         run = after.run - before.run
         load.others = max(0.0, after.busy - before.busy - run) / seconds
         load.steal = max(0.0, after.steal - before.steal) / seconds
-        # A run that has used the quota up itself has more threads than the quota has room for.
+        # If the run itself exhausts the quota, it has too many threads for the quota.
         if self._quota and run / seconds < USED_UP * self._quota:
             load.throttled = max(0.0, after.throttled - before.throttled) / seconds
         used = {
@@ -196,7 +199,7 @@ class CpuWatch:
         )
 
     def _throttled(self) -> float:
-        """Seconds that the control group has waited for its quota so far."""
+        """Total seconds that the control group has waited for its quota."""
         for line in _lines(self._group / "cpu.stat") if self._group is not None else ():
             name, _, value = line.partition(" ")
             if name == "throttled_usec":  # cgroup v2
@@ -224,11 +227,11 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return []  # a process that has ended, or a kernel without this file
+        return []  # the process has ended, or the kernel does not have this file
 
 
 def _tree(root: int, processes: Mapping[int, _Process]) -> frozenset[int]:
-    """A process and all that descend from it, as far as they are alive."""
+    """A process and all its living descendants."""
     children: dict[int, list[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)
@@ -241,12 +244,12 @@ def _tree(root: int, processes: Mapping[int, _Process]) -> frozenset[int]:
 
 
 def _take_continued(parent: int, processes: Mapping[int, _Process]) -> set[str]:
-    """Children that were stopped and go on since the last call: the kernel keeps that for the parent
-    (waitid(2)), so that even a short stop between two looks shows."""
+    """Children that were stopped and continued since the last call. The kernel keeps this for the parent
+    (waitid(2)), so even a short stop between two checks shows."""
     found = set()
     for pid, process in processes.items():
         if process.parent == parent:
-            with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            with contextlib.suppress(ChildProcessError):  # another thread has waited for it
                 if os.waitid(os.P_PID, pid, os.WCONTINUED | os.WNOHANG) is not None:
                     found.add(f"{process.name} ({pid})")
     return found

@@ -1,4 +1,4 @@
-"""The state of the machine around a tune, for the journal: what may explain a number later, and decides
+"""The state of the machine around a tune, for the journal. It may explain a number later, and decides
 nothing."""
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def _read(path: str, limit: int = 200) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()[:limit]
     except (OSError, UnicodeDecodeError):
-        return None  # not every kernel has every file; what is absent is not recorded
+        return None  # some kernels lack some files; missing facts are not recorded
 
 
 def environment(model: str | None = None) -> dict[str, Any]:
-    """Load, other busy processes, huge pages, NUMA, clock policy, and how much of the model's file is in the
-    page cache, as far as the kernel tells."""
+    """Load, other busy processes, huge pages, NUMA, clock policy, and the share of the model file in the page
+    cache, as far as the kernel reports them."""
     found: dict[str, Any] = {name: _read(path) for name, path in _FILES.items()}
     status = _read("/proc/self/status", 1 << 16) or ""
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -55,7 +55,7 @@ def environment(model: str | None = None) -> dict[str, Any]:
 
 
 def gpu_state(pci_bus_id: str | None) -> dict[str, Any]:
-    """Temperature, clocks, power and throttle reasons of a GPU, as far as the driver tells them."""
+    """Temperature, clocks, power and throttle reasons of a GPU, as far as the driver reports them."""
     if pci_bus_id is None:
         return {}
     from dyno import _nvml
@@ -64,11 +64,10 @@ def gpu_state(pci_bus_id: str | None) -> dict[str, Any]:
 
 
 def gpu_busy(pci_bus_id: str | None) -> str:
-    """A warning for people where other processes compute on the GPU; nothing where none does or none can be
-    seen.
+    """A warning if other processes compute on the GPU; empty if there are none, or if it is unknown.
 
     Args:
-        pci_bus_id: of the GPU; None for no GPU.
+        pci_bus_id: PCI bus id of the GPU; None: no GPU.
     """
     if pci_bus_id is None:
         return ""
@@ -79,7 +78,7 @@ def gpu_busy(pci_bus_id: str | None) -> str:
 
 
 def company(others: Collection[int]) -> str:
-    """The warning about processes on the GPU; empty where there are none."""
+    """The warning about processes on the GPU; empty if there are none."""
     if not others:
         return ""
     named = ", ".join(f"{pid} {_read(f'/proc/{pid}/comm') or ''}".strip() for pid in sorted(others)[:5])
@@ -90,7 +89,8 @@ def company(others: Collection[int]) -> str:
 
 
 def is_ours(pid: int) -> bool:
-    """Whether a process is this one or descends from it: a worker, or an engine that a worker has started."""
+    """Whether a process is this one or a descendant of it: a worker, or an engine that a worker has
+    started."""
     seen: set[int] = set()
     while pid > 1 and pid not in seen:
         if pid == os.getpid():
@@ -98,7 +98,7 @@ def is_ours(pid: int) -> bool:
         seen.add(pid)
         stat = _read(f"/proc/{pid}/stat")
         if stat is None:
-            # Of another container, or gone: nothing can be said of it.
+            # It is in another container, or has ended, so nothing is known about it.
             return True
         pid = int(stat.rpartition(")")[2].split()[1])
     return False
@@ -107,11 +107,11 @@ def is_ours(pid: int) -> bool:
 class Surroundings(NamedTuple):
     """The state of a machine around a tune."""
 
-    warnings: list[str]  # about what may disturb, for people
+    warnings: list[str]  # warnings about disturbances, for people
     state: dict[str, Any]
-    rates: dict[str, float]  # measured here, GB/s
+    rates: dict[str, float]  # measured rates in GB/s
     gpu: dict[str, Any]
-    busy: str = ""  # a warning about load by others, which a tune without --force waits for
+    busy: str = ""  # a warning about load by other programs, whose end a tune without --force waits for
 
 
 def look_around(model: str, description: Description) -> Surroundings:
@@ -126,20 +126,20 @@ def look_around(model: str, description: Description) -> Surroundings:
     return Surroundings([w for w in warnings if w], state, measured, gpu_state(bus), loaded)
 
 
-BUSY = 0.2  # of a core; a process that uses less disturbs nothing
+BUSY = 0.2  # share of a core; a process that uses less does not disturb
 
 
 class Busy(NamedTuple):
-    """A process of somebody else's that computes."""
+    """A busy process that does not belong to this run."""
 
     pid: int
     name: str
-    cores: float  # that it keeps busy
+    cores: float  # number of cores that it keeps busy
 
 
 def busy_processes(seconds: float = 0.3) -> list[Busy]:
-    """Processes that keep more than BUSY of a core busy, the busiest first, seen over `seconds`; without
-    those of this run. Empty where the kernel has no /proc."""
+    """Processes outside of this run that use more than BUSY of a core over `seconds`, the busiest first.
+    Empty if the kernel has no /proc."""
     before, begun = _cpu_times(), time.monotonic()
     if not before:
         return []
@@ -166,11 +166,11 @@ def _cpu_times() -> dict[tuple[int, str], int]:
 
 
 def page_cache(path: str) -> float | None:
-    """Share of a file's pages that are in memory now, without reading any; None where that cannot be told."""
-    # To whoever may not write to a file, Linux says that all of it is there.
+    """Share of the pages of a file that are in memory, determined without reading any; None if unknown."""
+    # Linux reports all pages as present to a process that may not write to the file.
     if sys.platform != "linux" or not os.access(path, os.W_OK):
         return None
-    # Nothing is written to the mapping, so it needs no memory set aside.
+    # Nothing is written to the mapping, so it needs no reserved memory.
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, flags=flags) as view:
@@ -182,16 +182,16 @@ def page_cache(path: str) -> float | None:
                 ctypes.c_void_p(ctypes.addressof(where)), ctypes.c_size_t(len(view)),
                 ctypes.c_void_p(present.ctypes.data),
             )  # fmt: skip
-            del where  # a view that is looked into cannot be closed
+            del where  # a mapping with an exported view cannot be closed
             return None if refused else round(float(np.mean(present & 1)), 3)
     except (OSError, ValueError):
-        return None  # no file of its own, or an empty one
+        return None  # not a regular file, or an empty one
 
 
 def busy(seconds: float = 0.4) -> str:
-    """A warning if other programs or the hypervisor use the cores just now.
+    """A warning if other programs or the hypervisor currently use the cores.
 
-    The load average is no measure of that: it still counts a run that ended a minute ago.
+    The load average does not show this, because it still includes a run that ended a minute ago.
     """
     with CpuWatch().window() as load:
         time.sleep(seconds)

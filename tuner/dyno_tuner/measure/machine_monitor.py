@@ -1,8 +1,8 @@
-"""Watches the machine during a measurement: a GPU's clocks, temperature and power, why it is slowed down and
-who else computes on it; the load of the CPUs by others.
+"""The monitor of the machine during a measurement: clocks, temperature and power of a GPU, throttle reasons,
+other processes on it, and the load of the CPUs by other programs.
 
-A reading before and one after a measurement show an idle GPU, so readings go on while the measurement runs.
-The readings decide nothing about a configuration; they say whether a window counts.
+Readings before and after a measurement would show an idle GPU, so readings are also made while it runs. They
+decide nothing about a configuration, only whether a window counts.
 """
 
 from __future__ import annotations
@@ -24,42 +24,40 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-# Of NVML's clocks event reasons those that are faults of the moment.
+# The clocks event reasons of NVML that are temporary faults.
 _REASONS = {
     0x8: "hardware slowdown",
     0x20: "thermal limit",
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-# A power limit that is reached is how a GPU runs under full load, at its default and at every candidate:
-# nothing is dropped. But how much it slows a run down depends on what ran right before, so short prompts are
-# read after a rest from then on.
+# A GPU under full load runs at its power limit, for the default and for all candidates, so nothing is
+# dropped. But the slowdown of a run depends on the work right before it. So from then on, short prompts are
+# processed after a rest.
 _POWER_LIMIT = 0x4
-# Of the enforced limit. The reason alone is not enough: it is also given for moments that the second or so
-# over which power is averaged does not show, and which slow nothing down by what could be measured. On an
-# H200 measurements that got to 680 of 700 W were slower than all that did not, and a mixture of experts that
-# stayed below had the reason all the same.
+# Share of the enforced limit. The reason alone is not enough, because it is also given for short moments that
+# the averaged power does not show and that slow nothing down measurably. On an H200, measurements that
+# reached 680 of 700 W were slower than all others, and a mixture of experts below that also had the reason.
 NEAR_LIMIT = 0.97
 T = TypeVar("T")
 
 _RANGES = ("temperature_c", "sm_mhz", "power_w")
 PERIOD = 0.25  # seconds between two readings
 SPILL_MB_S = 500.0
-"""Traffic of the link of a GPU with full memory, from which on weights or cache lie in host memory. A model
-that lies on the GPU moves a few MB/s."""
+"""Link traffic of a GPU with full memory above which weights or cache are in host memory. A model that fits
+on the GPU causes a few MB/s."""
 SPILL_READINGS = 4
-"""Readings in a row, about a second, that all show such traffic. The last weights of a model that just fits
-are loaded while the memory is full already, which one or two readings can see."""
+"""Number of consecutive readings (about a second) that must all show such traffic. The last weights of a
+model that just fits are loaded while the memory is already full, which one or two readings can show."""
 
 
 def why_throttled(reasons: int) -> str:
-    """Those of NVML's reasons for which a window does not count, in words; empty where there are none."""
+    """The NVML reasons for which a window does not count, in words; empty if there are none."""
     return ", ".join(name for bit, name in _REASONS.items() if reasons & bit)
 
 
 def at_power_limit(seen: Mapping[str, Any]) -> bool:
-    """Whether the GPU was slowed down by its power limit in a window (`Window.to_dict()`), and drew what it
-    may."""
+    """Whether the power limit slowed the GPU down in a window (`Window.to_dict()`), at full power."""
     limit, power = seen["power_limit_w"], seen.get("power_w")
     if not (seen["throttle_reasons"] & _POWER_LIMIT and limit and power):
         return False
@@ -67,34 +65,35 @@ def at_power_limit(seen: Mapping[str, Any]) -> bool:
 
 
 COOLING = (2.0, 5.0)  # seconds to wait after a window in which the GPU was throttled
-REST = 0.5  # seconds without others' load after which a disturbed measurement is made again
-PATIENCE = 30.0  # seconds that one measurement waits for the machine to come to rest
-WINDOWS = 3.0  # or so many times as long as the measurement takes
-GPU_CORES = 2  # that a run on a GPU needs: one thread launches, the other one reads
+REST = 0.5  # seconds without other load before a disturbed measurement is repeated
+PATIENCE = 30.0  # seconds that one measurement waits for the machine to become quiet
+WINDOWS = 3.0  # or this multiple of the duration of the measurement
+GPU_CORES = 2  # cores that a run on a GPU needs: one thread launches, and the other one reads
 
 
 def patience_of(budget: float | None) -> float:
-    """Seconds that one measurement of a run waits for the machine to come to rest: a quarter of a short
+    """Seconds that one measurement of a run waits for the machine to become quiet: a quarter of a short
     budget."""
     return PATIENCE if budget is None else min(PATIENCE, max(5.0, budget / 4))
 
 
 @dataclass
 class Window:
-    """The state of the machine in one stretch of time."""
+    """The state of the machine in a window of time."""
 
-    reasons: int = 0  # all of NVML's reasons, ORed
-    others: set[int] = field(default_factory=set)  # ids of processes that are not ours
-    ranges: dict[str, list[float]] = field(default_factory=dict)  # lowest and highest
+    reasons: int = 0  # all NVML reasons, combined with OR
+    others: set[int] = field(default_factory=set)  # ids of processes outside of this run
+    ranges: dict[str, list[float]] = field(default_factory=dict)  # lowest and highest values
     power_limit_w: float | None = None
     readings: int = 0
     load: Load | None = None  # of the CPUs
     link_mb_s: float = 0.0
-    """Over PCIe while the GPU's memory was full: the most that SPILL_READINGS in a row have reached."""
-    _row: list[float] = field(default_factory=list)  # of the last readings with a full memory
+    """MB/s over PCIe while the GPU memory was full: the largest value that SPILL_READINGS consecutive
+    readings reached."""
+    _row: list[float] = field(default_factory=list)  # the last readings with full memory
 
     def add(self, state: Mapping[str, Any]) -> None:
-        """One reading of `dyno._nvml.state`; what it does not tell is left out."""
+        """Add a reading of `dyno._nvml.state`. Missing values are left out."""
         self.readings += bool(state)
         self.reasons |= int(state.get("throttle_reasons") or 0)
         self.others |= {pid for pid in state.get("processes") or () if not is_ours(pid)}
@@ -111,21 +110,21 @@ class Window:
 
     @property
     def throttled(self) -> str:
-        """Why the window does not count; empty if it does."""
+        """The reason why the window does not count; empty if it does."""
         return why_throttled(self.reasons)
 
     @property
     def spilled(self) -> bool:
-        """Whether the GPU's memory was full and much crossed its link."""
+        """Whether the GPU memory was full and much data crossed its link."""
         return self.link_mb_s >= SPILL_MB_S
 
     @property
     def disturbed(self) -> str:
-        """Who disturbs on the CPUs, so that the window does not count; empty if it does."""
+        """The disturbance of the CPUs by which the window does not count; empty if it counts."""
         return self.load.disturbed if self.load is not None else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """For the journal; `at_power_limit` reads it."""
+        """The window for the journal; `at_power_limit` reads it."""
         return {
             "throttle_reasons": self.reasons,
             "others": sorted(self.others),
@@ -136,22 +135,22 @@ class Window:
 
 
 class Conditions:
-    """The sum of all windows of a run."""
+    """The summary of all windows of a run."""
 
     def __init__(self) -> None:
         self.windows = 0
-        self.repeated = 0  # measurements that were dropped because others disturbed them
-        self.disturbed = 0  # measurements that count although others disturbed them
+        self.repeated = 0  # measurements that were dropped because of disturbances
+        self.disturbed = 0  # measurements that count despite disturbances
         self.throttled = 0
-        self.power_limited = 0  # windows at the power limit
-        self.spilled = 0  # windows in which data lay in host memory for want of room
+        self.power_limited = 0  # number of windows at the power limit
+        self.spilled = 0  # number of windows in which GPU data was in host memory
         self.others: set[int] = set()
         self.ranges: dict[str, list[float]] = {}
         self.power_limit_w: float | None = None
 
     @classmethod
     def of(cls, parts: Sequence[Conditions]) -> Conditions:
-        """Those of several GPUs as one."""
+        """The conditions of several GPUs as one."""
         whole = cls()
         for part in parts:
             whole.windows += part.windows
@@ -172,7 +171,8 @@ class Conditions:
                 self.ranges[name] = [min(low, ranges[name][0]), max(high, ranges[name][1])]
 
     def add(self, seen: Mapping[str, Any]) -> None:
-        """`seen` is `Window.to_dict()` with `dropped`, the number of windows before it that did not count."""
+        """Add a window. `seen` is `Window.to_dict()` with `dropped`, the number of earlier windows that did
+        not count."""
         self.windows += 1
         self.throttled += int(seen["dropped"])
         self.power_limited += at_power_limit(seen)
@@ -182,12 +182,12 @@ class Conditions:
         self._widen(seen)
 
     def add_load(self, seen: Mapping[str, Any]) -> None:
-        """`seen` is `Load.to_dict()` with `dropped` and, if others disturbed it, `disturbed`."""
+        """Add a load. `seen` is `Load.to_dict()` with `dropped` and, after a disturbance, `disturbed`."""
         self.repeated += int(seen.get("dropped") or 0)
         self.disturbed += bool(seen.get("disturbed"))
 
     def to_dict(self) -> dict[str, Any]:
-        """For the profile's evidence; empty where nothing was watched."""
+        """The conditions for the evidence of a profile; empty if nothing was monitored."""
         found: dict[str, Any] = {}
         if self.repeated:
             found["repeated"] = self.repeated
@@ -205,16 +205,16 @@ class Conditions:
 
 
 class Watch(Protocol):
-    """A source of readings of a GPU."""
+    """The protocol of a source of GPU readings."""
 
     def window(self) -> contextlib.AbstractContextManager[Window]: ...
 
 
 class GpuWatch:
-    """The state of a GPU around measurements, by NVML.
+    """The monitor of a GPU around measurements, through NVML.
 
     Args:
-    pci_bus_id: of the GPU.
+    pci_bus_id: PCI bus id of the GPU.
     period: seconds between readings.
     """
 
@@ -234,7 +234,8 @@ class GpuWatch:
 
     @contextlib.contextmanager
     def window(self) -> Iterator[Window]:
-        """Readings before, all through and after what runs inside; complete when the context has ended."""
+        """A window with readings before, during and after the work in the context. It is complete when the
+        context has ended."""
         seen = Window()
         seen.add(_nvml.state(self._bus))
         done = threading.Event()
@@ -243,7 +244,7 @@ class GpuWatch:
             while not done.wait(self._period):
                 seen.add(_nvml.state(self._bus))
 
-        # Without NVML nothing is ever told, so nothing has to be asked.
+        # Without NVML there are no readings.
         reader = threading.Thread(target=go_on, daemon=True) if seen.readings else None
         if reader is not None:
             reader.start()
@@ -257,12 +258,12 @@ class GpuWatch:
 
 
 class Machine:
-    """The watch over the CPUs and, if there is one, the GPU of a run.
+    """The monitor of the CPUs and, if there is one, the GPU of a run.
 
     Args:
-        pci_bus_id: of the GPU; None for none.
-        host_weights: weights lie in host memory by a plan, or may for all that is known, so that what crosses
-            the link tells nothing.
+        pci_bus_id: PCI bus id of the GPU; None: no GPU.
+        host_weights: Whether weights are, or may be, in host memory on purpose, so that link traffic means
+            nothing.
     """
 
     def __init__(self, pci_bus_id: str | None, *, host_weights: bool) -> None:
@@ -283,7 +284,7 @@ class Machine:
 
     @contextlib.contextmanager
     def window(self) -> Iterator[Window]:
-        """One window over both; complete when the context has ended."""
+        """A window of both monitors. It is complete when the context has ended."""
         with contextlib.ExitStack() as stack:
             window = stack.enter_context(self._gpu.window()) if self._gpu is not None else Window()
             window.load = stack.enter_context(self._cpu.window())
@@ -293,20 +294,21 @@ class Machine:
 
 
 class Careful:
-    """A careful measurer: it measures while the machine is watched, and repeats what does not count.
+    """A careful measurer, which monitors the machine during each measurement and repeats measurements that do
+    not count.
 
-    A window in which the GPU was throttled is dropped and measured again, as long as there is hope: a GPU
-    that stays throttled is measured as it is, and said to be, and until it has recovered no time is spent on
-    waiting for it again. A window in which others used the CPUs is dropped and measured again when the
-    machine has come to rest.
+    A window in which the GPU was throttled is dropped and measured again, a few times. If the GPU stays
+    throttled, it is measured as it is, with a message. Until it has recovered, the run does not wait for it
+    again. A window in which other programs used the CPUs is dropped, and measured again when the machine is
+    quiet.
 
     Args:
-        note: takes what is to be said: a kind, and a `message` among its data.
-        seen: takes every window as it ends.
-        sleep: waits for a GPU to cool down.
-        patience: seconds that one measurement waits for the CPUs to come to rest; None: it does not wait, and
-            a disturbed window counts and is marked.
-        left: seconds of the run's budget that were left when the measurement began; it waits no longer.
+        note: Receives notes: a kind, and data with a `message`.
+        seen: Receives each window when it ends.
+        sleep: Waits for a GPU to cool down.
+        patience: Seconds that one measurement waits for quiet CPUs; None: it does not wait, and a disturbed
+            window counts but is marked.
+        left: Seconds left of the budget when the measurement began, which limit the wait.
     """
 
     def __init__(
@@ -320,23 +322,23 @@ class Careful:
         self._sleep = sleep
         self._patience = patience
         self._left = left
-        self._strangers: set[int] = set()  # processes on the GPU that were said
-        self._spilled = False  # a spill was said
-        self._hot = False  # the last window was measured on a GPU that stayed throttled
-        self._restless = False  # the message about others' load was given, and no window was at rest since
+        self._strangers: set[int] = set()  # other processes on the GPU that were reported
+        self._spilled = False  # whether a spill was reported
+        self._hot = False  # whether the GPU stayed throttled in the last window
+        self._restless = False  # whether load was reported, and no window was quiet since
         self.conditions = Conditions()
 
     def measure(self, key: str, work: Callable[[], T], good: Callable[[T], bool]) -> tuple[T, dict[str, Any]]:
-        """The result of `work`, and what was seen meanwhile: `gpu` and `cpu`, each if it can be watched.
+        """The result of `work`, and the monitored windows `gpu` and `cpu`, each if it can be monitored.
 
         Args:
-            good: whether the result can be spoilt by a slow machine at all; a failure is not repeated.
+            good: Whether a slow machine can spoil the result at all. Failures are not repeated.
 
         Raises:
-            DisturbedError: the machine did not come to rest.
+            DisturbedError: The machine did not become quiet.
         """
         throttled = disturbed = 0
-        why = ""  # the machine was not quiet
+        why = ""  # the reason why the machine was not quiet
         lost = 0.0  # seconds
         left = self._left()
         pauses = iter(() if self._hot else COOLING)
@@ -410,21 +412,21 @@ class Careful:
         return seen
 
     def _say_restless(self, message: str) -> None:
-        """Once, until a measurement was free of others' load."""
+        """Give the message once, until a measurement was free of other load."""
         if not self._restless:
             self._restless = True
             self._note("disturbed", message=message)
 
     def _come_to_rest(self, why: str, patience: float, waited: float, first: bool) -> None:
-        """Waits until nobody disturbs. Raises DisturbedError if that takes too long.
+        """Wait until the machine is quiet. Raises DisturbedError if that takes too long.
 
-        The line about the wait does not name who disturbs, because a line follows that does: the error, or
+        The line about the wait does not name the cause, because a later line does: the error, or the message
         that the machine is quiet.
 
         Args:
-            patience: seconds from which on it is too long.
-            waited: seconds that have gone by before.
-            first: whether the measurement waits for the first time, which a line tells.
+            patience: Seconds after which it takes too long.
+            waited: Seconds that have already passed.
+            first: Whether this is the first wait of the measurement, which prints a line.
         """
         if first and patience - waited >= REST:
             self._note(
@@ -444,6 +446,6 @@ class Careful:
             waited += max(REST, time.monotonic() - begun)
 
     def learn(self, seen: Mapping[str, Any]) -> None:
-        """Counts a window, of now or of a journal."""
+        """Count a window, from now or from a journal."""
         self.conditions.add(seen)
         self._hot = bool(why_throttled(int(seen["throttle_reasons"])))

@@ -1,10 +1,10 @@
-"""The measuring method: one measurement, its plausibility, and blocks between two baselines.
+"""The method of a measurement, its plausibility check, and scores between two baselines.
 
-A measurement applies a configuration, drops the cold first sample, goes on until the rates have stopped
-rising, and keeps one sample for each prompt; of a configuration that is far slower than the default it keeps
-what there was time for. A GPU that reaches its power limit rests before it reads short prompts.
-A block is `baseline, candidates…, baseline`: every candidate is scored as a ratio to the baseline,
-interpolated in time between the two, and the whole block is void if the baseline itself has moved.
+A measurement applies a configuration, drops the cold first sample, continues until the rates have stopped
+rising, and keeps one sample for each prompt. If a configuration is much slower than the default, it keeps the
+samples that it had time for. A GPU that reaches its power limit rests before short prompts. A block is
+`baseline, candidates…, baseline`. Each candidate is scored as a ratio to the baseline, interpolated in time
+between the two. The whole block is void if the baseline itself has changed.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
     from ..core.options import MeasurementPolicy
 
-BASELINE_DRIFT = 0.03  # a baseline that moved by more voids its block
-# A GPU is held to its power limit on average over a second or so. Within that time it depends on what ran
-# before how fast prompts are read: on an H200 by 2 to 4 % with large u-batches, not at all with the default.
-# So they are read as `dyno bench` reads them in a fresh process, which draws little while it loads: after a
-# rest, and what is kept stands around the run that is the middle one there (two to warm up, five that count).
-# Where that run begins later than what was before it can tell, there is no rest.
+BASELINE_DRIFT = 0.03  # a larger change of the baseline makes the block void
+# A GPU is held to its power limit on average over about a second. Within that time, the speed of prompts
+# depends on earlier work: on an H200 by 2 to 4 % with large u-batches, and not at all with the default. So
+# prompts are processed as `dyno bench` does in a fresh process, which draws little power while it loads:
+# after a rest. The kept samples are centred on the run that is the middle one there (two for warm-up, five
+# that count). If that run begins so late that earlier work no longer matters, there is no rest.
 REST_SECONDS = 0.5
 RESTED_WARM_UP = 3
-SUSTAINED_SECONDS = 0.3  # of a run; four of them pass before the middle one
-MOST_JOULES = 1e12  # of a sample
-CLOCK_SKEW = 0.05  # a sample that is shorter than an independent clock says by more is not believed
+SUSTAINED_SECONDS = 0.3  # seconds of a run; four runs come before the middle one
+MOST_JOULES = 1e12  # upper bound for a sample
+CLOCK_SKEW = 0.05  # a sample that is shorter by more than an independent clock says is implausible
 
 
 def generation_first(metrics: Sequence[str]) -> tuple[str, ...]:
-    """The order in which a measurement measures: what generates, then what reads prompts, which leaves a GPU
-    hot and slow for what comes right after. The configuration's own prompts come after its generation."""
+    """The order of metrics in a measurement: first generation, then prompts, because prompts leave a GPU hot
+    and slow for the next work."""
     return tuple(sorted(metrics, key=lambda m: kind_of(m) != "tg"))
 
 
@@ -62,11 +62,11 @@ def run_measurement(
     policy: MeasurementPolicy,
     context: OpContext,
 ) -> Measurement:
-    """Runs where the target lives, in the order of `metrics`. A TargetFailure becomes the status of
-    the measurement; other errors are for the caller.
+    """Measure a configuration in the process of the target, in the order of `metrics`. A TargetFailure
+    becomes the status of the measurement. Other errors are raised.
 
     Raises:
-        TargetUnusable: energy decides, and nothing here counts it.
+        TargetUnusable: Energy decides, but no counter works.
     """
     uncounted = target.count_energy(policy.energy)
     by_energy = policy.energy == DECIDES
@@ -112,22 +112,21 @@ def run_measurement(
 
 
 def _depends_on_before(metric: str, seconds: float) -> bool:
-    """Whether runs of so many seconds are over before a power limit has made them the same, whatever ran
-    before them."""
+    """Whether runs of this many seconds end before the power limit makes them independent of earlier work."""
     return kind_of(metric) == "pp" and seconds < SUSTAINED_SECONDS
 
 
 def rested_longer(runs: Mapping[str, float]) -> float:
-    """Seconds that a measurement takes longer with a rest.
+    """Additional seconds of a measurement with a rest.
 
     Args:
-        runs: seconds of one run by metric.
+        runs: Seconds of one run by metric.
     """
     return sum(REST_SECONDS + RESTED_WARM_UP * s for m, s in runs.items() if _depends_on_before(m, s))
 
 
 def _rising(window: Sequence[Sample], tolerance: float) -> bool:
-    """Whether the first of the window is slower than all that came after it, by more than `tolerance`."""
+    """Whether the first sample of a window is slower than all later ones by more than `tolerance`."""
     if len(window) < 2:
         return False
     return window[0].rate < (1 - tolerance) * min(s.rate for s in window[1:])
@@ -136,15 +135,13 @@ def _rising(window: Sequence[Sample], tolerance: float) -> bool:
 def judge_plausibility(
     measurement: Measurement, bounds: Mapping[str, float], elapsed: float | None
 ) -> Measurement:
-    """Marks a measurement whose rates an independent clock or the hardware's limits contradict.
+    """Mark a measurement whose rates contradict an independent clock or the limits of the hardware.
 
-    Joules that cannot be true mark it only where they decide. Where they stand beside the rates they are
-    dropped.
+    Impossible joules mark it only if they decide. Otherwise they are dropped.
 
     Args:
-        bounds: tokens/s by metric that cannot be exceeded (roofline).
-        elapsed: seconds that passed for whoever waited for the measurement, or None where time is not waited
-        for.
+        bounds: Upper bounds of tokens/s by metric (roofline).
+        elapsed: Seconds that passed for the waiting process; None with simulated time.
     """
     if measurement.status is not TrialStatus.OK:
         return measurement
@@ -190,18 +187,18 @@ def _with_true_joules(samples: Sequence[Sample]) -> tuple[Sample, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A candidate against the baseline: log ratios of each metric, paired by prompt."""
+    """The score of a candidate: log ratios to the baseline for each metric, paired by prompt."""
 
     pairs: Mapping[str, tuple[float, ...]]
 
     def log_ratio(self, metric: str) -> float:
-        """Median of the pairs; 0 where the metric was not measured, because the candidate cannot move it."""
+        """Median of the pairs; 0 if the metric was not measured, because the candidate cannot affect it."""
         values = self.pairs.get(metric)
         return float(np.median(values)) if values else 0.0
 
     def over(self, other: Score | None, metric: str) -> list[float]:
-        """Log ratios to another candidate, or to the baseline where that is the default: by sample where both
-        have as many. [0.0] where neither was measured, because it cannot move the metric."""
+        """Log ratios to another candidate, or to the baseline if that is the default; by sample if both have
+        the same number. [0.0] if neither was measured, because they cannot affect the metric."""
         own = self.pairs.get(metric) or (0.0,)
         base = (other.pairs.get(metric) if other is not None else None) or (0.0,)
         if len(own) == len(base):
@@ -210,7 +207,7 @@ class Score:
         return [x - level for x in own] if len(own) > 1 else [own[0] - y for y in base]
 
     def combined(self, weights: Mapping[str, float]) -> float:
-        """Weighted geometric mean of the metrics' ratios, as a logarithm."""
+        """Weighted geometric mean of the ratios of the metrics, as a logarithm."""
         return sum(w * self.log_ratio(m) for m, w in weights.items()) / sum(weights.values())
 
 
@@ -222,8 +219,8 @@ def score(
 ) -> Score:
     """The score of a candidate against the baselines around it.
 
-    Args: `baselines` are (time, measurement) before and, if there is one yet, after the candidate; `when`
-    is its time."""
+    Args: `baselines` are (time, measurement) before the candidate and, if it exists, after it; `when` is the
+    time of the candidate."""
     pairs: dict[str, tuple[float, ...]] = {}
     for metric in metrics:
         rates = candidate.rates(metric)
@@ -241,17 +238,16 @@ def score(
 
 
 def void_over(within: Sequence[float]) -> float:
-    """By how much a baseline may move: 3 %, or more where the noise of a measurement alone makes it move by
-    that.
+    """The largest allowed change of a baseline: 3 %, or more if the noise of a measurement alone causes more.
 
     Args:
-        within: standard deviation of a measurement inside one process, by metric, log units.
+        within: Standard deviation of a measurement within one process by metric, in log units.
     """
     return max([BASELINE_DRIFT, *(3 * math.sqrt(2) * sigma for sigma in within)])
 
 
 def baseline_moved(before: Measurement, after: Measurement, metrics: Sequence[str]) -> float:
-    """By how much, as a fraction: the largest over the metrics of |median paired ratio − 1|."""
+    """The change of a baseline: the largest |median paired ratio − 1| over the metrics."""
     moved = 0.0
     for metric in metrics:
         ratios = paired_log_ratios(after.rates(metric), before.rates(metric))

@@ -1,17 +1,17 @@
-"""Rounds: the paired comparison that decides. A round is a fresh worker process that measures its
-configurations there and back again, `A B C A C B A`, so that a linear drift cancels in every ratio. A
-measurement that was disturbed is made again.
+"""Paired rounds: the comparison that decides. A round is a fresh worker process that measures its
+configurations forth and back, `A B C A C B A`, so that a linear drift cancels in all ratios. A disturbed
+measurement is repeated.
 
-Generation goes there and back first, prompts after it, each on a way of its own. A GPU that has just read
-prompts generates more slowly for a while (on an H200 by 2 % at first and by 0.3 % half a second later), the
-more so the faster it has read them. In one measurement, generation behind the prompts would be slower for
-whatever makes prompts faster: so a u-batch that generation cannot feel had `tg64` at 0.995 times the
-default's. Before the prompts it would follow those of the configuration measured before, in `A B A` B's
-always those of A, which turns the error around. On a way of its own every generation follows another one.
+Generation is measured forth and back first, and then prompts, each in a separate pass. A GPU that has just
+processed prompts generates more slowly for a while (on an H200 by 2 % at first, and by 0.3 % half a second
+later). The effect is larger the faster the prompts were. If one measurement had prompts and then generation,
+faster prompts would make generation slower: a u-batch that cannot affect generation had `tg64` at 0.995 times
+the default. With generation before prompts, it would follow the prompts of the previous configuration, which
+turns the error around. In a separate pass, generation always follows generation.
 
-That takes one switch more for each measurement, which costs nothing where settings are switched between two
-calls. Where a measurement loads weights or starts a process there is one way, generation first in each
-measurement: then a load lies between it and the prompts before.
+This needs one more switch per measurement, which costs nothing if settings change between two calls. If a
+measurement loads weights or starts a process, there is only one pass, with generation first in each
+measurement. A load then separates it from the prompts before.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ from .comparison import Comparison
 from .measurement import baseline_moved, generation_first
 from .round_spread import RoundSpread
 
-OVERTIME = 2  # rounds beyond a stage's time, where fewer than two have been measured
-REPEATS = 2  # of what was disturbed in a round, at most
+OVERTIME = 2  # rounds beyond the time of a stage, if fewer than two were measured
+REPEATS = 2  # most repetitions of disturbed measurements in a round
 
 # (key, configuration, process, is it the baseline, metrics) -> measurement
 MeasurementFn = Callable[[str, Configuration, int, bool, Sequence[str]], Measurement]
 
 
 def measurements_in_round(configurations: float) -> float:
-    """Every configuration is measured on the way there and on the way back, the first one at the turn too.
-    One that is measured for some of the metrics counts by their share."""
+    """The number of measurements in a round. Each configuration is measured on the way forth and back, and
+    the first one also at the turn. A configuration that is measured for some metrics counts by their
+    share."""
     return 2 * configurations + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """A configuration that cannot differ from another one in some metrics, as a profile without its prompt
-    threads cannot in generation. These are not measured again: the other one's count for both."""
+    """A configuration that cannot differ from another one in some metrics. For example, a profile without its
+    threads for prompts cannot differ in generation. These metrics are not measured again, and the values of
+    the other one count for both."""
 
     to: str
     metrics: frozenset[str]
@@ -56,22 +58,23 @@ ALL_DIFFER: Mapping[str, Likeness] = {}
 
 @dataclass(frozen=True)
 class Way:
-    """One way there and back."""
+    """The measurements of one pass forth and back."""
 
-    base: list[Measurement]  # of the first configuration, there and back
-    turn: Measurement | None  # of the first configuration, between the two
-    own: dict[str, list[Measurement]]  # of the others, there and back
-    lasts: tuple[str, ...] = ()  # those beside the turn; default: the last of `own`
+    base: list[Measurement]  # of the first configuration, forth and back
+    turn: Measurement | None  # of the first configuration, at the turn
+    own: dict[str, list[Measurement]]  # of the others, forth and back
+    lasts: tuple[str, ...] = ()  # the configurations next to the turn; default: the last one of `own`
 
 
-# the base beside a configuration, and its own measurements
+# the base next to a configuration, and its own measurements
 Paired = tuple[list[Measurement], list[Measurement]]
 Moved = Callable[[Sequence[Measurement]], bool]
 
 
 def shaken(way: Way, moved: Moved) -> list[str]:
-    """The configurations that were not as fast on the way back as on the way there: the machine was not. Both
-    measurements of the last one lie next to the turn, so that what happened there shows in the turn alone."""
+    """The configurations whose speeds on the way forth and back differ, because the machine has changed. Both
+    measurements of the last configuration are next to the turn, so a change there shows only in the turn
+    itself."""
     found = [n for n, own in way.own.items() if moved(own)]
     lasts = way.lasts or (list(way.own)[-1],)
     return [*found, *(n for n in lasts if n not in found)] if _turn_moved(way, moved) else found
@@ -82,8 +85,8 @@ def _turn_moved(way: Way, moved: Moved) -> bool:
 
 
 def beside(ways: Sequence[Way], moved: Moved) -> dict[str, Paired]:
-    """By configuration the measurements that count: of a round and of its repetitions the last ones that were
-    not shaken."""
+    """The measurements that count by configuration: the last undisturbed ones of a round and its
+    repetitions."""
     paired: dict[str, Paired] = {}
     for way in ways:
         turn = [] if way.turn is None or _turn_moved(way, moved) else [way.turn]
@@ -94,25 +97,25 @@ def beside(ways: Sequence[Way], moved: Moved) -> dict[str, Paired]:
 
 
 class Time(Protocol):
-    """The budget as rounds see it."""
+    """The budget, as far as rounds need it."""
 
     @property
     def now(self) -> float: ...
 
     def of_rounds(self, measurements: float) -> float:
-        """Seconds that so many measurements in rounds will take."""
+        """Expected seconds of this many measurements in rounds."""
         ...
 
     def took_round(self, measurements: float, seconds: float) -> None:
-        """Learns what a round took."""
+        """Record the duration of a round."""
         ...
 
     def more_seconds(self, seconds: float) -> bool:
-        """Whether so much more time is left for the stage."""
+        """Whether this many more seconds are left for the stage."""
         ...
 
     def in_time(self, seconds: float | None = None) -> bool:
-        """Whether so much more, by default one measurement, ends before the whole budget does."""
+        """Whether this much more work, by default one measurement, ends before the whole budget."""
         ...
 
 
@@ -120,16 +123,16 @@ class Rounds:
     """The comparison of configurations in paired rounds.
 
     Args:
-    measurement: carries out one measurement.
-    next_process: gives the number of a process that has not run yet.
-    void_over: by how much a configuration may move between the way there and the way back.
-    apart: whether to switch between these configurations costs so little that generation and prompts each go
-        a way of their own.
-    spread: learns from every comparison.
-    resting: whether the GPU rests before prompts by now; where it begins to, a comparison begins anew.
-    forgive: lets a configuration that has killed its worker be tried once more: once in a run, or always.
-    begins: a callback. It gets each round before it begins: its key, process and configurations.
-    anew: a callback. It gets the comparison that begins anew, and the number of its first round that counts.
+    measurement: Makes one measurement.
+    next_process: Gives the number of a new process.
+    void_over: Largest allowed change of a configuration between the way forth and back.
+    apart: Whether switching between these configurations is so cheap that generation and prompts have
+        separate passes.
+    spread: The spread of rounds, updated by each comparison.
+    resting: Whether the GPU now rests before prompts. When it begins to, a comparison starts again.
+    forgive: Allows one more try of a configuration that has killed its worker: once in a run, or always.
+    begins: Called before each round with its key, process and configurations.
+    anew: Called with a comparison that starts again, and the number of its first round that counts.
     """
 
     def __init__(
@@ -156,14 +159,14 @@ class Rounds:
         self._resting = resting
         self._forgive, self._anew, self._begins = forgive, anew, begins
         self._rests: frozenset[str] = frozenset()
-        self.running = Comparison([])  # the last one begun; what it holds is whole rounds
+        self.running = Comparison([])  # the last comparison; it contains only whole rounds
 
     def seconds(self, measurements: float) -> float:
-        """The seconds of so many measurements in rounds."""
+        """Expected seconds of this many measurements in rounds."""
         return self._time.of_rounds(measurements)
 
     def affordable(self, measurements: float, seconds: float = 0.0) -> bool:
-        """Whether so many more measurements, and so many seconds of other work, fit into the rest of the
+        """Whether this many more measurements, and these seconds of other work, fit into the rest of the
         stage."""
         return self._time.more_seconds(self.seconds(measurements) + seconds)
 
@@ -177,22 +180,24 @@ class Rounds:
         touched: Collection[str] | None = None,
         rests: Collection[str] = (),
     ) -> Comparison:
-        """Runs up to `rounds` rounds, fewer where the stage's time ends first, and none where it does not
-        last for two, because one decides nothing; one does beside rounds that were carried. So where rounds
-        take longer than was planned, up to OVERTIME of them may use what is left of the whole budget until
-        there are two. A configuration that kills its worker or fails otherwise is measured once more in a
-        fresh process, and is left out from then on if it fails again. The first configuration may fail once;
-        its second failure ends the comparison.
+        """Run up to `rounds` rounds, or fewer if the time of the stage ends. If there is no time for two,
+        none is run, because one round decides nothing (one is enough in addition to carried rounds). If
+        rounds take longer than planned, up to OVERTIME of them may use the rest of the whole budget until
+        there are two. A configuration that kills its worker, or fails otherwise, is measured once more in a
+        fresh process. If it fails again, it is left out from then on. The first configuration may fail once.
+        Its second failure ends the comparison.
 
         Args:
-            rounds: asked before each round, where what the rounds show decides.
-            into: a comparison of the same key and configurations that gets so many rounds more.
-            alike: by configuration what cannot differ from another one.
-            touched: the metrics that what differs can move, as far as is known; default: all. Only these make
-                a round void and a measurement one to repeat: noise in generation says nothing of prompts.
-            rests: configurations whose rounds are never dropped: if one of them has run in a round and then
-                fails twice, the comparison ends with the rounds so far. If it fails twice before that, it is
-                left out and tried once more behind the rounds: only a third failure counts.
+            rounds: Number of rounds, or a function that is asked before each round.
+            into: A comparison of the same key and configurations that gets further rounds.
+            alike: By configuration, the metrics in which it cannot differ from another one.
+            touched: The metrics that the differences can affect, as far as known; default: all. Only these
+                can make a round void or a measurement disturbed, because noise in generation says nothing
+                about prompts.
+            rests: Configurations (profiles without a part) whose rounds are never dropped. If one of them has
+                run in a round and then fails twice, the comparison ends with the rounds so far. If it fails
+                twice before that, it is left out, and tried once more after the rounds. Only a third failure
+                counts.
         """
         self._rests = frozenset(rests)
         self._touched = tuple(m for m in self._metrics if touched is None or m in touched) or self._metrics
@@ -209,7 +214,7 @@ class Rounds:
         voids = 0
         first = result.begun
         overtime = 0
-        took = 0.0  # a round of slow configurations takes longer than so many measurements of the default
+        took = 0.0  # seconds of a round, which takes longer if its configurations are slow
         forgiven = False
         while result.rounds < wanted():
             alive = [n for n in configurations if n not in result.failed and n not in result.unsettled]
@@ -230,7 +235,7 @@ class Rounds:
             way = self._there_and_back(f"{key}/r{number}", named, process, result, own)
             moved = way is not None and self._moved(way.base) and voids < wanted()
             paired = None
-            # A rate that moves all the time is measured as it is.
+            # A rate that changes all the time is measured as it is.
             if way is not None and not moved and self._resting() == rested:
                 paired = self._steadied(f"{key}/r{number}", named, process, way, result, own)
             if self._resting() != rested:
@@ -256,7 +261,7 @@ class Rounds:
     def measurements(
         self, configurations: Collection[str], alike: Mapping[str, Likeness] = ALL_DIFFER
     ) -> float:
-        """Whole measurements that one round of these takes."""
+        """The number of whole measurements in one round of these configurations."""
         less = sum(len(a.metrics) for n, a in alike.items() if n in configurations and a.to in configurations)
         return measurements_in_round(len(configurations) - less / len(self._metrics))
 
@@ -264,13 +269,13 @@ class Rounds:
         self, key: str, configurations: Mapping[str, Configuration], process: int, result: Comparison,
         alike: Mapping[str, Likeness], again: bool = False,
     ) -> Way | None:  # fmt: skip
-        """None where something failed, or the budget ended on the way.
+        """Measure one pass forth and back; None if something failed, or the budget ended.
 
-        Args: `again`: prompts were read right before, so a measurement that does not count generates first.
+        Args: `again`: prompts were processed right before, so an uncounted measurement generates first.
         """
         names = list(configurations)
         order = [*names, *names[:1], *reversed(names)]
-        measurements: dict[int, Measurement] = {}  # by place in that order, with what all ways have given
+        measurements: dict[int, Measurement] = {}  # by position in the order, combined over all passes
         lasts: dict[str, None] = {}
         ways = self._ways(configurations.values())
         if again and len(ways) > 1:
@@ -306,7 +311,8 @@ class Rounds:
         return Way([there, back], turn, found, tuple(lasts))
 
     def _leave_out(self, name: str, measurement: Measurement, result: Comparison) -> None:
-        """A rest that has run in whole rounds does run, whatever ended it now, so it keeps them."""
+        """Leave a configuration out. A profile without a part that has run in whole rounds keeps them,
+        because it can run."""
         if name in self._rests and name in result.logs:
             result.halted[name] = measurement
         elif name in self._rests and measurement.status is not TrialStatus.INVALID:
@@ -319,8 +325,9 @@ class Rounds:
         self, key: str, configurations: Mapping[str, Configuration], result: Comparison,
         alike: Mapping[str, Likeness],
     ) -> None:  # fmt: skip
-        """Tries a rest that has failed twice once more: the two tries followed each other, so one program
-        beside can have ended both, and a rest that does not run proves what it lacks."""
+        """Try a profile without a part that has failed twice once more. The two tries followed each other, so
+        another program may have caused both failures. If it really does not run, the missing part is
+        proven."""
         for name, failed in list(result.unsettled.items()):
             again = failed
             if self._time.in_time():
@@ -337,9 +344,9 @@ class Rounds:
         self, key: str, name: str, configuration: Configuration, metrics: Sequence[str], status: TrialStatus,
         result: Comparison,
     ) -> bool:  # fmt: skip
-        """Whether a configuration that has failed may run all the same: others can kill a worker, or make it
-        late. So its first failure is tried again in a fresh process, and tells nothing if no time is left for
-        that. A refusal by the engine is final."""
+        """Whether a configuration that has failed may run nevertheless, because other programs can kill a
+        worker or delay it. Its first failure is tried again in a fresh process. Without time for that, the
+        failure decides nothing. A refusal by the engine is final."""
         if status is TrialStatus.INVALID or name in result.forgiven:
             return False
         result.forgiven.add(name)
@@ -351,7 +358,7 @@ class Rounds:
         return again.status is TrialStatus.OK or not self._time.in_time()
 
     def _ways(self, configurations: Collection[Configuration]) -> list[tuple[str, ...]]:
-        """The metrics of each way there and back."""
+        """The metrics of each pass."""
         ordered = generation_first(self._metrics)
         kinds = dict.fromkeys(map(kind_of, ordered))
         if len(kinds) < 2 or not self._apart(configurations):
@@ -365,8 +372,8 @@ class Rounds:
         self, key: str, configurations: Mapping[str, Configuration], process: int, way: Way,
         result: Comparison, alike: Mapping[str, Likeness],
     ) -> dict[str, Paired] | None:  # fmt: skip
-        """Measures what was shaken again, in the same process and beside the first configuration. None where
-        that failed or the budget ended."""
+        """Measure disturbed configurations again, in the same process and together with the first
+        configuration; None if that failed or the budget ended."""
         first = next(iter(configurations))
         ways = [way]
         for repeat in range(REPEATS):
@@ -411,7 +418,7 @@ def _add_costs(result: Comparison, name: str, metric: str, measurements: Sequenc
 
 
 def joined(first: Measurement, second: Measurement) -> Measurement:
-    """Two measurements of one configuration for different metrics as one."""
+    """Merge two measurements of a configuration for different metrics."""
     return replace(
         first,
         samples=(*first.samples, *second.samples),
@@ -426,11 +433,11 @@ def _values(rates: Sequence[Mapping[int, float]]) -> list[float]:
 
 
 def both_ways(own: Sequence[Mapping[int, float]], base: Sequence[Mapping[int, float]]) -> list[float]:
-    """Log ratios by prompt to the mean of the base before and after, the mean of both ways. Of what was too
-    slow to be measured with every prompt there may be no prompt that all have; one ratio then.
+    """Log ratios by prompt to the mean of the base before and after, averaged over forth and back. If a slow
+    configuration was not measured with all prompts, there may be no common prompt; then one ratio.
 
     Args:
-        base: there and back, or there, at the turn and back.
+        base: The base forth and back, or forth, at the turn, and back.
     """
 
     def level(
@@ -448,18 +455,18 @@ def both_ways(own: Sequence[Mapping[int, float]], base: Sequence[Mapping[int, fl
 
 
 WIDEST_MARGIN = 0.10
-"""A wider margin proves nothing. A busy machine once showed 14.955 x for one thread instead of two."""
+"""Widest margin that allows a proof. A busy machine once showed 14.955 x for one thread instead of two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The margin that an entry has to clear."""
+    """The margin that an entry must exceed."""
 
     margin: Mapping[str, float]  # by metric
-    weights: Mapping[str, float] = field(default_factory=dict)  # by metric; default: all alike
+    weights: Mapping[str, float] = field(default_factory=dict)  # by metric; default: all equal
 
     def of(self, metrics: Sequence[str]) -> float:
-        """For a weighted geometric mean of several metrics: their noises average."""
+        """The margin for a weighted geometric mean of several metrics, whose noises average out."""
         if len(metrics) == 1:
             return self.margin[metrics[0]]
         weights = {m: self.weights.get(m, 1.0) for m in metrics}
@@ -467,7 +474,7 @@ class Bar:
         return max(LEAST_MARGIN, spread)
 
     def proves(self, metrics: Sequence[str]) -> bool:
-        """Whether a gain on these metrics can be told from noise at all."""
+        """Whether a gain in these metrics can be distinguished from noise at all."""
         return self.of(metrics) <= WIDEST_MARGIN
 
     def beats(
@@ -479,11 +486,11 @@ class Bar:
         over: str | None = None,
         touched: Collection[str] | None = None,
     ) -> tuple[bool, Estimate]:
-        """Whether `name` gains at least the margin on `moves`, its interval excludes 1, and nothing that the
-        workload measures falls by more than its margin. Never, if the margin is wider than WIDEST_MARGIN.
+        """Whether `name` gains at least the margin in `moves`, its interval excludes 1, and no metric of the
+        workload falls by more than its margin. Never true if the margin is wider than WIDEST_MARGIN.
 
         Args:
-            touched: the metrics that what differs can move, as far as is known; default: all.
+            touched: The metrics that the differences can affect, as far as known; default: all.
         """
         gain = comparison.ratio(name, moves, weights, over)
         harmed = any(
@@ -497,9 +504,9 @@ class Bar:
         return gains and not harmed and self.proves(moves), gain
 
     def harms(self, ratio: Estimate, metric: str, touched: bool = True) -> bool:
-        """Whether a metric falls by more than its margin, or, where noise has made the margin wide, by more
-        than 1 % beyond doubt. Where nothing that differs is known to touch the metric, only a fall by the
-        margin beyond doubt says otherwise: noise in what cannot have changed must not hide a gain."""
+        """Whether a metric falls by more than its margin, or, if noise makes the margin wide, surely by more
+        than 1 %. If no difference is known to affect the metric, only a sure fall by more than the margin
+        counts, because noise in an unaffected metric must not hide a gain."""
         if not touched:
             return ratio.high < 1 - self.margin[metric]
         return ratio.ratio < 1 - self.margin[metric] or ratio.high < 0.99

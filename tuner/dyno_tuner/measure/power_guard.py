@@ -1,7 +1,8 @@
-"""Sets a GPU's power limit back when the run that changed it is gone: `python power_guard.py BUS MILLIWATTS`.
+"""The guard that restores the power limit of a GPU when the run that changed it ends: `python power_guard.py
+BUS MILLIWATTS`.
 
-The run holds the other end of standard input. Its end closes it, also after SIGKILL, and so tells this
-process. It imports nothing of this project.
+The run holds the other end of standard input. When the run ends, even by SIGKILL, that end closes. This
+process imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ IGNORED = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
-)  # of a terminal or a service that ends the whole group
+)  # signals of a terminal or service to the whole group
 
 
 def main() -> int:

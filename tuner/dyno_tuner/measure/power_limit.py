@@ -1,4 +1,4 @@
-"""A GPU's power limit, set for a while and set back whatever happens."""
+"""A temporary power limit of a GPU, which is restored in any case."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _GUARD = Path(__file__).with_name("power_guard.py")
-_MERCY = 15.0  # seconds that the guard gets to set the limit back
-SETTLE = 2.0  # seconds after a change, in which the clocks follow
+_MERCY = 15.0  # seconds for the guard to restore the limit
+SETTLE = 2.0  # seconds after a change until the clocks follow
 
 
 class PowerLimit:
     """The power limit of one GPU: `with PowerLimit(bus) as limit: limit.set(400)`.
 
-    A guard process sets the first limit back when the block ends, and also if this process is killed. If the
-    guard has died, this process sets it back when the block ends.
+    A guard process restores the original limit when the block ends, even if this process is killed. If the
+    guard has died, this process restores it when the block ends.
 
     Args:
         pci_bus_id: of the GPU.
         sleep: waits for the clocks after a change.
 
     Raises:
-        TuneError: NVML does not answer, or does not tell the limits of this GPU.
+        TuneError: NVML does not answer, or does not report the limits of this GPU.
     """
 
     def __init__(self, pci_bus_id: str, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -51,17 +51,17 @@ class PowerLimit:
                 f"--power-limits: NVML does not report the limits of {pci_bus_id}: {error}"
             ) from error
         self.range = (least / 1000, most / 1000)
-        """Least and highest limit in watts."""
+        """Lowest and highest limit in watts."""
 
     @property
     def before(self) -> float:
-        """The limit in watts that is set back."""
+        """The original limit in watts."""
         return self._before / 1000
 
     def check(self, watts: Sequence[float]) -> None:
-        """Raises TuneError for limits that this GPU does not take, or that this user may not set.
+        """Raises TuneError for limits that this GPU does not accept, or that this user may not set.
 
-        The right is tried with the limit that is set already.
+        The permission is checked by setting the current limit.
         """
         least, most = self.range
         for limit in watts:
@@ -87,11 +87,11 @@ class PowerLimit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Sets the first limit back.
+        """Restore the original limit.
 
         Raises:
-            TuneError: It stays changed, and the block has ended without an error. After an error in the block
-                a line on stderr says so, and that error goes on.
+            TuneError: It could not be restored, and the block has ended without an error. After an error in
+                the block, a line on stderr reports it, and the first error is raised.
         """
         guard, self._guard = self._guard, None
         assert guard is not None
@@ -117,7 +117,7 @@ class PowerLimit:
         print(f"tune: {message}", file=sys.stderr, flush=True)
 
     def _set_back_here(self) -> str:
-        """Sets the first limit back without the guard; says why not where that fails."""
+        """Restore the original limit without the guard. Returns the reason if that fails."""
         try:
             self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, self._before)
         except self._nvml.NVMLError as error:
@@ -125,10 +125,10 @@ class PowerLimit:
         return ""
 
     def set(self, watts: float) -> None:
-        """Sets the limit, and waits for the clocks.
+        """Set the limit, and wait for the clocks.
 
         Raises:
-            TuneError: The driver refuses it, enforces another one, or does not tell which one it enforces.
+            TuneError: The driver refuses it, enforces another one, or does not report the enforced one.
         """
         assert self._guard is not None, "without its guard a limit would outlive the run"
         self._set(round(watts * 1000))

@@ -1,4 +1,4 @@
-"""The limits of a served load's latencies."""
+"""The check of latency limits of a served load."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ __all__ = ["check_limits"]
 
 
 def check_limits(load: ServedLoad, found: Figures) -> None:
-    """Holds the latencies against the limits.
+    """Check the latencies against the limits.
 
     Raises:
-        TargetFailure: one is larger (`invalid`): such settings are no answer, however many tokens they give.
+        TargetFailure: A latency exceeds its limit (`invalid`). Such settings are not acceptable, whatever
+            their throughput.
     """
     for name, seconds, limit in (
         ("time to first token", found.ttft_p95, load.ttft),

@@ -1,8 +1,9 @@
-"""A load of requests on a server: many clients at a time, prompts that share a beginning, and its figures.
+"""A load of requests on a server: many parallel clients, prompts that share a beginning, and the measured
+figures.
 
 Each of `concurrency` clients sends a request, reads its stream to the end, and sends the next one. Prompts
-are token ids, so that every engine reads the same numbers of tokens. The last requests end one by one:
-figures of two runs compare if their loads are equal.
+are token ids, so that all engines process the same numbers of tokens. The last requests end one by one, so
+figures of two runs are comparable only if their loads are equal.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ __all__ = ["Figures", "HttpClient", "LoadError", "Timing", "drive", "figures", "
 
 
 class LoadError(Exception):
-    """A server refused a request, or ended one without an answer."""
+    """The error that a server refused a request, or ended one without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One request, in seconds of one clock; its begin and its end also by another clock."""
+    """The times of one request in seconds of one clock, with begin and end also by another clock."""
 
     begun: float
     first: float
-    """The first token came."""
+    """Time of the first token."""
     ended: float
-    """The last token came."""
+    """Time of the last token."""
     tokens: int
     cached: int = 0
-    """Tokens of the prompt that the server did not compute again."""
+    """Number of prompt tokens that the server took from its cache."""
     other_clock: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -64,31 +65,31 @@ class Figures:
     ttft_p50: float
     ttft_p95: float
     itl_p50: float
-    """Of the requests' mean times between tokens."""
+    """Percentiles over the requests' mean times between tokens."""
     itl_p95: float
     cached: int
     clock_seconds: float
-    """The same span as `seconds` by another clock."""
+    """The same time as `seconds` by another clock."""
 
     @property
     def output_rate(self) -> float:
-        """Output tokens per second, of all clients together."""
+        """Output tokens per second of all clients together."""
         return self.output_tokens / self.seconds
 
 
 class Client(Protocol):
-    """A client that sends one request and reads its answer, in the thread that calls it."""
+    """The protocol of a client, which sends one request and reads its answer in the calling thread."""
 
     def __call__(self, prompt: Sequence[int], tokens: int) -> Timing:
-        """Raises LoadError."""
+        """Send a request. Raises LoadError."""
         ...
 
 
 def drive(load: ServedLoad, prompts: Sequence[Sequence[int]], client: Client) -> list[Timing]:
-    """Sends every prompt once, `concurrency` at a time.
+    """Send each prompt once, with `concurrency` requests in parallel.
 
     Raises:
-        LoadError: of the first request that failed; no further one is sent then.
+        LoadError: The first request that failed. No further one is sent then.
     """
     waiting = iter(prompts)
     lock, found, failed = threading.Lock(), [], []  # type: ignore[var-annotated]
@@ -119,7 +120,7 @@ def drive(load: ServedLoad, prompts: Sequence[Sequence[int]], client: Client) ->
 
 
 def figures(timings: Sequence[Timing]) -> Figures:
-    """Of all requests of a load."""
+    """The figures over all requests of a load."""
     firsts = [each.first_s for each in timings]
     between = [each.between_s for each in timings if each.tokens > 1] or [0.0]
     return Figures(
@@ -136,7 +137,7 @@ def figures(timings: Sequence[Timing]) -> Figures:
 
 
 def other_clock() -> float:
-    """Seconds of the clock that `Timing.other_clock` is by."""
+    """Seconds of the clock of `Timing.other_clock`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -145,14 +146,13 @@ SILENCE = 600.0
 
 
 class HttpClient:
-    """A client that sends prompts to the completions of the public API, as dyno, llama-server and vLLM serve
-    them.
+    """A client of the completions endpoint of the public API, as in dyno, llama-server and vLLM.
 
     Args:
         address: `http://host:port`, with `/v1` or without.
-        model: name of the model in requests.
-        key: of the server; None: it has none.
-        draws: fields of each request about its draws; None: the most probable token each time.
+        model: Name of the model in requests.
+        key: API key of the server; None: no key.
+        draws: Sampling fields of each request; None: always the most probable token.
     """
 
     def __init__(
@@ -214,8 +214,8 @@ class HttpClient:
             choice = (data.get("choices") or [{}])[0]
             if not choice:
                 continue
-            last, clock_last = now, other_clock()  # the last token may have no text: the end comes with it
-            # Tokens without text (half a character) are events with an empty text, or none.
+            last, clock_last = now, other_clock()  # the last token may have no text, and comes with the end
+            # Tokens without text (part of a character) are events with an empty text, or no events.
             if choice.get("text") or choice.get("finish_reason") is None:
                 first, events = first or now, events + 1
         tokens = int(usage.get("completion_tokens") or events)
