@@ -1,1 +1,1 @@
-"""The output of a run: the profile, the closing table, progress, comparisons and the HTML page."""
+"""The output of a run: the profile, the final table, progress, comparisons and the HTML page."""

@@ -1,4 +1,4 @@
-"""Two profiles side by side: do two tunes agree?"""
+"""Comparison of two profiles: do two tunes agree?"""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def _shown(entry: Any) -> str:
 
 
 def _margin(profile: profiles.Profile, moves: Collection[str]) -> float:
-    """The margin that an entry had to exceed: the largest of the measures that it moves. Older profiles hold
-    the largest of all measures.
+    """The margin that an entry had to exceed: the largest margin of the measures that it affects. Older
+    profiles only have the largest one of all measures.
 
-    Args: `moves`: `pp`, `tg`; empty: not known."""
+    Args: `moves`: `pp`, `tg`; empty: unknown."""
     noise = profile.evidence.noise if profile.evidence else None
     if noise is None:
         return 0.01
@@ -54,7 +54,7 @@ def _margin(profile: profiles.Profile, moves: Collection[str]) -> float:
 
 
 def _moves(entry: Any) -> set[str]:
-    """The kinds of measures that an entry moves; empty for a default."""
+    """The kinds of measures that an entry affects; empty for a default."""
     if entry is None or isinstance(entry, str):
         return set()
     if isinstance(entry, profiles.SettingEntry):
@@ -64,7 +64,8 @@ def _moves(entry: Any) -> set[str]:
 
 
 def _tie(a: Any, b: Any, margin: float) -> bool:
-    """One of them kept the default and the other gained no more than the noise allows to overlook."""
+    """Whether two entries tie: one kept the default, and the other gained no more than the noise allows to
+    overlook."""
     changed = [e for e in (a, b) if not isinstance(e, str) and e is not None]
     if len(changed) != 1 or changed[0].ratio is None:
         return False
@@ -73,7 +74,7 @@ def _tie(a: Any, b: Any, margin: float) -> bool:
 
 
 def _gained(entry: Any) -> tuple[float, float] | None:
-    """Logarithm of what the entry's group gained, and half its interval; None where that was not measured."""
+    """Log gain of the group of an entry, and half of its interval; None if it was not measured."""
     if entry.ratio is None or not entry.ci95:
         return None
     low, high = entry.ci95
@@ -81,7 +82,8 @@ def _gained(entry: Any) -> tuple[float, float] | None:
 
 
 def _groups(profile: profiles.Profile) -> dict[str, tuple[tuple[float, float], set[str]]]:
-    """The gains of groups of entries that were confirmed as one, and the kinds of measures that they move."""
+    """The gains of groups of entries that were confirmed together, and the kinds of measures that they
+    affect."""
     kernels = [entry for of in profile.kernels.values() for entry in of.values()]
     found: dict[str, tuple[tuple[float, float], set[str]]] = {}
     for entry in (*profile.settings.values(), *kernels):
@@ -92,7 +94,7 @@ def _groups(profile: profiles.Profile) -> dict[str, tuple[tuple[float, float], s
 
 
 def _same_worth(a: tuple[float, float], b: tuple[float, float], margin: float) -> bool:
-    """Two independent estimates that are less than the margin apart, their intervals considered."""
+    """Whether two independent estimates differ by less than the margin, considering their intervals."""
     return abs(a[0] - b[0]) + math.hypot(a[1], b[1]) < math.log1p(margin)
 
 
@@ -101,7 +103,7 @@ def _workload(profile: profiles.Profile) -> Any:
 
 
 def apart(first: Path, second: Path) -> list[str]:
-    """The differences of what two profiles are for; empty if they match the same exactly.
+    """The differences between the machines, models and engines of two profiles; empty if there are none.
 
     Raises:
         ProfileError: A file is not a profile.
@@ -112,10 +114,10 @@ def apart(first: Path, second: Path) -> list[str]:
 
 
 def compare_profiles(first: Path, second: Path) -> list[Row]:
-    """Entries of both, in the first one's order.
+    """The entries of both profiles, in the order of the first one.
 
-    Entries that were confirmed as one group have one gain together; where both profiles' groups gained the
-    same on the same workload, give or take the margin, the entries in which the groups differ are ties.
+    Entries that were confirmed as one group have a common gain. If the groups of both profiles gained the
+    same on the same workload, within the margin, the entries in which the groups differ are ties.
 
     Raises:
         ProfileError: A file is not a profile.
@@ -141,8 +143,8 @@ def compare_profiles(first: Path, second: Path) -> list[Row]:
     rows = []
     for entry, (x, y) in entries.items():
         shown = _shown(x), _shown(y)
-        # A setting for which one tune had no time runs the default, as one does that it looked at and left
-        # alone.
+        # A setting that a tune had no time for runs at its default, like a setting that the tune tried and
+        # left unchanged.
         same = shown[0] == shown[1] or set(shown) == {"default", ABSENT}
         of = {e.group for e in (x, y) if e is not None and not isinstance(e, str)}
         tie = _tie(x, y, margin(_moves(x) | _moves(y))) or (bool(of) and of <= alike)

@@ -1,4 +1,4 @@
-"""From an Outcome to the profile that the runtime reads."""
+"""Conversion of an Outcome to the profile that the runtime reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Made:
-    """The facts of a run that belong into a profile beside the outcome."""
+    """The facts of a run for a profile, in addition to the outcome."""
 
     workload: Workload
     seed: int
@@ -38,18 +38,18 @@ class Made:
     journal_sha256: str | None
     model_file: str
     date: datetime.date
-    slice: Mapping[str, Any] | None = None  # of the model, on which the values were found
+    slice: Mapping[str, Any] | None = None  # slice of the model on which the values were found
 
 
 def profile_of(
     outcome: Outcome, description: Description, made: Made, rates: Mapping[str, float] | None = None
 ) -> profiles.Profile:
-    """The profile of an outcome. It never fails for a value that was measured or that came from outside.
+    """The profile of an outcome. It never fails because of a measured or external value.
 
-    Text is cleaned, and numbers that a profile cannot hold are brought into its range or left out.
+    Text is cleaned. Numbers that a profile cannot hold are limited to its range or left out.
 
     Raises:
-        pydantic.ValidationError: The tuner itself is wrong, because every other value comes from its tables.
+        pydantic.ValidationError: A fault of the tuner itself, because all other values come from its tables.
     """
     return profiles.Profile(
         schema=1,
@@ -86,7 +86,7 @@ _EXPORT = "Use: dyno profiles export THIS_FILE (prints the command line of llama
 
 
 def _use(profile: profiles.Profile, *, searched: bool) -> str:
-    """The line about the use of a profile; empty for an engine without a known one."""
+    """The comment line about the use of a profile; empty for an engine without a known use."""
     match, evidence = profile.match, profile.evidence
     if match.engine.name in ("llama.cpp", "ik_llama.cpp"):
         return _EXPORT
@@ -100,15 +100,15 @@ def _use(profile: profiles.Profile, *, searched: bool) -> str:
 
 
 GENERATED = ("A profile: ", "Made by: ", "Verdict: ", "Other programs used ", "Use: ", "Check: ")
-"""The beginnings of the lines of `comments_of`, by which lines of people are told apart."""
+"""The beginnings of the lines of `comments_of`, which distinguish them from comments of people."""
 
 
 def comments_of(profile: profiles.Profile, verdict: str, *, searched: bool = True) -> list[str]:
-    """The lines for people at the top of a profile's file. Nothing reads them back.
+    """The comment lines at the top of the file of a profile. No program reads them.
 
     Args:
         verdict: The result of the tune in one sentence.
-        searched: Whether the file may lie in the profile folder, which the runtime searches.
+        searched: Whether the file may be in the profile folder, which the runtime searches.
     """
     lines = ["A profile: settings and kernels for one model on one device, measured against the defaults."]
     if profile.provenance and profile.provenance.command:
@@ -123,16 +123,16 @@ def comments_of(profile: profiles.Profile, verdict: str, *, searched: bool = Tru
 
 
 def _text(value: object, limit: int = profiles.MAX_TEXT) -> str | None:
-    """Text from elsewhere as a profile may hold it; None for nothing."""
+    """Foreign text in a form that a profile can hold; None if it is empty."""
     return profiles.clean_text(str(value), limit) or None if value else None
 
 
 _LEAST_RATIO, _MOST_RATIO = 1e-4, 1e6
-"""The range of a ratio in a profile. Intervals of few samples reach beyond it."""
+"""The range of a ratio in a profile. Intervals of few samples can exceed it."""
 
 
 def _rate(rate: float) -> float:
-    """Tokens per second with two decimals; of a very slow model with as many as are not zero."""
+    """Tokens per second with two decimals, or more for a very slow model."""
     return round(rate, 2) or float(f"{rate:.3g}")
 
 
@@ -141,7 +141,7 @@ def _joules(joules: float) -> float:
 
 
 def _ratio(estimate: Estimate) -> dict[str, Any]:
-    """Four digits, rounded so that the ratio stays inside its interval; what is not a number is left out."""
+    """A ratio with four digits, rounded so that it stays within its interval. NaN is left out."""
 
     def bounded(value: float) -> float:
         return round(min(max(value, _LEAST_RATIO), _MOST_RATIO), 4)
@@ -156,16 +156,16 @@ def _ratio(estimate: Estimate) -> dict[str, Any]:
 
 
 _NO_DIVERGENCE = 1e-12
-"""Nats per token. Float32 logits cannot show a smaller divergence; less is rounding noise."""
+"""Nats per token. Float32 logits cannot show a smaller divergence, which would be rounding noise."""
 
 
 def _digits(divergence: float) -> float:
-    """Three significant digits, and zero where the arithmetic cannot tell the value from zero."""
+    """A divergence with three significant digits; zero if the arithmetic cannot distinguish it from zero."""
     return 0.0 if abs(divergence) < _NO_DIVERGENCE else float(f"{divergence:.3g}")
 
 
 def _plain(name: str, value: Value) -> Any:
-    """Rules are searched as one word, and written as a list."""
+    """A value as plain data. Placement rules are searched as one word, but written as a list."""
     if SETTINGS[name].type == "rules":
         return [rule for rule in str(value).split(",") if rule]
     return value
@@ -240,8 +240,8 @@ def _evidence(outcome: Outcome, description: Description, made: Made) -> profile
 
 
 def _quality(outcome: Outcome, description: Description) -> profiles.Quality | None:
-    """The answers of the profile and of the default; of a profile that was interrupted before its last check
-    the default's alone."""
+    """The answers of the profile and of the default. If the tune was interrupted before its last check, only
+    of the default."""
     quality, default = outcome.quality, outcome.default_quality
     if quality is None and not outcome.entries and not outcome.kernels:
         quality = default
@@ -280,8 +280,8 @@ def _noise(noise: Sequence[Noise], outcome: Outcome, workload: Workload) -> prof
 
 
 def _workload(workload: Workload, text: str | None) -> profiles.Workload:
-    """Of a mix every length and depth there is; which go together, and with which weight, say the names of
-    the measures and the weights in their order."""
+    """The workload. A mix has all its lengths and depths. The names of the measures, and the weights in their
+    order, say which belong together."""
     if not workload.parts:
         return profiles.Workload(
             pp=_some(workload.pp), tg=_some(workload.tg), depth=[workload.depth], text=text
@@ -297,7 +297,7 @@ def _workload(workload: Workload, text: str | None) -> profiles.Workload:
 
 
 def workload_of(profile: profiles.Profile) -> Workload:
-    """The workload of a profile; the default if it does not say.
+    """The workload of a profile; the default one if the profile has none.
 
     Raises:
         TuneError: It is a mix, and its weights do not fit its measures.

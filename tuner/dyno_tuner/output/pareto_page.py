@@ -1,4 +1,4 @@
-"""The page of `--pareto`: speed, energy and memory of each profile beside each other."""
+"""The page of `--pareto`: a comparison of speed, energy and memory of the profiles."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _STYLE = (
 
 
 def pareto_page(variants: Sequence[Variant], title: str, workload: Workload) -> str:
-    """An HTML page that loads nothing: a table of all variants, and two plots over planned memory.
+    """A self-contained HTML page with a table of all variants, and plots over planned memory.
 
-    Ratios are to the default, of whatever the tune decided by. Energy stands there where it was counted.
+    Ratios are relative to the default, of the deciding value. Energy is shown if it was counted.
 
     Args:
-        variants: confirmed in one comparison; at least one.
-        title: device and model.
+        variants: The variants of one comparison; at least one.
+        title: Device and model.
     """
     metrics = list(variants[0].tuned)
     head = ["profile", "memory"]
@@ -85,7 +85,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _energy(variants: Sequence[Variant], metric: str) -> str:
-    """A bar of joules per token for each variant, from the largest memory to the smallest."""
+    """Bars of joules per token for the variants, from the largest memory to the smallest."""
     most = max(v.joules[metric] for v in variants)
     wide, high = 360, 26
     parts = [

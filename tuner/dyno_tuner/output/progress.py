@@ -1,4 +1,4 @@
-"""The progress of a tune for people: a live view on a terminal, plain lines elsewhere."""
+"""The progress of a tune: a live view on a terminal, and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _MESSAGES = frozenset({
     "too_short", "few_visits", "clock", "throttled", "power_limited", "spill", "company", "storage",
     "disturbed", "waiting",
 })  # fmt: skip
-"""Notes that are a message for people and nothing else."""
+"""Kinds of notes that are only a message for people."""
 
 
 class Progress:
-    """The live view, which takes the notes of the recorder; see `Recorder.on_note`.
+    """The progress view, which receives the notes of the recorder; see `Recorder.on_note`.
 
     Args:
-        label: what is tuned.
-        budget: seconds, or None.
-        quiet: print nothing.
+        label: Name of the tuned device and model.
+        budget: Seconds, or None.
+        quiet: Print nothing.
     """
 
     def __init__(self, label: str, budget: float | None, *, quiet: bool = False) -> None:
@@ -87,12 +87,12 @@ class Progress:
         self.say(f"continuing a run with {records} recorded operations and {seconds:.0f} s of tuning")
 
     def say(self, line: str) -> None:
-        """One line for people, in any mode but quiet."""
+        """Print one line, in any mode except quiet."""
         if not self._quiet:
             self._console.print(Text(line), soft_wrap=True)
 
     def note(self, kind: str, data: Mapping[str, Any]) -> None:
-        """One note of the run."""
+        """Show a note of the run."""
         plain = self._live is None
         if kind == "stage":
             self._stage = str(data["name"])
@@ -166,7 +166,7 @@ class Progress:
             self.say(f"  answers rejected: {data['reason']}")
 
     def _kernel_trial(self, data: Mapping[str, Any]) -> None:
-        """Only what was kept or failed: there are many."""
+        """Show a kernel trial only if the kernel was kept or failed, because there are many."""
         what = f"{data['key']} {data['tokens']} {settings_text(data['config'])}"
         if "status" in data:
             self.say(f"  {data['status']:<11} {what}: {data['message']}")

@@ -1,6 +1,6 @@
-"""Whether a new profile may take the place of an older one, and where each of both is written.
+"""The decision whether a new profile replaces an older one, and the files of both.
 
-A short tune proves little. Its result must not erase the profile that a long one has proven.
+A short tune proves little. Its result must not overwrite a profile that a long one has proven.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NEW = ".new"
-"""Appended to the name of a result that must not replace the profile. The runtime searches `.yaml` only."""
+"""Suffix for a result that must not replace the profile. The runtime only searches `.yaml`."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """The place where a profile was written, and a line for people if an older one was there."""
+    """The path of a written profile, and a message if an older one was there."""
 
     path: Path
     line: str = ""
 
 
 def proven(profile: profiles.Profile) -> int:
-    """How many settings and kernels a profile sets with a measured gain."""
+    """The number of settings and kernels in a profile with a measured gain, in words."""
     entries = [*profile.settings.values(), *(e for by in profile.kernels.values() for e in by.values())]
     return sum(not isinstance(entry, str) and entry.ratio is not None for entry in entries)
 
@@ -40,8 +40,8 @@ def proven(profile: profiles.Profile) -> int:
 def has_less_evidence(new: profiles.Profile, old: profiles.Profile) -> bool:
     """Whether `new` proves less than `old` for the same device, model and engine.
 
-    If `old` belongs to anything else, its evidence does not hold here, so the answer is no. The exception is
-    a `new` that settles nothing beside a proven `old` of a near device, which the runtime would take.
+    If `old` belongs to anything else, its evidence does not hold here, so the answer is no. One exception:
+    `new` settles nothing, and `old` is a proven profile of a similar device, which the runtime would take.
     """
     match = new.match
     level = profiles.compare(old.match, match.device, match.model, match.engine).level
@@ -64,7 +64,7 @@ def _status(profile: profiles.Profile) -> str | None:
 def is_continued(old: profiles.Profile, journal: bytes) -> bool:
     """Whether `old` was written by an earlier part of the run that `journal` records.
 
-    A journal only grows, so the checksum in the profile is that of its first lines.
+    A journal only grows, so the checksum in the profile is the checksum of its first lines.
     """
     recorded = old.evidence.journal if old.evidence else None
     if not recorded:
@@ -78,7 +78,7 @@ def is_continued(old: profiles.Profile, journal: bytes) -> bool:
 
 
 def free_name(path: Path) -> Path:
-    """`path` with the first number that no file has: `p.yaml.1`, then `p.yaml.2`."""
+    """`path` with the first unused number: `p.yaml.1`, then `p.yaml.2`."""
     number = 1
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
@@ -86,14 +86,14 @@ def free_name(path: Path) -> Path:
 
 
 def write(new: profiles.Profile, out: Path, journal: bytes, comments: Sequence[str] = ()) -> Written:
-    """Writes `new` to `out`, or beside it if the profile there has more evidence.
+    """Write `new` to `out`, or next to it if the profile there has more evidence.
 
-    A profile that is replaced by a different one stays under another name, and so does a file that people
-    have edited. If the profile there is equal, the file stays as it is, with their comments.
+    A replaced profile is kept under another name, and so is a file that people have edited. If the profiles
+    are equal, the file is unchanged, with its comments.
 
     Args:
-        journal: The bytes of the journal that `new` is from.
-        comments: Lines for people at the top of the file.
+        journal: The bytes of the journal behind `new`.
+        comments: Comment lines at the top of the file.
 
     Raises:
         ProfileError: A file cannot be written. The older profile is then unchanged.
@@ -107,7 +107,7 @@ def write(new: profiles.Profile, out: Path, journal: bytes, comments: Sequence[s
         return _beside(new, out, comments, f"{out} cannot be read ({error.strerror}), so it stays")
     try:
         old: profiles.Profile | None = profiles.load_profile(out)
-    except ProfileError:  # a damaged file has no evidence; it is kept all the same
+    except ProfileError:  # a damaged file has no evidence, but is kept
         old = None
     same_run = old is not None and is_continued(old, journal)
     if old is not None and not same_run and has_less_evidence(new, old):
@@ -119,13 +119,13 @@ def write(new: profiles.Profile, out: Path, journal: bytes, comments: Sequence[s
         profiles.save_profile(new, out, comments)
         return Written(out)
     aside = free_name(out)
-    write_atomically(aside, before)  # a copy: at no moment is there no profile
+    write_atomically(aside, before)  # a copy, so that there is a profile at any moment
     profiles.save_profile(new, out, comments)
     return Written(out, f"the profile of an earlier run is kept as {aside}")
 
 
 def _edited(text: bytes, profile: profiles.Profile) -> bool:
-    """Whether the file of a profile holds more than a tune writes, such as comments of people."""
+    """Whether the file of a profile has more than a tune writes, such as comments of people."""
     lines = [line.removeprefix("# ") for line in text.decode().splitlines() if line.startswith("# ")]
     own = [line for line in lines if line.startswith(GENERATED)]
     return profiles.dumps_profile(profile, own).encode() != text

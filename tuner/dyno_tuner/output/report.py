@@ -1,4 +1,4 @@
-"""The closing tables of a tune, with the same numbers as in the profile."""
+"""The final tables of a tune, with the same numbers as in the profile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _screened(how: Screened) -> str:
 
 
 def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> None:
-    """The verdict, entries, speed before and after, and what went wrong."""
+    """Print the verdict, the entries, the speed before and after, and failures."""
     console.print(verdict(outcome), style="bold", soft_wrap=True)
     table = Table(title="Settings", title_justify="left")
     for column in ("setting", "value", "default", "ratio", "95 % interval", "moves"):
@@ -109,8 +109,8 @@ _REPEATED = "measurement or block", "measurements or blocks"
 
 
 def _print_unproven(outcome: Outcome, console: Console) -> None:
-    """Lines about settings that looked better and are not in the profile; none where memory decides, which
-    takes nothing that is only faster."""
+    """Print lines about settings that looked better but are not in the profile; nothing if memory decides,
+    because faster settings then do not count."""
     if outcome.objective == MEMORY:
         return
     if outcome.unproven:
@@ -132,7 +132,7 @@ def _print_unproven(outcome: Outcome, console: Console) -> None:
 
 
 def _print_energy(outcome: Outcome, workload: Workload, console: Console) -> None:
-    """Joules per token and watts of both sides, where they were counted."""
+    """Print joules per token and watts of both sides, if they were counted."""
     if not outcome.joules:
         return
     table = Table(title="Energy (idle power included)", title_justify="left")
@@ -148,7 +148,8 @@ def _print_energy(outcome: Outcome, workload: Workload, console: Console) -> Non
 
 
 def _print_crossings(outcome: Outcome, console: Console) -> None:
-    """The speed ratio of both paths of each threshold and, with experts, the routing it was measured with."""
+    """Print the speed ratio of both paths of each threshold and, with experts, the routing during the
+    measurement."""
     if not outcome.crossings:
         return
     sizes = sorted({n for c in outcome.crossings for n in c.ratios})

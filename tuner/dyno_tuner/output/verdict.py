@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 WORDS = {"pp": "prompt processing", "tg": "generation"}
 UNPROVEN = "Nothing is proven"
-"""The beginning of a verdict that also names the reason: noise, or no time."""
+"""The beginning of a verdict that continues with the reason: noise or lack of time."""
 
 
 def verdict(outcome: Outcome) -> str:
-    """The gain of a tune and its effect on the answers, or why there is none."""
+    """The gain of a tune and its effect on the answers, or the reason why there is no gain."""
     if outcome.afterwards and outcome.objective != MEMORY:
         ended = replace(outcome, status=outcome.finished or "complete", afterwards="")
         return f"{verdict(ended)} {outcome.afterwards}"
@@ -105,7 +105,7 @@ def _nothing(outcome: Outcome) -> str:
 
 
 def _nothing_saved(outcome: Outcome, tried: int) -> str:
-    """Under the objective memory, which takes nothing that is only faster."""
+    """The verdict for the objective memory, for which faster settings do not count."""
     said = "Nothing is proven to need less memory at the speed of the default: "
     if outcome.status == "interrupted":
         return f"{said}the tune was interrupted before smaller settings were compared with the default."
@@ -114,12 +114,12 @@ def _nothing_saved(outcome: Outcome, tried: int) -> str:
 
 
 def compared(objective: str) -> str:
-    """The words behind a ratio: 1.20 × as fast."""
+    """The words after a ratio, as in 1.20 × as fast."""
     return "the tokens per joule" if objective == ENERGY else "as fast"
 
 
 def over_defaults(objective: str) -> str:
-    """The words behind a ratio to the defaults."""
+    """The words after a ratio to the defaults."""
     return "the defaults' tokens per joule" if objective == ENERGY else "as fast as the defaults"
 
 
@@ -128,22 +128,20 @@ def better(objective: str) -> str:
 
 
 def too_noisy(outcome: Outcome) -> bool:
-    """Whether the noise of every metric, or of all that something faster moves, is above the widest margin
-    that proves a gain."""
+    """Whether the noise of all metrics, or of all metrics of a faster-looking configuration, exceeds the
+    widest margin that allows a proof."""
     wide = any("margin" in p for p in outcome.promises)
     return wide or (bool(outcome.margin) and min(outcome.margin.values()) > WIDEST_MARGIN)
 
 
 def only_quiet(outcome: Outcome) -> bool:
-    """Whether the noise is too large for any budget, so that only a quieter machine lets a tune prove what
-    looked faster."""
+    """Whether the noise is too large for any budget, so that only a quieter machine allows a proof."""
     wide = [p for p in outcome.promises if "margin" in p]
     return bool(wide) and "needed" not in wide[0]
 
 
 def not_proven(outcome: Outcome) -> list[str]:
-    """A line for each thing that looked better; none where memory decides, which takes nothing that is only
-    faster."""
+    """A line for each unproven gain; none if memory decides, because faster settings then do not count."""
     if outcome.objective == MEMORY:
         return []
     lines = []
@@ -160,17 +158,17 @@ def not_proven(outcome: Outcome) -> list[str]:
 
 
 def _percent(share: float) -> str:
-    """Never rounded down to the limit that it is above."""
+    """A percentage, never rounded down to a limit that it exceeds."""
     return f"{math.ceil(round(100 * share, 6))} %"
 
 
 def record_of(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as the journal and `--json` hold it, with its sentence and its unproven gains."""
+    """An outcome in the form of the journal and `--json`, with its verdict and its unproven gains."""
     said = {"verdict": verdict(outcome), "not_proven": not_proven(outcome)}
     return {**outcome.to_dict(), **said}
 
 
 def _word(metric: str) -> str:
-    """`pp` and `tg` in words; a metric of a mix keeps its numbers."""
+    """A metric in words. A metric of a mix keeps its numbers."""
     kind = kind_of(metric)
     return f"{WORDS[kind]} {metric.removeprefix(kind)}".strip() if kind in WORDS else metric

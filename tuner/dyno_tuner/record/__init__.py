@@ -1,1 +1,1 @@
-"""The record of a run: the journal, the recorder that answers from it, and the history of tunes."""
+"""The record of a run: the journal, the recorder that reads and writes it, and the history of tunes."""

@@ -1,16 +1,16 @@
-"""The clocks of a machine against each other. Decisions take their time from the monotonic clock alone,
-which nobody can set; the wall clock only tells when somebody has, or when the machine has slept."""
+"""A comparison of the clocks of a machine. Decisions only use the monotonic clock, which cannot be set. The
+wall clock shows whether it was set, or whether the machine has slept."""
 
 from __future__ import annotations
 
 import time
 from typing import NamedTuple, Self
 
-_LEAST = 2.0  # seconds apart that count as a jump; slewing by NTP stays far below
+_LEAST = 2.0  # difference in seconds that counts as a jump; slewing by NTP is far below
 
 
 class Clocks(NamedTuple):
-    """Seconds on each clock at one moment."""
+    """The seconds of each clock at one moment."""
 
     monotonic: float
     wall: float
@@ -20,7 +20,7 @@ class Clocks(NamedTuple):
         return cls(time.monotonic(), time.time())
 
     def disagreement(self, later: Clocks) -> str:
-        """One line where wall clock and monotonic clock have moved apart since; empty where they have not."""
+        """A line if wall clock and monotonic clock have diverged since; else empty."""
         passed, shown = later.monotonic - self.monotonic, later.wall - self.wall
         if abs(shown - passed) <= _LEAST:
             return ""

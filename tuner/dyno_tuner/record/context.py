@@ -1,4 +1,4 @@
-"""The context of a run as its stages see it; `run.context` holds the real one."""
+"""The protocol of the context of a run, which its stages use; `run.context` implements it."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 class Processes:
-    """The number of the running worker process. A dead process is followed by one with the next number."""
+    """The number of the running worker process. The process after a dead one has the next number."""
 
     def __init__(self) -> None:
         self.number = 0
 
     def next(self) -> int:
-        """Begins a process that has not run yet, and gives its number."""
+        """Begin a new process, and return its number."""
         self.number += 1
         return self.number
 
     def follow(self, status: TrialStatus, process: int | None = None) -> None:
-        """Begins another process if an operation has killed its own; by default that is the running one."""
+        """Begin another process if an operation has killed its process, by default the running one."""
         if status.kills:
             self.number = max(self.number, self.number if process is None else process) + 1
 
 
 class Budget(Time, Protocol):
-    """The time that is left."""
+    """The remaining time of a run."""
 
     @property
     def measurement_cost(self) -> float:
@@ -45,20 +45,20 @@ class Budget(Time, Protocol):
 
     @property
     def left(self) -> float:
-        """Seconds until the stage has to end."""
+        """Seconds until the stage must end."""
         ...
 
     def until(self, stage: str) -> None:
-        """Gives a stage its share of the budget."""
+        """Give a stage its share of the budget."""
         ...
 
     def more(self, measurements: int) -> bool:
-        """Whether so many more measurements fit into the stage's share."""
+        """Whether this many more measurements fit into the share of the stage."""
         ...
 
 
 class Gate(Protocol):
-    """The quality gate: which answers may be measured and written."""
+    """The protocol of the quality gate."""
 
     def admit(self, point: Point) -> tuple[TrialStatus, str] | None: ...
     def admit_fully(self, point: Point) -> tuple[TrialStatus, str] | None: ...
@@ -73,7 +73,7 @@ class Gate(Protocol):
 
 
 class Context(Protocol):
-    """The state that every stage of a run shares."""
+    """The state that all stages of a run share."""
 
     @property
     def recorder(self) -> Recorder: ...
@@ -93,12 +93,12 @@ class Context(Protocol):
     def noise(self) -> Mapping[str, Noise]: ...
     @property
     def sigma(self) -> float:
-        """Standard deviation of a measurement within a process, log units."""
+        """Standard deviation of a measurement within a process, in log units."""
         ...
 
     @property
     def void_over(self) -> float:
-        """By how much a baseline may move within a block."""
+        """The largest allowed change of a baseline within a block."""
         ...
 
     @property
@@ -108,36 +108,37 @@ class Context(Protocol):
 
     @property
     def short_of_time(self) -> bool:
-        """Whether the budget has room for few measurements."""
+        """Whether the budget has room for only a few measurements."""
         ...
 
     def note(self, kind: str, /, **data: Any) -> None: ...
 
     def measure(self, key: str, configuration: Configuration, metrics: Sequence[str]) -> Measurement:
-        """Measures a configuration in the running process."""
+        """Measure a configuration in the running process."""
         ...
 
     def glance(
         self, key: str, configuration: Configuration, workload: Workload, policy: MeasurementPolicy,
         baseline: bool,
     ) -> Measurement:  # fmt: skip
-        """A short measurement in the running process, of another workload than the run's."""
+        """A short measurement in the running process, with another workload than the run."""
         ...
 
     def rounds(self) -> Rounds: ...
 
     def bar(self, rounds: int) -> Bar:
-        """The margin after so many rounds."""
+        """The margin after this many rounds."""
         ...
 
     def round_count(self) -> int:
-        """Rounds that the noise asks for, as far as it is known."""
+        """The number of rounds that the noise requires, as far as it is known."""
         ...
 
     def loading(self, point: Point) -> float:
-        """Times a measurement, that one takes beside the default where the engine loads between them."""
+        """The cost of a measurement in units of a measurement of the default, if the engine loads between
+        them."""
         ...
 
     def proving_rounds(self, least: int, metrics: Sequence[str]) -> int | None:
-        """The fewest rounds that can prove a gain on these metrics; None if none can."""
+        """The least number of rounds that can prove a gain in these metrics; None if no number can."""
         ...

@@ -1,4 +1,4 @@
-"""The tunes of this machine, read from their journals."""
+"""The tunes of this machine, from their journals."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ RUN = "dyno-tune-1"
 
 @dataclass(frozen=True)
 class Past:
-    """One journal."""
+    """A past tune, from its journal."""
 
     path: str
-    date: str  # of the last record, ISO 8601 in UTC; a day where its profile tells it, or empty
+    date: str  # time of the last record in UTC, ISO 8601; or the date of its profile, or empty
     model: str
     workload: str
     status: str
     """complete | budget | unproven | unfinished (interrupted or killed; --resume continues) | unreadable"""
-    gain: dict[str, float]  # by metric; empty where every entry is the default
+    gain: dict[str, float]  # by metric; empty if all entries are the default
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class Past:
 
 
 def read(path: Path) -> Past | None:
-    """None for a file that is no journal of a tune."""
+    """Read a journal; None if the file is not a journal of a tune."""
     try:
         records = journal.load(path).records
         check_outline(path, records)
@@ -65,8 +65,8 @@ def read(path: Path) -> Past | None:
 
 
 def _ended(records: Sequence[Mapping[str, Any]]) -> str:
-    """When the last operation ended: as long after the run was last begun as the journal's own times say.
-    A file may be copied and unpacked, so its own date tells nothing. Empty where the journal does not say."""
+    """The time at which the last operation ended, from the times in the journal. The date of the file means
+    nothing, because it may be copied or unpacked. Empty if the journal has no times."""
     begun, at, now = None, 0.0, 0.0
     for record in records:
         if "op" in record and "t" in record:
@@ -79,7 +79,7 @@ def _ended(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _day_of_profile(path: Path) -> str:
-    """Of the profile beside a journal, if it was written by this very run; else empty."""
+    """The date of the profile next to a journal, if the same run wrote it; else empty."""
     beside = path.with_name(journal.unpacked_name(path).partition(journal.SUFFIX)[0])
     try:
         found = profiles.load_profile(beside)
@@ -90,7 +90,7 @@ def _day_of_profile(path: Path) -> str:
 
 
 def history(folders: Sequence[Path]) -> list[Past]:
-    """The journals in and below `folders`, the newest first; those kept aside (`….jsonl.1`) too."""
+    """The journals in and below `folders`, the newest first, including older ones (`….jsonl.1`)."""
     found: dict[Path, Past] = {}
     for folder in folders:
         for path in sorted(folder.rglob("*.journal.jsonl*")):

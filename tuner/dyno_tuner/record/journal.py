@@ -1,10 +1,9 @@
-"""The journal: JSON Lines, one fsync per record, every line with a checksum of itself. It is the truth of a
-run.
+"""The journal of a run: JSON Lines with one fsync per record, and a checksum in each line.
 
-A line is `{"crc32":"<8 hex digits>","record":<JSON>}`; the checksum covers the text of the record. A cut at
-any byte loses the record that was cut and none before it; a damaged line in the middle loses that line
-alone. A journal that is kept may be packed with gzip; it is read as it was, and its checksum is that of the
-unpacked bytes.
+A line is `{"crc32":"<8 hex digits>","record":<JSON>}`. The checksum covers the text of the record. If the
+file is cut at any byte, only the cut record is lost. A damaged line in the middle only loses that line. A
+journal may be packed with gzip. It is then unpacked on reading, and its checksum is the one of the unpacked
+bytes.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ if TYPE_CHECKING:
 
 SUFFIX = ".journal.jsonl"
 PACKED_SUFFIX = ".gz"
-MOST_BYTES = 1 << 30  # of a packed journal; a tune of hours writes some ten MiB
-MOST_DEVICES = 1000  # that work together
+MOST_BYTES = 1 << 30  # of an unpacked journal; a tune of several hours writes about ten MiB
+MOST_DEVICES = 1000  # most devices of one search
 
-_PACKED = b"\x1f\x8b"  # how gzip begins
+_PACKED = b"\x1f\x8b"  # first bytes of gzip
 _PREFIX = b'{"crc32":"'
 _MIDDLE = b'","record":'
 _SUFFIX = b"}"
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are written as the text that `float()` reads."""
+    """A value for JSON, which has no NaN and no infinity. They are written as text that `float()` reads."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -49,13 +48,13 @@ def _finite(value: Any) -> Any:
 
 
 def encode(record: dict[str, Any]) -> bytes:
-    """One line, with its newline."""
+    """The line of a record, with its newline."""
     body = json.dumps(_finite(record), separators=(",", ":"), allow_nan=False, sort_keys=True).encode()
     return _PREFIX + f"{zlib.crc32(body):08x}".encode() + _MIDDLE + body + _SUFFIX + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """The record of a line without its newline, or None if it is not whole."""
+    """The record of a line without its newline; None if the line is not complete."""
     head = len(_PREFIX) + 8 + len(_MIDDLE)
     if not line.startswith(_PREFIX) or line[len(_PREFIX) + 8 : head] != _MIDDLE or not line.endswith(_SUFFIX):
         return None
@@ -74,8 +73,8 @@ class Loaded:
     """The records of a journal file."""
 
     records: list[dict[str, Any]]
-    damaged: int  # lines that were not whole
-    torn: bool  # the last line has no newline
+    damaged: int  # number of incomplete lines
+    torn: bool  # whether the last line has no newline
 
 
 def _read(path: Path) -> bytes:
@@ -85,7 +84,7 @@ def _read(path: Path) -> bytes:
         if not data.startswith(_PACKED):
             return data
         with gzip.open(path) as packed:
-            data = packed.read(MOST_BYTES + 1)  # a small file can unpack to more than there is memory
+            data = packed.read(MOST_BYTES + 1)  # a small file can unpack to more than the memory
         if len(data) > MOST_BYTES:
             raise JournalError(
                 f"journal {path}: unpacks to more than {MOST_BYTES >> 20} MiB; unpack it first"
@@ -98,7 +97,7 @@ def _read(path: Path) -> bytes:
 
 
 def load(path: Path) -> Loaded:
-    """Reads what is whole. Raises JournalError if the file cannot be read."""
+    """Read all complete records. Raises JournalError if the file cannot be read."""
     data = _read(path)
     lines = data.split(b"\n")
     torn = lines.pop() != b""
@@ -116,33 +115,33 @@ def load(path: Path) -> Loaded:
 
 
 def of_profile(profile: Path) -> Path:
-    """The journal beside a profile."""
+    """The journal of a profile."""
     return profile.with_name(profile.name + SUFFIX)
 
 
 def of_device(path: Path, device: int) -> Path:
-    """The journal of a further device, which worked together with the one whose journal `path` is."""
+    """The journal of a further device in the search whose first journal is `path`."""
     return path.with_name(f"{unpacked_name(path).removesuffix(SUFFIX)}.device-{device}.jsonl")
 
 
 def unpacked_name(path: Path) -> str:
-    """As the run named the file."""
+    """The name of a journal without the suffix of packing."""
     return path.name.removesuffix(PACKED_SUFFIX)
 
 
 def present(path: Path) -> Path | None:
-    """The journal `path`, or a packed copy where it is gone; None where there is neither."""
+    """The journal `path`, or a packed copy if it does not exist; None if there is neither."""
     packed = path.with_name(path.name + PACKED_SUFFIX)
     return next((p for p in (path, packed) if p.is_file()), None)
 
 
 def sha256(path: Path) -> str:
-    """Of what the run wrote, packed or not. Raises JournalError if the file cannot be read."""
+    """SHA-256 of the unpacked journal. Raises JournalError if the file cannot be read."""
     return hashlib.sha256(_read(path)).hexdigest()
 
 
 def check_free(path: Path) -> None:
-    """Raises JournalError where another tune writes to a journal."""
+    """Raises JournalError if another tune is writing to a journal."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -154,7 +153,7 @@ def check_free(path: Path) -> None:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    """Two writers would record every operation twice. Raises JournalError."""
+    """Lock a journal, because two writers would record all operations twice. Raises JournalError."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -162,16 +161,16 @@ def _lock(descriptor: int, path: Path) -> None:
             f"journal {path}: another tune is writing to it; wait for its end, or give another --out"
         ) from error
     except OSError as error:
-        # A file system without locks, or (NFS) without one for whoever only reads.
+        # The file system has no locks, or (NFS) no locks for readers.
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
             raise
 
 
 class Journal:
-    """A file of records; each is on the disk when `append` returns.
+    """A journal file. Each record is on disk when `append` returns.
 
-    A record that could not be written whole (a full disk) is taken back, so that the file ends with a whole
-    line. Whoever has it open holds a lock on it, which the kernel gives back however the holder ends.
+    If a record could not be written completely (a full disk), it is removed, so that the file ends with a
+    complete line. The owner holds a lock on the file, which the kernel releases however the owner ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -186,7 +185,8 @@ class Journal:
                 raise
             self._end = os.fstat(self._fd).st_size
             if self._end and os.pread(self._fd, 1, self._end - 1) != b"\n":
-                # A line was cut by a kill. Ending it makes it one damaged line and keeps what follows whole.
+                # A kill has cut the last line. A newline makes it a damaged line, and keeps later lines
+                # complete.
                 self._write(b"\n")
             directory = os.open(path.parent, os.O_RDONLY)
             try:
@@ -197,7 +197,7 @@ class Journal:
             raise JournalError(f"journal {path}: cannot be opened for writing: {error.strerror}") from error
 
     def append(self, record: dict[str, Any]) -> None:
-        """Raises JournalError if the record does not get to the disk; what was there before stays."""
+        """Append a record. Raises JournalError if it cannot be written. Earlier records are unchanged."""
         self._write(encode(record))
 
     def _write(self, data: bytes) -> None:

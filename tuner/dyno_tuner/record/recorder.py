@@ -1,10 +1,10 @@
-"""Every operation of a run goes through the recorder: it is either found in the journal or carried out and
-written there.
+"""The recorder, through which all operations of a run go: they are found in the journal, or carried out and
+written to it.
 
-That is all that resuming takes. The tuner's decisions are a pure function of (seed, results so far, time so
-far); after a kill it simply runs again from its beginning, and the recorder answers from the journal until
-the point of the kill. Time is the time of the last record, never that of a clock read in between, so that
-decisions by budget repeat, too.
+This is how a run is resumed. The decisions of the tuner are a pure function of (seed, results so far, time so
+far). After a kill, it runs again from the beginning, and the recorder answers from the journal up to the
+point of the kill. The time is always the time of the last record, and never read from a clock in between. So
+decisions by budget are repeated, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .journal import Journal
 
 
-OVERRUN = 1.05  # budgets after which what is tried is ended wherever it stands
+OVERRUN = 1.05  # multiple of the budget after which an operation is ended at once
 
 
 def _is_cut(record: Mapping[str, Any]) -> bool:
@@ -52,14 +52,14 @@ def _is_cut(record: Mapping[str, Any]) -> bool:
 
 
 def _marked(result: dict[str, Any], cut: bool) -> dict[str, Any]:
-    """A result with the mark of one that the budget has cut short.
+    """A result, marked if the budget has cut it short.
 
-    Args: `cut`: whether the budget left less time than an operation usually has."""
+    Args: `cut`: whether the budget left less time than the usual deadline."""
     return {**result, "cut": True} if cut and result["status"] == TrialStatus.TIMEOUT else result
 
 
 def _slowness_spoils(measurement: Mapping[str, Any]) -> bool:
-    """Whether a slow machine can have spoilt a measurement; one that the budget has cut short does not
+    """Whether a slow machine may have spoilt a measurement. One that the budget has cut short does not
     count."""
     return measurement["status"] in (TrialStatus.OK, TrialStatus.TIMEOUT) and not measurement.get("cut")
 
@@ -69,18 +69,18 @@ def _again(message: str) -> str:
 
 
 FIRST_ANSWERS = 600.0
-"""Seconds that the first comparison may take at least: it has the exact path answer first, which takes as
-long as that takes, however fast the default is."""
+"""Least deadline in seconds of the first comparison of answers. It also computes the answers of the exact
+path, whose time does not depend on the speed of the default."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """The beginning of the run that is continued.
+    """The parameters of a run that is continued.
 
     Args:
-        first_prompts: samples of a measurement of A/A; None: it has none.
-        prompts: samples of all later measurements.
-        rounds: by the key of a round the places, in its order, of each configuration that was measured.
+        first_prompts: Samples per measurement of A/A; None: there is none.
+        prompts: Samples per later measurement.
+        rounds: By the key of a round, the positions of each measured configuration in its order.
     """
 
     first_prompts: int | None = None
@@ -89,8 +89,8 @@ class Begun:
 
     @classmethod
     def of(cls, past: Sequence[Mapping[str, Any]]) -> Begun:
-        """Of the records of a journal. If the noise was measured several times, the first time counts. A
-        further --resume then repeats the same steps."""
+        """The beginning, from the records of a journal. If the noise was measured several times, the first
+        time counts, so that a further --resume repeats the same steps."""
         first = kept = None
         again = False
         rounds: dict[str, dict[str, set[str]]] = {}
@@ -113,13 +113,13 @@ _ROUND = re.compile(r"(.+/r\d+)/(\d+)(?:/\w+)?$")
 
 
 class Recorder:
-    """The one way to an operation: from the journal, or carried out and written.
+    """The recorder of a run: it answers an operation from the journal, or carries it out and writes it.
 
     Args:
-    journal: where records go; None keeps them in memory only.
-    past: records of the journal that is continued.
-    identity: what makes two configurations one, for those that must not be tried again.
-    deadline_floor: seconds that any operation may take, however fast the default is.
+    journal: The journal for records; None: they are only kept in memory.
+    past: Records of the journal that is continued.
+    identity: Key of a configuration, for configurations that must not be tried again.
+    deadline_floor: Least deadline of an operation in seconds, however fast the default is.
     watch: looks at the machine while it is measured; a window in which the GPU was throttled or others used
     the CPUs is dropped and measured again. patience: seconds that a measurement waits for the machine to come
     to rest; None: it does not wait, and the run is marked as disturbed. limit: seconds of the run after which
@@ -170,9 +170,9 @@ class Recorder:
         self._careful: Careful | None = None
         if watch is not None:
             self._careful = Careful(watch, self.note, self._show, pause, patience, self._budget_left)
-        self._seen = Conditions()  # of a journal, where nothing is watched now
-        self.lost = 0.0  # seconds of measurements that others disturbed, and of waiting for rest
-        # Work that an earlier budget has cut short is done again if there is more time now.
+        self._seen = Conditions()  # conditions from the journal, if nothing is monitored now
+        self.lost = 0.0  # seconds of disturbed measurements, and of waiting for a quiet machine
+        # Work that an earlier budget has cut short is repeated if there is more time now.
         end = None if budget is None else OVERRUN * budget - 0.5
         past = [r for r in past if not _is_cut(r) or (end is not None and float(r.get("t", 0.0)) >= end)]
         operations = [r for r in past if "op" in r]
@@ -184,13 +184,13 @@ class Recorder:
         }
         self.begun = Begun.of(past)
         self._replanned = budget != begun_with  # so operations may come in another order than in the journal
-        self._origin: dict[int, int] = {}  # process of the records by process of this run
-        self._live: set[int] = set()  # processes in which something was carried out
+        self._origin: dict[int, int] = {}  # process in the records, by process of this run
+        self._live: set[int] = set()  # processes in which an operation was carried out
         self._cut: set[str] = set()
         self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}
         self._killed: dict[Hashable, Measurement] = {}
         self._forgiven: set[Hashable] = set()
-        self._compared = False  # there are answers of the exact path
+        self._compared = False  # whether the answers of the exact path exist
         for record in past:
             if record.get("op") in ("visit", "quality") and not _is_cut(record):
                 self._remember(
@@ -199,29 +199,32 @@ class Recorder:
                     str(record["result"]["message"]),
                 )
         self.now = 0.0
-        self._base: tuple[float, float] | None = None  # (run time, clock) when the first live operation began
+        self._base: tuple[float, float] | None = (
+            None  # (run time, clock) at the first live operation
+        )
         self.replayed = 0
-        self.last = ""  # key of the record that was found last
+        self.last = ""  # key of the last record that was found
         self.performed = 0
         self.on_note: Callable[[str, Mapping[str, Any]], None] | None = None
-        self.expected_measurement = 0.0  # seconds, of the default; 0 while unknown
-        self._first_check = self._later_checks = 0.0  # seconds; the longest of the later ones
+        self.expected_measurement = 0.0  # seconds of a measurement of the default; 0 while unknown
+        self._first_check = self._later_checks = 0.0  # seconds; of the later ones, the longest
         self._stopped = threading.Event()
 
     def _remember(self, configuration: Configuration, status: TrialStatus, message: str) -> None:
-        """Whether a configuration kills. One that has run since, as a baseline, does not."""
+        """Remember whether a configuration kills its worker. One that has run since, as a baseline, does
+        not."""
         identity = self._identity(configuration)
         if status.kills:
             self._killed.setdefault(identity, Measurement(status, message=message))
         elif status is TrialStatus.OK:
             self._killed.pop(identity, None)
-            self._forgiven.discard(identity)  # so its next failure is another one
+            self._forgiven.discard(identity)  # so its next failure counts as a new one
 
     def forgive(self, configuration: Configuration, always: bool = False) -> None:
-        """Lets a configuration that has killed its worker be tried once more, but not twice unless it has run
-        since.
+        """Allow one more try of a configuration that has killed its worker, but not a second one unless it
+        has run since.
 
-        Args: `always`: also if it was forgiven before."""
+        Args: `always`: even if that was already allowed before."""
         identity = self._identity(configuration)
         if identity in self._killed and (always or identity not in self._forgiven):
             self._forgiven.add(identity)
@@ -230,8 +233,8 @@ class Recorder:
     # ---- beside other recorders
 
     def follow(self, first: Recorder) -> None:
-        """For the recorder of a further device, before what it does at the same time as the others: the run
-        is as far as the first one's, and what killed a worker there is not tried here either."""
+        """Synchronise the recorder of a further device before parallel work: it takes the time of the first
+        recorder, and configurations that killed a worker there."""
         if self._killed is not first._killed:
             for identity, measurement in self._killed.items():
                 first._killed.setdefault(identity, measurement)
@@ -240,21 +243,21 @@ class Recorder:
         self.catch_up(first.now)
 
     def catch_up(self, now: float) -> None:
-        """Others have done something meanwhile."""
+        """Record that time has passed in other recorders."""
         if now > self.now:
             self.now = now
             if self._base is not None and not self._virtual:
                 self._base = (now, time.monotonic())
 
     def stop(self) -> None:
-        """From another thread: the operation that runs is given up, and is not in the journal."""
+        """Give up the running operation, from another thread. It is not written to the journal."""
         self._stopped.set()
         self._executor.abort()
 
     @staticmethod
     def _find_key(record: Mapping[str, Any]) -> str:
-        """The text by which an operation is found. A longer budget counts processes differently, and allows
-        slow configurations other times; neither makes another measurement of it."""
+        """The key by which an operation is found. A longer budget changes process numbers and deadlines,
+        which do not make it another measurement."""
         args = dict(record["args"])
         if isinstance(args.get("policy"), dict):
             args["policy"] = {k: v for k, v in args["policy"].items() if k != "longest"}
@@ -262,12 +265,12 @@ class Recorder:
 
     @property
     def _mixes(self) -> bool:
-        """Whether records may follow on what was carried out."""
+        """Whether records may follow after live operations."""
         return self._replanned and self.performed > 0
 
     def _found(self, key: str, op: str, process: int) -> Mapping[str, Any] | None:
-        """The record of an operation. Measurements of one process are compared with each other, so they come
-        from one process of the journal, and from none once one of them was carried out."""
+        """The record of an operation. Measurements of a process are compared with each other, so they must
+        come from one process of the journal, or all be carried out."""
         found = self._past.get(key)
         if found is None or op != "visit" or not self._mixes:
             return found
@@ -276,9 +279,9 @@ class Recorder:
         return found
 
     def begin_round(self, key: str, process: int, configurations: Collection[Configuration]) -> None:
-        """A round of a comparison is taken from the journal as a whole, or measured as a whole: half of it in
-        another process and at another time tells nothing. A run that is continued where it was killed is no
-        exception: the rest of its round follows at once."""
+        """Begin a round, which is taken from the journal as a whole or measured as a whole. Half a round in
+        another process at another time would mean nothing. If a run is continued where it was killed, the
+        rest of its round follows at once."""
         if not self._mixes:
             return
         known = self.begun.rounds.get(key, {})
@@ -302,12 +305,11 @@ class Recorder:
     ) -> Measurement:
         """A measurement of a configuration.
 
-        Args: `baseline` measurements are carried out even if the same configuration has killed a worker
-        before:
-        without its default a run cannot go on, and the caller decides how often to try. `workload` is
-        another one than the run's, for this measurement alone. Generation is measured first, in whatever
-        order `metrics` stand. The measurement that shows that the GPU has to rest is made again with rests:
-        what follows is compared with it."""
+        Args: `baseline`: carry it out even if the same configuration has killed a worker before. A run cannot
+        continue without its default, and the caller decides how often to try. `workload`: another workload
+        than the run's, only for this measurement. Generation is always measured first, whatever the order of
+        `metrics`. If a measurement shows that the GPU must rest, it is repeated with rests, because later
+        ones are compared with it."""
         rested = self.resting
         result = self._measurement(key, configuration, metrics, policy, process, baseline, workload)
         again = self._limit is None or self.now + result.seconds < self._limit
@@ -324,7 +326,7 @@ class Recorder:
         if rests:
             policy = dataclasses.replace(policy, rest=REST_SECONDS)
         identity = self._identity(configuration)
-        # Joules that are counted beside decide nothing, so a journal without them can be continued.
+        # Joules that do not decide may be missing, so a journal without them can be continued.
         told = policy if policy.energy != BESIDE else dataclasses.replace(policy, energy=None)
         args: dict[str, Any] = {"metrics": list(metrics), "policy": told.to_dict()}
         if workload is not None:
@@ -364,14 +366,14 @@ class Recorder:
     def _watched(
         self, key: str, measure: Callable[[], dict[str, Any]], good: Callable[[dict[str, Any]], bool]
     ) -> dict[str, Any]:
-        """A measurement with the state of the machine meanwhile under `gpu` and `cpu`."""
+        """A measurement, with the state of the machine under `gpu` and `cpu`."""
         if self._careful is None:
             return measure()
         result, seen = self._careful.measure(key, measure, good)
         return {**result, **seen}
 
     def _learn_of_machine(self, result: Mapping[str, Any]) -> None:
-        """Of a result, also one of the journal."""
+        """Update the conditions from a result, live or from the journal."""
         if "cpu" in result:
             self.conditions.add_load(result["cpu"])
             self.lost += float(result["cpu"].get("lost") or 0.0)
@@ -389,7 +391,7 @@ class Recorder:
 
     @property
     def useful(self) -> float:
-        """Seconds of the run without those that others' load has cost: what operations take is their
+        """Seconds of the run without those lost by other load. The duration of an operation is their
         difference."""
         return self.now - self.lost
 
@@ -400,7 +402,7 @@ class Recorder:
 
     @property
     def conditions(self) -> Conditions:
-        """The sum of all windows of the run."""
+        """The summary of all windows of the run."""
         return self._careful.conditions if self._careful is not None else self._seen
 
     def killed(self, configuration: Configuration) -> bool:
@@ -434,7 +436,7 @@ class Recorder:
     def _settle(
         self, key: str, result: Mapping[str, Any], configuration: Configuration, found: Measurement | Quality
     ) -> None:
-        """An operation that the end of the budget has cut short is no killer."""
+        """Finish an operation. One that the end of the budget has cut short does not count as a killer."""
         if result.get("cut"):
             self._cut.add(key)
         else:
@@ -446,8 +448,8 @@ class Recorder:
 
     @property
     def check_seconds(self) -> float:
-        """The seconds that a comparison of answers may take: the longest of all but the first, if there are
-        any. The first has the exact path answer as well; what cannot change an answer is compared in no
+        """Expected seconds of a comparison of answers: the longest one so far, except the first if there are
+        others. The first one also computes the exact path. Comparisons that cannot change answers take no
         time."""
         return self._later_checks or self._first_check
 
@@ -468,7 +470,7 @@ class Recorder:
         self, key: str, op: KernelOp, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float,
         process: int,
     ) -> list[list[float]]:  # fmt: skip
-        """Seconds per launch of each config; empty lists where the worker did not survive."""
+        """Seconds per launch of each config; empty lists if the worker died."""
         request = {"key": op.key, "m": op.m, "configs": [dict(c) for c in configs], "threads": threads,
                    "seconds": seconds}  # fmt: skip
 
@@ -485,12 +487,12 @@ class Recorder:
         return [list(t) for t in result["times"]]
 
     def recall(self, op: str, key: str, perform: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The answer of something outside of the run, e.g. a database: asked once, and in the journal from
-        then on."""
+        """The answer of something outside of the run, such as a database. It is asked once, and then in the
+        journal."""
         return self._do(op, key, {}, {}, 0, lambda context: perform())
 
     def note(self, kind: str, **data: Any) -> None:
-        """Writes something for people and reports; a resumed run does not write it twice."""
+        """Write a note for people and reports. A resumed run does not write it twice."""
         if self.on_note is not None:
             self.on_note(kind, data)
         record = {"note": kind, **data}
@@ -507,8 +509,8 @@ class Recorder:
     # ---- the one door
 
     def _deadline(self, rest: float = 0.0) -> float:
-        """A configuration that takes five times as long as the default is not worth waiting for; the floor
-        leaves room for loading and for a machine that is busy."""
+        """The deadline of an operation: five times the duration of the default, because slower configurations
+        are not worth waiting for, and a floor for loading and for a busy machine."""
         if self._virtual:
             return self._deadline_floor
         known = self.expected_measurement
@@ -522,13 +524,15 @@ class Recorder:
         return math.inf if self._budget is None else max(0.0, OVERRUN * self._budget - self.now)
 
     def _within_budget(self, deadline: float, bounded: bool) -> float:
-        """Nobody waits for what hangs for longer than the budget lasts, give or take a twentieth."""
+        """Limit a deadline to the end of the budget plus a twentieth, so that the run does not wait longer
+        for a hanging operation."""
         if not bounded or self._virtual:
             return deadline
         return min(deadline, max(1.0, self._budget_left()))
 
     def _in_time(self, status: TrialStatus) -> None:
-        """A configuration that the limit has cut short is no slow one. Raises BudgetError."""
+        """Raises BudgetError if the limit has cut a configuration short, because it does not count as
+        slow."""
         if status is TrialStatus.TIMEOUT and self._limit is not None and self.now >= self._limit:
             raise BudgetError(f"the budget of {self._limit:.0f} s ended during a measurement")
 
@@ -549,8 +553,8 @@ class Recorder:
             self.last = key
             self._origin.setdefault(process, found["process"])
             result = found["result"]
-            # An operation before it may have been carried out: then the time that it took counts, and a
-            # record of that, for whoever continues this run.
+            # An earlier operation may have been carried out. Its time then counts, and is recorded for a
+            # continued run.
             self.catch_up(self.now + self._took[place] if self._mixes else float(found["t"]))
             if self._mixes and self._journal is not None:
                 self._journal.append({**record, "result": result, "t": self.now})
@@ -570,7 +574,7 @@ class Recorder:
         if not self._virtual and (message := clocks.disagreement(Clocks.read())):
             self.note("clock", key=key, message=message)
         if self._virtual:
-            # Rounded, so that sums do not depend on what a target has added up before.
+            # Rounded, so that sums do not depend on earlier sums of a target.
             self.now = round(self.now + float(result.get("seconds", 0.0)), 6)
         else:
             self.now = self._base[0] + time.monotonic() - self._base[1]

@@ -1,8 +1,8 @@
 """The checks of a journal's records before they are used.
 
-A checksum says that a line is as it was written, not that the tuner wrote it: another program, another
-version or a person may have. Whoever continues or reads a journal checks it here first, so that an odd record
-is one line with its number instead of a trace from wherever it happens to matter.
+A checksum shows that a line is unchanged, but not that this tuner wrote it: another program, another version
+or a person may have. So journals are checked here before use, and an invalid record gives one line with its
+number instead of a traceback.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-MOST_SECONDS = 1e8  # of a run
+MOST_SECONDS = 1e8  # upper bound for a run
 ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""The errors that content of the wrong kind raises, wherever it gets."""
+"""The errors that invalid content raises anywhere."""
 
 _ADVICE = "leave out --resume to start again (the old journal is kept)"
 
 
 class Odd(Exception):
-    """A record is not as the tuner writes it; the message says why."""
+    """The error that a record is not one that the tuner writes. The message has the reason."""
 
 
 def named(record: Mapping[str, Any], number: int) -> str:
-    """A record for people: its number among the whole ones, from 1, and what it is of."""
+    """The name of a record in messages: its number among the complete records, from 1, and its kind."""
     of = next((n for n in ("op", "note", "run") if n in record), None)
     key = f" {_shown(record['key'])}" if of == "op" and "key" in record else ""
     return f"record {number}{f' ({_shown(record[of])}{key})' if of else ''}"
@@ -47,12 +47,12 @@ def _shown(value: object) -> str:
 def check_resumable(
     path: Path, records: Sequence[Mapping[str, Any]], identity: Callable[[Configuration], Hashable]
 ) -> None:
-    """Checks that every record of a journal can be replayed.
+    """Check that all records of a journal can be replayed.
 
-    Args: `identity`: of a configuration in the space that is searched.
+    Args: `identity`: key of a configuration in the searched space.
 
     Raises:
-        JournalError: one line with the file, the first odd record and what is odd.
+        JournalError: One line with the file, the first invalid record and its problem.
     """
     for place, record in enumerate(records, 1):
         try:
@@ -66,10 +66,10 @@ def check_resumable(
 
 
 def check_outline(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """The records that say what a run was and how it ended, and of the others the time alone.
+    """Check the first and the last records of a run, and only the times of the others.
 
     Raises:
-        JournalError: as `check_resumable`.
+        JournalError: As in `check_resumable`.
     """
     for place, record in enumerate(records, 1):
         try:
@@ -83,14 +83,14 @@ def check_outline(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 @contextlib.contextmanager
 def fitting(path: Path, last: Callable[[], str]) -> Iterator[None]:
-    """For the time in which a run is made of nothing but records: if they are odd together though each is
-    sound, that is one line, too.
+    """A context for the part of a run that comes only from records. If valid records are inconsistent
+    together, it also gives one line.
 
     Args:
-        last: key of the record that was used last; empty once something new was measured.
+        last: Key of the last used record; empty once something new was measured.
 
     Raises:
-        JournalError: instead of what odd content raises.
+        JournalError: Instead of the errors that invalid content raises.
     """
     try:
         yield
@@ -105,7 +105,7 @@ def fitting(path: Path, last: Callable[[], str]) -> Iterator[None]:
 
 
 def flaw(record: Mapping[str, Any]) -> None:
-    """Raises Odd for a record of a tune that is not as the tuner writes it."""
+    """Raises Odd if a record of a tune is not one that the tuner writes."""
     try:
         if "op" in record:
             _operation(record)
@@ -122,7 +122,7 @@ def flaw(record: Mapping[str, Any]) -> None:
 
 
 def number(value: object, what: str, most: float = math.inf) -> float:
-    """Of a record. Raises Odd for what is not a number, not finite, negative or above `most`."""
+    """A number of a record. Raises Odd if it is not a number, not finite, negative or above `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Odd(f"{what} is {_shown(value)}, which is not a number")
     try:
@@ -216,7 +216,7 @@ def _measurement(measurement: Measurement, metrics: object) -> None:
 
 
 def odd_sample(sample: Sample) -> str | None:
-    """Why a sample of a sound measurement gives no rate; None where it does."""
+    """The reason why a sample of a valid measurement gives no rate; None if it does."""
     for value in (sample.seconds, sample.clock_seconds):
         if not (math.isfinite(value) and 1e-12 < value < MOST_SECONDS):
             return f"a sample took {value!r} seconds"

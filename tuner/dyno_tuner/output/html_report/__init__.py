@@ -1,4 +1,4 @@
-"""`tune report`: a journal as one HTML page that needs nothing else, neither network nor hardware."""
+"""`tune report`: a journal as a self-contained HTML page, which needs neither network nor hardware."""
 
 from __future__ import annotations
 

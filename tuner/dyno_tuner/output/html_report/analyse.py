@@ -1,5 +1,5 @@
-"""Numbers of the report, all of them from the journal: paired rounds, scores of the screen, effects of knobs,
-voided blocks, paths that cross."""
+"""The numbers of the report, all computed from the journal: paired rounds, scores of the screen, effects of
+knobs, void blocks, and crossings of paths."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def words(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
 
 
 def estimate_of(data: Mapping[str, Any]) -> Estimate | None:
-    """A ratio with its interval as the journal writes it."""
+    """A ratio with its interval, from its form in the journal."""
     interval = data.get("ci95")
     bounds = [number(x) for x in interval] if isinstance(interval, list) and len(interval) == 2 else []
     ratio = number(data.get("ratio"))
@@ -72,8 +72,8 @@ _ROUND = re.compile(r"(.*)/r(\d+)((?:/again\d+)?)/(\d+)(?:/(?:tg|pp))?")
 
 
 def _stages(run: Run) -> dict[str, dict[int, list[list[Seen]]]]:
-    """By stage and round the ways there and back, as `paired_rounds.Rounds` numbers them: of the round
-    `A B C A C B A` (without the one in the middle in older journals), then of what was measured again."""
+    """The passes by stage and round, in the order of `paired_rounds.Rounds`: the round `A B C A C B A`
+    (without the one in the middle in older journals), and then repeated measurements."""
     found: dict[str, dict[int, dict[str, dict[int, Seen]]]] = {}
     for seen in run.measurements:
         if match := _ROUND.fullmatch(seen.key):
@@ -94,15 +94,16 @@ def _stages(run: Run) -> dict[str, dict[int, list[list[Seen]]]]:
 
 
 def _both(first: Seen, second: Seen) -> Seen:
-    """Generation and prompts of one stop, which rounds may measure on ways of their own."""
+    """Merge generation and prompts of one position, which rounds may measure in separate passes."""
     if first.measurement.status is not TrialStatus.OK or second.measurement.status is not TrialStatus.OK:
         return first if first.measurement.status is not TrialStatus.OK else second
     return dataclasses.replace(second, measurement=joined(first.measurement, second.measurement))
 
 
 def _completed(order: list[Seen]) -> list[Seen]:
-    """A profile without one of its entries is not measured for what that entry cannot move: there it has what
-    the whole profile has, which comes right after the default."""
+    """Complete an order of measurements. A profile without one of its entries is not measured in metrics that
+    the entry cannot affect. There it has the values of the whole profile, which comes right after the
+    default."""
     if len(order) < 5:
         return order
     completed = list(order)
@@ -138,16 +139,16 @@ def _way(order: Sequence[Seen]) -> Way:
 
 
 def paired(run: Run, settings: Mapping[str, Any], kernels: int = 0) -> Paired | None:
-    """The stage that the outcome is from, or the last one with at least two whole rounds of these settings,
-    and so many kernel choices, against the default. Rounds whose default moved are
-    left out, as the tuner leaves them out."""
+    """The stage of the outcome, or the last stage with at least two whole rounds of these settings, and this
+    number of kernel choices, against the default. Rounds in which the default changed are left out, as in the
+    tuner."""
     within = [number(x) or 0.0 for x in mapping(run.last("noise").get("within")).values()]
     limit = void_over(within)
 
     def moved(halves: Sequence[Measurement]) -> bool:
         return baseline_moved(halves[0], halves[1], run.metrics) > limit
 
-    # Of a comparison that began anew the rounds before are forgotten.
+    # If a comparison started again, its earlier rounds are ignored.
     begins = {str(note.get("stage")): number(note.get("first")) or 0.0 for note in run.noted("anew")}
     result: Paired | None = None
     for stage, rounds in _stages(run).items():
@@ -185,20 +186,20 @@ def _is_of(seen: Seen, settings: Mapping[str, Any], kernels: int) -> bool:
 
 @dataclass(frozen=True)
 class Tried:
-    """One trial of the screen."""
+    """A trial of the screen."""
 
     number: int
     settings: dict[str, Any]
     status: str
     ratio: float | None  # to the default, geometric mean of the metrics
     message: str
-    t: float | None  # seconds of the run, of its last measurement
+    t: float | None  # time in the run of its last measurement, in seconds
     by_metric: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Void:
-    """A block that was measured again because its baseline moved."""
+    """A block that was measured again because its baseline changed."""
 
     block: int
     moved: float
@@ -215,7 +216,7 @@ def _baselines(run: Run, device: int) -> list[Seen]:
 
 
 def _stamp(run: Run, baseline: Seen) -> float:
-    """The time at which the screen takes a baseline to stand: the one that closes a block, when it began."""
+    """The time of a baseline in the screen. For the closing one, it is the time at which it began."""
     if baseline.key.endswith("/before"):
         return baseline.t
     times = run.times[baseline.device]
@@ -281,7 +282,7 @@ def voids(run: Run) -> list[Void]:
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of a knob alone, by the additive fit: value -> ratio to its default."""
+    """The effect of a single knob in the additive fit: value -> ratio to its default."""
 
     knob: str
     by_value: dict[str, float]
@@ -289,15 +290,15 @@ class Effect:
 
     @property
     def spread(self) -> float:
-        """Best over worst value, as a fraction."""
+        """Best / worst value − 1."""
         return max(self.by_value.values()) / min(self.by_value.values()) - 1
 
 
 def effects(run: Run, tried: Sequence[Tried]) -> tuple[list[Effect], float | None]:
     """Main effects of the knobs on the combined log ratio, and the share of the variation that they explain
-    (None where nothing varied, or too little was tried to tell). An additive model fitted by least squares,
-    with a little ridge, because a search does not try all values equally often; what it leaves unexplained is
-    interaction and noise."""
+    (None if nothing varied, or if there are too few trials). An additive model is fitted by least squares
+    with a small ridge penalty, because a search does not try all values equally often. The unexplained rest
+    is interaction and noise."""
     defaults = run.defaults
     rows = [(defaults, 0.0)] + [(t.settings, math.log(t.ratio)) for t in tried if t.ratio is not None]
     columns: list[tuple[str, str]] = []
@@ -322,7 +323,7 @@ def effects(run: Run, tried: Sequence[Tried]) -> tuple[list[Effect], float | Non
         if len(logs) > 1:
             found.append(Effect(knob, {v: math.exp(x) for v, x in logs.items()}, counts))
     found.sort(key=lambda e: -e.spread)
-    # With hardly more trials than effects anything fits, and the share would say nothing.
+    # With hardly more trials than effects, everything fits, and the share would have no meaning.
     told = total > 0 and len(rows) > 1.5 * len(columns) + 1
     return found, (max(0.0, 1 - left / total) if told else None)
 
@@ -332,21 +333,21 @@ def effects(run: Run, tried: Sequence[Tried]) -> tuple[list[Effect], float | Non
 
 @dataclass(frozen=True)
 class Curve:
-    """Best median rate at every u-batch, of one path."""
+    """The best median rate of a path at each u-batch."""
 
     name: str
     points: dict[float, tuple[float, str]]  # u-batch -> (tokens/s, settings)
 
 
 def threshold_knob(run: Run) -> str | None:
-    """The searched knob that says up to which u-batch the first path is taken."""
+    """The searched knob that sets the largest u-batch of the first path."""
     known = {k.name for k in KNOBS if k.threshold_of == "ubatch"}
     return next((name for name in run.knobs if name in known), None)
 
 
 def curves(run: Run, metric: str) -> tuple[list[Curve], float | None]:
-    """Curves by path, and the u-batch where they cross: geometric mean of the two neighbours between which
-    the better path changes. None where one path wins at every u-batch at which both were measured."""
+    """The curves by path, and the u-batch where they cross: the geometric mean of the two neighbours between
+    which the better path changes. None if one path wins at all u-batches at which both were measured."""
     knob = threshold_knob(run) if kind_of(metric) == "pp" else None
     best: dict[str, dict[float, tuple[float, str]]] = {}
     for seen in run.measurements:
@@ -374,17 +375,17 @@ def curves(run: Run, metric: str) -> tuple[list[Curve], float | None]:
 
 @dataclass(frozen=True)
 class Depths:
-    """Median rates of one length behind several depths of context."""
+    """Median rates of one length at several depths."""
 
     name: str  # `pp4096`
     default: dict[int, float]  # depth -> tokens/s
-    tuned: dict[int, float]  # empty where nothing was compared in rounds
-    ahead: dict[int, int]  # depth -> 1 where tuned is faster for sure, -1 where the default is, else 0
+    tuned: dict[int, float]  # empty if nothing was compared in rounds
+    ahead: dict[int, int]  # depth -> 1 if tuned is surely faster, -1 if the default is, else 0
 
     @property
     def crossings(self) -> list[float]:
-        """Depths, between two that were measured, at which the faster one changes beyond the noise: where
-        the lines between the rates meet."""
+        """Depths between two measured ones at which the faster one changes beyond the noise: the crossings of
+        the lines between the rates."""
         found = []
         for a, b in itertools.pairwise(sorted(self.ahead)):
             if self.ahead[a] * self.ahead[b] < 0:
@@ -394,8 +395,9 @@ class Depths:
 
 
 def over_depth(run: Run, pair: Paired | None) -> list[Depths]:
-    """For every length of prompt or answer that the workload measures at two depths or more: the default, in
-    the paired rounds or, before there are any, against itself; and what it was paired with."""
+    """The rates for each length of prompt or answer that the workload measures at two depths or more. The
+    default is from the paired rounds or, before them, from A/A. The other one is the configuration that was
+    paired with it."""
     lengths: dict[str, dict[int, str]] = {}
     if run.workload is not None:
         for metric in run.metrics:
@@ -428,8 +430,8 @@ def over_depth(run: Run, pair: Paired | None) -> list[Depths]:
 
 
 def kld_limit(run: Run) -> tuple[float | None, float | None]:
-    """Mean KLD that settings which may round differently are allowed, and the one that the user allowed for
-    settings that change answers."""
+    """The limit of the mean KLD for settings that change rounding, and the limit of the user for settings
+    that change answers."""
     default = next(
         (q.quality for q in run.qualities if dict(q.configuration.settings) == run.defaults
          and not q.configuration.kernels and q.quality.status is TrialStatus.OK),
@@ -440,11 +442,11 @@ def kld_limit(run: Run) -> tuple[float | None, float | None]:
 
 
 def left_undone(outcome: Mapping[str, Any]) -> str:
-    """Settings that looked faster than the profile, and were not proven for want of time."""
+    """Settings that looked faster than the profile, but were not proven for lack of time."""
     missed, told = mapping(outcome.get("missed")), outcome.get("not_proven")
     objective = str(outcome.get("objective", SPEED))
     if objective == MEMORY:
-        return ""  # which takes nothing that is only faster
+        return ""  # it never takes settings that are only faster
     lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
     if (ratio := number(missed.get("ratio"))) is not None:
         named = settings_text(mapping(missed.get("settings")), ", ")

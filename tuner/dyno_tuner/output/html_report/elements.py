@@ -1,4 +1,4 @@
-"""The elements of the page: sections, tables and figures. Every text is escaped here."""
+"""The elements of the page: sections, tables and figures. All texts are escaped here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Page:
-    """The parts of a page as they are made."""
+    """A page under construction: its parts."""
 
     title: str = "tune report"
     parts: list[str] = field(default_factory=list)
     figures: dict[str, Figure] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)  # what this journal cannot tell
+    missing: list[str] = field(default_factory=list)  # facts that this journal lacks
 
     def plot(self, name: str, figure: Figure) -> str:
         self.figures[name] = figure
@@ -48,7 +48,7 @@ TALL = 30  # rows; longer tables scroll
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A column whose name begins with `#` holds numbers, one that begins with `~` long texts."""
+    """A table. A column whose name begins with `#` has numbers, and one with `~` has long texts."""
     kinds = {"#": ' class="n"', "~": ' class="words"'}
     marks = [kinds.get(c[:1], "") for c in columns]
     head = "".join(f"<th{m}>{text(c.lstrip('#~'))}</th>" for c, m in zip(columns, marks, strict=True))
@@ -56,7 +56,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         "<tr>" + "".join(f"<td{m}>{text(v)}</td>" for v, m in zip(row, marks, strict=True)) + "</tr>\n"
         for row in rows
     ]
-    # A short table is shown whole: a scroll bar hides the last row, and nobody looks for it.
+    # A short table is shown as a whole, because a scroll bar would hide the last row.
     kind = "scroll tall" if len(rows) > TALL else "scroll"
     return (
         f'<div class="{kind}"><table>\n<thead><tr>{head}</tr></thead>\n'

@@ -1,5 +1,5 @@
-"""The plots as plain Plotly figures. A colour is the name of one of the page's CSS variables (`--tuned`), so
-that the page's script can draw light and dark; every text is escaped, because Plotly reads markup in it."""
+"""The plots as plain Plotly figures. A colour is the name of a CSS variable of the page (`--tuned`), so that
+the script can draw them light and dark. All texts are escaped, because Plotly interprets markup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Figure = dict[str, Any]
 
 
 def plain(text: object, limit: int = 160) -> str:
-    """For Plotly's texts: no markup, no control characters, not too long."""
+    """A text for Plotly, without markup and control characters, and not too long."""
     kept = "".join(c if c.isprintable() else " " for c in str(text))
     return html.escape(kept if len(kept) <= limit else kept[: limit - 1] + "…")
 
@@ -79,12 +79,12 @@ def forest(rows: Sequence[tuple[str, Estimate]], margin: float | None) -> Figure
 
 
 def _hover(run: Run) -> str:
-    """A value that decides, where the pointer is."""
+    """The hover text of a value that decides."""
     return f"%{{y:{',.1f' if run.unit == SECOND else '.4~g'}}} {run.unit}"
 
 
 def samples(run: Run, pair: Paired, metric: str) -> Figure:
-    """Every sample of the paired rounds, default beside tuned."""
+    """All samples of the paired rounds, default and tuned."""
     data = [
         {
             "type": "box",
@@ -105,7 +105,7 @@ def samples(run: Run, pair: Paired, metric: str) -> Figure:
 
 
 def by_ubatch(run: Run, metric: str, chosen: Mapping[str, Any]) -> Figure | None:
-    """Every measured configuration over its u-batch, the best of each, and where two paths cross."""
+    """All measured configurations over the u-batch, the best ones, and the crossing of two paths."""
     found, crossing = curves(run, metric)
     if not any(len(c.points) > 1 for c in found):
         return None
@@ -160,7 +160,7 @@ def by_ubatch(run: Run, metric: str, chosen: Mapping[str, Any]) -> Figure | None
 
 
 def by_depth(run: Run, found: Depths) -> Figure:
-    """Default and tuned rates of one length over the context before it, and where they cross."""
+    """Default and tuned rates of one length over the depth, and their crossings."""
     data = [
         {"type": "scatter", "mode": "lines+markers", "x": list(rates), "y": list(rates.values()),
          "name": name, "line": {"color": colour, "width": 2},
@@ -182,13 +182,13 @@ def by_depth(run: Run, found: Depths) -> Figure:
 
 
 def _upright(x: float) -> Figure:
-    """A line where two curves cross."""
+    """A vertical line where two curves cross."""
     line = {"color": "--warn", "width": 2, "dash": "dash"}
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
 def history(run: Run, tried: Sequence[Tried]) -> Figure | None:
-    """Trials of the screen over time: good ones, failed ones, what void blocks had measured, the
+    """The trials of the screen over time: good ones, failed ones, measurements of void blocks, and the
     baselines."""
     good = [t for t in tried if t.ratio is not None and t.t is not None]
     failed = [t for t in tried if t.ratio is None]
@@ -211,7 +211,7 @@ def history(run: Run, tried: Sequence[Tried]) -> Figure | None:
     if failed:
         low = min([t.ratio or 1.0 for t in good] + [1.0])
         late = {t.number: t.t for t in tried if t.t is not None}
-        # A trial that was refused before it was measured has no time of its own: the one before lends its.
+        # A trial that was refused before its measurement has no time, and gets the time of the previous one.
         when = [t.t or max((s for n, s in late.items() if n < t.number), default=0.0) for t in failed]
         data.append(
             {"type": "scatter", "mode": "markers", "x": when, "y": [low * 0.96] * len(failed),
@@ -235,7 +235,7 @@ def history(run: Run, tried: Sequence[Tried]) -> Figure | None:
 
 
 def _baseline_line(run: Run) -> Figure:
-    """The default again and again, relative to its own first block: what the machine did meanwhile."""
+    """The default over time, relative to its first block, which shows the drift of the machine."""
     metric = run.metrics[0] if run.metrics else ""
     seen = [s for s in run.measurements if s.key.startswith(("aa/p", "screen/b")) and median_rate(s, metric)]
     first = median_rate(seen[0], metric) if seen else None
@@ -252,7 +252,7 @@ def _baseline_line(run: Run) -> Figure:
 
 
 def importance(found: Sequence[Effect]) -> Figure:
-    """Range of each knob's main effect, the largest on top."""
+    """The range of the main effect of each knob, the largest on top."""
     trace = {
         "type": "bar",
         "orientation": "h",

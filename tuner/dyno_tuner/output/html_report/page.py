@@ -1,7 +1,7 @@
-"""The page: sections of tables and plots, one copy of plotly.js, no network.
+"""The HTML page: sections with tables and plots, and one copy of plotly.js, without network access.
 
-Plotly's script is packed (gzip, base64) and unpacked by the browser, which makes a third of it. A content
-security policy forbids the page to load anything.
+The script of Plotly is packed (gzip, base64), which reduces it to a third, and unpacked by the browser. A
+content security policy forbids the page to load anything.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ def _own(name: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end the script element that it stands in."""
+    """JSON that cannot end the script element around it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def render(journal: Path) -> str:
-    """The page of a journal. Raises JournalError where it cannot be read, TuneError without plotly."""
+    """The page of a journal. Raises JournalError if it cannot be read, and TuneError without plotly."""
     page = Page()
     run = read(journal)
     try:
         fill(page, run)
-    except ODD as error:  # each record is sound, but not all of them together
+    except ODD as error:  # each record is valid, but together they are inconsistent
         raise JournalError(
             f"journal {journal}: its records do not fit together ({type(error).__name__}: {error!s:.100})"
         ) from error
@@ -94,7 +94,7 @@ def document(page: Page) -> str:
 
 
 def write_report(journal: Path, out: Path | None = None) -> Path:
-    """Writes the page of `journal` and returns where it is: `out`, or beside the journal with `.html`.
+    """Write the page of `journal`, and return its path: `out`, or a file next to the journal with `.html`.
 
     Raises JournalError or TuneError, with what to do.
     """

@@ -1,7 +1,7 @@
-"""A journal as the report sees it: operations and notes that were checked one by one.
+"""A journal for the report: operations and notes that were checked one by one.
 
-A journal may be of an interrupted run, cut, damaged, or not written by the tuner at all; what cannot be used
-is counted and said on the page, never guessed.
+A journal may come from an interrupted run, be cut or damaged, or not be written by the tuner at all. Unusable
+records are counted and reported on the page, and never guessed.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def mapping(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Seen:
-    """One measurement of the journal."""
+    """A measurement of the journal."""
 
     key: str
     process: int
     configuration: Configuration
     measurement: Measurement
     t: float  # seconds of the run at its end
-    device: int = 0  # of several that searched together
+    device: int = 0  # number of the device, if several searched together
 
     def settings(self) -> dict[str, Value]:
         return dict(self.configuration.settings)
@@ -56,7 +56,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Checked:
-    """One comparison of answers with the exact path's."""
+    """A comparison of answers with the exact path."""
 
     key: str
     configuration: Configuration
@@ -65,7 +65,7 @@ class Checked:
 
 @dataclass
 class Run:
-    """Everything that a journal says."""
+    """The content of a journal."""
 
     path: str
     sha256: str
@@ -74,18 +74,20 @@ class Run:
     measurements: list[Seen] = field(default_factory=list)  # in order of time
     qualities: list[Checked] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
-    times: dict[int, list[float]] = field(default_factory=dict)  # ends of a device's operations, ascending
-    absent: list[str] = field(default_factory=list)  # journals of further devices that are not there
+    times: dict[int, list[float]] = field(
+        default_factory=dict
+    )  # ends of a device's operations, ascending
+    absent: list[str] = field(default_factory=list)  # missing journals of further devices
     operations: int = 0
     seconds: float = 0.0
-    damaged: int = 0  # lines that are not whole
-    odd: list[str] = field(default_factory=list)  # whole lines whose content makes no sense, each with why
+    damaged: int = 0  # incomplete lines
+    odd: list[str] = field(default_factory=list)  # complete lines with invalid content, each with the reason
 
     def noted(self, kind: str) -> Iterator[dict[str, Any]]:
         return (n for n in self.notes if n["note"] == kind)
 
     def last(self, kind: str) -> dict[str, Any]:
-        """The last note of a kind; empty where there is none."""
+        """The last note of a kind; empty if there is none."""
         return next((n for n in reversed(self.notes) if n["note"] == kind), {})
 
     @property
@@ -98,7 +100,7 @@ class Run:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The default's settings: as the A/A stage measured them, else as the engine states them."""
+        """The default settings: as measured in the A/A stage, or else as reported by the engine."""
         for seen in self.measurements:
             if seen.key.startswith("aa/"):
                 return seen.settings()
@@ -114,22 +116,22 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """The unit of the values that decide."""
+        """The unit of the deciding values."""
         return JOULE if any(seen.measurement.by_energy for seen in self.measurements) else SECOND
 
     def value(self, rate: float) -> str:
-        """A value that decides, in that unit."""
+        """A deciding value in that unit."""
         return f"{rate:,.1f}" if self.unit == SECOND else f"{rate:.4g}"
 
     def named(self, metric: str) -> str:
-        """`pp512`, with the depth where there is one: `tg64 @ d4096`."""
+        """The name of a metric, such as `pp512` or, with a depth, `tg64 @ d4096`."""
         if self.workload is None:
             return metric
         return self.workload.label(metric).replace("@d", " @ d")
 
 
 def read(path: Path) -> Run:
-    """Raises JournalError where the file cannot be read or holds no record of a tune."""
+    """Read a journal. Raises JournalError if the file cannot be read or has no record of a tune."""
     loaded = journal.load(path)
     if not loaded.records:
         beside = path.with_name(f"{path.name}.journal.jsonl")
@@ -160,7 +162,7 @@ def read(path: Path) -> Run:
 
 
 def _read_devices(run: Run, path: Path) -> None:
-    """The measurements of further devices in the search, from their own journals beside this one."""
+    """The measurements of further devices in the search, from their own journals next to this one."""
     devices = number(run.head.get("devices")) or 1
     for device in range(1, int(min(devices, journal.MOST_DEVICES))):
         name = journal.of_device(path, device)
@@ -170,7 +172,7 @@ def _read_devices(run: Run, path: Path) -> None:
             continue
         loaded = journal.load(beside)
         if loaded.records and loaded.records[0].get("id") != run.head.get("id"):
-            run.absent.append(beside.name)  # it is of another run
+            run.absent.append(beside.name)  # it belongs to another run
             continue
         run.damaged += loaded.damaged
         for place, record in enumerate(loaded.records, 1):
@@ -183,7 +185,7 @@ def _operation(run: Run, path: Path, place: int, record: Mapping[str, Any], devi
         validation.flaw(record)
         t = float(record["t"])
         if record["op"] == "visit" and str(record["key"]).startswith(in_situ.KEY):
-            _measurement(record, t, device)  # another workload; what it gave stands in notes
+            _measurement(record, t, device)  # another workload, whose result is in a note
         elif record["op"] == "visit":
             run.measurements.append(_measurement(record, t, device))
         elif record["op"] == "quality":

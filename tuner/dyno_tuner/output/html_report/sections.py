@@ -28,7 +28,7 @@ _UNCLOSED = (
 
 @dataclass
 class Verdict:
-    """The end of the run, or where it stands."""
+    """The result of the run, or its current state."""
 
     outcome: dict[str, Any]
     settings: dict[str, Any]
@@ -135,7 +135,7 @@ def _top(page: Page, run: Run, found: Verdict) -> None:
 
 
 def _margins(run: Run) -> dict[str, float]:
-    """The margins that decided; of a run that has not ended, those of A/A alone."""
+    """The margins that decided; for an unfinished run, the margins from A/A."""
     noted = mapping(run.last("outcome").get("margin")) or mapping(run.last("noise").get("margin"))
     return {m: x for m in run.metrics if (x := number(noted.get(m))) is not None}
 
@@ -227,7 +227,7 @@ def _default_rate(run: Run, metric: str) -> str:
 
 
 def _depths(page: Page, run: Run, pair: analyse.Paired | None) -> None:
-    """Nothing where the workload has one depth of each length."""
+    """The section on depths; nothing if the workload has only one depth per length."""
     lengths = analyse.over_depth(run, pair)
     if not lengths:
         return
@@ -365,7 +365,7 @@ def _near_ties(page: Page, run: Run, tried: Sequence[analyse.Tried], found: Verd
     finalists = [(r, n) for r, n in finalists if not n.get("harmed")]
     left = mapping(
         mapping(found.outcome.get("missed")).get("settings")
-    )  # no tie: not proven for want of time
+    )  # not a tie, but unproven for lack of time
     taken = [found.settings, {**run.defaults, **left}]
     margin = max(_margins(run).values(), default=0.01)
     for source, pairs in (
@@ -511,7 +511,7 @@ def _machine(page: Page, run: Run) -> None:
     if noise:
         names = ["metric", "#within a process", "#between processes", "#drift", "#margin from A/A"]
         heading = "<h3>Noise: the default compared with itself (A/A)</h3>"
-        below = f"{heading}\n{table(names, rows)}\n"  # half is too narrow
+        below = f"{heading}\n{table(names, rows)}\n"  # half of the width is too narrow
     else:
         page.missing.append(
             "Noise: the default has not been compared with itself yet, so there is no margin."
@@ -522,8 +522,8 @@ def _machine(page: Page, run: Run) -> None:
 
 
 def repeat_command(run: Run) -> tuple[str, str]:
-    """The command of the run, without --resume, and what is to be said about it: nothing where it is the
-    recorded one; where none is recorded it is rebuilt from the first record, and may be empty."""
+    """The command of the run without --resume, and a remark, which is empty for a recorded command. Without a
+    recorded command, it is reconstructed from the first record, and may be empty."""
     recorded = next((n["command"] for n in run.noted("request") if isinstance(n.get("command"), str)), "")
     if recorded:
         try:
