@@ -199,9 +199,7 @@ class Recorder:
                     str(record["result"]["message"]),
                 )
         self.now = 0.0
-        self._base: tuple[float, float] | None = (
-            None  # (run time, clock) at the first live operation
-        )
+        self._base: tuple[float, float] | None = None  # (run time, clock) at the first live operation
         self.replayed = 0
         self.last = ""  # key of the last record that was found
         self.performed = 0

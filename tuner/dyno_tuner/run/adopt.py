@@ -1,4 +1,4 @@
-"""A stranger's row becomes a profile only by measurements on this machine."""
+"""Import of a shared row: it becomes a profile only by measurements on this machine."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adopted:
-    """The entries of a row that were measured here, and the profile of those that gain."""
+    """The measured entries of a row, and the profile of the ones that gain."""
 
     profile: profiles.Profile | None
-    """None where no entry gains here, or where what gains could not be measured as a whole."""
+    """None if no entry gains here, or if the gaining ones could not be measured together."""
     verdicts: list[Verdict]
     gain: Mapping[str, Estimate]
     unmeasured: str = ""
-    """Why what is left of the row could not be measured as a whole."""
-    short: bool = False  # whether the reason is the budget, so that more time is the remedy
+    """The reason why the remaining entries could not be measured together."""
+    short: bool = False  # whether the reason is the budget, so that a longer one is the remedy
 
 
-FIRST = 0.6  # of the time that is left, for a pass that another one may follow
+FIRST = 0.6  # share of the remaining time for a pass that is not the last
 
 
 @dataclass
 class _Allowance:
-    """One budget for all passes.
+    """The common budget of all passes.
 
     Args:
-        seconds: of all passes together; None: as long as they take.
+        seconds: Total seconds of all passes; None: no limit.
     """
 
     seconds: float | None
@@ -51,7 +51,7 @@ class _Allowance:
         self._begun = time.monotonic()
 
     def of_pass(self, last: bool) -> float | None:
-        """Seconds of the next pass: all that is left if it is the last one."""
+        """Seconds of the next pass: all remaining ones if it is the last one."""
         if self.seconds is None:
             return None
         left = max(0.0, self.seconds - (time.monotonic() - self._begun))
@@ -63,17 +63,17 @@ def adopt(
     run: Callable[[Path, float | None], tuple[list[Verdict], dict[str, Estimate]]] | None = None,
     budget: float | None = None,
 ) -> Adopted:  # fmt: skip
-    """Measures the entries of a claimed profile, and keeps the ones that pass here the rule of every tune.
+    """Measure the entries of a claimed profile, and keep the ones that pass the acceptance rule here.
 
-    If rounds drop an entry, the rest is measured again, so that no number is that of another profile.
+    If rounds drop an entry, the rest is measured again, so that all numbers belong to the final profile.
 
     Args:
-        claimed: the profile of a row.
-        place: file to write it to for the measurement; the caller removes it.
-        here: device, model and engine of this machine.
-        command: what is recorded as the command.
-        run: measures a profile within so many seconds; None: `verify`.
-        budget: seconds of all passes together; None: as long as they take.
+        claimed: The profile of a row.
+        place: Temporary file for the profile during the measurement. The caller removes it.
+        here: Device, model and engine of this machine.
+        command: The command to record.
+        run: Measures a profile within a number of seconds; None: `verify`.
+        budget: Total seconds of all passes; None: no limit.
 
     Raises:
         TuneError: The row is for another kind of device, engine or model; or nothing could be measured.
@@ -97,14 +97,14 @@ def adopt(
         try:
             found, gain = measure(place, seconds)
         except BudgetError as error:
-            if not verdicts:  # a budget that the error names is of this pass
+            if not verdicts:  # a budget in the error is the one of this pass
                 raise BudgetError(error.reason) from error
             return Adopted(None, list(verdicts.values()), gain, error.reason, short=True)
         except TuneError as error:
             if not verdicts:
                 raise
             return Adopted(None, list(verdicts.values()), gain, str(error))
-        # From the second pass on, what is recorded is a ratio of this machine, not the row's.
+        # From the second pass on, the recorded ratio is one of this machine, and not of the row.
         claims = {name: v.recorded for name, v in verdicts.items()}
         verdicts |= {v.entry: replace(v, recorded=claims.get(v.entry, v.recorded)) for v in found}
         kept = {v.entry: v.measured for v in found if v.verdict == KEEP and v.proven}
@@ -112,7 +112,7 @@ def adopt(
             return Adopted(None, list(verdicts.values()), gain)
         settings, kernels = _with(left, kept)
         left = left.model_copy(update={"settings": settings, "kernels": kernels})
-        # Without a verdict from the rounds an entry was no part of the whole that they measured.
+        # An entry without a verdict from the rounds was not part of the measured profile.
         whole = {v.entry for v in found if v.measured is not None or v.verdict == KEEP}
         if whole <= kept.keys():
             break
@@ -134,7 +134,8 @@ def adopt(
 def _with(
     profile: profiles.Profile, kept: Mapping[str, Estimate | None]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Settings and kernels of a profile: these with the ratios of this machine, all others `default`."""
+    """Settings and kernels of a profile: the kept ones with the ratios of this machine, and all others
+    `default`."""
     settings: dict[str, Any] = {}
     for name, entry in profile.settings.items():
         path = profiles.setting_path(name)
@@ -150,7 +151,7 @@ def _with(
 
 
 def _measured(entry: Any, estimate: Estimate | None) -> Any:
-    """An entry with the ratio of this machine; without one if it was kept because the rest needs it."""
+    """An entry with the ratio of this machine; without a ratio if it was kept because the rest needs it."""
     if estimate is None:
         return entry.model_copy(update={"ratio": None, "ci95": None, "n": None})
     interval = round(estimate.low, 4), round(estimate.high, 4)

@@ -1,5 +1,5 @@
-"""The share of the budget that each stage may use. Time is the recorder's, so that decisions by budget
-repeat."""
+"""The shares of the budget for the stages. They use the time of the recorder, so that decisions by budget are
+repeated."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ..core.options import Options
     from ..record.recorder import Recorder
 
-# Share of the time after the preparations (the noise, the exact path's answers) at which each stage has to
-# end, without and with kernels behind it.
+# Share of the time after the preparations (noise, answers of the exact path) at which each stage must end,
+# without and with a later kernel stage.
 _ENDS = {
     "thresholds": (0.18, 0.14),
     "screen": (0.40, 0.29),
@@ -28,20 +28,20 @@ _ENDS = {
 }
 
 
-NOISE = 1 / 3  # of the budget at most, for A/A: less than the rest of it proves nothing
-PROVING_MEASUREMENTS = 20  # the least budget: five for A/A, a block of the search, two rounds of five
-SCREENING = 0.23  # of the same time, for kernels: a third of it alone, the rest in situ
-MEASUREMENTS_A_START = 4  # the default and one other, there and back
-ROUNDS_LEARNED = 3  # until then a measurement of a round is taken to last as long as one of the default
-SEARCH_MEASUREMENTS = 60  # that a threshold, two dozen trials, finals and the proof of two entries take
-ROUNDS_SLACK = 1.15  # for rounds of other configurations than those that were seen
+NOISE = 1 / 3  # largest share of the budget for A/A; the rest is needed for a proof
+PROVING_MEASUREMENTS = 20  # least budget: five for A/A, a block of the search, two rounds of five
+SCREENING = 0.23  # share for screening kernels: a third for single launches, the rest in situ
+MEASUREMENTS_A_START = 4  # the default and another one, forth and back
+ROUNDS_LEARNED = 3  # rounds after which their actual duration counts, instead of the duration of the default
+SEARCH_MEASUREMENTS = 60  # for a threshold, two dozen trials, the finals and the proof of two entries
+ROUNDS_SLACK = 1.15  # factor for rounds of other configurations than the measured ones
 
 
 class Schedule:
-    """The time of a run: its clock, its stages, and the cost of a measurement.
+    """The schedule of a run: its clock, its stages, and the cost of a measurement.
 
     Args:
-    kinds: of metrics (`pp`, `tg`) that kernels are chosen for.
+    kinds: Kinds of metrics (`pp`, `tg`) for which kernels are chosen.
     """
 
     def __init__(self, recorder: Recorder, options: Options, kinds: int) -> None:
@@ -50,11 +50,11 @@ class Schedule:
         self._kinds = kinds
         self._end = math.inf
         self._measurement_cost = 0.0
-        self._start_share = 0.0  # of it, for the start of the process
-        self._loads: list[float] = []  # seconds to load again within a process, and noise
-        self._in_rounds: list[float] = []  # seconds of a measurement, starts included, by round
+        self._start_share = 0.0  # share of it for the start of the process
+        self._loads: list[float] = []  # seconds of a reload within a process, with noise
+        self._in_rounds: list[float] = []  # seconds per measurement by round, including starts
         self._gone = 0.0
-        self._reserved = 0.0  # seconds at the end, for the proof of kernels
+        self._reserved = 0.0  # reserved seconds at the end for the proof of kernels
 
     @property
     def measurement_cost(self) -> float:
@@ -62,84 +62,88 @@ class Schedule:
         return self._measurement_cost
 
     def plan(self, seconds: float) -> None:
-        """Before the first whole measurement: what one will take."""
+        """Set the expected cost before the first whole measurement."""
         self._measurement_cost = seconds
 
     def learn(self, seconds: float) -> None:
-        """Takes over the measured cost of one; deadlines follow from it."""
+        """Set the measured cost of a measurement, from which deadlines follow."""
         self._measurement_cost = self._recorder.expected_measurement = seconds
 
     def learn_from(self, fresh: Sequence[float], warm: Sequence[float]) -> None:
-        """From measurements that begin a process, with the start and the load, and from those that follow in
-        it. A round of a comparison has at least MEASUREMENTS_A_START measurements for one start."""
+        """Learn the costs from measurements that begin a process, including start and load, and from later
+        ones in the process. A round of a comparison has at least MEASUREMENTS_A_START measurements per
+        start."""
         first = sum(fresh) / len(fresh)
         later = min(first, sum(warm) / len(warm)) if warm else first
         self._start_share = (first - later) / MEASUREMENTS_A_START
         self.learn(later + self._start_share)
 
     def follow(self, seconds: float) -> None:
-        """A machine gets busier or quieter while a tune runs; the plan of the budget follows.
+        """Update the cost, because a machine gets busier or quieter during a tune.
 
-        Args: `seconds`: of a measurement in a process that ran before.
+        Args: `seconds`: seconds of a measurement in an already running process.
         """
         self.learn(self._measurement_cost + 0.15 * (seconds + self._start_share - self._measurement_cost))
 
     def loaded(self, seconds: float) -> None:
-        """Learns what it takes to load again within a process, and follows the rest: a plan must not take a
-        load for a busier machine.
+        """Learn the cost of a reload within a process, and update the rest, because a reload must not look
+        like a busier machine.
 
-        Args: `seconds`: of a measurement of the default behind one of other weights or another placement.
+        Args: `seconds`: seconds of a measurement of the default after one with other load settings.
         """
         self._loads.append(seconds + self._start_share - self._measurement_cost)
-        # The first loads may have been slow ones: then no measurement is left of a quick one.
+        # If the first loads were slow, subtracting them could leave no time for a measurement with a quick
+        # load.
         self.follow(max(seconds - self._load, 0.5 * self._measurement_cost))
 
     @property
     def _load(self) -> float:
-        """Seconds of a load; noise makes one or the other seem less than nothing."""
+        """Seconds of a load. Because of noise, single values may seem negative."""
         return max(0.0, statistics.median(self._loads)) if self._loads else 0.0
 
     @property
     def loading(self) -> float:
-        """Times a measurement, that one with a load takes. Rounds that were seen have their loads."""
+        """The cost of a measurement with a load, in units of a measurement. Measured rounds include their
+        loads."""
         if self._measurement_cost <= 0 or len(self._in_rounds) >= ROUNDS_LEARNED:
             return 1.0
         return 1 + self._load / self._measurement_cost
 
     def lengthen(self, seconds: float) -> None:
-        """Every measurement takes so much longer from now on."""
+        """From now on, all measurements take this much longer."""
         self.learn(self._measurement_cost + seconds)
         self._in_rounds = [known + seconds for known in self._in_rounds]
 
     def took_round(self, measurements: float, seconds: float) -> None:
-        """Takes over the seconds of a round of so many measurements, with the start of its process and all
-        that was repeated."""
+        """Record the seconds of a round with this number of measurements, including the start of its process
+        and repetitions."""
         self._in_rounds.append(seconds / measurements)
 
     def of_rounds(self, measurements: float) -> float:
-        """Seconds of so many measurements in rounds. There the default is not alone: what is compared with it
-        is mostly faster, and many measurements share one start. So rounds that have been run say it better
-        than measurements of the default, where they say less."""
+        """Seconds of this many measurements in rounds. The compared configurations are mostly faster than the
+        default, and many measurements share one start. So if actual rounds were shorter, they are a better
+        estimate than measurements of the default."""
         cost = self._measurement_cost
         if len(self._in_rounds) >= ROUNDS_LEARNED:
             cost = min(cost + self._load, ROUNDS_SLACK * statistics.median(self._in_rounds))
         return measurements * cost
 
     def prepared(self) -> None:
-        """The stages share what is left from now on, so that a slow start starves none of them."""
+        """From now on, the stages share the remaining time, so that a slow start leaves time for all of
+        them."""
         budget = self._options.budget
         self._gone = self._recorder.now if budget is None else min(self._recorder.now, 0.6 * budget)
 
     @property
     def measurements_left(self) -> float:
-        """How many measurements of the default the rest of the budget has room for."""
+        """The number of measurements of the default in the rest of the budget."""
         if self._options.budget is None or self._measurement_cost <= 0:
             return math.inf
         return max(0.0, (self._options.budget - self._recorder.now) / self._measurement_cost)
 
     def few_measurements(self) -> dict[str, Any]:
-        """A note for users whose measurements take long, because each is a process that loads the model:
-        they should know early what their budget is worth. Empty if it is enough."""
+        """A note if the budget has room for only a few measurements, because each one is a process that loads
+        the model. Empty if the budget is sufficient."""
         cost, fit = self._measurement_cost, self.measurements_left
         if math.isinf(fit) or fit >= SEARCH_MEASUREMENTS:
             return {}
@@ -154,16 +158,17 @@ class Schedule:
         }  # fmt: skip
 
     def until(self, stage: str) -> None:
-        """From now on what is asked for has to end with this stage's share."""
+        """From now on, time queries refer to the share of this stage."""
         self._end = self._end_of(stage)
 
     def reserve(self, seconds: float) -> None:
-        """From now on every stage ends so much before the kernels have to; 0 ends that."""
+        """From now on, all stages end this many seconds before the end of the kernel stage; 0 cancels
+        that."""
         self._reserved = seconds
 
     @property
     def kernels_have_time(self) -> bool:
-        """Whether the shares leave kernels a part of their own before it is known what settings gain."""
+        """Whether the shares leave time for kernels, before the gain of settings is known."""
         if self._options.budget is None:
             return True
         return self._before_kernels(self._options.budget - self._gone) < _ENDS["kernels"][1]
@@ -184,7 +189,7 @@ class Schedule:
         return self._gone + budget * share
 
     def until_the_end(self) -> None:
-        """All that is left of the budget."""
+        """The remaining seconds of the budget."""
         self._end = math.inf if self._options.budget is None else self._options.budget
 
     def _before_kernels(self, budget: float) -> float:
@@ -201,7 +206,7 @@ class Schedule:
 
     @property
     def left(self) -> float:
-        """Seconds until this stage has to end."""
+        """Seconds until this stage must end."""
         return self._end - self._recorder.now
 
     @property
@@ -209,7 +214,7 @@ class Schedule:
         return self._recorder.now
 
     def in_time(self, seconds: float | None = None) -> bool:
-        """Whether so much more, by default one measurement, ends before the whole budget does."""
+        """Whether this much more work, by default one measurement, ends before the whole budget."""
         budget = self._options.budget
         return budget is None or self._recorder.now + (seconds or self._measurement_cost) <= budget
 
@@ -220,19 +225,21 @@ class Schedule:
         return self._recorder.now + seconds <= self._end
 
     def more_at(self, now: float, measurements: float, stage: str | None = None) -> bool:
-        """For a device whose own clock says `now`; with a stage: until that one has to end."""
+        """Whether this many more measurements fit, for a device whose clock says `now`; with `stage`: until
+        that stage must end."""
         return now + measurements * self._measurement_cost <= (
             self._end if stage is None else self._end_of(stage)
         )
 
     def fits(self, measurements: int, share: float) -> bool:
-        """Whether so many more measurements end within a share of the budget."""
+        """Whether this many more measurements end within a share of the budget."""
         budget = self._options.budget
         return budget is None or self._recorder.now + measurements * self._measurement_cost <= share * budget
 
     def noise_fits(self, measurements: int) -> bool:
-        """Whether so many more measurements of A/A fit into its share. If measurements got slower meanwhile,
-        one measurement of the second process has to do: it still tells what processes differ by."""
+        """Whether this many more measurements of A/A fit into its share. If measurements became slower, one
+        measurement of the second process is enough, because it still shows the difference between
+        processes."""
         return self.fits(measurements, NOISE)
 
     @property

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def tune_on(cluster: Cluster, request: Request, workers: int | None = None) -> Result:
-    """A tune on so many workers of the cluster; None: as many as it has GPUs, or nodes for the CPU engine."""
+    """A tune on this number of workers of the cluster; None: one per GPU, or per node for the CPU engine."""
     if workers is None:
         workers = max(1, cluster.gpus if request.device.startswith("cuda") else len(cluster.nodes))
-    device = "cuda:0" if request.device.startswith("cuda") else "cpu"  # the one that Ray lets it see
+    device = "cuda:0" if request.device.startswith("cuda") else "cpu"  # the only one that Ray makes visible
     name, options = target_of(request, device, None)
     with contextlib.ExitStack() as stack:
         stack.callback(cluster.release)

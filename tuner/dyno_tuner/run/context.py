@@ -1,6 +1,6 @@
 """The context of a run: recorder, budget, space, noise, quality gate and process counter.
 
-Every stage takes this object; stages below this package see it as `record.context.Context`.
+All stages get this object. Stages in lower packages use it through the protocol `record.context.Context`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from ..search.observation import Trial
     from ..space.search_space import Point, Space
 
-NOISY = 3  # times the usual most rounds, on a machine on which those prove nothing
+NOISY = 3  # factor on the most rounds, on a machine on which the usual number proves nothing
 
 
 class RunContext:
-    """The state that the stages of one run share.
+    """The state that all stages of a run share.
 
-    `choice` is the profile that is proven so far, `noise` the result of A/A by metric.
+    `choice` is the profile that is proven so far. `noise` is the result of A/A by metric.
     """
 
     def __init__(self, recorder: Recorder, space: Space, options: Options) -> None:
@@ -52,21 +52,21 @@ class RunContext:
         self.gate = QualityGate(recorder, self.space, options, self.processes)
         self.policy = options.policy
         self.noise: dict[str, Noise] = {}
-        self.too_short: dict[str, Any] = {}  # as Outcome has it
+        self.too_short: dict[str, Any] = {}  # as in Outcome
         self.spread = RoundSpread()
         self.choice = Choice(self.space.default)
-        self.unstable = 0  # measurements that were still warming up at their cap
-        self.resting = False  # whether the plan of time knows that the GPU rests
+        self.unstable = 0  # number of measurements that were not stable at their cap
+        self.resting = False  # whether the schedule includes rests of the GPU
         self._measured_in = -1  # the process of the last measurement
-        self._loaded: tuple[Value, ...] = ()  # the values of it that are loaded for
-        self._load_between = False  # whether the engine had to load again in `_costs`
-        self._costs: dict[tuple[str, ...], float] = {}  # seconds of the default, until all is measured
+        self._loaded: tuple[Value, ...] = ()  # its load settings
+        self._load_between = False  # whether `_costs` include a reload
+        self._costs: dict[tuple[str, ...], float] = {}  # seconds of the default, until all are measured
 
     def note(self, kind: str, /, **data: Any) -> None:
         self.recorder.note(kind, **data)
 
     def change_space(self, space: Space) -> None:
-        """Goes on with a smaller space, whose default is the same."""
+        """Continue with a smaller space, whose default is the same."""
         self.space = space
         self.gate.change_space(space)
         self.choice.point = space.default
@@ -74,18 +74,18 @@ class RunContext:
     # ---- measurements
 
     def measure(self, key: str, configuration: Configuration, metrics: Sequence[str]) -> Measurement:
-        """Measures a configuration in the running process."""
+        """Measure a configuration in the running process."""
         return self.measure_in(key, configuration, self.processes.number, False, metrics)
 
     def measure_in(
         self, key: str, configuration: Configuration, process: int, baseline: bool,
         metrics: Sequence[str] = (),
     ) -> Measurement:  # fmt: skip
-        """Measures a configuration in a given process, and learns what it cost.
+        """Measure a configuration in a given process, and update the cost of a measurement.
 
         Args:
-        baseline: whether a failure is measured again instead of counted.
-        metrics: default: all of the run.
+        baseline: Whether a failure is measured again instead of counted.
+        metrics: Metrics to measure; default: all of the run.
         """
         metrics = metrics or tuple(self.weights)
         point = self.space.point(configuration.settings)
@@ -113,17 +113,19 @@ class RunContext:
         return measurement
 
     def policy_for(self, *, baseline: bool) -> MeasurementPolicy:
-        """How a baseline or a candidate is measured: a short budget measures candidates briefly."""
+        """The policy for measuring a baseline or a candidate. With a short budget, candidates are measured
+        briefly."""
         return self.policy if baseline else self.shortage.brief(self.policy)
 
     def glance(
         self, key: str, configuration: Configuration, workload: Workload, policy: MeasurementPolicy,
         baseline: bool,
     ) -> Measurement:  # fmt: skip
-        """A short measurement of the running process, for what a whole workload is too long to try."""
+        """A short measurement in the running process, for trials for which the whole workload would take too
+        long."""
         policy = dataclasses.replace(policy, energy=self.options.policy.energy)
         if self.processes.number == self._measured_in:
-            self._loaded = self._loads(configuration)  # in these seconds, which teach nothing
+            self._loaded = self._loads(configuration)  # in seconds that do not count as a cost
         measurement = self.recorder.measurement(
             key, configuration, workload.metrics, policy, process=self.processes.number, baseline=baseline,
             workload=workload,
@@ -134,10 +136,10 @@ class RunContext:
     def baseline(self, key: str) -> Measurement:
         """A measurement of the default in the running process.
 
-        The default has to run. One failure is forgiven; the end of the budget is no failure.
+        The default must run. It may fail once. The end of the budget is no failure.
 
         Raises:
-            TuneError: it failed twice.
+            TuneError: It failed twice.
         """
         default = self.space.configuration(self.space.default)
         measurement = self.measure_in(key, default, self.processes.number, True)
@@ -150,7 +152,7 @@ class RunContext:
         return again
 
     def plan_rests(self) -> None:
-        """Once the GPU begins to rest, measurements take longer by that at once."""
+        """Update the schedule when the GPU begins to rest, because measurements then take longer."""
         rates = self.choice.baseline
         if self.recorder.resting and not self.resting and rates:
             self.resting = True
@@ -160,8 +162,8 @@ class RunContext:
     # ---- the search
 
     def goes_on(self, now: float, measurements: float, trials: Sequence[Trial]) -> bool:
-        """Whether the search has time for so many more measurements, by the clock of a device. One of them
-        may load, and the default after it."""
+        """Whether the search has time for this many more measurements, by the clock of a device. One of them,
+        and the default after it, may need a load."""
         measurements += 2 * (self.budget.loading - 1)
         if self.shortage.ends_search(now, measurements, self._kept_proofs(trials)):
             return False
@@ -176,15 +178,16 @@ class RunContext:
         )  # fmt: skip
 
     def loading(self, point: Point) -> float:
-        """Times a measurement, that one takes beside the default where the engine loads between them."""
+        """The cost of a measurement in units of a measurement of the default, if the engine loads between
+        them."""
         default = self.space.configuration(self.space.default)
         alike = self._loads(self.space.configuration(point)) == self._loads(default)
         return 1.0 if alike else self.budget.loading
 
     def _kept_proofs(self, trials: Sequence[Trial]) -> list[float]:
-        """Measurements that prove the best trial beyond doubt, then fewer and fewer of its entries. Empty if
-        the shares of the stages have room for them: the budget is long, and the noise asks for no more rounds
-        than usual, or lets none prove anything."""
+        """The numbers of measurements that prove the best sure trial, and then fewer and fewer of its
+        entries. Empty if the shares of the stages suffice for them: the budget is long, and the noise
+        requires no more rounds than usual, or allows no proof at all."""
         best = beyond_doubt(trials, self.weights, self.sigma) if self.options.budget is not None else None
         if best is None:
             return []
@@ -197,8 +200,8 @@ class RunContext:
         return [SPARE * proofs[0], *proofs] if usual else proofs
 
     def joined(self, process: int, costs: Sequence[float], unstable: int) -> None:
-        """Takes over what several devices have learnt together: the process with which the first one goes on,
-        the seconds of their baselines, and how many measurements were unstable."""
+        """Take over the results of joint work of several devices: the process with which the first one
+        continues, the seconds of their baselines, and the number of unstable measurements."""
         self.processes.number = process
         for seconds in costs:
             self.budget.follow(seconds)
@@ -215,11 +218,11 @@ class RunContext:
         )  # fmt: skip
 
     def _apart(self, configurations: Collection[Configuration]) -> bool:
-        """Whether these differ in nothing that is loaded for."""
+        """Whether these configurations have the same load settings."""
         return self.options.apart and len({self._loads(c) for c in configurations}) == 1
 
     def _loads(self, configuration: Configuration) -> tuple[Value, ...]:
-        """The values of a configuration that the engine loads for."""
+        """The values of a configuration that require a load."""
         loads = [k.name for k in self.space.knobs if k.kind in (Kind.LOAD, Kind.BUILD)]
         return tuple(configuration.settings[name] for name in loads)
 
@@ -227,8 +230,8 @@ class RunContext:
         return Judge(self)
 
     def bar(self, rounds: int) -> Bar:
-        """The margin after so many rounds. A/A counts all that processes differ by; rounds show how much of
-        it is left in a ratio."""
+        """The margin after this many rounds. A/A includes all differences between processes. Rounds show the
+        part that remains in a ratio."""
         rounds = max(1, rounds)
         return Bar(
             {
@@ -239,9 +242,9 @@ class RunContext:
         )
 
     def round_count(self) -> int:
-        """As many rounds as bring the margin down to the aim, as far as is known, within limits. If the
-        margin is wider than any proof allows even then, as many more as bring it down to that, for all
-        metrics or at least for one."""
+        """The number of rounds that reduces the margin to the aim, as far as known, within limits. If the
+        margin is then still too wide for a proof, enough more rounds to allow one, for all metrics or at
+        least for one."""
         o = self.options
         for count in range(self.shortage.least_rounds, o.max_rounds):
             if max(self.bar(count).margin.values(), default=0.0) <= o.aim:
@@ -252,15 +255,15 @@ class RunContext:
         return whole or min((n for n in single if n is not None), default=most)
 
     def proving_rounds(self, least: int, metrics: Sequence[str]) -> int | None:
-        """The fewest rounds that can prove a gain on any of these metrics; None if none can, for all that is
-        known of the noise."""
+        """The least number of rounds that can prove a gain in any of these metrics; None if no number can, as
+        far as the noise is known."""
         most = NOISY * max(self.options.rounds, self.options.max_rounds)
         bars = ((count, self.bar(count)) for count in range(least, most + 1))
         return next((n for n, bar in bars if all(bar.proves([m]) for m in metrics)), None)
 
     @property
     def quiet(self) -> bool:
-        """Whether the noise asks for no more rounds than the usual ones."""
+        """Whether the noise requires no more rounds than usual."""
         return max(self.bar(self.options.rounds).margin.values(), default=0.0) <= self.options.aim
 
     @property

@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from ..output.progress import Progress
 
 FORMAT = "dyno-tune-1"
-"""The value of `run` in the first record."""
+"""Value of `run` in the first record."""
 
 
 def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
     """Raises JournalError that names the first difference."""
     plain = json.loads(json.dumps(wanted))
-    # As it was before there could be several devices, or another objective.
+    # Defaults for journals from before there were several devices or other objectives.
     found = {"devices": 1, "objective": SPEED, **found}
     for key, value in plain.items():
-        # A run keeps the incumbents that it began with: by now its own profile may have taken their place.
+        # A run keeps the incumbents that it began with, because its own profile may have replaced theirs by
+        # now.
         if key not in ("id", "tuner", "label", "incumbents", "budget") and found.get(key) != value:
             detail = ""
             if isinstance(value, dict) and isinstance(found.get(key), dict):
@@ -40,8 +41,8 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path
 def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progress) -> tuple[
     journal.Journal, list[dict[str, Any]], dict[str, Any]
 ]:  # fmt: skip
-    """The journal to write to, the records to continue from and the first record. A journal that is not
-    continued is moved aside. Raises JournalError, also where another tune writes to it."""
+    """Open the journal. Returns it, the records to continue from and the first record. A journal that is not
+    continued is moved aside. Raises JournalError, for example if another tune is writing to it."""
     past: list[dict[str, Any]] = []
     if path.exists():
         journal.check_free(path)
@@ -56,7 +57,7 @@ def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progr
                 check_header(first, head, path)
                 past, head = loaded.records, first
             elif loaded.records:
-                # Whose measurements these are stood in the line that is damaged: none of them may be used.
+                # The damaged line said which run these measurements belong to, so none of them may be used.
                 progress.say(
                     f"journal {path}: its first line is damaged, so it cannot be continued: starting again"
                 )

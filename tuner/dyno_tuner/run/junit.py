@@ -1,4 +1,4 @@
-"""The verdicts of `tune verify` as JUnit XML, which CI systems show test by test."""
+"""The verdicts of `tune verify` as JUnit XML, which CI systems can display."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _PASSES = "keep"
 
 @dataclass
 class Suite:
-    """One profile: its verdicts, or the reason why there are none."""
+    """A test suite for a profile: its verdicts, or the reason why there are none."""
 
     profile: str
     seconds: float
     verdicts: Sequence[Verdict] = ()
     gain: Mapping[str, Estimate] = field(default_factory=dict)
     skipped: str = ""
-    """Why nothing was measured, if nothing had to be."""
+    """The reason why nothing had to be measured, if so."""
     error: str = ""
-    """Why nothing could be measured."""
+    """The reason why nothing could be measured."""
 
 
 def junit(suite: Suite) -> str:
-    """The XML of a suite. An entry is a test; it fails unless its verdict is `keep`."""
+    """The XML of a suite. Each entry is a test, which fails unless its verdict is `keep`."""
     tests = [_case(suite, v) for v in suite.verdicts]
     if suite.skipped or suite.error or not tests:
         case = ElementTree.Element("testcase", name="profile", classname=_clean(suite.profile))
@@ -79,6 +79,6 @@ def _case(suite: Suite, verdict: Verdict) -> ElementTree.Element:
 
 
 def _clean(text: str) -> str:
-    """`text` without the characters that XML 1.0 cannot hold."""
+    """`text` without characters that are not valid in XML 1.0."""
     return "".join(c if c in "\t\n" or (ord(c) >= 32 and ord(c) not in (0xFFFE, 0xFFFF)
                    and not 0xD800 <= ord(c) <= 0xDFFF) else "\ufffd" for c in text)  # fmt: skip

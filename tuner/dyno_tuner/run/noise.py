@@ -1,4 +1,4 @@
-"""The first stage: A/A, the default against itself, inside one process and between processes."""
+"""The first stage: A/A, the comparison of the default with itself, within a process and between processes."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from .budget import PROVING_MEASUREMENTS
 if TYPE_CHECKING:
     from .context import RunContext
 
-Rates = dict[str, dict[int, float]]  # of one measurement, by metric and prompt
+Rates = dict[str, dict[int, float]]  # rates of one measurement by metric and prompt
 
 
 class NoiseStage:
-    """The stage that measures the noise of the default, and with it the cost of a measurement and the margin
+    """The stage that measures the noise of the default, and thereby the cost of a measurement and the margin
     of a gain."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._processes: list[list[Rates]] = []
-        # Seconds of measurements that a process begins with, and of those that follow.
+        # Seconds of measurements at the begin of a process, and of later ones.
         self._fresh: list[float] = []
         self._warm: list[float] = []
         self._speeds: dict[str, list[float]] = {}  # tokens per second by metric
-        self._joules: dict[str, list[float]] = {}  # joules per token by metric, where energy was counted
-        self._by_budget = 0  # samples of a measurement that the budget has room for
+        self._joules: dict[str, list[float]] = {}  # joules per token by metric, if energy was counted
+        self._by_budget = 0  # samples per measurement for which the budget has room
 
     def run(self) -> bool:
-        """Fills in the noise, the rates and the energy of the default. False: the budget has no time."""
+        """Measure the noise, the rates and the energy of the default. Returns False if the budget is too
+        short."""
         context = self._context
         if not self._plan():
             return False
         self._measure()
         context.noise = self._noise()
         if context.policy.prompts < self._by_budget and not context.quiet:
-            # In noise the longer measurements that the budget has room for are worth more than old ones.
+            # With much noise, the longer measurements that the budget allows are better than the old ones.
             self._forget()
             context.policy = dataclasses.replace(context.policy, prompts=self._by_budget)
             self._measure()
@@ -56,18 +57,18 @@ class NoiseStage:
         context.choice.tuned = dict(context.choice.baseline)
         medians = {m: sorted(j)[len(j) // 2] for m, j in self._joules.items() if j}
         context.choice.joules = {m: (joules, joules) for m, joules in medians.items()}
-        context.resting = context.recorder.resting  # then the costs were learned with rests
+        context.resting = context.recorder.resting  # the costs then include rests
         return True
 
     def _plan(self) -> bool:
-        """One short measurement shows the cost of one, and so how many prompts the budget allows for each.
-        The first load of a file decides nothing else."""
+        """Plan the stage: a short measurement shows the cost, and so the number of prompts per measurement
+        that the budget allows. The first load of a file is not used for anything else."""
         context, o = self._context, self._context.options
         budget = context.budget
         context.policy = dataclasses.replace(o.policy, prompts=1)
         begun = context.recorder.useful
         first = context.baseline("aa/first")
-        spent = context.recorder.useful - begun  # a cold and a warm sample of each metric, with the load
+        spent = context.recorder.useful - begun  # a cold and a warm sample of each metric, and the load
         if o.budget is None:
             context.policy = o.policy
             return True
@@ -75,12 +76,12 @@ class NoiseStage:
             said = f"a measurement of the default takes more than {o.budget:.0f} s; give a longer --budget"
             self._refuse(message=said)
             return False
-        # A run that is continued keeps the samples with which it began, if the machine is quiet: with others
-        # none of its measurements would count.
+        # A continued run keeps its original number of samples if the machine is quiet, because otherwise none
+        # of its measurements would count.
         self._by_budget = context.shortage.prompts(spent / 2)
         prompts = context.recorder.begun.first_prompts or self._by_budget
         context.policy = dataclasses.replace(o.policy, prompts=prompts)
-        # A file is loaded once in a process, so samples alone decide whether there is time for the noise.
+        # A file is loaded once per process, so only samples decide whether there is time for the noise.
         samples = sum(s.seconds for s in (*first.samples, *first.warmup))
         budget.plan(min(spent, samples or math.inf) / 2 * (prompts + 1))
         enough = budget.noise_fits(2 * o.aa_measurements)
@@ -103,8 +104,8 @@ class NoiseStage:
         recorder, budget = context.recorder, context.budget
         rested = recorder.resting
         for p in range(2 * o.aa_processes):
-            # Two measurements in each of two processes are the least that tells noise within from noise
-            # between.
+            # Two measurements in each of two processes are the minimum to separate noise within a process
+            # from noise between processes.
             done = len(self._processes)
             if done == o.aa_processes or not (done < 2 or budget.fits(o.aa_measurements, 0.25)):
                 break
@@ -119,7 +120,7 @@ class NoiseStage:
                     self._joules.setdefault(m, []).extend(measurement.joules(m).values())
                 (self._warm if v else self._fresh).append(recorder.useful - begun)
                 budget.learn_from(self._fresh, self._warm)
-            if recorder.resting != rested:  # those before are of a GPU that did not rest
+            if recorder.resting != rested:  # the GPU did not rest in the earlier ones
                 rested = True
                 self._forget()
                 continue
@@ -130,7 +131,7 @@ class NoiseStage:
             kept.clear()
 
     def _noise(self, prompts: int | None = None) -> dict[str, Noise]:
-        """By metric. With `prompts`: as if every measurement had kept so many samples."""
+        """The noise by metric. With `prompts`: as if each measurement had kept only this many samples."""
         return {
             m: noise_of([[{p: r for p, r in v[m].items() if prompts is None or p < prompts} for v in process]
                          for process in self._processes])

@@ -1,4 +1,4 @@
-"""Which placements race first: by the cost model of the engine's plan. Measurements decide."""
+"""The placements that race first, by the cost model of the engine. Measurements decide."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from ..core.workload import Workload
     from ..space.search_space import Point, Space
 
-FIRST = 3  # configurations that the cost model puts in front
-MOST = 192  # that it is asked about
+FIRST = 3  # number of configurations that the cost model puts first
+MOST = 192  # most configurations that the cost model computes
 _COUNTED = ("n_cpu_moe", "n_gpu_layers")
 
 
 def ordered(executor: Executor, space: Space, workload: Workload) -> list[dict[str, Any]]:
     """The settings that are expected to be faster than the default, the fastest first; at most `FIRST`.
 
-    Only placements are ordered so: without weights on the CPU the list is empty.
+    Only placements are ordered in this way, so without weights on the CPU the list is empty.
     """
     names = [k.name for k in space.knobs]
     if not set(_COUNTED) & set(names) or workload.served is not None:
@@ -39,7 +39,7 @@ def ordered(executor: Executor, space: Space, workload: Workload) -> list[dict[s
 
 
 def _points(space: Space) -> list[Point]:
-    """The legal placements with each u-batch and each offload by name, other knobs at their defaults. If
+    """The legal placements with each u-batch and each offload policy, and other knobs at their defaults. If
     there are too many, u-batches are left out."""
 
     def product(turned: set[str]) -> list[Point]:

@@ -1,4 +1,4 @@
-"""The profiles of less memory that `--pareto` writes, and their plot, as files."""
+"""The files of `--pareto`: profiles of less memory, and a plot."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def write_front(
     tune: Tune, variants: list[Variant], description: Description, made: Made, rates: dict[str, float],
     out: Path, written: Path, progress: Progress,
 ) -> Path | None:  # fmt: skip
-    """A profile for every variant and the plot, in a folder of their own: beside the profile, the runtime
-    would have to choose between them. Files that an earlier tune has left there are moved aside, also where
-    this one has nothing to write. Returns the folder if there is something of this tune in it."""
+    """Write a profile for each variant, and the plot, into a separate folder, because the runtime must not
+    choose between them. Files of an earlier tune are moved aside, even if this tune has nothing to write.
+    Returns the folder if this tune wrote something."""
     folder = out.with_name(out.stem + ".pareto")
     files: dict[str, bytes] = {}
     for v in variants:
@@ -51,9 +51,8 @@ def write_front(
 
 
 def _move_aside(folder: Path, files: Mapping[str, bytes], progress: Progress) -> None:
-    """Keeps what of an earlier tune would be replaced in `folder`, or would stay there without being of this
-    one. Only names that a tune writes are touched, and whatever stands in these files is kept. Raises
-    OSError."""
+    """Move aside all files of an earlier tune in `folder`. Only names that a tune writes are affected, and
+    the content of these files is kept. Raises OSError."""
     earlier = [folder / name for name in FILES if (folder / name).is_file()]
     if all(files.get(p.name) == p.read_bytes() for p in earlier):
         return

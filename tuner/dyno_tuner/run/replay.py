@@ -1,4 +1,4 @@
-"""Replays a search on a recorded sweep, seed after seed: what `tune replay` does."""
+"""Replay of a search on a recorded sweep with many seeds, for `tune replay`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WITHIN = 0.98
 
 @dataclass(frozen=True)
 class ReplayRun:
-    """One seed."""
+    """The result of one seed."""
 
     seed: int
     settings: dict[str, Value]
-    rate: float  # of the code that was chosen: median of all its warm samples
-    ratio: float  # to the best of the sweep
-    evaluations: int  # distinct code that was measured, in all stages
-    to_within: int | None  # how many had been measured when the first within 2 % of the best was
+    rate: float  # rate of the chosen code: median of all its warm samples
+    ratio: float  # ratio to the best rate of the sweep
+    evaluations: int  # distinct configurations that were measured, in all stages
+    to_within: int | None  # number of measured ones when the first within 2 % of the best was found
 
 
 def replay_once(
@@ -40,9 +40,9 @@ def replay_once(
     limit: int,
     depth: int | None = None,
 ) -> ReplayRun:
-    """One search on a recorded sweep.
+    """Run one search on a recorded sweep.
 
-    Args: `limit`: distinct configurations that may be measured, the default with them."""
+    Args: `limit`: most distinct configurations to measure, including the default."""
     target = ReplayTarget(sweep, metric, tokens, seed, depth)
     space = target.space()
     workload = target.workload()
@@ -74,7 +74,7 @@ def replay_many(
     seeds: int = 100,
     limit: int = 12,
 ) -> dict[str, Any]:
-    """The result as plain data; see `tune replay --json`."""
+    """Run a search for each seed, with the results as plain data; see `tune replay --json`."""
     runs = [replay_once(sweep, metric, tokens, sampler, seed, limit, depth) for seed in range(seeds)]
     target = ReplayTarget(sweep, metric, tokens, depth=depth)
     best_settings, best_rate = target.best()

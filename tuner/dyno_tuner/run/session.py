@@ -1,4 +1,4 @@
-"""One tuning session on an engine, from the command line's options to the profile on disk."""
+"""A tuning session on an engine, from the options of the command line to the profile on disk."""
 
 from __future__ import annotations
 
@@ -58,29 +58,29 @@ _TO_REST = "Stop these programs and continue with --resume, or measure anyway wi
 
 @dataclass
 class Request:
-    """The request of the user."""
+    """The request of the user for a tune."""
 
     model: str
     options: Options
     device: str = "cpu"
-    others: tuple[str, ...] = ()  # further devices of the same kind, which screen together with the first
+    others: tuple[str, ...] = ()  # further devices of the same kind, which screen in parallel with the first
     out: Path | None = None
     resume: bool = False
-    ctx: int | None = None  # default: 4096 or what the workload needs, at most the model's limit
+    ctx: int | None = None  # default: 4096 or what the workload needs, up to the limit of the model
     storage: str | None = None  # URL of an Optuna storage
-    study: str | None = None  # name of the study there; default: the model and the workload
+    study: str | None = None  # name of the study; default: from the model and the workload
     command: str = ""
     quiet: bool = False
-    held: dict[str, Any] = field(default_factory=dict)  # settings given by the user, not searched
-    deadline_floor: float = 6.0  # seconds that any trial may take
+    held: dict[str, Any] = field(default_factory=dict)  # settings that the user has fixed
+    deadline_floor: float = 6.0  # least deadline of a trial in seconds
     engine: str = "dyno"
-    engine_options: dict[str, Any] = field(default_factory=dict)  # of a foreign engine's target
-    text: str | None = None  # file whose text the prompts are
-    memory_limit: int | None = None  # bytes that the engine's plan may add up to
-    force: bool = False  # measure although others use the CPUs
-    placement: dict[str, Any] = field(default_factory=dict)  # of dyno: virtual_devices, vram and ram (bytes)
+    engine_options: dict[str, Any] = field(default_factory=dict)  # options for the target of another engine
+    text: str | None = None  # file with the text of the prompts
+    memory_limit: int | None = None  # limit of the planned bytes
+    force: bool = False  # measure even while other programs use the CPUs
+    placement: dict[str, Any] = field(default_factory=dict)  # dyno: virtual_devices, vram and ram (bytes)
     first: tuple[dict[str, Any], ...] = ()  # settings that race first
-    slice: dict[str, Any] | None = None  # of the model, on which a tune before has found them
+    slice: dict[str, Any] | None = None  # slice of the model on which an earlier tune found them
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,16 @@ class Result:
     outcome: Outcome
     profile: profiles.Profile
     path: Path | None
-    """The profile's file; None if none was written, because the tune has judged nothing, or because the slice
-    of `--layers` had nothing to confirm."""
+    """The file of the profile; None if none was written, because the tune has judged nothing, or because the
+    slice of `--layers` had nothing to confirm."""
     journal: Path
     pareto: Path | None = None  # folder with the profiles of less memory, and the plot
-    why_none: str = ""  # if there is no file: why, and how to go on
+    why_none: str = ""  # without a file: the reason, and how to continue
 
     @property
     def proves_nothing(self) -> bool:
-        """Whether the tune has judged no setting, or was left without a file because settings looked faster
-        on a slice and were not proven there. If the defaults won, that is a proof."""
+        """Whether the tune has judged no setting, or has no file because settings looked faster on a slice
+        but were not proven there. A win of the defaults is a proof."""
         return self.outcome.judges_nothing or (self.path is None and self.outcome.unproven)
 
 
@@ -112,7 +112,7 @@ def space_for(description: Description, request: Request) -> Space:
 def limit_memory(
     description: Description, request: Request, executor: Executor, space: Space
 ) -> tuple[Space, list[NearMiss]]:
-    """The space without what the plan says would not fit, and what just does not. Raises TuneError where the
+    """The space without values that do not fit by the plan, and the near misses. Raises TuneError if the
     default does not fit."""
     limits = dict(description.limits)
     if request.memory_limit is not None:
@@ -122,7 +122,7 @@ def limit_memory(
     defaults = _planned_defaults(description)
     longest = request.options.workload.longest
     names = _planned_names(defaults)
-    widest: dict[str, Value] = {n: True for n in names if n.startswith("op_offload.")}  # copies take memory
+    widest: dict[str, Value] = {n: True for n in names if n.startswith("op_offload.")}  # copies need memory
     misses: list[NearMiss] = []
     kept: list[MemoryLimit] = []
     for where, most in limits.items():
@@ -139,13 +139,14 @@ def limit_memory(
 
 
 def _planned_defaults(description: Description) -> dict[str, Any]:
-    """The settings that the memory plan is asked with, if a point does not say otherwise."""
+    """The settings for the memory plan, unless a point sets them otherwise."""
     return {"ctx": description.engine["ctx"], **description.engine["defaults"]}
 
 
 def _planned_names(defaults: Mapping[str, Any]) -> list[str]:
     """The settings that memory depends on."""
-    # A path that dequantises needs room for it; so do copies of the CPU's weights and rows of shared experts.
+    # A path that dequantises needs memory for that. So do copies of weights on the CPU, and rows of shared
+    # experts.
     paths = ("ctx", "mmq_max_tokens", "mmq_id_max_tokens", "cpu_share")
     return [
         n for n in defaults
@@ -154,11 +155,11 @@ def _planned_names(defaults: Mapping[str, Any]) -> list[str]:
 
 
 def header(description: Description, request: Request, space: Space, out: Path) -> dict[str, Any]:
-    """The first record of a journal: what a run has to have in common with it to continue it."""
+    """The first record of a journal: the facts that a run must share to continue it."""
     options = request.options
     return {
         "run": FORMAT,
-        "id": uuid.uuid4().hex,  # ties the journals of several devices together
+        "id": uuid.uuid4().hex,  # connects the journals of several devices
         "tuner": __version__,
         "label": description.label,
         "identity": description.identity(),
@@ -168,7 +169,7 @@ def header(description: Description, request: Request, space: Space, out: Path) 
         "approx_limit": options.approx_limit,
         "objective": options.objective,
         "memory_limit": request.memory_limit,
-        "budget": options.budget,  # a longer one may continue it, and answers are compared as before
+        "budget": options.budget,  # a run with a longer budget may continue it, with the same answer checks
         "devices": 1 + len(request.others),
         "knobs": {k.name: list(k.values) for k in space.knobs},
         "held": request.held,
@@ -183,13 +184,13 @@ def output_path(request: Request, description: Description) -> Path:
 
 
 def incumbents(description: Description, out: Path) -> list[dict[str, Any]]:
-    """The settings that race first: those of the profile that this run would replace, and of the best match.
+    """The settings that race first: from the profile that this run would replace, and from the best match.
 
-    The profile of another model may race, too: a measurement decides about it, which the runtime never has.
+    The profile of another model may race, too, because here a measurement decides, unlike in the runtime.
     """
     found: list[dict[str, Any]] = [dict(description.engine.get("incumbent") or {})]
     if out.exists():
-        # One that cannot be read is about to be replaced; what it says cannot be used.
+        # An unreadable profile will be replaced, and its content cannot be used.
         with contextlib.suppress(ProfileError):
             found.append(incumbent_settings(profiles.load_profile(out)))
     try:
@@ -207,14 +208,14 @@ def run(
     request: Request, executor: Executor | None = None, space: Space | None = None,
     others: Sequence[Executor] = (),
 ) -> Result:  # fmt: skip
-    """Tunes and writes the profile. Raises TuneError (one line for people) where nothing could be done.
+    """Tune, and write the profile. Raises TuneError (one line for people) if nothing could be done.
 
     Args:
-        executor: the engine; by default a worker process for every device of the request.
-        space: what to search; by default the knobs of the table that apply.
-        others: with `executor`: those of further devices.
+        executor: The engine; default: a worker process for each device of the request.
+        space: The search space; default: the applicable knobs of the table.
+        others: With `executor`: the executors of further devices.
     """
-    if request.storage is not None and not request.resume:  # a journal knows what the storage has said
+    if request.storage is not None and not request.resume:  # the journal has the answers of the storage
         check_storage(request.storage)
     with contextlib.ExitStack() as stack:
         try:
@@ -235,7 +236,7 @@ def run(
 
 
 def target_of(request: Request, device: str, scratch: str | None) -> tuple[str, dict[str, Any]]:
-    """Name and options of the target that a worker makes."""
+    """Name and options of the target in a worker."""
     asked = TargetRequest(
         os.path.abspath(request.model), device, request.options.workload.longest, request.ctx, request.held,
         scratch, request.text, stderr_log(request), request.engine_options,
@@ -245,8 +246,8 @@ def target_of(request: Request, device: str, scratch: str | None) -> tuple[str, 
 
 
 def stderr_log(request: Request) -> str:
-    """Beside the profile; without `--out`, whose name the engine is yet to be asked for, by the model's name
-    in the folder of the profiles."""
+    """The file for standard error: next to the profile. Without `--out`, the name of the profile is not known
+    yet, so it is named after the model, in the folder of the profiles."""
     name = f"{request.engine}-{os.path.basename(request.model)}"
     return f"{os.path.abspath(request.out or profiles.user_folder() / name)}.stderr.log"
 
@@ -272,7 +273,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     ):
         book, past, head = open_journal(journal.of_profile(out), head, request.resume, progress)
         held.enter_context(book)
-        begun_with = head.get("budget")  # None in journals from before it stood there
+        begun_with = head.get("budget")  # None in older journals
         recorder = _recorder(executor, description, request, space, book, past, progress, held, begun_with)
         members = [PoolMember(0, request.device, recorder)]
         for number, (other, one) in enumerate(zip(others, companions, strict=True), 1):
@@ -289,7 +290,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         for miss in misses:
             progress.say(str(miss))
             recorder.note("near_miss", name=miss.name, value=miss.value, short=miss.short, message=str(miss))
-        if not any(r.get("note") == "outcome" for r in past):  # else nothing is left to be measured
+        if not any(r.get("note") == "outcome" for r in past):  # otherwise nothing is left to measure
             begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             recorder.note("begun", date=begun)
         if request.command:
@@ -348,12 +349,12 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
 
 
 def judged_nothing(outcome: Outcome, *, resumes: bool = True) -> str:
-    """Why a tune has written no file, and how to go on.
+    """The reason why a tune has written no file, and how to continue.
 
-    An empty profile would match exactly, so the runtime would take it instead of a proven one of the site.
+    An empty profile would match exactly, so the runtime would prefer it to a proven one of the site.
 
     Args:
-        resumes: whether `--resume` can continue the tune.
+        resumes: Whether `--resume` can continue the tune.
     """
     needed = [p["needed"] for p in (outcome.too_short, *outcome.promises) if "needed" in p]
     if needed:
@@ -374,14 +375,17 @@ def _with_less_memory(
     options, variants = tune.options, list[Variant]()
     if options.pareto and outcome.status != "interrupted":
         given = _planned_defaults(description)
-        plan = MemoryLimit(sys.maxsize, executor.memory, _planned_names(given))  # asks each thing once
+        plan = MemoryLimit(sys.maxsize, executor.memory, _planned_names(given))  # computes each plan once
 
         def needs(settings: Mapping[str, Value]) -> int | None:
             return plan.needs({**given, **settings})
 
         try:
             variants, why = trade_memory(tune, needs)
-        except (KeyboardInterrupt, DisturbedError) as error:  # what the tune itself has proven is written
+        except (
+            KeyboardInterrupt,
+            DisturbedError,
+        ) as error:  # proven entries of the tune are written
             outcome.finished = outcome.status
             outcome.status, why = "interrupted", "interrupted; --resume continues it"
             outcome.afterwards = "--pareto was interrupted; --resume continues it."
@@ -391,7 +395,7 @@ def _with_less_memory(
         if options.objective == MEMORY and outcome.status != "interrupted":
             outcome = least_memory(tune, variants, needs)
     if options.objective == MEMORY and outcome.status == "interrupted":
-        # All that is proven or judged until then goes by speed, not by memory.
+        # All earlier proofs and judgements are about speed, and not about memory.
         outcome = dataclasses.replace(nothing_saved(outcome), unproven=True)
     return outcome, variants
 
@@ -419,7 +423,7 @@ def _recorder(
 
 
 def describe_all(executors: Sequence[Executor]) -> list[Description]:
-    """At the same time: a start takes seconds."""
+    """The descriptions of all executors, in parallel, because a start takes seconds."""
     if not executors:
         return []
     with concurrent.futures.ThreadPoolExecutor(len(executors)) as pool:
@@ -427,12 +431,13 @@ def describe_all(executors: Sequence[Executor]) -> list[Description]:
 
 
 def _name(request: Request, number: int) -> str:
-    """Of a device, for people; 0 is the first."""
+    """The name of a device in messages; 0 is the first."""
     return (request.device, *request.others)[number] or f"device {number + 1}"
 
 
 def check_companions(first: Description, others: Sequence[Description], request: Request) -> None:
-    """Raises TuneError unless all are of one kind: what is found on one device has to hold for the others."""
+    """Raises TuneError unless all devices are of one kind, because results of one device must hold for the
+    others."""
     for number, other in enumerate(others, 1):
         differs = differences(match_of(first), other)
         if differs:
@@ -443,7 +448,8 @@ def check_companions(first: Description, others: Sequence[Description], request:
 
 
 def check_context(description: Description, request: Request) -> None:
-    """Raises TuneError where the context that was asked for, or that the workload takes, cannot be had."""
+    """Raises TuneError if the model does not support the requested context, or the context that the workload
+    needs."""
     if not description.engine.get("ctx"):
         return
     there, longest = int(description.engine["ctx"]), request.options.workload.longest
@@ -461,7 +467,7 @@ def _join(
     request: Request, description: Description, space: Space, recorder: Recorder, progress: Progress,
     held: contextlib.ExitStack,
 ) -> Study | None:  # fmt: skip
-    """The study in the user's storage, which other machines of the same kind may work on, too."""
+    """Join the study in the user's storage, which other machines of the same kind may also use."""
     if request.storage is None:
         return None
     options = request.options
@@ -496,10 +502,10 @@ def _join(
 def _note_machine(
     request: Request, description: Description, executor: Executor, recorder: Recorder, progress: Progress
 ) -> dict[str, float]:
-    """Records the state of the machine, says what may disturb, and returns the rates measured here (GB/s)."""
+    """Record the state of the machine, report possible disturbances, and return the measured rates (GB/s)."""
     there = executor.look_around(request.model, description)
     seen: Surroundings = look_around(request.model, description) if there is None else there
-    # Without --force, measurements that others disturb do not count, and who does so is named then.
+    # Without --force, disturbed measurements do not count, and their cause is reported then.
     for line in [seen.busy, *seen.warnings] if request.force and seen.busy else seen.warnings:
         progress.say(line)
     gpu = description.engine.get("gpu") or {}
@@ -510,14 +516,14 @@ def _note_machine(
 
 
 def _rate(name: str, value: float) -> str:
-    """`memory 4.9 GB/s` of `memory_gbps`."""
+    """A rate in words, such as `memory 4.9 GB/s` for `memory_gbps`."""
     what, _, unit = name.rpartition("_")
     units = {"gbps": "GB/s", "tflops": "TFLOP/s"}
     return f"{what.replace('_', ' ')} {value:g} {units.get(unit, unit)}"
 
 
 def check_place(out: Path) -> None:
-    """Checks where a profile will be written: better now than after minutes of measuring. Makes its folder.
+    """Check that a profile can be written, before minutes of measuring. This creates its folder.
 
     Raises:
         TuneError: No file can be written there.

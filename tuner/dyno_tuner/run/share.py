@@ -1,7 +1,7 @@
-"""A profile as one row to give away, and a stranger's row as a profile that counts for nothing yet.
+"""Sharing of profiles: a profile as one row of JSON, and a foreign row as a claimed profile.
 
-A row holds properties, shapes, gains with intervals and versions. It holds no path, no name of a file, a
-machine or a person, and no free text. Its digest tells a change on the way, but not who wrote the row.
+A row has properties, shapes, gains with intervals, and versions. It has no paths, no names of files, machines
+or persons, and no free text. Its digest detects changes, but does not show who wrote the row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def row_of(profile: profiles.Profile) -> dict[str, Any]:
     """The row of a profile, with its digest.
 
     Raises:
-        TuneError: The profile sets nothing, or measured nothing.
+        TuneError: The profile has no entry, or no measured gain.
     """
     whole = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
     settings = {n: e for n, e in whole.get("settings", {}).items() if isinstance(e, dict)}
@@ -75,16 +75,16 @@ def _part(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _work(evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """The workload: of a mix its measures in the order of their weights, of a server its load.
+    """The workload of a row. A mix has its measures in the order of the weights, and a server its load.
 
-    A name is there only if it can be parsed. A load of a server loses the name of the file with its text.
+    A name is included only if it can be parsed. The load of a server loses the name of its text file.
     """
     work = evidence.get("workload", {})
     told = _part(work, ("pp", "tg", "depth", "weights"))
     name = work.get("name", "")
     if name.startswith("serve:"):
         told["name"] = str(replace(ServedLoad.parse(name), text=None))
-        told.pop("weights", None)  # it has one measure
+        told.pop("weights", None)  # it has only one measure
     elif name in MIXES:
         told["name"] = name
     if told.get("weights"):
@@ -97,19 +97,19 @@ def _kernel(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(switches: Mapping[str, Any]) -> dict[str, Any]:
-    """Build switches; a value that is a path tells only that there was one."""
+    """Build switches, with paths replaced by a mark."""
     return {n: True if isinstance(v, str) and ("/" in v or "\\" in v) else v for n, v in switches.items()}
 
 
 def digest(row: Mapping[str, Any]) -> str:
-    """SHA-256 of a row without its digest, in one spelling."""
+    """SHA-256 of a row without its digest, in a canonical form."""
     plain = {k: v for k, v in row.items() if k != "sha256"}
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_row(text: str) -> dict[str, Any]:
-    """A row from its JSON.
+    """Read a row from its JSON.
 
     Raises:
         TuneError: It is not a row of this format, or it was changed after its digest was made.
@@ -133,7 +133,7 @@ def read_row(text: str) -> dict[str, Any]:
 
 
 def profile_of(row: Mapping[str, Any]) -> profiles.Profile:
-    """The profile that a row claims. None of its gains counts before it is measured here.
+    """The profile that a row claims. Its gains do not count before they are measured here.
 
     Raises:
         TuneError: An entry, the device, the model or the engine is invalid.
@@ -159,7 +159,8 @@ def profile_of(row: Mapping[str, Any]) -> profiles.Profile:
 
 
 def _ordered(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The workload without its measures, and the gains in their order: a mix is read by that."""
+    """The workload without its measures, and the gains in the order of the measures, by which a mix is
+    read."""
     work, gain = row["workload"], row["gain"]
     metrics = work.get("metrics")
     if metrics is None:
@@ -171,12 +172,12 @@ def _ordered(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_work(profile: profiles.Profile) -> None:
-    """A gain of a measure that the workload does not have belongs to another workload.
+    """Check that all gains belong to measures of the workload.
 
     Raises:
-        TuneError: There is such a gain; or the workload cannot be read.
+        TuneError: A gain belongs to another workload, or the workload cannot be read.
     """
-    assert profile.evidence is not None  # every row has a workload
+    assert profile.evidence is not None  # each row has a workload
     workload = workload_of(profile)
     known = {*workload.metrics, *map(workload.label, workload.metrics)}
     other = [m for m in profile.evidence.gain if m not in known]

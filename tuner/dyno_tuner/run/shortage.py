@@ -1,7 +1,7 @@
-"""The policy for a shortage of budget: everything that a run does less of is decided here.
+"""The policy for a short budget, which decides about all reductions of a run.
 
-The shares of the stages are in `run.budget`. A stage that has too little time for two rounds proves less;
-this policy keeps measurements short, comparisons few and the search brief before it comes to that.
+`run.budget` has the shares of the stages. A stage without time for two rounds proves less. To avoid that,
+this policy makes measurements shorter, comparisons fewer and the search briefer.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from ..search.observation import Trial
     from .budget import Schedule
 
-PATIENCE = 8  # trials without a gain that end the search
-WIDER = 1.2  # times the margin, that fewer samples may cost
-ROUNDS = 2  # of a comparison at least
-SLOW = 2.5  # times a measurement of the default; what takes longer gets no more samples
-SPARE = 1.25  # times the shortest proof, that a search keeps for it: a round may take longer than planned
-LEAST = 30  # measurements that a budget should have room for; samples of each are given up for that
-PROOF = "kernels"  # the stage in whose time a proof of settings has to end, at the latest
-ENOUGH = int(2 * measurements_in_round(2))  # the shortest proof, of two configurations beside the default
+PATIENCE = 8  # consecutive trials without a gain that end the search
+WIDER = 1.2  # factor by which fewer samples may widen the margin
+ROUNDS = 2  # least rounds of a comparison
+SLOW = 2.5  # factor on the duration of a measurement of the default, after which no more samples are taken
+SPARE = 1.25  # factor on the shortest proof that a search reserves, because a round may take longer
+LEAST = 30  # measurements that a budget should have room for, at the cost of samples in each
+PROOF = "kernels"  # the stage in whose time a proof of settings must end at the latest
+ENOUGH = int(2 * measurements_in_round(2))  # the shortest proof: two configurations and the default
 
 
 class Shortage:
-    """The things that a run with this budget gives up.
+    """The reductions of a run with this budget.
 
-    `few` says whether the budget has room for few measurements. It is known when the noise is; without a
-    budget it stays False and nothing is given up.
+    `few` says whether the budget has room for only a few measurements. It is known once the noise is. Without
+    a budget it is always False, and nothing is reduced.
     """
 
     def __init__(self, options: Options, budget: Schedule) -> None:
@@ -46,10 +46,10 @@ class Shortage:
     # ---- before the noise is known
 
     def prompts(self, sample: float) -> int:
-        """Samples of a measurement that leave room for LEAST measurements.
+        """The number of samples per measurement that leaves room for LEAST measurements.
 
         Args:
-            sample: seconds of one.
+            sample: Seconds of one sample.
         """
         assert self._options.budget is not None
         for prompts in range(self._options.policy.prompts, 1, -1):
@@ -60,12 +60,12 @@ class Shortage:
     def fewer_samples(
         self, kept: int, noise: Mapping[str, Noise], noise_with: Callable[[int], dict[str, Noise]]
     ) -> tuple[int, dict[str, Noise]] | None:
-        """The fewest samples that hardly widen the margin, and the noise with them: in a short budget more
-        measurements tell more than longer ones. Samples of one measurement do not tell what processes differ
-        by. None: as many as are kept.
+        """The least number of samples that hardly widens the margin, and the noise with it. In a short
+        budget, more measurements are better than longer ones, because samples of one measurement do not show
+        differences between processes. None: the current number.
 
         Args:
-            noise_with: the noise as if every measurement had kept so many samples.
+            noise_with: Gives the noise as if each measurement had kept this number of samples.
         """
         if self._options.budget is None or self._budget.measurements_left >= SEARCH_MEASUREMENTS:
             return None
@@ -79,8 +79,8 @@ class Shortage:
     # ---- after it
 
     def brief(self, policy: MeasurementPolicy) -> MeasurementPolicy:
-        """For all but the default: a configuration that is very slow gets no samples beyond those that show
-        it."""
+        """The policy for all configurations except the default. A very slow one gets only the samples that
+        show its slowness."""
         cost = self._budget.measurement_cost
         if self._options.budget is None or not cost:
             return policy
@@ -92,17 +92,17 @@ class Shortage:
 
     @property
     def glimpses(self) -> bool:
-        """Whether kernels are looked at before settings, because the shares would leave them no time."""
+        """Whether kernels get a first look before settings, because the shares would leave them no time."""
         return self.few and not self._budget.kernels_have_time
 
     def ends_search(self, now: float, measurements: float, proofs: Sequence[float]) -> bool:
-        """Whether the next trial would take the time of a proof: of one that noise makes long, or in a short
-        budget of what is far ahead.
+        """Whether the next trial would use up the time of a proof: a proof that noise makes long, or, in a
+        short budget, the proof of a trial that is far ahead.
 
         Args:
-            now: seconds of the run, by the clock of the device that asks.
-            measurements: that the next trial takes.
-            proofs: measurements of proofs, the largest first. The first that there is time for is kept.
+            now: Seconds of the run, by the clock of the asking device.
+            measurements: Number of measurements of the next trial.
+            proofs: Numbers of measurements of proofs, the largest first. The first one that fits is reserved.
         """
         kept = next((p for p in proofs if self._budget.more_at(now, p, PROOF)), None)
         return kept is not None and not self._budget.more_at(now, measurements + kept, PROOF)
@@ -111,15 +111,15 @@ class Shortage:
         self, now: float, measurements: float, found: Sequence[Trial], trials: Sequence[Trial],
         proof: Callable[[Trial], int],
     ) -> bool:  # fmt: skip
-        """Whether the search goes on when its own share has ended. A search without a find has no use for the
-        finals that follow it. With a find, a short budget goes on until the proof has to begin.
+        """Whether the search continues after the end of its share. Without a find, it does not need the time
+        of the finals. With a find and a short budget, it continues until the proof must begin.
 
         Args:
-            now: seconds of the run, by the clock of the device that asks.
+            now: Seconds of the run, by the clock of the asking device.
             measurements: that the next trial takes.
-            found: the trials that are worth proving.
-            trials: all trials.
-            proof: measurements that prove a trial.
+            found: The trials that are worth proving.
+            trials: All trials.
+            proof: Number of measurements that prove a trial.
         """
         if not found:
             return self._budget.more_at(now, measurements, "walk") or self._budget.more_at(

@@ -1,8 +1,8 @@
-"""A tune on a slice of the model's layers, confirmed once on the whole model.
+"""A tune on a slice of the model's layers, followed by a proof on the whole model.
 
-The slice has the same shapes and less of them, so each measurement is shorter and loads faster. The limits of
-memory are scaled by the bytes of the slice. What wins there races against the default on the whole model, and
-only what is proven in these rounds stands in the profile.
+The slice has the same shapes but fewer layers, so measurements are shorter and loads faster. Memory limits
+are scaled by the bytes of the slice. The winner of the slice is then compared with the default on the whole
+model. The profile only has entries that these rounds prove.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from ..core.protocol import Value
     from .session import Request, Result
 
-SLICE_SHARE = 0.6  # of the budget; the rest confirms
+SLICE_SHARE = 0.6  # share of the budget for the slice; the rest is for the proof
 _ON_DEVICE: dict[str, Value] = {"placement": "", "cpu_moe": False, "n_cpu_moe": 0, "n_gpu_layers": -1}
 
 
 def run_on_slice(
     request: Request, layers: int, executor_of: Callable[[Request], Executor] | None = None
 ) -> Result:
-    """Tunes on the first `layers` layers and confirms the winner on all.
+    """Tune on the first `layers` layers, and prove the winner on all layers.
 
     Args:
-        executor_of: makes the engine of a request; by default a worker process.
+        executor_of: Makes the engine of a request; default: a worker process.
 
     Raises:
-        TuneError: the model has no more layers than that, or as `session.run`.
+        TuneError: The model has no more layers than that, or as in `session.run`.
         Interrupted: Ctrl-C or SIGTERM ended the tune on the slice.
     """
     with contextlib.ExitStack() as stack:
@@ -70,7 +70,7 @@ def run_on_slice(
             raise Interrupted(f"{ended}; the same command starts from the beginning") from error
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(found.journal, kept)
-        if found.outcome.status == "interrupted":  # the tune has caught the signal
+        if found.outcome.status == "interrupted":  # the tune itself has caught the signal
             raise Interrupted(f"{ended}; the same command starts from the beginning. Journal: {kept}")
         space, _ = limit_memory(description, request, whole, space_for(description, request))
         winner = on_whole(found.outcome.settings, space, layers, of)
@@ -96,7 +96,7 @@ def run_on_slice(
 
 def _without_winner(found: Result, left: str, layers: int) -> Result:
     """The result of a tune whose slice has nothing to confirm."""
-    # The proof on the whole model needs no less than the slice, and gets less.
+    # The proof on the whole model needs at least as much time as the slice, but gets less.
     found = _by_whole_budget(
         found, left, "the search on the first layers", SLICE_SHARE, min(SLICE_SHARE, 1 - SLICE_SHARE)
     )
@@ -107,12 +107,12 @@ def _without_winner(found: Result, left: str, layers: int) -> Result:
 
 
 def _by_whole_budget(found: Result, left: str, who: str, share: float, least: float) -> Result:
-    """The result of one of the two tunes, with budgets of both together where it names its own.
+    """The result of one of the two tunes, in which budgets are converted to the total budget of both.
 
     Args:
-        left: the state of the profile's file, if the tune has judged nothing.
-        who: has had `share` of the budget.
-        least: the share that has to be as long as the tune needs.
+        left: The state of the profile file, if the tune has judged nothing.
+        who: Name of the tune, which had `share` of the budget.
+        least: The share that must be as long as the tune needs.
     """
 
     def whole(short: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _bytes(executor: Executor, layers: int) -> int:
 
 
 def _scaled(request: Request, layers: int, share: float, out: Path) -> Request:
-    """The request for the slice: less memory and time, no kernels."""
+    """The request for the slice, with less memory and time, and without kernels."""
 
     def less(size: int) -> int:
         return max(1, math.ceil(size * share))
@@ -167,8 +167,8 @@ def _scaled(request: Request, layers: int, share: float, out: Path) -> Request:
 
 
 def on_whole(settings: Mapping[str, Value], space: Space, layers: int, of: int) -> dict[str, Any]:
-    """The winner of the slice in the space of the whole model: counts of layers grow with it. If it does not
-    fit there, more experts or layers go to the CPU until it does, or the default takes their place."""
+    """The winner of the slice in the space of the whole model. Numbers of layers are scaled up. If it does
+    not fit, more experts or layers go to the CPU until it does, or their values become the default."""
     found: dict[str, Any] = {k.name: settings.get(k.name, k.default) for k in space.knobs}
     if "n_cpu_moe" in found:
         found["n_cpu_moe"] = math.ceil(int(found["n_cpu_moe"]) * of / layers)
@@ -187,7 +187,7 @@ def on_whole(settings: Mapping[str, Value], space: Space, layers: int, of: int) 
 
 
 def narrowed(space: Space, winner: Mapping[str, Value]) -> Space:
-    """The default and the winner of each knob, nothing else. Thresholds are solved already."""
+    """The space with only the default and the winning value of each knob. Thresholds are already solved."""
     knobs = [
         replace(k, values=tuple(dict.fromkeys((k.default, winner[k.name]))), threshold_of=None, ordinal=False)
         for k in space.knobs

@@ -1,8 +1,7 @@
 """A whole tune, stage by stage: A/A, incumbents and screen, finalists, entries one by one, kernels.
 
-`Tune.run` is a pure function of the seed, the recorder's results and the recorder's time; see
-`record.recorder` for what that buys. At every moment `Tune.outcome` is a valid answer, which is what an
-interrupt takes.
+`Tune.run` is a pure function of the seed, the recorder's results and the recorder's time, so that it can be
+resumed (see `record.recorder`). `Tune.outcome` is a valid answer at any moment, so an interrupt can write it.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ if TYPE_CHECKING:
 
 
 class Tune:
-    """A tune: the order of the stages, and the answer at any moment.
+    """A tune: the sequence of the stages, and a valid outcome at any moment.
 
     Args:
-        incumbents: settings that race first: the nearest profile, the user's own command line.
-        pool: several devices of one kind that screen together; the first of them is the recorder's.
-        shared: a study that other tunes work on, too; it has been joined.
+        incumbents: Settings that race first: the most similar profile, the user's own command line.
+        pool: Several devices of one kind that screen in parallel. The first one belongs to the recorder.
+        shared: A joined study that other tunes also work on.
 
     Raises:
-        TuneError: there is no such sampler.
+        TuneError: The sampler does not exist.
     """
 
     def __init__(
@@ -69,22 +68,22 @@ class Tune:
         self._screen: Screen | None = None
         self._kernels: KernelStage | None = None
         self._left_open = False
-        self._missed: tuple[Point, float] | None = None  # as Chooser has it
-        self._withdrawn: list[str] = []  # gained in rounds, and nobody could compare their answers
-        self._failed: list[str] = []  # looked faster, and failed twice in rounds
+        self._missed: tuple[Point, float] | None = None  # as in Chooser
+        self._withdrawn: list[str] = []  # gained in rounds, but their answers could not be compared
+        self._failed: list[str] = []  # looked faster, but failed twice in rounds
         self._failure = ""  # how
         self._solved: list[Solved] = []  # thresholds
         self.routing: dict[str, Any] = {}
         self.status = "complete"
-        self.disturbance = ""  # who or what kept the machine from coming to rest, which ended the run
+        self.disturbance = ""  # the disturbance of the machine that ended the run
 
     @property
     def space(self) -> Space:
-        """The space of the search; solved thresholds have fewer values left."""
+        """The search space, in which solved thresholds have fewer values."""
         return self.context.space
 
     def _known(self, settings: Mapping[str, Any]) -> Point | None:
-        """An incumbent as a point; None where one of its values is not in the space."""
+        """An incumbent as a point; None if one of its values is not in the space."""
         try:
             return self.context.space.point(
                 {k.name: settings.get(k.name, k.default) for k in self.context.space.knobs}
@@ -95,8 +94,8 @@ class Tune:
     # ---- the run
 
     def run(self) -> Outcome:
-        """Goes through the stages. Ctrl-C (KeyboardInterrupt) and a machine that does not come to rest end
-        the run with what is proven so far; `disturbance` then says who used the machine."""
+        """Run the stages. Ctrl-C (KeyboardInterrupt), or a machine that does not become quiet, ends the run
+        with the proven entries. `disturbance` then says who used the machine."""
         try:
             self._run()
         except (KeyboardInterrupt, DisturbedError) as error:
@@ -107,9 +106,7 @@ class Tune:
     def _run(self) -> None:
         context = self.context
         self.stage("noise")
-        self._left_open = bool(
-            context.space.knobs
-        )  # until the finals have ended, also where Ctrl-C ends the run
+        self._left_open = bool(context.space.knobs)  # until the finals have ended, even after Ctrl-C
         if not self._measure_noise():
             self.status, self._left_open = "budget", False
             return
@@ -149,8 +146,8 @@ class Tune:
         self.stage("done")
 
     def _glimpse(self) -> None:
-        """If the shares would leave kernels nothing, a look decides whether their proof gets time. No look
-        where there is no time for that proof."""
+        """If the shares would leave no time for kernels, a first look decides whether their proof gets time.
+        There is no first look without time for that proof."""
         context = self.context
         if not self.options.kernels or not context.shortage.glimpses:
             return
@@ -163,19 +160,19 @@ class Tune:
         context.budget.reserve(self._kernels.glimpse(context.choice))
 
     def _keep_for_kernels(self) -> None:
-        """The larger promise is proven first: if settings promise more, the time is theirs."""
+        """Reserve time for the larger promise: if settings promise more, they get the time."""
         best = max((t.log_ratio for t in self.trials if t.log_ratio is not None), default=0.0)
         if self._kernels is not None and best > self._kernels.promise():
             self.context.budget.reserve(0.0)
 
     @property
     def unproven(self) -> bool:
-        """Whether something that looked faster is not written although nothing refutes it."""
+        """Whether something that looked faster was neither proven nor refuted."""
         return self._short or bool(self._unanswered)
 
     @property
     def _unanswered(self) -> str:
-        """Why settings that looked faster are not written, if it was no lack of time."""
+        """The reason why settings that looked faster are not written, other than lack of time."""
         if self.context.choice.entries:
             return ""
         failed = f"they failed twice in rounds: {self._failure}" if self._failed else ""
@@ -183,7 +180,7 @@ class Tune:
 
     @property
     def _short(self) -> bool:
-        """Whether something that looked faster is not written because there was no time to prove it."""
+        """Whether there was no time to prove something that looked faster."""
         return (self._left_open or self.context.gate.cut) and not self.context.choice.entries
 
     def stage(self, name: str) -> None:
@@ -192,7 +189,7 @@ class Tune:
     # ---- stages
 
     def _measure_noise(self) -> bool:
-        """A/A and the default's answers. False: the budget has no time for them."""
+        """Measure A/A and the answers of the default. Returns False if the budget is too short."""
         context = self.context
         if not NoiseStage(context).run():
             return False
@@ -206,8 +203,8 @@ class Tune:
         return True
 
     def _solve_thresholds(self) -> None:
-        """Solved, not searched: what is left of a threshold is its default and the value that takes the
-        faster path at every u-batch."""
+        """Solve the thresholds instead of searching them. A solved threshold keeps its default and the value
+        that takes the faster path at all u-batches."""
         o = self.options
         if o.max_distinct is not None or not any(k.threshold_of and k.code for k in self.context.space.knobs):
             return
@@ -219,7 +216,7 @@ class Tune:
         self._solved = stage.solved
         incumbents = [whole.settings(p) for p in self._incumbents]
         self.context.change_space(space)
-        # A value that solving has ruled out is none any more; an incumbent without it still races.
+        # A value that solving has ruled out is removed from an incumbent, which still races without it.
         known = [self._known(s) or nearest(space, s) for s in [*incumbents, *stage.seeds]]
         self._incumbents = list(dict.fromkeys(known))
 
@@ -249,7 +246,7 @@ class Tune:
         return self._screen.trials if self._screen else []
 
     def _candidates(self) -> list[Trial]:
-        """For the finals: also what other machines have found."""
+        """The candidates for the finals, including results of other machines."""
         others = self._shared.trials(self.context.space) if self._shared is not None else []
         return [*self.trials, *others]
 
@@ -265,8 +262,8 @@ class Tune:
     # ---- the answer, at any moment
 
     def _searched(self) -> list[str]:
-        """Knobs of which another value than the default was tried: of the others nothing can be said, not
-        even that their default is best."""
+        """Knobs with another tried value than the default. Nothing is known about the others, not even that
+        their default is best."""
         points = [t.point for t in self._screen.trials] if self._screen else []
         return [
             k.name
@@ -325,7 +322,7 @@ class Tune:
                 whole = Configuration(result.settings, tuple(k.choice for k in result.kernels))
                 result.quality = context.gate.of_kernels(whole)
         for metric in result.untouched:
-            # It is 1: what the rounds say else is their error, and that of two processes is the least of it.
+            # The ratio is 1. Any other value of the rounds is their error.
             result.gain[metric] = result.gain[metric].widened(context.noise[metric].half_width(1))
         return result
 

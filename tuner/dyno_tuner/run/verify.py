@@ -1,5 +1,4 @@
-"""Does a profile still hold? Each entry, or its group, is taken out of the whole profile, in the same ABBA
-rounds that wrote it."""
+"""Verification of a profile: an ablation of each entry, or its group, in ABBA rounds as in a tune."""
 
 from __future__ import annotations
 
@@ -43,9 +42,9 @@ if TYPE_CHECKING:
     from ..measure.comparison import Comparison
     from ..measure.paired_rounds import Bar
 
-USUAL = -1.0  # a budget: by the engine
+USUAL = -1.0  # the default budget, which depends on the engine
 KEEP, STALE, HARMFUL, UNSUPPORTED = "keep", "stale", "harmful", "unsupported"
-UNCLEAR = "unclear"  # the noise of this machine is too large for any verdict
+UNCLEAR = "unclear"  # the noise of this machine is too large for a verdict
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,9 @@ class Verdict:
     reason: str
     recorded: float | None = None  # the ratio in the profile
     measured: Estimate | None = None
-    proven: bool = False  # whether today's rounds pass the rule for what a tune writes
+    proven: bool = False  # whether today's rounds pass the acceptance rule of a tune
     memory: tuple[int, int] | None = None
-    """Bytes of the default and of all proven entries together, by the engine's plan, where they decide."""
+    """Planned bytes of the default and of all proven entries together, if memory decides."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -70,14 +69,14 @@ class Verdict:
 
 @dataclass
 class Unit:
-    """Entries that stand or fall together."""
+    """Entries that are judged together."""
 
     label: str
     settings: dict[str, Any]
     kernels: list[KernelChoice]
     moves: tuple[str, ...]
     recorded: float | None
-    lost: tuple[str, ...] = ()  # entries of the group that the engine does not take
+    lost: tuple[str, ...] = ()  # entries of the group that the engine does not accept
 
     @property
     def part(self) -> Part:
@@ -90,7 +89,7 @@ class Unit:
         ]
 
     def only(self, entries: Collection[str]) -> Unit:
-        """These of its entries."""
+        """The unit with only these entries."""
         return replace(
             self,
             settings={n: v for n, v in self.settings.items() if f"settings.{n}" in entries},
@@ -98,7 +97,7 @@ class Unit:
         )
 
     def without(self, entries: Collection[str]) -> Unit:
-        """The rest, where the engine does not take these."""
+        """The unit without entries that the engine does not accept."""
         left = self.only([e for e in self.entries() if e not in entries])
         return replace(left, lost=(*self.lost, *entries))
 
@@ -125,11 +124,13 @@ def units_of(profile: profiles.Profile, metrics: Sequence[str]) -> list[Unit]:
 
 
 class Verification(Tune):
-    """The measurement of `units` by the recorder's executor. `verdicts` is complete when `run` is done.
+    """A verification of `units` with the executor of the recorder. `verdicts` is complete when `run` has
+    ended.
 
     Args:
-        disturbed: others used the machine while the profile was written; nothing of it is kept.
-        needs: bytes of settings by the engine's plan, for a profile that was written for its memory.
+        disturbed: Whether other programs used the machine while the profile was made, so that nothing is
+            kept.
+        needs: Gives the planned bytes of settings, for a profile that was written for its memory.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Verification(Tune):
         self._units = list(units)
         self.verdicts: list[Verdict] = []
         self._by_the_whole: set[str] = set()
-        """Proven by the gain of the whole profile, since the rest does not run without them."""
+        """Entries that the gain of the whole profile proves, because the rest does not run without them."""
         self.gain: dict[str, Estimate] = {}
 
     def _configuration(self, units: Sequence[Unit]) -> Configuration:
@@ -212,7 +213,7 @@ class Verification(Tune):
         return context.rounds().compare(key, configurations, context.round_count, rests=rests(configurations))
 
     def _compared_again(self, first: Comparison, configurations: Mapping[str, Configuration]) -> Comparison:
-        """A second comparison, or the first one if the time ends before the second one tells anything."""
+        """A second comparison, or the first one if the time ends before the second one has a result."""
         try:
             again = self._compared("verify/again", configurations)
         except BudgetError:
@@ -224,15 +225,15 @@ class Verification(Tune):
         return first if _decides(first) or again.begun == 0 else again
 
     def _forget_savings_that_went(self, units: Sequence[Unit]) -> None:
-        """An entry that is proven by the saving of the whole stays so only if the proven entries save."""
+        """An entry that is proven by the saving of the whole stays proven only if the proven entries save."""
         if self._by_the_whole and not self._saves(self._sizes(self._proven(units))):
             self.verdicts = [
                 replace(v, proven=False) if v.entry in self._by_the_whole else v for v in self.verdicts
             ]
 
     def _sizes(self, units: Sequence[Unit]) -> tuple[int, int] | None:
-        """Bytes of the default and of these units by the engine's plan; None where speed alone counts, or the
-        engine refuses one of them."""
+        """Planned bytes of the default and of these units; None if only speed counts, or the engine refuses
+        one of them."""
         if self._needs is None:
             return None
         usual, size = (self._needs(self._configuration(which).settings) for which in ([], units))
@@ -247,20 +248,20 @@ class Verification(Tune):
         return [unit.only([e for e in unit.entries() if e in entries]) for unit in units]
 
     def _note_memory(self, units: Sequence[Unit]) -> None:
-        """Gives every proven verdict the memory of what is proven."""
+        """Add the memory of the proven entries to each proven verdict."""
         sizes = self._sizes(self._proven(units))
         self.verdicts = [replace(v, memory=sizes) if v.proven else v for v in self.verdicts]
 
     def _whole_saves(self, result: Comparison, units: Sequence[Unit], bar: Bar) -> bool:
-        """Whether the profile needs less memory than the default, and rounds show that no metric pays for
-        it; False where speed alone counts."""
-        # In noise over the widest margin nothing shows.
+        """Whether the profile needs less memory than the default, and rounds show that no metric becomes
+        slower; False if only speed counts."""
+        # With noise above the widest margin, nothing can be shown.
         shows = bar.proves(tuple(self.context.weights))
         slower = any(self._may_be_slower(result, m, bar) for m in self.context.weights)
         return self._saves(self._sizes(units)) and shows and not slower
 
     def _saved(self, unit: Unit, units: Sequence[Unit]) -> int:
-        """Bytes that a unit saves in the whole profile; 0 where speed alone counts."""
+        """Bytes that a unit saves in the whole profile; 0 if only speed counts."""
         if self._needs is None:
             return 0
         with_it = self._needs(self._configuration(units).settings)
@@ -268,7 +269,7 @@ class Verification(Tune):
         return max(0, without - with_it) if with_it is not None and without is not None else 0
 
     def _running(self, units: Sequence[Unit]) -> list[Unit]:
-        """Those that the engine takes. Entries that it refuses, or does not survive, get their verdict at
+        """The units that the engine accepts. Entries that it refuses, or that kill it, get their verdict at
         once."""
         whole = self._try("runs/full", self._configuration(units))
         if whole.status is TrialStatus.OK:
@@ -286,7 +287,7 @@ class Verification(Tune):
         return good
 
     def _taken(self, key: str, unit: Unit) -> Unit | None:
-        """The entries of a unit that run: they are tried one by one if all together do not run."""
+        """The entries of a unit that run. If all together do not run, they are tried one by one."""
         measurement = self._try(key, self._configuration([unit]))
         if measurement.status is TrialStatus.OK:
             return unit
@@ -303,7 +304,8 @@ class Verification(Tune):
         return self._taken(f"{key}/rest", unit.without(bad)) if len(bad) < len(entries) else None
 
     def _try(self, key: str, configuration: Configuration) -> Measurement:
-        """A measurement; if it fails, one more in a fresh process, because others can kill a worker."""
+        """A measurement. If it fails, it is repeated in a fresh process, because other programs can kill a
+        worker."""
         context, metrics = self.context, tuple(self.context.weights)
         found = context.measure(key, configuration, metrics)
         if not found.status.kills or context.recorder.was_cut(key):
@@ -316,7 +318,7 @@ class Verification(Tune):
         self._say(unit, UNSUPPORTED if refused else HARMFUL, measurement.message or str(measurement.status))
 
     def _answering(self, units: Sequence[Unit]) -> list[Unit]:
-        """Those whose answers are as near to the exact path's as the default's."""
+        """The units whose answers are as close to the exact path as the default."""
         if not units or not self._wrong("all", units):
             return list(units)
         good = []
@@ -343,7 +345,7 @@ class Verification(Tune):
         proven = accept(Evidence(result, FULL, weights, whole, (found,)))
         if found.needed:
             verdict = UNCLEAR if self._disturbed else KEEP
-            # The saving of the whole is that of each entry without which the rest does not run.
+            # The saving of the whole counts for each entry without which the rest does not run.
             if not proven and self._whole_saves(result, units, bar):
                 proven = accept(Evidence(result, FULL, weights, whole, (found,), saves=True))
                 self._by_the_whole.update(unit.entries() if proven else ())
@@ -363,7 +365,7 @@ class Verification(Tune):
             saves = f"saves {saved / 2**20:,.1f} MiB"
             slower = [m for m in unit.moves if self._may_be_slower(result, m, bar, over)]
             kept = accept(Evidence(result, FULL, weights, whole, (replace(found, saves=True),), saves=True))
-            # Several entries may each be within the margin, and all of them together beyond it.
+            # Several entries may each be within the margin, but together exceed it.
             together = any(self._may_be_slower(result, m, bar) for m in unit.moves)
             if self._disturbed:
                 self._say(
@@ -386,12 +388,12 @@ class Verification(Tune):
             self._say(unit, STALE, "has no gain left that exceeds the noise", gain)
 
     def _may_be_slower(self, result: Comparison, metric: str, bar: Bar, over: str | None = None) -> bool:
-        """Whether the rounds allow that a metric pays more than its margin for memory."""
+        """Whether, by the rounds, a metric may be slower by more than its margin."""
         return result.ratio(FULL, [metric], self.context.weights, over).low < 1 - bar.margin[metric]
 
 
 def _decides(result: Comparison) -> bool:
-    """Whether rounds have told how fast the whole profile is."""
+    """Whether the rounds have shown the speed of the whole profile."""
     return result.rounds >= 2 and FULL in result.logs
 
 
@@ -409,7 +411,8 @@ def _knob(name: str, value: Any, default: Any) -> Knob:
 def sort_out(
     units: Sequence[Unit], defaults: Mapping[str, Any]
 ) -> tuple[list[Unit], list[Verdict], dict[str, Any]]:
-    """Without measuring: units worth it, verdicts on the others, settings to search by name."""
+    """Sort units without measuring: units to measure, verdicts on the others, and settings to search by
+    name."""
     left, verdicts, values = [], [], {}
     for unit in units:
         missing = {f"settings.{n}": n for n in unit.settings if n not in defaults}
@@ -430,12 +433,12 @@ def sort_out(
 
 
 def model_file(path: Path, profile: profiles.Profile) -> str:
-    """The model that a profile was made with, by what it says. Raises TuneError."""
+    """The model file that a profile was made with, from its command. Raises TuneError."""
     said = profile.provenance
     places: list[Path] = []
     try:
         words = shlex.split(said.command) if said and said.command else []
-    except ValueError:  # edited by hand, or cut to the length that a profile holds
+    except ValueError:  # edited by hand, or cut to the maximum length in a profile
         words = []
     for flag, value in itertools.pairwise(words):
         if flag in ("--model", "-m"):
@@ -453,21 +456,21 @@ def verify(
     executor: Executor | None = None, knob: Callable[[str, Any, Any], Knob] = _knob,
     options: Mapping[str, Any] | None = None, device: str | None = None, binaries: str | None = None,
 ) -> tuple[list[Verdict], dict[str, Estimate]]:  # fmt: skip
-    """Verdicts on the entries of a profile, in its order, those that cannot be read last, and the gain of the
-    whole by metric.
+    """Verify a profile. Returns verdicts on its entries in their order, unreadable ones last, and the gain of
+    the whole by metric.
 
     Args:
-        model: GGUF file; by default the one that the profile names.
-        budget: seconds, at which what still runs is ended; None: as long as it takes. By default two minutes,
-            ten where every measurement is a process of another engine that loads the model.
-        executor: the engine; by default a worker process with dyno's own.
-        options: further ones of `Options`.
-        device: `cpu` or `cuda:N`; by default the first of the profile's kind.
-        binaries: folder of the other engine's binaries; by default the recorded one, if the user confirms it.
+        model: GGUF file; default: the one that the profile names.
+        budget: Seconds after which running work is ended; None: no limit. Default: two minutes, or ten if
+            each measurement is a process of another engine that loads the model.
+        executor: The engine; default: a worker process with dyno.
+        options: Further fields of `Options`.
+        device: `cpu` or `cuda:N`; default: the first device of the profile's kind.
+        binaries: Folder of the other engine's binaries; default: the recorded one, if the user confirms it.
 
     Raises:
-        ProfileError: the file is not a profile.
-        TuneError: nothing could be verified; says why.
+        ProfileError: The file is not a profile.
+        TuneError: Nothing could be verified. The message has the reason.
     """
     profile, wrong = profiles.load_readable(path)
     unread = [Verdict(entry, UNSUPPORTED, why) for entry, why in wrong.items()]
@@ -505,10 +508,10 @@ def verify(
 
 
 def text_beside(workload: Workload, profile: Path) -> str | None:
-    """The text that the prompts of a served load are cut from, beside the profile or in this folder.
+    """The text file for the prompts of a served load, next to the profile or in the current folder.
 
     Raises:
-        TuneError: it is at neither place.
+        TuneError: The file is in neither folder.
     """
     if workload.served is None or workload.served.text is None:
         return None
@@ -525,7 +528,7 @@ def text_beside(workload: Workload, profile: Path) -> str | None:
 def _binaries(
     path: Path, profile: profiles.Profile, device: str, binaries: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings and options of the target for a profile of another engine. Raises TuneError."""
+    """The settings and options of the target for a profile of another engine. Raises TuneError."""
     command = tuned_with(profile)[2]
     folder = binaries_folder(path, profile, binaries)
     number = int(device.removeprefix("cuda:")) if device.startswith("cuda:") else 0

@@ -1,4 +1,5 @@
-"""The context of a run as the search sees it: with the time for trials and the results of several devices."""
+"""The protocol of the context of a run for the search, with the time for trials and results of several
+devices."""
 
 from __future__ import annotations
 
@@ -15,21 +16,21 @@ if TYPE_CHECKING:
 
 
 class SearchContext(Context, Protocol):
-    """A context that knows how long the search goes on."""
+    """A context that also decides how long the search continues."""
 
     def baseline(self, key: str) -> Measurement:
         """A measurement of the default in the running process. Raises TuneError if it does not run."""
         ...
 
     def policy_for(self, *, baseline: bool) -> MeasurementPolicy:
-        """How a baseline or a candidate is measured."""
+        """The policy for measuring a baseline or a candidate."""
         ...
 
     def goes_on(self, now: float, measurements: int, trials: Sequence[Trial]) -> bool:
-        """Whether the search has time for so many more measurements, by the clock of a device."""
+        """Whether the search has time for this many more measurements, by the clock of a device."""
         ...
 
     def joined(self, process: int, costs: Sequence[float], unstable: int) -> None:
-        """Takes over what several devices have learnt together: the process with which the first one goes on,
-        the seconds of their baselines, and how many measurements were unstable."""
+        """Take over the results of joint work of several devices: the process with which the first one
+        continues, the seconds of their baselines, and the number of unstable measurements."""
         ...

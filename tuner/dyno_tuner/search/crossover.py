@@ -1,8 +1,9 @@
-"""Where two paths cross: solved by measuring both on a grid and bisecting, or by their curves; not searched.
+"""The crossing of two paths. It is not searched, but solved by bisection on a grid of sizes, or by fitted
+curves.
 
-A threshold setting says up to which size the first path is taken. At a size of the grid both paths are
-measured and their ratio, with its standard error, decides the side; what measurements are left go to the
-two sizes next to the crossing, where noise can have been wrong by a step.
+A threshold setting is the largest size for which the first path is taken. At a size of the grid, both paths
+are measured, and their ratio with its standard error decides the side. Remaining measurements go to the two
+sizes next to the crossing, where noise may have caused an error of one step.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-# Standard errors: of half a dozen sizes at which nothing differs, none is beyond them in 19 of 20 solves.
+# Standard errors. If nothing differs at half a dozen sizes, none exceeds this in 19 of 20 solutions.
 DOUBT = 2.6
 
 
 @dataclass
 class Crossing:
-    """The first path is better at `grid[:below]`, the second one at `grid[below:]`."""
+    """The solution: the first path is better at `grid[:below]`, and the second one at `grid[below:]`."""
 
     verdict: Verdict
     below: int
@@ -41,17 +42,17 @@ def solve(
     margin: float = 0.01,
     limit: int = 12,
 ) -> Crossing:
-    """Locates the crossing.
+    """Find the crossing by bisection.
 
     Args:
-        grid: sizes in ascending order.
-        measure: takes an index of the grid and how often it has been asked about it; measures both paths
-            there, which counts as two measurements, and returns log(first / second) with its standard error.
-        margin: a difference that is none, in log units.
-        limit: measurements at most; at least 4.
+        grid: Sizes in ascending order.
+        measure: Takes an index of the grid, and how often it was measured before. Measures both paths there,
+            which counts as two measurements, and returns log(first / second) with its standard error.
+        margin: Smaller differences do not count, in log units.
+        limit: Most measurements; at least 4.
 
     Raises:
-        ValueError: the grid is empty, not ascending, or the limit allows nothing.
+        ValueError: The grid is empty or not ascending, or the limit is too small.
     """
     if not grid or list(grid) != sorted(set(grid)):
         raise ValueError(f"the grid {list(grid)} must be ascending without repetition")
@@ -71,20 +72,20 @@ def solve_by_curves(
     margin: float = 0.01,
     limit: int = 12,
 ) -> Crossing:
-    """Locates the crossing of two paths whose times are known in form: a pass over `size` tokens takes
-    a + b x size seconds, so a token takes b + a / size.
+    """Find the crossing of two paths by a model of their times: a pass over `size` tokens takes a + b x size
+    seconds, so a token takes b + a / size.
 
     Both paths are measured at the smallest and the largest size. The crossing of the two curves is computed,
-    and the sizes beside it are measured to confirm it. Each of these measurements refines the curves. A size
-    that they propose is measured only if bisection could still find the crossing with the rest.
+    and the sizes next to it are measured to confirm it. Each measurement refines the curves. A proposed size
+    is measured only if bisection could still find the crossing with the remaining measurements.
 
     Args:
-        grid, measure, margin, limit: as for `solve`.
-        seconds: of a token with the first and with the second path at an index of the grid, after it was
-        measured; None where a path does not run.
+        grid, measure, margin, limit: As in `solve`.
+        seconds: Gives the seconds per token of the first and the second path at a measured index of the grid;
+        None for a path that does not run.
 
     Raises:
-        ValueError: as `solve`.
+        ValueError: As in `solve`.
     """
     if not grid or list(grid) != sorted(set(grid)):
         raise ValueError(f"the grid {list(grid)} must be ascending without repetition")
@@ -96,7 +97,8 @@ def solve_by_curves(
 
 
 class _Search:
-    """The first path wins at `low`, the second one at `high`, as far as is known."""
+    """The state of the bisection: as far as known, the first path wins at `low`, and the second one at
+    `high`."""
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class _Search:
         return sum(self._seen[index]) / len(self._seen[index])
 
     def _parted(self) -> bool:
-        """Whether a size was seen at which the paths differ beyond margin and doubt."""
+        """Whether the paths differ significantly, by more than the margin, at some size."""
 
         def at(index: int) -> bool:
             error = max(self._errors) / math.sqrt(len(self._seen[index]))
@@ -150,12 +152,12 @@ class _Search:
                 self._high = middle
 
     def check(self) -> None:
-        """Spends the measurements that are left: on the ends if the curves have not parted, else on the two
+        """Use the remaining measurements: at the ends if the curves do not differ so far, or else at the two
         sizes next to the crossing."""
         while self._more:
             if not self._parted():
-                # Curves that have not parted by the far end are equal: look there before calling anything a
-                # crossing.
+                # Curves that do not differ at the far end are equal, so the far end is measured before
+                # anything counts as a crossing.
                 ends = [i for i in (0, self._size - 1) if i not in self._seen]
                 if not ends:
                     return
@@ -168,8 +170,8 @@ class _Search:
                 return
 
     def _again(self, index: int) -> bool:
-        """Measures a size next to the crossing once more; where that turns its sign, the crossing moves by a
-        step. False: nothing is left to measure the size beyond with."""
+        """Measure a size next to the crossing once more. If its sign changes, the crossing moves by one step.
+        Returns False if no measurement is left for the size beyond."""
         ratio = self._ask(index)
         if index == self._low and ratio <= 0:
             self._low, self._high = self._low - 1, self._low
@@ -200,7 +202,7 @@ class _Search:
 
 
 class _CurveSearch(_Search):
-    """The curves of both paths propose what is measured next."""
+    """A bisection in which fitted curves of both paths propose the next size."""
 
     def __init__(
         self,
@@ -234,12 +236,12 @@ class _CurveSearch(_Search):
         self._found.at = self._crossing_size()
 
     def _affordable(self, index: int) -> bool:
-        """Whether bisection ends within the limit, also if the crossing is on the far side of this size."""
+        """Whether bisection ends within the limit even if the crossing is on the far side of this size."""
         left = (self._limit - self._found.measurements) // 2 - 1
         return left >= math.ceil(math.log2(max(index - self._low, self._high - index)))
 
     def _proposed(self) -> int | None:
-        """A size beside the computed crossing that is not known yet; None where nothing is left between."""
+        """An unmeasured size next to the computed crossing; None if there is none."""
         if self._high - self._low < 2 or not 0 <= self._low < self._high < self._size:
             return None
         at = self._crossing_size()
@@ -249,18 +251,18 @@ class _CurveSearch(_Search):
         return min(max(below - 1 if below - 1 > self._low else below, self._low + 1), self._high - 1)
 
     def _crossing_size(self) -> float | None:
-        """Of the curves through everything that was measured; None where they do not cross."""
+        """The crossing of the curves fitted to all measurements; None if they do not cross."""
         rows = [(self._grid[i], self._seconds(i)) for i in sorted(self._seen)]
         known = [(size, times) for size, times in rows if times is not None and size > 0]
         if len(known) < 2:
             return None
         fits = []
         for path in (0, 1):
-            # Relative errors count: the rows are divided by their time.
+            # Relative errors count, so the rows are divided by their time.
             times = np.array([t[path] for _, t in known])
             columns = np.array([[1.0, 1.0 / size] for size, _ in known]) / times[:, None]
             fits.append(np.linalg.lstsq(columns, np.ones(len(known)), rcond=None)[0])
         (each_first, pass_first), (each_second, pass_second) = fits
         if each_first <= each_second or pass_second <= pass_first:
-            return None  # the first path loses nowhere, or the second one gains nothing by size
+            return None  # the first path never loses, or the second one does not gain with size
         return float((pass_second - pass_first) / (each_first - each_second))

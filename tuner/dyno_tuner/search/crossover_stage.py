@@ -1,10 +1,10 @@
 """The stage that solves thresholds, before anything else is searched.
 
-A threshold is a bound on the u-batch that selects one of two paths. Both are measured at u-batches of the
-grid, next to each other in one process, and `crossover.solve` bisects; a path that does not run loses. What
-comes out is not yet an entry of a profile: the knob keeps its default and the value that takes the faster
-path at every u-batch, and the search that follows decides between them together with everything else. So a
-larger u-batch is never judged on the wrong path.
+A threshold is a bound on the u-batch that selects one of two paths. Both paths are measured at u-batches of
+the grid, one right after the other in one process, and `crossover.solve` bisects. A path that does not run
+loses. The solution is not yet an entry of a profile. The knob keeps its default and the value that takes the
+faster path at all u-batches, and the following search decides between them. So a larger u-batch is never
+judged with the slower path.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from ..space.search_space import Point, Space
     from .crossover import Crossing
 
-LIMIT = 12  # measurements of one threshold; two make a ratio
-MARGIN = 0.01  # a difference of the paths that is none, log units
-_BEATEN = 3.0  # log ratio that stands for a path that does not run
+LIMIT = 12  # most measurements per threshold; two make a ratio
+MARGIN = 0.01  # smaller differences between the paths do not count, in log units
+_BEATEN = 3.0  # log ratio for a path that does not run
 
 
 class OutOfTimeError(Exception):
-    """The stage's share of the budget is used up."""
+    """The error that the stage's share of the budget is used up."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes at which both paths of a threshold can be measured: points by size, first path and second
-    path."""
+    """The sizes at which both paths of a threshold can be measured, with the points for the first and the
+    second path."""
 
     tokens: tuple[int, ...]
     first: tuple[Point, ...]
@@ -51,9 +51,9 @@ class Sizes:
 
 
 class ThresholdStage:
-    """The stage that solves one threshold after the other.
+    """The stage that solves the thresholds one after the other.
 
-    `solved` holds the results, `seeds` the settings that raced best on the way.
+    `solved` has the results. `seeds` has the fastest settings found on the way.
     """
 
     def __init__(self, context: Context) -> None:
@@ -67,14 +67,15 @@ class ThresholdStage:
         self._best: dict[Hashable, tuple[float, Point]] = {}
 
     def run(self) -> Space:
-        """The space that is left to search: every solved threshold keeps its default and its solution."""
+        """Solve the thresholds. Returns the space that is left to search, in which a solved threshold has
+        only its default and its solution."""
         for name in [k.name for k in self.space.knobs if k.threshold_of and k.code]:
             number = next(n for n, k in enumerate(self.space.knobs) if k.name == name)
             sizes = self._sizes(number)
             if not sizes.tokens:
                 continue
             try:
-                # A bisection that would be cut off says nothing, so its measurements are left to the search.
+                # An incomplete bisection has no result, so its time is left to the search.
                 if not self.more(2 * len(sizes.tokens).bit_length()):
                     raise OutOfTimeError
                 crossing = self._solve(number, sizes)
@@ -99,7 +100,7 @@ class ThresholdStage:
     # ---- what is measured
 
     def _sizes(self, number: int) -> Sizes:
-        """The u-batches at which the threshold can select either path, the rest at its default."""
+        """The u-batches at which the threshold can select either path, with other knobs at their defaults."""
         knob = self.space.knobs[number]
         units = [n for n, k in enumerate(self.space.knobs) if k.name == knob.threshold_of]
         tokens: list[int] = []
@@ -123,8 +124,8 @@ class ThresholdStage:
         return Sizes(tuple(tokens), tuple(firsts), tuple(seconds))
 
     def _by_code(self, at: Point, number: int) -> dict[Hashable, Point]:
-        """For every path at this u-batch the legal value nearest the default, in the order of the values: the
-        largest selects the first path."""
+        """For each path at this u-batch, the legal value closest to the default, in the order of values. The
+        largest one selects the first path."""
         knob = self.space.knobs[number]
         assert knob.code is not None
         found: dict[Hashable, Point] = {}
@@ -150,7 +151,7 @@ class ThresholdStage:
                 raise OutOfTimeError
             pair = (sizes.first[index], sizes.second[index])
             key = f"thresholds/{knob.name}/{sizes.tokens[index]}/{repeat}"
-            order = (0, 1) if repeat % 2 == 0 else (1, 0)  # turn by turn, so that a drift sides with neither
+            order = (0, 1) if repeat % 2 == 0 else (1, 0)  # alternating, so that drift favours neither path
             measurements = rested_alike(
                 lambda again: self._pair(pair, order, f"{key}/again" if again else key, metrics),
                 lambda: self._context.recorder.resting,
@@ -180,7 +181,7 @@ class ThresholdStage:
         return solve_by_curves(sizes.tokens, measure, seconds, margin=MARGIN, limit=LIMIT)
 
     def _token_seconds(self, measurement: Measurement | None, metrics: Sequence[str]) -> float:
-        """Seconds of a token: of several prompts their weighted geometric mean."""
+        """Seconds per token; for several metrics, their weighted geometric mean."""
         assert measurement is not None
         total = sum(self.weights[m] for m in metrics)
         logs = [
@@ -192,7 +193,7 @@ class ThresholdStage:
     def _pair(
         self, pair: tuple[Point, Point], order: Sequence[int], key: str, metrics: Sequence[str]
     ) -> list[Measurement | None]:
-        """A measurement of either path; None where its answers are not right."""
+        """The measurements of both paths; None for a path with wrong answers."""
         measurements: list[Measurement | None] = [None, None]
         for side in order:
             settings = self.space.settings(pair[side])
@@ -214,7 +215,7 @@ class ThresholdStage:
     # ---- what follows from it
 
     def _value(self, number: int, sizes: Sizes, crossing: Crossing) -> int:
-        """Number of the value that takes the faster path at most sizes; of several the one nearest the
+        """Number of the value that takes the faster path at most sizes; among several, the one closest to the
         default. A tie keeps the default."""
         knob = self.space.knobs[number]
         assert knob.code is not None
@@ -233,8 +234,8 @@ class ThresholdStage:
         return min(range(len(knob.values)), key=fit)
 
     def _computed(self, number: int, value: int, sizes: Sizes, crossing: Crossing) -> int:
-        """The number of the computed value, which is put into the space if the sizes beside the crossing have
-        confirmed it; else `value`, the nearest of the grid."""
+        """The number of the computed value, which is added to the space if the sizes next to the crossing
+        have confirmed it; otherwise `value`, the closest one of the grid."""
         knob = self.space.knobs[number]
         if knob.value_at is None or crossing.verdict is not Verdict.CROSSING or crossing.at is None:
             return value
@@ -258,14 +259,14 @@ class ThresholdStage:
         self._best = {code: (level, self.space.point(s)) for code, (level, s) in best.items()}
 
     def _race_unsolved(self, sizes: Sizes) -> None:
-        """The start of the search if there was no time to solve: the fastest point that was met, and
-        the path of the largest thresholds at the largest unit, which matter more than what else there is."""
+        """The starting points of the search if there was no time to solve: the fastest measured point, and
+        the path of the largest thresholds at the largest u-batch."""
         best = [max(self._best.values(), key=lambda entry: entry[0])[1]] if self._best else []
         self.seeds += [self.space.settings(p) for p in dict.fromkeys([sizes.first[-1], *best])]
 
     def _remember(self, number: int, value: int) -> None:
-        """The fastest point that was met, with the solution in place of the threshold it was measured with:
-        the search begins with it."""
+        """Remember the fastest measured point, with the solution instead of its threshold, as a start of the
+        search."""
         knob = self.space.knobs[number]
         if not self._best:
             return
@@ -275,10 +276,10 @@ class ThresholdStage:
             self.seeds.append({**self.space.settings(solution), knob.name: knob.values[value]})
 
     def _reduce(self, number: int, value: int) -> None:
-        """A new space with two values of this knob, or one. The default stays the default."""
+        """Reduce the space to one or two values of this knob. The default does not change."""
         knob = self.space.knobs[number]
         kept = tuple(v for j, v in enumerate(knob.values) if j in (value, self.space.default[number]))
-        self._best = {}  # points are numbered anew
+        self._best = {}  # points have new numbers
         self.space = self.space.with_knob(number, replace(knob, values=kept))
 
 

@@ -1,4 +1,4 @@
-"""An observation: a point of the space that was tried, and its score."""
+"""Observations: tried points of the space, and their scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A class of the space that was tried. `score` is a log ratio to the baseline, None where it has none."""
+    """A tried class of the space. `score` is its log ratio to the baseline; None if it has none."""
 
     point: Point
     score: float | None
@@ -22,7 +22,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Trial:
-    """A class of the space that was tried: what it gave, or why it gave nothing."""
+    """A trial: a tried class of the space, with its result or its failure."""
 
     number: int
     point: Point

@@ -1,8 +1,8 @@
-"""The screen on several devices: every device measures blocks of its own, all at the same time.
+"""The screen on several devices, which measure separate blocks in parallel.
 
-A step proposes the points of one block for every device, each proposal knowing of those before it by a
-constant liar, checks their answers, deals them out and waits for all. A score is the ratio to the default of
-the same device, so that devices that differ by a few percent do not disturb it.
+A step proposes the points of one block for each device. Earlier proposals count with the mean score (constant
+liar). It then checks their answers, distributes them, and waits for all devices. A score is a ratio to the
+default on the same device, so small differences between devices do not matter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MemberDevice:
-    """One of several devices. Its notes are kept, because the main thread alone writes them."""
+    """One of several devices. Its notes are kept, because only the main thread writes them."""
 
     def __init__(self, context: SearchContext, member: PoolMember) -> None:
         self._context = context
@@ -60,7 +60,7 @@ class MemberDevice:
 
 
 class ParallelScreen(Screen):
-    """A screen whose blocks run on several devices at once."""
+    """A screen whose blocks run on several devices in parallel."""
 
     def __init__(
         self, context: SearchContext, proposer: Proposer, key: Sequence[object], pool: DevicePool,
@@ -86,7 +86,7 @@ class ParallelScreen(Screen):
                 self.ended = "exhausted" if self._idle else "budget"
 
     def _deal(self, queue: list[Point]) -> list[list[tuple[int, Point]]]:
-        """Points of a block for every device, with the numbers of their trials."""
+        """The points of a block for each device, with the numbers of their trials."""
         options = self._context.options
         chosen: list[tuple[int, Point]] = []
         room = options.max_trials - len(self.trials)
@@ -110,7 +110,7 @@ class ParallelScreen(Screen):
         return [chosen[first::members] for first in range(members)]
 
     def _propose(self, queue: list[Point], wanted: int, pending: Sequence[Point]) -> list[Point]:
-        """Up to `wanted` points. A point that is not measured yet counts as the mean of the others."""
+        """Up to `wanted` points. Points that are not measured yet count with the mean of the others."""
         found: list[Point] = []
         while len(found) < wanted:
             history = self.history
@@ -124,7 +124,7 @@ class ParallelScreen(Screen):
         return found
 
     def _step(self, number: int, dealt: Sequence[Sequence[tuple[int, Point]]]) -> None:
-        """One block on every device that has got points."""
+        """Measure one block on each device that has points."""
         blocks: list[ScreenBlock | None] = [None] * len(self._pool)
 
         def work(member: PoolMember) -> list[Trial]:
@@ -132,7 +132,7 @@ class ParallelScreen(Screen):
             if not points:
                 return []
             if own.before is None:
-                if member.number:  # its first load decides nothing
+                if member.number:  # its first load does not count
                     own.baseline("screen/first")
                 own.before = self._opening(own, number)
             block = ScreenBlock(own.before, own.resting, number=number)
@@ -150,7 +150,7 @@ class ParallelScreen(Screen):
         try:
             results = self._pool.together(work)
         except BaseException:
-            # The trials so far are there for an answer, scored against one baseline.
+            # The trials so far stay for the outcome, scored against one baseline.
             self.trials += sorted((t for b in blocks if b for t in b.trials), key=lambda t: t.number)
             raise
         finally:
@@ -164,7 +164,7 @@ class ParallelScreen(Screen):
             self._add(trial)
 
     def _compare_answers(self, points: Sequence[Point]) -> None:
-        """Compares the answers of these points on all devices at once, as far as the gate asks for it."""
+        """Compare the answers of these points on all devices in parallel, as far as the gate requires it."""
         gate, size = self._context.gate, len(self._pool)
         asked = gate.questions(points)
         if not asked:
@@ -180,7 +180,7 @@ class ParallelScreen(Screen):
             gate.learn(point, found[number % size][number // size])
 
     def _joined(self) -> None:
-        """After the devices have done something together: the first goes on alone from where it stands."""
+        """After joint work of the devices, let the first one continue alone from its state."""
         members = self._pool.members
         costs = [seconds for member in members for seconds in member.costs]
         self._context.joined(members[0].process, costs, sum(member.unstable for member in members))

@@ -1,10 +1,9 @@
-"""Which point to try next. Each proposer sees the whole history and draws from a generator keyed by the
-trial, so that any trial can be repeated alone.
+"""Proposers of the next point to try. Each one sees the whole history, and draws from a generator keyed by
+the trial, so that any trial can be repeated alone.
 
-`tpe` is Optuna's multivariate TPE, asked and told one trial at a time; `gp` is a small Gaussian process
-over the classes of the space; `guided`, the default, lets the process choose among what TPE proposes, the
-neighbours of the best points and, where the space is small enough to list, everything. `random` and
-`coordinate` are what they are compared with.
+`tpe` is Optuna's multivariate TPE, one trial at a time. `gp` is a small Gaussian process over the classes of
+the space. `guided`, the default, lets the process choose among proposals of TPE, neighbours of the best
+points and, if the space is small enough to list, all points. `random` and `coordinate` are for comparison.
 """
 
 from __future__ import annotations
@@ -32,12 +31,13 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 class Proposer(Protocol):
     def propose(self, history: Sequence[Observation], key: Sequence[object]) -> Point | None:
-        """A legal point of a class that is not in the history, or None where none is left or wanted."""
+        """A legal point of a class that is not in the history; None if there is none, or no need."""
         ...
 
 
 def distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribution]:
-    """Ordered knobs as the number of the value, others as a choice of numbers; the names are the knobs'."""
+    """The Optuna distributions of a space: ordered knobs as the number of the value, others as a choice of
+    numbers."""
     return {
         k.name: optuna.distributions.IntDistribution(0, len(k.values) - 1)
         if k.ordinal
@@ -51,7 +51,7 @@ def params(space: Space, point: Point) -> dict[str, int]:
 
 
 class _Pool:
-    """The points that were tried, and those that are left if the space can be listed."""
+    """The tried points and, if the space can be listed, the remaining ones."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -87,7 +87,8 @@ class RandomProposer:
 
 
 class CoordinateProposer:
-    """A sweep of one knob after the other from the best so far, as scripts do it. Ends after one pass."""
+    """A sweep of one knob after the other from the best point so far, as in typical scripts. It ends after
+    one pass."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -109,8 +110,7 @@ class CoordinateProposer:
 
 
 class TpeProposer:
-    """Optuna's TPE, multivariate. The study is rebuilt from the history, so that nothing but the history
-    counts."""
+    """Optuna's multivariate TPE. The study is rebuilt from the history, so that only the history counts."""
 
     def __init__(self, space: Space) -> None:
         self._pool = _Pool(space)
@@ -135,7 +135,7 @@ class TpeProposer:
         return study
 
     def suggestions(self, history: Sequence[Observation], key: Sequence[object], count: int) -> list[Point]:
-        """Up to `count` distinct legal points as TPE proposes them, tried ones included."""
+        """Up to `count` distinct legal points that TPE proposes, including tried ones."""
         rng = keyed_rng("tpe", *key)
         study = self._study(history, int(rng.integers(2**31)))
         space = self._pool.space
@@ -157,7 +157,8 @@ class TpeProposer:
         for point in self.suggestions(history, key, 16):
             if space.code_class(point) not in tried:
                 return point
-        # TPE keeps to what it knows: step off the best points, nearest first, then anywhere.
+        # If TPE only proposes tried points, take neighbours of the best points, closest first, and then any
+        # point.
         scored = sorted((o for o in history if o.score is not None), key=lambda o: -(o.score or 0.0))
         for o in scored:
             for point in space.neighbours(o.point):
@@ -169,8 +170,8 @@ class TpeProposer:
 def frozen_trial(
     space: Space, o: Observation, dists: dict[str, optuna.distributions.BaseDistribution], **attrs: Any
 ) -> optuna.trial.FrozenTrial:
-    """An observation as a finished Optuna trial: failed ones are FAIL, which samplers leave out, never a
-    score of 0."""
+    """An observation as a finished Optuna trial. Failed ones have the state FAIL, which samplers ignore, and
+    never a score of 0."""
     state = optuna.trial.TrialState.FAIL if o.score is None else optuna.trial.TrialState.COMPLETE
     return optuna.trial.create_trial(
         state=state,
@@ -189,16 +190,16 @@ def _normal_pdf_cdf(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 LISTED = 1500
-"""Untried classes up to which all are looked at; beyond, TPE, neighbours and random points propose."""
-STEP_LOSS = 0.1  # of the log ratio, that a step towards what should be slower is expected to cost
+"""Most untried classes for which all are considered. With more, TPE, neighbours and random points propose."""
+STEP_LOSS = 0.1  # expected loss (log ratio) of a step towards a presumably slower value
 
 
 class GuidedProposer:
-    """A proposer that first covers the space and then follows a surrogate of the trials.
+    """A proposer that first covers the space, and then follows a surrogate model of the trials.
 
     Args:
-    use_tpe: False leaves TPE out of it.
-    whole: the first points cover all of the space, what physics expects to be slow too.
+    use_tpe: Whether to use proposals of TPE.
+    whole: Whether the first points cover the whole space, including presumably slow points.
     """
 
     def __init__(self, space: Space, *, use_tpe: bool = True, whole: bool = False) -> None:
@@ -206,20 +207,20 @@ class GuidedProposer:
         self._pool = _Pool(space)
         self._tpe = TpeProposer(space) if use_tpe else None
         self._groups = space.feature_groups()
-        self._startup = 4  # trials that cover before any are chosen; main effects need no more
+        self._startup = 4  # number of covering trials at the start, which is enough for main effects
         self._doubts = None if whole else Doubts(space)
         self._features: dict[Point, np.ndarray] = {}
         self._learned: tuple[tuple[Observation, ...], np.ndarray] | None = None
 
     def _coordinates(self, points: Sequence[Point]) -> np.ndarray:
-        """Features by row; those of a point never change."""
+        """The features of points, one row each, which are cached because they never change."""
         for point in points:
             if point not in self._features:
                 self._features[point] = self._space.features(point)
         return np.stack([self._features[p] for p in points])
 
     def _expected(self, points: Sequence[Point]) -> np.ndarray:
-        """Log ratios that physics expects: the surrogate's mean before any trial."""
+        """Presumed log ratios, which are the mean of the surrogate before any trial."""
         if self._doubts is None:
             return np.zeros(len(points))
         return np.array([-STEP_LOSS * self._doubts.of(p) for p in points])
@@ -227,10 +228,10 @@ class GuidedProposer:
     def _start(
         self, history: Sequence[Observation], key: Sequence[object], tried: set[Hashable]
     ) -> Point | None:
-        """The untried point farthest from all tried ones, of a few random ones that physics expects to be no
-        slower than the default: covers before it learns."""
+        """A covering point: the one farthest from all tried points among a few random ones that are
+        presumably not slower than the default."""
         rng = keyed_rng("start", *key)
-        # A failure says that there is a wall, as of memory: the slow side of it counts again.
+        # A failure suggests a wall, for example of memory, so the slow side counts again.
         doubts = self._doubts if all(o.score is not None for o in history) else None
         left = self._pool.left(tried)
         if left is None:
@@ -262,7 +263,8 @@ class GuidedProposer:
         noise = np.array([max(o.sigma, 1e-3) for o in known])
         x = self._coordinates([o.point for o in known])
         surrogate = Surrogate(self._groups)
-        # Many observations change little with each: their parameters are learned at every fourth.
+        # With many observations, the parameters change little, so they are only fitted again at every fourth
+        # trial.
         learned = len(known) if len(known) < 16 else 4 * (len(known) // 4)
         seen = tuple(known[:learned])
         if self._learned is None or self._learned[0] != seen:
@@ -280,8 +282,8 @@ class GuidedProposer:
         return pool[int(np.argmax(gain))]
 
     def _runs(self, history: Sequence[Observation], x: np.ndarray) -> np.ndarray:
-        """Probability that a point runs at all: a vote of what was tried around it. A failure has no rate,
-        so it says nothing to the surrogate of rates."""
+        """Probability that a point runs at all, from tried points around it. A failure has no rate, so the
+        surrogate of rates cannot use it."""
         ran = np.array([o.score is not None for o in history], dtype=float)
         if ran.all():
             return np.ones(len(x))
@@ -289,7 +291,7 @@ class GuidedProposer:
         difference = x[:, None, :] - seen[None, :, :]
         votes = np.exp(-0.5 * np.einsum("ijk,ijk->ij", difference, difference) / 0.15**2)
         chance = np.asarray((0.5 + votes @ ran) / (0.5 + votes.sum(axis=1)))
-        # A value of an unordered knob that has failed wherever it was tried is at fault itself.
+        # If a value of an unordered knob has failed in all trials, the value itself causes it.
         for column in [c for c, g in enumerate(self._groups) if not self._space.knobs[g].ordinal]:
             with_value = seen[:, column] == 1.0
             share = (0.5 + float(ran[with_value].sum())) / (0.5 + int(with_value.sum()))
@@ -336,10 +338,10 @@ SAMPLERS: dict[str, Callable[[Space, bool], Proposer]] = {
 
 
 def proposer_of(sampler: str, space: Space, *, whole: bool = False) -> Proposer:
-    """The proposer of a name.
+    """The proposer with a name.
 
     Args:
-    sampler: a name of SAMPLERS.
-    whole: slow points are of use, too, as those that save memory.
+    sampler: A name of SAMPLERS.
+    whole: Whether slow points are useful, too, such as ones that save memory.
     """
     return SAMPLERS[sampler](space, whole)

@@ -1,7 +1,7 @@
 """The screen: blocks of trials between baselines, proposed by a sampler, until time, trials or ideas run out.
 
-The history of the screen is ours and stands in the journal; what is shared with others in an Optuna storage
-comes through a `Shared`.
+The history of the screen is in the journal. Data shared with other tunes in an Optuna storage comes through a
+`Shared`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from .proposers import Proposer
 
 
-MAX_REPEATS = 2  # of a void block
+MAX_REPEATS = 2  # most repetitions of a void block
 
 
 class Device(Protocol):
-    """A device on which blocks are measured: the one of the run, or one of several."""
+    """The protocol of a device on which blocks are measured: the device of the run, or one of several."""
 
     @property
     def now(self) -> float:
@@ -36,13 +36,13 @@ class Device(Protocol):
 
     @property
     def resting(self) -> bool:
-        """Whether the GPU rests before prompts by now."""
+        """Whether the GPU now rests before prompts."""
         ...
 
     def measure(self, key: str, point: Point, metrics: Sequence[str]) -> Measurement: ...
 
     def baseline(self, key: str) -> Measurement:
-        """A measurement of the default, which has to run."""
+        """A measurement of the default, which must run."""
         ...
 
     def note(self, kind: str, /, **data: Any) -> None: ...
@@ -74,29 +74,29 @@ class ScreenBlock(Block[Trial]):
     """The trials of one device between two baselines."""
 
     number: int = 0
-    trials: list[Trial] = field(default_factory=list)  # scored against `before` alone until it is settled
+    trials: list[Trial] = field(default_factory=list)  # scored only against `before` until settled
 
 
 class Shared(Protocol):
-    """A study that several tunes work on; see `shared_study`."""
+    """The protocol of a study that several tunes work on; see `shared_study`."""
 
     def observations(self, space: Space, own: Sequence[Observation]) -> list[Observation]:
-        """The points that the others have tried, or are at."""
+        """The points that other tunes have tried or are trying."""
         ...
 
     def claim(self, settings: Mapping[str, Any]) -> bool:
-        """Whether this tune is to try `settings`, and no other one."""
+        """Claim settings. Returns whether this tune, and no other one, should try them."""
         ...
 
     def publish(self, settings: Mapping[str, Any], trial: Trial) -> None: ...
 
 
 class Screen:
-    """The search by blocks, with every trial that it made. `trials` is valid at any moment.
+    """The screen: a search by blocks, with all its trials. `trials` is valid at any moment.
 
     Args:
-        proposer: says what to try next.
-        key: of its random draws.
+        proposer: Proposes the next point.
+        key: Key of its random draws.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Screen:
         return own if self._shared is None else [*own, *self._shared.observations(self._space, own)]
 
     def run(self, seeds: Sequence[Point]) -> None:
-        """Runs blocks until the screen has ended.
+        """Run blocks until the screen has ended.
 
         Args: `seeds` are tried first, in order: the incumbents."""
         queue = list(seeds)
@@ -139,12 +139,12 @@ class Screen:
                 self.ended = "exhausted" if self._idle else "budget"
 
     def also(self, points: Sequence[Point]) -> None:
-        """Tries these points too, as far as there is time."""
+        """Try these points, too, as far as there is time."""
         device, left = self._device, list(points)
         before: Baseline | None = None
         while left and self._more(device, 3):
-            # Numbers of their own, however many blocks and trials there were: each of those made a trial, but
-            # for a block here of which others have claimed all.
+            # Unique block numbers, whatever the number of blocks and trials: each block has made a trial,
+            # except blocks of `also` of which other tunes have claimed all points.
             number, first = len(self.trials) + 1 + self._empty, max(t.number for t in self.trials) + 1
             known = len(self.trials)
             if before is None:
@@ -188,7 +188,7 @@ class Screen:
         )
 
     def _block(self, number: int, queue: list[Point], before: Baseline) -> Baseline:
-        """One block; returns the baseline that closes it, which opens the next one."""
+        """Measure one block. Returns its closing baseline, which opens the next one."""
         device, options = self._device, self._context.options
         block = ScreenBlock(before, device.resting, number=number)
         self._idle = False
@@ -218,7 +218,7 @@ class Screen:
         return after
 
     def _more(self, device: Device, measurements: int) -> bool:
-        """Whether so many more measurements fit, by the clock of a device."""
+        """Whether this many more measurements fit, by the clock of a device."""
         return self._context.goes_on(device.now, measurements, self.trials)
 
     def _opening(self, device: Device, number: int) -> Baseline:
@@ -236,7 +236,7 @@ class Screen:
         return trial
 
     def _settle(self, device: Device, block: ScreenBlock) -> tuple[Baseline, list[Trial]]:
-        """The baseline after the block, and its trials scored against both."""
+        """Measure the baseline after the block, and score its trials against both baselines."""
         key = f"screen/b{block.number}"
 
         def baseline(voided: int) -> Baseline:
@@ -260,14 +260,14 @@ class Screen:
         ]
 
     def _close(self, block: ScreenBlock) -> tuple[Baseline, list[Trial]]:
-        """As `_settle`, of a block on the device of the run."""
+        """As `_settle`, for a block on the device of the run."""
         try:
             return self._settle(self._device, block)
         finally:
             self.voided += block.voided
 
     def _metrics(self, point: Point) -> list[str]:
-        """The metrics that the point can move; others are not worth the time here. The confirming rounds
+        """The metrics that the point can affect. Others are not worth the time here. The confirming rounds
         measure all."""
         moved = self._space.moved(point, self._space.default)
         return [m for m in self._weights if m in moved] or list(self._weights)
@@ -302,7 +302,8 @@ class Screen:
         self._report(trial)
 
     def _report(self, trial: Trial) -> None:
-        """The interval is what the noise of measurements leaves of one ratio; rounds tell more later."""
+        """Report a trial. Its interval comes from the noise of measurements in one ratio. Later rounds are
+        more precise."""
         measured: dict[str, list[float]] = {}
         if trial.log_ratio is not None:
             half = 1.96 * self._sigma

@@ -1,9 +1,9 @@
 """A study in an Optuna storage that the tunes of several machines of one kind work on.
 
-The storage deals out points and carries results; each tune measures, proves and writes its profile by
-itself. A point is claimed by adding a running trial: numbers of trials are given out by the database, so that
-of two claims of one point the lower number has it, and the other tune tries something else. All that a tune
-reads there is an operation of its recorder like any other: a resumed run finds it in its own journal.
+The storage distributes points and carries results. Each tune measures, proves and writes its profile itself.
+A tune claims a point by adding a running trial. The database assigns the trial numbers. If two tunes claim
+the same point, the lower number wins, and the other tune tries another point. Each access to the storage is
+an operation of the recorder, so a resumed run finds it in its own journal.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from ..record.recorder import Recorder
     from ..space.search_space import Point, Space
 
-# A claim that is not followed by a result for so many seconds is one of a machine that is gone.
+# Seconds after which a claim without a result counts as abandoned.
 FORGOTTEN = 900.0
-_PREFIX = "dyno_"  # of a trial's attributes
-# For a URL that names none: which one SQLAlchemy takes by itself depends on its version alone.
+_PREFIX = "dyno_"  # prefix of the attributes of a trial
+# Drivers for a URL that names none, because the default of SQLAlchemy depends on its version.
 _POSTGRESQL_DRIVERS = ("psycopg2", "psycopg")
 
 
@@ -48,7 +48,7 @@ class _Known:
     """A trial of another tune."""
 
     settings: dict[str, Any]
-    status: str  # of a TrialStatus; "running" until there is one
+    status: str  # value of a TrialStatus; "running" until there is one
     log_ratio: float | None
     pairs: dict[str, list[float]]
     message: str
@@ -58,9 +58,9 @@ class Study:
     """A study in an Optuna storage that several tunes work on.
 
     Args:
-    storage: URL that Optuna knows.
-    name: of the study; it is made where there is none.
-    space: all that may be tried. A tune that solves thresholds later leaves some of it out.
+    storage: URL that Optuna accepts.
+    name: Name of the study, which is created if it does not exist.
+    space: All points that may be tried. A tune that solves thresholds later leaves some out.
     """
 
     def __init__(self, storage: str, name: str, space: Space, recorder: Recorder) -> None:
@@ -69,26 +69,26 @@ class Study:
         self.name = name
         self._space = space
         self._recorder = recorder
-        # Values, so that a dashboard shows them; what proposes points has distributions of its own.
+        # Plain values, so that a dashboard can show them. Proposers use other distributions.
         self._distributions: dict[str, optuna.distributions.BaseDistribution] = {
             k.name: optuna.distributions.CategoricalDistribution(k.values) for k in space.knobs
         }
         self._opened: optuna.Study | None = None
         self._storage: optuna.storages.RDBStorage | None = None
         self._me = ""
-        self._asked = 0  # operations so far
-        self._mine: dict[Point, int] = {}  # claimed and not published, with the trial's number
+        self._asked = 0  # number of operations so far
+        self._mine: dict[Point, int] = {}  # claimed but unpublished points, with their trial numbers
         self._known: dict[int, _Known] = {}
-        self._since: dict[int, float] = {}  # when a running trial of another tune was first seen
-        self._told: dict[int, str] = {}  # states that the journal has
-        self._lost: dict[Point, None] = {}  # that others were faster to claim
-        self.others = 0  # tunes that have joined before this one
-        self.alone = ""  # why the storage is not used any more
+        self._since: dict[int, float] = {}  # time at which a running trial of another tune was first seen
+        self._told: dict[int, str] = {}  # states that are in the journal
+        self._lost: dict[Point, None] = {}  # points that other tunes claimed first
+        self.others = 0  # number of tunes that joined before this one
+        self.alone = ""  # the reason why the storage is no longer used
 
     # ---- the storage
 
     def _do(self, op: str, key: str, perform: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """An operation of the run. Where the storage fails, the run goes on alone from there; only joining
+        """Carry out an operation of the run. If the storage fails, the run continues alone. Only joining
         raises TuneError."""
         if self.alone:
             return {}
@@ -113,7 +113,8 @@ class Study:
         return found
 
     def _why(self, error: Exception) -> str:
-        """With the kind of what is no error of a storage by its kind: it may be one of this program."""
+        """The text of an error. If its type is not one of a storage, the type is added, because it may be a
+        fault of this program."""
         said = redact_text(" ".join(str(error).split()))
         usual = (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError, OSError, ImportError)
         kind = "" if isinstance(error, usual) else f"{type(error).__name__}: "
@@ -126,8 +127,8 @@ class Study:
         return self._opened
 
     def _open(self) -> optuna.Study:
-        """Two that make the tables of a new database at the same time disturb each other: the one that fails
-        finds them at its next attempt."""
+        """Open the study. If two tunes create the tables of a new database at the same time, one fails, and
+        finds the tables at its next attempt."""
         for pause in (0.5, 1.0, 2.0):
             try:
                 return self._create()
@@ -143,7 +144,7 @@ class Study:
         )
 
     def close(self) -> None:
-        """Closes the connections to the storage; the next operation would open new ones."""
+        """Close the connections to the storage. A later operation would open new ones."""
         if self._storage is not None:
             self._storage.remove_session()
             self._storage.engine.dispose()
@@ -166,13 +167,14 @@ class Study:
     # ---- joining
 
     def join(self, description: Description, terms: Mapping[str, Any]) -> None:
-        """Enters the default as a trial of this machine, with its properties.
+        """Add the default as a trial of this machine, with its properties.
 
         Args:
-            terms: what else has to be the same for rates to be comparable: the workload, the knobs, versions.
+            terms: Further facts that must be the same for comparable rates: the workload, the knobs,
+                versions.
 
         Raises:
-            TuneError: the storage cannot be reached, or the study is of another kind of machine.
+            TuneError: The storage cannot be reached, or the study belongs to another kind of machine.
         """
         match = match_of(description).model_dump(mode="json", exclude_none=True)
         mine: dict[str, Any] = json.loads(json.dumps({"match": match, "terms": terms}))  # as it is read back
@@ -183,7 +185,7 @@ class Study:
             try:
                 self._add(TrialState.COMPLETE, self._space.default, 1.0, machine=me, kind=mine)
             except ValueError as error:
-                # Its values have another range than those that are there: somebody was faster.
+                # The values have another range than the existing ones, because another tune was faster.
                 self._check(self._founder(), description, mine)
                 raise TuneError(f"study {self.name!r} has other knobs than this tune: {error}") from error
             self._check(self._founder(), description, mine)
@@ -195,7 +197,7 @@ class Study:
         self._learn(found["news"])
 
     def _founder(self) -> Mapping[str, Any] | None:
-        """The properties that the first machine of the study has entered."""
+        """The properties of the first machine of the study."""
         for trial in self._study.get_trials(deepcopy=False):
             kind = _said(trial).get("kind")
             if isinstance(kind, dict):
@@ -228,7 +230,7 @@ class Study:
     # ---- what the others do
 
     def _news(self, me: str) -> list[dict[str, Any]]:
-        """Trials of others that are new, or have another state than before."""
+        """Trials of other tunes that are new or have changed their state."""
         found = []
         for trial in self._study.get_trials(deepcopy=False):
             said = _said(trial)
@@ -249,7 +251,7 @@ class Study:
         return sum("kind" in _said(t) for t in self._study.get_trials(deepcopy=False))
 
     def _state(self, trial: optuna.trial.FrozenTrial, said: Mapping[str, Any]) -> str:
-        """`running`, `free` (released, or forgotten), or the status that the other tune has published."""
+        """The state of a trial: `running`, `free` (released or abandoned), or the published status."""
         if trial.state is TrialState.RUNNING:
             first = self._since.setdefault(trial.number, time.monotonic())
             return "running" if time.monotonic() - first < FORGOTTEN else "free"
@@ -258,7 +260,7 @@ class Study:
         return str(said.get("status") or (TrialStatus.OK if trial.state is TrialState.COMPLETE else "free"))
 
     def _point(self, params: Mapping[str, Any]) -> Point:
-        """Raises KeyError or ValueError for a trial of another space."""
+        """The point of a trial. Raises KeyError or ValueError for a trial of another space."""
         return self._space.point({k.name: params[k.name] for k in self._space.knobs})
 
     def _learn(self, news: Sequence[Mapping[str, Any]]) -> None:
@@ -270,7 +272,7 @@ class Study:
                 settings = self._space.settings(point)
                 ratio = None if row["ratio"] is None else float(row["ratio"])
             except (KeyError, IndexError, TypeError, ValueError):
-                continue  # a trial that somebody else's program has put there
+                continue  # a trial that another program has added
             if state == "free":
                 self._known.pop(number, None)
                 continue
@@ -278,8 +280,7 @@ class Study:
             self._known[number] = _Known(settings, state, log_ratio, dict(row["pairs"]), str(row["message"]))
 
     def observations(self, space: Space, own: Sequence[Observation]) -> list[Observation]:
-        """The trials of the others, as far as they lie in `space`; one that runs counts as much as the
-        mean of what has ended."""
+        """The trials of other tunes in `space`. Running ones count with the mean of the ended ones."""
         scores = [o.score for o in own if o.score is not None]
         lie = sum(scores) / len(scores) if scores else 0.0
         sigma = own[0].sigma if own else 0.01
@@ -297,7 +298,7 @@ class Study:
         return found
 
     def trials(self, space: Space) -> list[Trial]:
-        """Those of the others that have ended, numbered below zero."""
+        """The ended trials of other tunes, with negative numbers."""
         found = []
         for number, known in self._known.items():
             point = _within(space, known.settings)
@@ -310,7 +311,8 @@ class Study:
     # ---- what this one does
 
     def claim(self, settings: Mapping[str, Any]) -> bool:
-        """Whether this tune is to try `settings`: no other one has, or is at it. Learns what is new."""
+        """Claim settings. Returns whether no other tune has tried them or is trying them. This also reads new
+        trials."""
         point = self._space.point(settings)
         kind = self._space.code_class(point)
         self._asked += 1
@@ -337,14 +339,14 @@ class Study:
         return True
 
     def _has(self, trial: optuna.trial.FrozenTrial, kind: Hashable) -> bool:
-        """Whether an older trial of another tune is of this code, and stands."""
+        """Whether a valid older trial of another tune has the same code."""
         said = _said(trial)
         if said.get("machine") in (None, self._me) or "kind" in said or self._state(trial, said) == "free":
             return False
         return self._space.code_class(self._point(trial.params)) == kind
 
     def publish(self, settings: Mapping[str, Any], trial: Trial) -> None:
-        """The result of a claimed trial, for the others."""
+        """Publish the result of a claimed trial for other tunes."""
         point = self._space.point(settings)
         number = self._mine.pop(point, None)
         if number is None:
@@ -360,7 +362,7 @@ class Study:
                 "pairs": {m: list(p) for m, p in trial.score.pairs.items()} if trial.score else {},
             }  # fmt: skip
             if own is None or own.state.is_finished():
-                # Given up by an earlier life of this run, or the study was made anew meanwhile.
+                # This run released it before it was resumed, or the study was created again meanwhile.
                 self._add(state, point, value, machine=self._me, **said)
             else:
                 self._end(own, state, value, **said)
@@ -378,8 +380,8 @@ class Study:
         study.tell(trial, value, state, skip_if_finished=True)
 
     def release(self) -> str:
-        """Gives back what was claimed and not measured. No operation of the run: it is its end. Returns why
-        it failed, or nothing."""
+        """Release claimed but unmeasured points. This is not an operation of the run, but its end. Returns
+        the reason of a failure, or ""."""
         if not self._mine or self.alone:
             return ""
         numbers = set(self._mine.values())
@@ -387,13 +389,13 @@ class Study:
             for trial in self._study.get_trials(deepcopy=False):
                 if trial.number in numbers and not trial.state.is_finished():
                     self._end(trial, TrialState.FAIL, None, released=True)
-        except Exception as error:  # the result of the run does not hang on it
+        except Exception as error:  # the result of the run does not depend on it
             return f"{self._why(error)}; points that this tune has not measured stay reserved for a while"
         return ""
 
 
 def _difference(name: str, there: Any, here: Any) -> str:
-    """A term of the study and the one here; of a mapping the names that differ."""
+    """The difference of a term between the study and this tune; for a mapping, the names that differ."""
     if name == "workload" and isinstance(there, dict):
         try:
             return f"its workload is {Workload.from_dict(there)}, here {Workload.from_dict(here)}"
@@ -406,10 +408,10 @@ def _difference(name: str, there: Any, here: Any) -> str:
 
 
 def check_storage(url: str) -> None:
-    """Whether a storage can be used, before a tune changes anything on its account.
+    """Check that a storage can be used, before a tune changes anything.
 
     Raises:
-        TuneError: it is no URL of a database, its driver is not installed, or nothing answers there.
+        TuneError: The text is not the URL of a database, its driver is not installed, or nothing answers.
     """
     shown = redact_text(url)
     advice = "give a URL such as sqlite:///tune.db or postgresql://user@host/db"
@@ -427,10 +429,10 @@ def check_storage(url: str) -> None:
 
 
 def with_driver(url: str) -> str:
-    """`postgresql://…` with a driver that is installed; any other URL as it is.
+    """`postgresql://…` with an installed driver. Other URLs are not changed.
 
     Raises:
-        ImportError: there is none; says what to install.
+        ImportError: There is none. The message says what to install.
     """
     scheme, separator, rest = url.partition("://")
     if scheme != "postgresql":
@@ -447,7 +449,7 @@ def _said(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
 
 
 def _within(space: Space, settings: Mapping[str, Any]) -> Point | None:
-    """The point of these settings; None where this run has ruled one of the values out."""
+    """The point of these settings; None if this run has ruled out one of the values."""
     try:
         point = space.point(settings)
     except ValueError:

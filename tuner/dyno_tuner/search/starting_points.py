@@ -1,8 +1,8 @@
-"""With which points a search begins.
+"""The starting points of a search.
 
-Corners of the space are what every engine is slow with: one thread, tiny u-batches, weights not packed. The
-first measurements are the dearest of a short budget, so random ones keep to what physics does not expect to
-be slower than the default. Measurements decide about all else later.
+All engines are slow in corners of the space: one thread, tiny u-batches, weights that are not packed. The
+first measurements are the most valuable ones of a short budget. So random points avoid settings that are
+presumably slower than the default. Later, measurements decide.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ..space.search_space import Point, Space
 
 THREADS = ("threads", "threads_batch")
-UNPACKED = 3  # steps: kernels that read the weights as the file has them are a third as fast
-FEW = 2  # less than the default divided by this are few threads
+UNPACKED = 3  # steps; kernels that read weights in the order of the file are a third as fast
+FEW = 2  # fewer threads than the default divided by this are few
 
 
 def leads(space: Space, known: Collection[Point]) -> list[Point]:
-    """Points that a search of few trials must not miss: the u-batch matters more than all else."""
+    """Points that a search with few trials must include, because the u-batch matters most."""
     number = next((n for n, k in enumerate(space.knobs) if k.name == "ubatch"), None)
     if number is None:
         return []
@@ -37,7 +37,7 @@ def leads(space: Space, known: Collection[Point]) -> list[Point]:
 
 
 def nearest(space: Space, settings: Mapping[str, Any]) -> Point:
-    """`settings` with the solution in place of a threshold that solving has ruled out."""
+    """`settings` with the solution instead of a ruled-out threshold."""
     point = []
     for knob in space.knobs:
         value = settings[knob.name]
@@ -48,42 +48,43 @@ def nearest(space: Space, settings: Mapping[str, Any]) -> Point:
 
 
 class Doubts:
-    """Settings that physics expects to be slower than the default."""
+    """The settings that are presumably slower than the default."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
         self._steps = [_slower(knob) for knob in space.knobs]
 
     def of(self, point: Point) -> int:
-        """By how many steps the values of a point are beyond what may be as fast as the default."""
+        """The number of steps by which the values of a point exceed what may be as fast as the default."""
         return sum(steps.get(i, 0) for i, steps in zip(point, self._steps, strict=True))
 
     def least(self, points: Sequence[Point]) -> list[Point]:
-        """The points of the least doubt. If none is free of it, one step of one setting is all of it."""
+        """The points with the least doubt. If all have doubt, at most one step of one setting."""
         doubts = [self.of(p) for p in points]
         least = min(doubts)
         return [p for p, d in zip(points, doubts, strict=True) if d == least]
 
     def without(self, point: Point) -> Point:
-        """`point` with defaults for what should be slower; itself, if that is not legal."""
+        """`point` with defaults for presumably slower values; unchanged if that is not legal."""
         sides = zip(point, self._space.default, self._steps, strict=True)
         mended = tuple(default if i in steps else i for i, default, steps in sides)
         return mended if self._space.legal(mended) else point
 
 
 def _slower(knob: Knob) -> dict[int, int]:
-    """By number of a value that physics expects to be slower than the default: how many steps it is beyond
-    those that may be as fast. A knob of unknown physics has none."""
+    """For each presumably slower value, by number: its steps beyond values that may be as fast as the
+    default. Empty for a knob without such an expectation."""
     at = knob.values.index(knob.default)
     if knob.values in ((False, True), (True, False)):
-        # A switch that an engine has on by default is on because it is faster, packed weights above all.
+        # Switches that are on by default are on because they are faster, above all packed weights.
         weight = UNPACKED if knob.name == "cpu_repack" else 1
         return {knob.values.index(False): weight} if knob.default else {}
     if knob.name not in ("ubatch", *THREADS) or not knob.ordinal:
         return {}
-    fast = knob.default  # weights are read once for each u-batch
+    fast = knob.default  # weights are read once per u-batch
     if knob.name in THREADS:
-        # The default is the number of cores; generation often wants a few less. One of two is half.
+        # The default is the number of cores. Generation is often faster with slightly fewer. One of two is
+        # already half.
         fast = max(2, math.ceil(int(knob.default) / FEW))
     slow = sorted((v for v in knob.values if int(v) < int(fast)), reverse=True)
     steps = {knob.values.index(v): step for step, v in enumerate(slow, 1)}

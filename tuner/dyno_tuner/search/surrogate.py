@@ -1,4 +1,4 @@
-"""A small Gaussian process over points of a space: what a few noisy trials say about the others."""
+"""A small Gaussian process over points of a space, which predicts untried points from a few noisy trials."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ if TYPE_CHECKING:
 
 
 class Surrogate:
-    """Gaussian process on log ratios: what each knob does by itself plus what they do together, both with
-    Matérn 5/2 kernels and one length scale per knob (the first and the full order of an additive process,
-    Duvenaud et al. 2011). The gains of an engine's settings mostly multiply, so their logarithms add, and
-    a few trials tell the main effects; the product carries what two settings do only together. The noise of
-    every observation is known."""
+    """A Gaussian process on log ratios: the effect of each knob plus their joint effect, both with Matérn 5/2
+    kernels and one length scale per knob (the first and the full order of an additive process, Duvenaud et
+    al. 2011). The gains of settings mostly multiply, so their logarithms add, and a few trials show the main
+    effects. The product term covers interactions. The noise of each observation is known."""
 
     def __init__(self, groups: Sequence[int]) -> None:
         self._groups = np.asarray(groups, dtype=int)
         self._knobs = int(self._groups.max()) + 1 if len(groups) else 0
-        # Sums the squared differences of a knob's coordinates: (coordinates, knobs).
+        # Matrix that sums the squared differences over the coordinates of a knob: (coordinates, knobs).
         self._gather = np.zeros((len(self._groups), self._knobs))
         self._gather[np.arange(len(self._groups)), self._groups] = 1.0
         self._theta: np.ndarray | None = None
@@ -45,7 +44,7 @@ class Surrogate:
     def _evidence(
         self, squares: np.ndarray, y: np.ndarray, noise: np.ndarray, theta: np.ndarray, start: np.ndarray
     ) -> float:
-        """Log marginal likelihood with weak priors: length scales around the whole range of a knob,
+        """Log marginal likelihood with weak priors: length scales around the whole range of a knob, and
         amplitudes around the spread of the data."""
         k = self._kernel(squares, theta)
         k[np.diag_indices_from(k)] += noise**2
@@ -58,8 +57,8 @@ class Surrogate:
         return float(-0.5 * z @ z - np.log(np.diag(chol)).sum()) + prior
 
     def learn(self, x: np.ndarray, y: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Length scales and amplitudes: coordinate search on the evidence from a fixed start, so that they
-        depend on the data alone."""
+        """Fit length scales and amplitudes by a coordinate search on the evidence from a fixed start, so that
+        they depend only on the data."""
         centred = y - float(np.median(y))
         spread = math.log(max(float(y.std()), 0.02))
         start = np.concatenate([np.full(self._knobs, -0.4), [spread, spread - 0.5]])
@@ -106,7 +105,7 @@ class Surrogate:
 def predicted(
     space: Space, history: Sequence[Observation], points: Sequence[Point]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of the log ratio of `points`, given what was tried; nothing is known where
+    """Mean and standard deviation of the log ratio of `points`, given the trials; without information if
     fewer than two trials have run."""
     known = [o for o in history if o.score is not None]
     if len(known) < 2:

@@ -1,9 +1,9 @@
-"""The table of what can be turned, and the plain `Knob` that the search sees.
+"""The table of knobs, and the class `Knob` that the search uses.
 
-A row says which values of a setting are worth trying on this device with this model, and when it matters at
-all. The facts of a setting (type, default, kind, what it moves, fidelity) stand in `dyno.settings`, once.
-`resolve()` turns the rows that apply into `Knob`s. A target may bring knobs that are not in the table (a
-recorded sweep has its own); the search sees only `Knob`s.
+A row has the values of a setting that are worth trying on this device with this model, and the condition
+under which it matters. `dyno.settings` has the facts of a setting (type, default, kind, affected metrics,
+fidelity). `resolve()` turns the applicable rows into `Knob`s. A target may have knobs outside of the table (a
+recorded sweep has its own). The search sees only `Knob`s.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class Kind(enum.StrEnum):
     """The cost of changing a setting."""
 
     BUILD = "build"  # another build
-    LOAD = "load"  # weights are read again
-    CONTEXT = "context"  # KV cache is made again, weights stay
+    LOAD = "load"  # the weights are read again
+    CONTEXT = "context"  # the KV cache is created again, but the weights stay
     SESSION = "session"  # free between two calls
-    SCHEDULER = "scheduler"  # taken when a load begins
+    SCHEDULER = "scheduler"  # read when a load begins
 
 
 class Fidelity(enum.StrEnum):
     """The effect that changing a setting may have on the answers."""
 
-    EXACT = "exact"  # not one bit
-    ROUNDING = "rounding"  # as much as another order of additions
-    APPROX = "approx"  # more; searched only where the user allows it
+    EXACT = "exact"  # no bit changes
+    ROUNDING = "rounding"  # like another order of additions
+    APPROX = "approx"  # more; searched only if the user allows it
 
 
 @dataclass(frozen=True)
 class Knob:
-    """A setting with the values to search, in their natural order. Plain data but for the two rules at the
-    end."""
+    """A setting with the values to search, in their natural order. Apart from the two functions at the end,
+    it is plain data."""
 
     name: str
     values: tuple[Value, ...]
@@ -50,12 +50,12 @@ class Knob:
     kind: Kind = Kind.SESSION
     moves: frozenset[str] = frozenset({"pp", "tg"})
     fidelity: Fidelity = Fidelity.EXACT
-    ordinal: bool = True  # neighbouring values behave alike
-    # The part of the value on which the executed code depends, given the other settings; None: the knob is
-    # inert. Two configurations whose knobs all give the same are one configuration and are measured as one.
+    ordinal: bool = True  # whether neighbouring values behave similarly
+    # The part of the value on which the executed code depends, given the other settings; None: no effect. Two
+    # configurations with the same parts for all knobs are measured as one.
     code: Callable[[Value, Settings], Hashable] | None = None
-    threshold_of: str | None = None  # a bound, in units of that other knob, that switches between two paths
-    # The value for a crossing at so many of these units: the threshold is computed from the curves of both
+    threshold_of: str | None = None  # a bound in units of another knob, which switches between two paths
+    # The value for a crossing at a number of units, if the threshold is computed from the curves of both
     # paths. None: it is bisected on the grid.
     value_at: Callable[[float], Value] | None = None
 
@@ -66,7 +66,7 @@ class Knob:
             raise ValueError(f"knob {self.name}: a value is listed twice in {self.values!r}")
 
     def distance(self, value: Value) -> float:
-        """How far `value` is from the default, in steps; 1 for any other value of an unordered knob."""
+        """The distance of `value` from the default in steps; 1 for any other value of an unordered knob."""
         if not self.ordinal:
             return float(value != self.default)
         return float(abs(self.values.index(value) - self.values.index(self.default)))
@@ -74,24 +74,24 @@ class Knob:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts by which the rows of the table decide."""
+    """The facts that the rows of the table use."""
 
     device: Mapping[str, Any]
     model: Mapping[str, Any]
     workload: Workload
-    defaults: Mapping[str, Value]  # what the engine would run without a profile
+    defaults: Mapping[str, Value]  # the settings of the engine without a profile
     ctx: int = 4096
-    host_weights: bool = False  # weights lie on the CPU beside the device
-    streams: bool = False  # the device takes copies of them for prompts
-    host_cores: int = 0  # where weights lie there
-    host_nodes: int = 1  # NUMA nodes that the CPU's weights can lie on
+    host_weights: bool = False  # whether weights are on the CPU in addition to the device
+    streams: bool = False  # whether the device gets copies of them for prompts
+    host_cores: int = 0  # number of cores, if weights are on the CPU
+    host_nodes: int = 1  # number of NUMA nodes for the weights on the CPU
 
 
 @dataclass(frozen=True)
 class KnobSpec:
     """A row of the table."""
 
-    name: str  # of the setting in dyno.settings
+    name: str  # name of the setting in dyno.settings
     values: Callable[[Facts], Sequence[Value]]
     applies: Callable[[Facts], bool]
     ordinal: bool = True
@@ -122,7 +122,7 @@ def _on_cpu(f: Facts) -> bool:
 
 
 def _nodes(f: Facts) -> int:
-    """NUMA nodes over which weights of the CPU can be placed."""
+    """Number of NUMA nodes over which weights on the CPU can be placed."""
     return f.host_nodes if _on_cpu(f) else 1
 
 
@@ -131,7 +131,7 @@ def _layers(f: Facts) -> int:
 
 
 def _of_rules(f: Facts) -> bool:
-    """Whether rules of the user place the weights: then counts of layers are not searched."""
+    """Whether placement rules of the user place the weights. Numbers of layers are then not searched."""
     return bool(f.defaults.get("placement")) or bool(f.defaults.get("cpu_moe"))
 
 
@@ -140,31 +140,32 @@ def _by_experts(f: Facts) -> bool:
 
 
 def _caches_experts(f: Facts) -> bool:
-    """Whether single experts of the CPU can lie on the device too, and which ones are worth it."""
+    """Whether single experts on the CPU can be cached on the device, with a benefit."""
     return f.host_weights and _is_moe(f) and bool(f.model.get("expert_use")) and f.workload.tg > 0
 
 
 def _cache_sizes(f: Facts) -> Sequence[Value]:
-    """Parts of the model, which is mostly experts; none, and MiB up to half of it."""
+    """Sizes of the expert cache in MiB: 0, and parts of the model (which is mostly experts) up to half."""
     mib = int(f.model.get("file_bytes") or 0) / (1 << 20)
     return sorted({0} | {max(1, round(mib * part)) for part in (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2)})
 
 
 def _cache_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
-    """Without effect where nothing is cached."""
+    """No effect if nothing is cached."""
     usual = f.defaults.get("expert_cache_mib", 0)
     return lambda value, settings: str(value) if settings.get("expert_cache_mib", usual) else "unused"
 
 
 def _by_layers(f: Facts) -> bool:
-    """Whole layers go to the CPU: of dense models, and of mixtures whose other weights do not fit either."""
+    """Whether whole layers can go to the CPU: for dense models, and for mixtures of experts whose other
+    weights do not fit either."""
     whole = not _is_moe(f) or int(f.defaults.get("n_gpu_layers", -1)) >= 0
     return f.host_weights and whole and not _of_rules(f)
 
 
 def _counts(default: int, most: int) -> list[int]:
-    """About a dozen counts of layers: eighths of all, and the neighbours of the default, because the best
-    count is next to where memory ends."""
+    """About a dozen numbers of layers: eighths of all layers, and neighbours of the default, because the best
+    number is close to the memory limit."""
     eighths = {most * eighth // 8 for eighth in range(9)}
     near = {default + step for step in (-4, -2, -1, 0, 1, 2, 4)}
     return sorted(n for n in eighths | near if 0 <= n <= most)
@@ -175,7 +176,7 @@ def _expert_layers(f: Facts) -> Sequence[Value]:
 
 
 def _gpu_layers(f: Facts) -> Sequence[Value]:
-    """The output is one more layer; -1 means all."""
+    """Numbers of layers on the GPU. The output counts as a layer; -1: all."""
     most, default = _layers(f) + 1, int(f.defaults["n_gpu_layers"])
     return [n for n in _counts(most if default < 0 else default, most) if n < most] + [-1]
 
@@ -190,7 +191,7 @@ def _gpu_layers_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
 
 
 def _expert_ratio(f: Facts) -> int:
-    """The engine streams from so many times `offload_min_tokens` on, because tokens share experts."""
+    """Factor on `offload_min_tokens` from which the engine streams experts, because tokens share them."""
     experts, used = int(f.model.get("experts") or 0), int(f.model.get("experts_used") or 0)
     return -(-experts // used) if experts and used else 1
 
@@ -199,19 +200,19 @@ NEVER_OFFLOAD = 1 << 20
 
 
 def _offload_thresholds(f: Facts) -> Sequence[Value]:
-    """From each u-batch of the search on, from any, and from none."""
+    """Offload thresholds: each u-batch of the search, always, and never."""
     ratio = _expert_ratio(f)
     return sorted({0, NEVER_OFFLOAD} | {max(1, int(u) // ratio) for u in _ubatches(f)})
 
 
 def _offload_path(f: Facts) -> Callable[[Value, Settings], Hashable]:
-    """Which passes run over copies."""
+    """The part of the value that counts: which passes use copies of weights."""
     passes = f.workload.prompts or (1,)
     experts = [f"op_offload.{op}" for op in ("matmul_id", "moe_up_gate")]
 
     def path(value: Value, settings: Settings) -> Hashable:
         ubatch = int(settings.get("ubatch", passes[-1]))
-        # Only experts scale the threshold, and only while their products may run over copies.
+        # Only experts scale the threshold, and only if their products may use copies.
         shared = any(settings.get(name, f.defaults.get(name, False)) for name in experts)
         ratio = _expert_ratio(f) if shared else 1
         taken = tuple(min(ubatch, p) >= int(value) * ratio for p in passes)
@@ -226,7 +227,7 @@ def _offload_at(f: Facts) -> Callable[[float], Value]:
 
 
 def _offload_switch(f: Facts) -> Callable[[Value, Settings], Hashable]:
-    """Without effect where no pass runs over copies."""
+    """No effect if no pass uses copies."""
     path = _offload_path(f)
 
     def switched(value: Value, settings: Settings) -> Hashable:
@@ -237,12 +238,12 @@ def _offload_switch(f: Facts) -> Callable[[Value, Settings], Hashable]:
 
 
 def _share_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
-    """Without effect where no pass runs over copies, or no experts are among them."""
+    """No effect if no pass uses copies, or if there are no experts among them."""
     path = _offload_path(f)
 
     def shared(value: Value, settings: Settings) -> Hashable:
         least = settings.get("offload_min_tokens", f.defaults.get("offload_min_tokens", 0))
-        # The products of gate and up are of either op, by their types.
+        # The products of gate and up belong to one of two ops, depending on their types.
         copies = settings.get("op_offload.matmul_id", f.defaults.get("op_offload.matmul_id", False))
         return int(value) if copies and path(least, settings) else "unused"
 
@@ -250,15 +251,15 @@ def _share_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
 
 
 def _thread_counts(f: Facts) -> Sequence[Value]:
-    """1, 2, 3, 4, 6, 8, 12, …: powers of two and what lies halfway, up to the cores; always the cores
-    themselves."""
+    """Thread counts: powers of two and the values halfway between (1, 2, 3, 4, 6, 8, 12, …) up to the number
+    of cores, and always that number itself."""
     cores = _cores(f)
     steps = {n for p in range(12) for n in (1 << p, 3 << p) if n <= cores}
     return sorted(steps | {cores})
 
 
 def _ubatches(f: Facts) -> Sequence[Value]:
-    """Powers of two from 32 to the longest prompt; a larger u-batch runs as that one does."""
+    """U-batches: powers of two from 32 to the longest prompt. Larger ones behave like the longest prompt."""
     top = min(8192, max(f.workload.pp, f.workload.depth, 64), f.ctx)
     return [1 << p for p in range(5, 14) if (1 << p) < 2 * top]
 
@@ -269,8 +270,8 @@ def _ubatch_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
 
 
 def _path_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
-    """Which path a pass over the layers takes: by its tokens, never more than the prompt has. Prompts of
-    several lengths can take several."""
+    """The part of the value that counts: the path of a pass, by its number of tokens, which is limited by the
+    prompt. Prompts of several lengths can take several paths."""
     passes = f.workload.prompts or (1,)
 
     def path(value: Value, settings: Settings) -> Hashable:
@@ -282,7 +283,7 @@ def _path_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
 
 
 def _compute_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
-    """The type of products that dequantise first matters where some pass takes that path."""
+    """The type of products that dequantise first matters only if a pass takes that path."""
     passes = f.workload.prompts or (1,)
     bounds = ("mmq_max_tokens", "mmq_id_max_tokens") if _is_moe(f) else ("mmq_max_tokens",)
 
@@ -295,7 +296,7 @@ def _compute_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
 
 
 def _concurrency_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
-    """Nothing without graphs; in dyno, which has thresholds, nothing where q, k, v are one fused launch."""
+    """No effect without graphs, and in dyno no effect if q, k and v are one fused launch."""
     dyno = "matvec_max_tokens" in f.defaults
 
     def concurrent(value: Value, settings: Settings) -> Hashable:
@@ -310,7 +311,7 @@ def _few_tokens(f: Facts) -> Sequence[Value]:
 
 
 def _short_prompts(f: Facts) -> bool:
-    """Whether whole passes are so short that the matrix-vector path can be the right one for them."""
+    """Whether whole passes are so short that the matrix-vector path can be the best one."""
     return _is_cuda(f) and 1 < max(f.workload.pp, f.workload.depth) <= 128
 
 
@@ -327,7 +328,8 @@ def _thresholds(f: Facts) -> Sequence[Value]:
 
 
 def _step_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
-    """The tokens of a step, which 0 takes from the u-batch; it has room for every sequence in any case."""
+    """The part of the value that counts: the tokens of a step (0: the u-batch), which are at least one per
+    sequence."""
     return lambda value, settings: max(
         int(value) or int(settings.get("ubatch", f.defaults.get("ubatch", 0))),
         int(settings.get("sequences", f.defaults.get("sequences", 1))),
@@ -335,24 +337,26 @@ def _step_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
 
 
 def _sequences(f: Facts) -> Sequence[Value]:
-    """Powers of two up to the clients at a time; more sequences have nothing to hold."""
+    """Numbers of sequences: powers of two up to the number of concurrent clients. More would be unused."""
     most = f.workload.served.concurrency if f.workload.served is not None else 1
     return sorted({1 << p for p in range(11) if 1 << p < most} | {most})
 
 
 def _steps(f: Facts) -> Sequence[Value]:
-    """0 for the u-batch, and powers of two from the sequences up to twice the largest u-batch."""
+    """Step sizes: 0 (the u-batch), and powers of two from the number of sequences up to twice the largest
+    u-batch."""
     clients = f.workload.served.concurrency if f.workload.served is not None else 1
     return [0, *(1 << p for p in range(5, 15) if 1 << p >= clients)]
 
 
 def _of_text(f: Facts) -> bool:
-    """Whether clients send passages of a text: what follows random tokens says nothing about drafts."""
+    """Whether clients send passages of a text, because continuations of random tokens say nothing about
+    drafts."""
     return f.workload.served is not None and f.workload.served.text is not None
 
 
 def _draft_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
-    """Without effect where nothing is drafted."""
+    """No effect if nothing is drafted."""
     usual = f.defaults.get("spec", "off")
     return lambda value, settings: int(value) if settings.get("spec", usual) != "off" else "unused"
 
@@ -407,13 +411,13 @@ KNOBS: tuple[KnobSpec, ...] = (
 
 
 def resolve(facts: Facts, *, approx: bool, held: Collection[str] = ()) -> tuple[Knob, ...]:
-    """The knobs that this engine has, that apply here and that have more than one value.
+    """The applicable knobs of this engine with more than one value.
 
     Args:
-        facts: device, model, workload and the engine's own defaults. A row whose name has no default there
-            is a setting that this engine does not have.
-        approx: also those that change answers.
-        held: names that the user has fixed and that are not searched.
+        facts: Device, model, workload and the defaults of the engine. A setting without a default does not
+            exist in this engine.
+        approx: Whether to include knobs that change answers.
+        held: Names that the user has fixed, which are not searched.
     """
     knobs: list[Knob] = []
     for row in KNOBS:
@@ -442,5 +446,5 @@ def resolve(facts: Facts, *, approx: bool, held: Collection[str] = ()) -> tuple[
 
 
 def moved_by(knobs: Iterable[Knob], kind: str) -> tuple[Knob, ...]:
-    """The same knobs, all of which move the measures of one kind."""
+    """The same knobs, but all of them affect the measures of one kind."""
     return tuple(replace(knob, moves=frozenset({kind})) for knob in knobs)

@@ -1,5 +1,5 @@
-"""Memory as a hard limit: what the engine's plan says a configuration needs, decided before anything runs,
-and what a value that just does not fit would take."""
+"""Memory as a hard limit, checked with the plan of the engine before anything runs; with the near misses,
+values that just do not fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..core.protocol import Settings, Value
     from .knobs import Knob
 
-# Remedies if a value does not fit, in plain words. `ctx` is halved apart from these.
+# Remedies if a value does not fit, in words. In addition, `ctx` is halved.
 _CURES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("a q8_0 KV cache", {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}),
     ("weights that are not repacked", {"cpu_repack": False}),
@@ -25,7 +25,7 @@ _NAMES = {"ubatch": "u-batch", "ctx": "a context of"}
 
 
 def parse_bytes(text: str) -> int:
-    """Of `16GiB`, `16G` (the same), `16GB` (powers of 1000), `800MiB`. Raises TuneError."""
+    """Parse `16GiB`, `16G` (the same), `16GB` (powers of 1000) or `800MiB`. Raises TuneError."""
     try:
         return _memory_size.parse_bytes(text)
     except ValueError as error:
@@ -33,14 +33,14 @@ def parse_bytes(text: str) -> int:
 
 
 def gib(size: float) -> str:
-    """For people: `0.7 GiB`, `12 MiB`, never a zero."""
+    """A size in words, such as `0.7 GiB` or `12 MiB`, never zero."""
     if size >= 0.05 * 2**30:
         return f"{size / 2**30:.1f} GiB"
     return f"{max(0.1, size / 2**20):.1f} MiB" if size < 10 * 2**20 else f"{size / 2**20:.0f} MiB"
 
 
 def told_apart(size: int, other: int) -> tuple[str, str]:
-    """Both for people, in a unit in which they differ."""
+    """Two sizes in words, in a unit in which they differ."""
     for show in (gib, lambda n: f"{n / 2**20:,.0f} MiB"):
         if show(size) != show(other):
             return show(size), show(other)
@@ -49,7 +49,7 @@ def told_apart(size: int, other: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A value that the limit excludes, the rest of the settings at their defaults."""
+    """A value that the limit excludes, with the other settings at their defaults."""
 
     name: str
     value: Value
@@ -63,14 +63,14 @@ class NearMiss:
 
 
 class MemoryLimit:
-    """A limit on the bytes of the engine's plan.
+    """A limit on the planned memory in bytes.
 
     Args:
-    limit: bytes.
-    plan: bytes that the engine would take with these settings; None where it cannot be told, because
-        the engine refuses them.
-    names: of the settings that memory depends on; the rest is not asked about.
-    widest: values of some of them that never need less than others: what fits with these fits.
+    limit: Bytes.
+    plan: Gives the planned bytes of settings; None if the engine refuses them.
+    names: Names of the settings that memory depends on. Others are ignored.
+    widest: Values of some settings that never need less than others. A configuration that fits with them
+        fits.
     """
 
     def __init__(
@@ -93,14 +93,15 @@ class MemoryLimit:
         return self._known[key]
 
     def allows(self, settings: Mapping[str, Value]) -> bool:
-        """Settings that the engine refuses are left to the engine, which says why."""
+        """Whether settings fit. Settings that the engine refuses are allowed here, because the engine gives
+        the reason."""
         if self._widest and self._fits({**settings, **self._widest}):
             return True
         needed = self.needs(settings)
         return needed is None or needed <= self.limit
 
     def check_default(self, defaults: Mapping[str, Value], longest: int) -> None:
-        """Raises TuneError where the default itself does not fit: everything is compared with it."""
+        """Raises TuneError if the default itself does not fit, because everything is compared with it."""
         needed = self.needs(defaults)
         if needed is None or needed <= self.limit:
             return
@@ -119,10 +120,10 @@ class MemoryLimit:
     def near_misses(
         self, knobs: Sequence[Knob], defaults: Mapping[str, Value], longest: int
     ) -> list[NearMiss]:
-        """For every knob the first value beyond the limit.
+        """For each knob, the first value beyond the limit.
 
         Args:
-            longest: tokens of context that the workload takes; a context is not cut below.
+            longest: Context length that the workload needs. Suggested contexts are not shorter.
         """
         found: list[NearMiss] = []
         for knob in (k for k in knobs if k.name in self._names):

@@ -1,7 +1,7 @@
-"""The search space: knobs, what is legal, and which configurations run the same code.
+"""The search space: knobs, legal combinations, and configurations that run the same code.
 
-A point of the space is a tuple of value indices, one for each knob. Its class is what the executed code
-depends on; the search never measures two points of one class as if they were two.
+A point of the space is a tuple of value indices, one for each knob. Points of the same class run the same
+code. The search never measures two points of one class as different ones.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _ENUMERABLE = 50_000
 
 
 def with_index(point: Point, n: int, index: int) -> Point:
-    """`point` with another value of knob `n`, by the number of the value."""
+    """`point` with another value of knob `n`, by index."""
     return (*point[:n], index, *point[n + 1 :])
 
 
 class Space:
-    """Knobs with an optional rule of legality over whole settings.
+    """A search space: knobs, with an optional constraint on whole settings.
 
     Args:
-        knobs: in the order in which points list them.
-        legal: hard constraint; points that break it are never proposed. The default point must be legal.
-        fixed: settings that are not searched but belong to every configuration.
-        listed: the only points there are, where they are known one by one.
+        knobs: The knobs, in the order of points.
+        legal: A hard constraint. Points that violate it are never proposed. The default point must be legal.
+        fixed: Settings that are not searched, but belong to all configurations.
+        listed: The only points of the space, if they are known individually.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Space:
         return int(np.prod([len(k.values) for k in self.knobs])) if self.knobs else 1
 
     def with_knob(self, number: int, knob: Knob) -> Space:
-        """The same space with fewer values of one knob. Points are numbered anew."""
+        """The same space with other values of one knob. Points have new indices."""
         knobs = (*self.knobs[:number], knob, *self.knobs[number + 1 :])
         listed = None
         if self._listed is not None:
@@ -72,7 +72,7 @@ class Space:
         return Space(knobs, self._legal, self.fixed, listed)
 
     def for_metrics(self, metrics: Sequence[str]) -> Space:
-        """The same space with knobs that move all metrics of their kinds: of a mix its parts."""
+        """The same space with knobs that affect all metrics of their kinds, which are the parts of a mix."""
         if all(m in METRICS for m in metrics):
             return self
         knobs = [
@@ -88,11 +88,12 @@ class Space:
         return Configuration(self.settings(point))
 
     def point(self, settings: Settings) -> Point:
-        """Raises ValueError for a value that is not in the space; what is missing takes its default."""
+        """The point of settings. Missing settings take their defaults. Raises ValueError for a value that is
+        not in the space."""
         return tuple(k.values.index(settings.get(k.name, k.default)) for k in self.knobs)
 
     def allowed(self, settings: Settings) -> bool:
-        """Whether the space's own constraint holds."""
+        """Whether the constraint of the space holds."""
         return self._legal is None or self._legal(settings)
 
     def legal(self, point: Point) -> bool:
@@ -101,15 +102,15 @@ class Space:
         return self.allowed(self.settings(point))
 
     def code_class(self, point: Point) -> Hashable:
-        """Equal for points that run the same code."""
+        """The class of a point, which is equal for points that run the same code."""
         return self._code_of(self.settings(point))
 
     def _code_of(self, settings: Mapping[str, Value]) -> Hashable:
         return tuple(k.code(settings[k.name], settings) if k.code else settings[k.name] for k in self.knobs)
 
     def identity(self, configuration: Configuration) -> Hashable:
-        """The class of a whole configuration, kernels included. Raises ValueError for a value that is neither
-        in the space nor could be computed for it."""
+        """The class of a whole configuration, including kernels. Raises ValueError for a value that is
+        neither in the space nor computable for it."""
         given = configuration.settings
         values = {k.name: given.get(k.name, k.default) for k in self.knobs}
         for knob in self.knobs:
@@ -118,7 +119,7 @@ class Space:
         return self._code_of({**self.fixed, **values}), configuration.kernels_key()
 
     def entries(self, point: Point) -> list[int]:
-        """Numbers of the knobs that a profile has to name to get `point`."""
+        """The indices of the knobs that differ from the default in `point`, which a profile must set."""
         return [n for n, (i, d) in enumerate(zip(point, self.default, strict=True)) if i != d]
 
     def without(self, point: Point, n: int) -> Point:
@@ -126,14 +127,15 @@ class Space:
         return with_index(point, n, self.default[n])
 
     def distance(self, point: Point) -> tuple[int, float]:
-        """How far a point is from the default: entries that differ, then steps."""
+        """The distance of a point from the default: number of entries, then steps."""
         differ = sum(i != d for i, d in zip(point, self.default, strict=True))
         steps = sum(k.distance(k.values[i]) for k, i in zip(self.knobs, point, strict=True))
         return differ, steps
 
     def preference(self, point: Point) -> tuple[object, ...]:
-        """Sorts points of the same worth: the first one is to be taken, whatever a search has met first. It
-        is the one nearest the default, and of those as near the one whose knobs are listed first."""
+        """Sort key for equally good points, so that the choice does not depend on the order of the search.
+        The first one is the closest to the default and, among equally close ones, the one whose knobs are
+        listed first."""
         return *self.distance(point), tuple(-i for i in point)
 
     def changed(self, point: Point) -> list[Knob]:
@@ -148,12 +150,12 @@ class Space:
         return frozenset(moved)
 
     def fidelity(self, point: Point) -> Fidelity:
-        """The worst of the knobs that differ from the default."""
+        """The worst fidelity of the knobs that differ from the default."""
         order = list(Fidelity)
         return max((k.fidelity for k in self.changed(point)), key=order.index, default=Fidelity.EXACT)
 
     def points(self) -> Iterator[Point]:
-        """Every legal point."""
+        """All legal points."""
         if self._listed is not None:
             return (p for p in self._listed if self.legal(p))
         return (p for p in itertools.product(*(range(len(k.values)) for k in self.knobs)) if self.legal(p))
@@ -162,7 +164,7 @@ class Space:
         return len(self) <= _ENUMERABLE
 
     def classes(self) -> dict[Hashable, Point]:
-        """Every class with its point nearest the default, in a stable order."""
+        """All classes, each with its point closest to the default, in a stable order."""
         best: dict[Hashable, Point] = {}
         for point in self.points():
             key = self.code_class(point)
@@ -171,7 +173,7 @@ class Space:
         return best
 
     def random(self, rng: np.random.Generator) -> Point:
-        """A legal point; falls back to the default where a thousand draws find none."""
+        """A random legal point; the default if a thousand draws find none."""
         if self._listed is not None:
             listed = list(self.points())
             return listed[int(rng.integers(len(listed)))]
@@ -182,7 +184,8 @@ class Space:
         return self.default
 
     def neighbours(self, point: Point) -> list[Point]:
-        """Legal points that differ in one entry: by one step where values are ordered, by any otherwise."""
+        """Legal points that differ in one entry: by one step for ordered values, otherwise by any other
+        value."""
         found: list[Point] = []
         for n, knob in enumerate(self.knobs):
             steps = [point[n] - 1, point[n] + 1] if knob.ordinal else range(len(knob.values))
@@ -194,8 +197,8 @@ class Space:
         return found
 
     def features(self, point: Point) -> np.ndarray:
-        """Coordinates for a surrogate: ordered knobs as one number in [0, 1], others one-hot. The part of
-        a value that reaches the code counts, not the value: a bound is the path that it selects."""
+        """Coordinates for a surrogate: ordered knobs as a number in [0, 1], others one-hot. They depend on
+        the part of a value that reaches the code: for a bound, on the path that it selects."""
         row: list[float] = []
         settings: dict[str, Value] | None = None
         for knob, i in zip(self.knobs, point, strict=True):
@@ -214,7 +217,7 @@ class Space:
         return np.asarray(row)
 
     def feature_groups(self) -> list[int]:
-        """For every coordinate of `features`, the number of its knob."""
+        """For each coordinate of `features`, the index of its knob."""
         groups: list[int] = []
         for n, knob in enumerate(self.knobs):
             groups.extend([n] * (1 if knob.ordinal else len(knob.values)))

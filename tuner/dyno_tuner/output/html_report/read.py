@@ -74,9 +74,7 @@ class Run:
     measurements: list[Seen] = field(default_factory=list)  # in order of time
     qualities: list[Checked] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
-    times: dict[int, list[float]] = field(
-        default_factory=dict
-    )  # ends of a device's operations, ascending
+    times: dict[int, list[float]] = field(default_factory=dict)  # ends of a device's operations, ascending
     absent: list[str] = field(default_factory=list)  # missing journals of further devices
     operations: int = 0
     seconds: float = 0.0
