@@ -1,8 +1,8 @@
 """Targets: the engines that the tuner measures through the protocol `core.protocol.Target`.
 
-`dyno` is the engine of this project, `replay` a recorded sweep, `simulated` an engine with known truth.
-`llama_cpp` and `ik_llama_cpp` drive the binaries of those engines through the package `ggml`. A new target is
-a folder with a target and a `declaration`, and a line in `MODULES`.
+`dyno` is the engine of this project, `replay` is a recorded sweep, and `simulated` is an engine with known
+truth. `llama_cpp` and `ik_llama_cpp` run the binaries of those engines through the package `ggml`. A new
+target is a folder with a target and a `declaration`, and a line in `MODULES`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def declared(engine: str) -> Declaration:
     """The declaration of an engine, from the module `declaration` in the folder of its target.
 
     Raises:
-        TuneError: there is no such target.
+        TuneError: The target does not exist.
     """
     name = engine.replace(".", "_")
     if name not in MODULES:

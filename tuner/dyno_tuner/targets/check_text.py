@@ -1,5 +1,5 @@
-"""A passage of code and prose on which answers are compared. Its content does not matter; that it reads
-like what models are used for does, because a router of experts behaves otherwise on random tokens."""
+"""A passage of code and prose for comparing answers. Its content does not matter, but it must resemble real
+use, because routers behave differently on random tokens."""
 
 TEXT = '''
 def merge_intervals(intervals):

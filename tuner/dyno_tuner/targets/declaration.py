@@ -1,4 +1,4 @@
-"""The declaration of a target: what the tuner has to know of an engine before a worker runs it."""
+"""The declaration of a target: the facts about an engine that the tuner needs before a worker runs it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetRequest:
-    """The request for a target, the same for every engine.
+    """The request for a target, which is the same for all engines.
 
     Args:
-        model: path of a GGUF file.
+        model: Path of a GGUF file.
         device: `cpu` or `cuda:N`.
-        longest: tokens of context that the workload takes.
-        ctx: context that the user has asked for; None: as much as the workload takes.
-        settings: values held fixed, by name.
-        scratch: folder for files of this run.
-        text: file whose text the prompts are.
-        log: file that keeps what processes of another engine say.
-        served: whether the workload is the load of a server.
-        placement: devices and limits of dyno alone: `virtual_devices`, `vram` and `ram` (bytes).
-        options: of this engine alone, as its declaration has read them from the command line.
+        longest: Context length that the workload needs.
+        ctx: Requested context length; None: as much as the workload needs.
+        settings: Fixed values by name.
+        scratch: Folder for files of this run.
+        text: File with the text of the prompts.
+        log: File for the output of another engine's processes.
+        served: Whether the workload is the load of a server.
+        placement: Devices and limits, only for dyno: `virtual_devices`, `vram` and `ram` (bytes).
+        options: Options of this engine only, which its declaration has read from the command line.
     """
 
     model: str
@@ -46,15 +46,16 @@ class TargetRequest:
 
 
 class Declaration:
-    """The declaration of one engine. A new target overrides what differs.
+    """The declaration of an engine. A new target overrides the parts that differ.
 
-    `foreign` engines are programs of others, named by `--bin`; they spread a model over GPUs by themselves.
+    `foreign` engines are programs of other projects, given by `--bin`, which split a model over GPUs
+    themselves.
     """
 
     foreign = False
     kernels = False  # whether a tune chooses kernels
-    memory_plan = False  # whether --vram and --pareto have a plan to go by
-    verify_seconds = 120.0  # usual budget of `tune verify`
+    memory_plan = False  # whether there is a memory plan for --vram and --pareto
+    verify_seconds = 120.0  # default budget of `tune verify`
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
@@ -65,13 +66,13 @@ class Declaration:
         """The knobs of a search.
 
         Args:
-            approx: also those that change answers.
-            held: settings that the user has fixed; they are not searched.
+            approx: Whether to include knobs that change answers.
+            held: Settings that the user has fixed, which are not searched.
         """
         raise TuneError(f"{self.engine} declares no knobs; give a space to search")
 
     def legal(self, description: Description) -> Callable[[Settings], bool] | None:
-        """A constraint that points of the space must keep; None: every point is legal."""
+        """A constraint on points of the space; None: all points are legal."""
         return None
 
     def worker_options(self, request: TargetRequest) -> dict[str, Any]:
@@ -79,9 +80,9 @@ class Declaration:
         return {"model": request.model, "settings": dict(request.settings), "scratch": request.scratch}
 
     def least_deadline(self, device: str, model: str) -> float:
-        """Seconds that any trial may take."""
+        """The least deadline of a trial in seconds."""
         return 6.0
 
     def left_out(self, description: Description, *, approx: bool) -> Sequence[str]:
-        """Lines for people: what is not searched, and why."""
+        """Lines for people about knobs that are not searched, and the reasons."""
         return ()

@@ -1,1 +1,1 @@
-"""This project's engine as a target: its answers, prompts and kernels."""
+"""The engine of this project as a target, with its answers, prompts and kernels."""

@@ -1,10 +1,9 @@
-"""The questions that show whether a configuration's answers changed, and the scores of the replies.
+"""The passages that show whether the answers of a configuration changed, and their scores.
 
-A kernel is chosen for a range of batch sizes, so a fault may show at one size alone. The passages are
-therefore decoded in batches of about every such size, one `Group` each, and the distance from the exact path
-is kept group by group and, within a group, block by block, so that `answer_check.judge` can compare two
-configurations in pairs. Settings that no batch of a group gets to feel (`Group.code`) need not be tried on it
-again.
+A kernel is chosen for a range of batch sizes, so a fault may show only at one size. Therefore the passages
+are decoded in batches of about every such size, one `Group` each. The distance from the exact path is
+computed by group and, within a group, by block, so that `answer_check.judge` can compare two configurations
+in pairs. If settings affect no batch of a group (`Group.code`), the group is not computed again.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-FEWEST, MOST = 64, 4608  # tokens, where the exact path is slow, and where it is not
-SIZES = (1, 3, 7, 14, 30, 60, 125, 250, 500, 1000, 2000, 4000)  # one within each range of batch sizes
-BLOCK = 8  # scored tokens whose mean is one observation
+FEWEST, MOST = 64, 4608  # tokens: the least with a slow exact path, and the most with a fast one
+SIZES = (1, 3, 7, 14, 30, 60, 125, 250, 500, 1000, 2000, 4000)  # one in each range of batch sizes
+BLOCK = 8  # number of scored tokens in a block, whose mean is one observation
 THRESHOLDS = frozenset({"matvec_max_tokens", "matvec_id_max_tokens", "mmq_max_tokens", "mmq_id_max_tokens"})
-"""Settings that ask whether a pass has more tokens than they say."""
-SECONDS, SHARE = 10.0, 1 / 18  # that the exact path takes, about, and of a short budget
-ENOUGH = 576  # tokens that give each of the nine sizes up to 512 the blocks to be judged by
-_LOGITS_BYTES = 512 << 20  # of the exact path, kept; with large vocabularies fewer tokens are scored
+"""Settings that are bounds on the number of tokens in a pass."""
+SECONDS, SHARE = 10.0, 1 / 18  # approximate seconds of the exact path, and its share of a short budget
+ENOUGH = 576  # tokens with which each of the nine sizes up to 512 has enough blocks
+_LOGITS_BYTES = 512 << 20  # limit for the logits of the exact path, which limits the scored tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A passage, decoded in batches of `size` tokens."""
+    """A group: a passage that is decoded in batches of `size` tokens."""
 
     size: int
     tokens: NDArray[np.int32]
     every: int
-    """Every so many tokens of a batch, and its last, are scored."""
+    """Distance between scored tokens of a batch. The last one is always scored."""
 
     @property
     def name(self) -> str:
@@ -65,8 +64,8 @@ class Group:
         return np.asarray(found, dtype=np.intp)
 
     def code(self, settings: Mapping[str, Any]) -> Hashable:
-        """The part of `settings` that decides the code of this group's batches: of the u-batch the sizes of
-        the passes that it cuts them into, of a threshold on which side of it they are."""
+        """The part of `settings` that determines the code of this group's batches: the sizes of the passes
+        into which the u-batch cuts them, and the side of each threshold."""
         ubatch = int(settings["ubatch"])
         passes = (self.size,) if self.size <= ubatch else (ubatch, self.size % ubatch or ubatch)
         felt: list[Hashable] = [passes]
@@ -79,13 +78,13 @@ class Group:
 
 
 def affordable(rate: float, budget: float | None) -> int:
-    """Tokens that the exact path has time for.
+    """The number of tokens for which the exact path has time.
 
-    Every comparison takes about a third of that time again. On a short budget, the full length would leave
-    room for a few configurations only.
+    Each comparison takes about a third of that time. With a short budget, the full length would leave room
+    for only a few configurations.
 
     Args:
-        rate: Tokens/s of the exact path, about.
+        rate: Approximate tokens/s of the exact path.
         budget: Seconds of the run; None: no limit.
     """
     full = int(rate * SECONDS)
@@ -95,16 +94,16 @@ def affordable(rate: float, budget: float | None) -> int:
 
 
 def passages(path: str, count: int, seed: int) -> NDArray[np.int32]:
-    """`count` tokens of text from a start that `seed` moves.
+    """`count` tokens of text, from a start that depends on `seed`.
 
     Raises:
-        ModelError, UnsupportedError: The file has no vocabulary, or one that is not known here.
+        ModelError, UnsupportedError: The file has no vocabulary, or an unknown one.
     """
     from dyno.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_gguf(path)
     tokens = list(tokenizer.encode(TEXT))
-    # Code and the prose between it: this package's own.
+    # Code with prose: the sources of this package.
     for source in sorted(p.name for p in resources.files("dyno").iterdir() if p.name.endswith(".py")):
         if len(tokens) > 2 * count:
             break
@@ -117,18 +116,18 @@ def passages(path: str, count: int, seed: int) -> NDArray[np.int32]:
 def groups(
     path: str, *, total: int, ctx: int, largest: int, vocabulary: int, seed: int = 0, once: int = 0
 ) -> list[Group]:
-    """The passages to score.
+    """The groups to score.
 
     Args:
-        path: GGUF file, for its tokenizer; without a vocabulary random tokens are scored.
-        total: Tokens, about.
-        ctx: Length of the context; no passage is longer.
-        largest: Tokens of the largest batch that is of interest.
-        vocabulary: Logits of a token.
-        seed: Another one takes other passages.
-        once: Tokens of a batch beyond `largest`, where computing it exactly costs little: it runs once.
+        path: GGUF file, for its tokenizer. Without a vocabulary, random tokens are scored.
+        total: Approximate number of tokens.
+        ctx: Context length, which limits a passage.
+        largest: Largest batch of interest, in tokens.
+        vocabulary: Number of logits of a token.
+        seed: Seed of the choice of passages.
+        once: Size of one additional batch beyond `largest`, if its exact computation is cheap.
     """
-    # With a large vocabulary fewer tokens, all of them scored, say as much as more of which some are.
+    # With a large vocabulary, fewer tokens that are all scored are as good as more that are partly scored.
     rows = _LOGITS_BYTES // (4 * vocabulary)
     total = min(total, max(FEWEST, rows * 8 // 9 if once else rows))
     sizes = [s for s in SIZES if s <= max(1, min(largest, ctx, total // 2))]
@@ -137,8 +136,7 @@ def groups(
     thin = [1] * len(sizes)
     beyond = max((s for s in SIZES if sizes[-1] < s <= min(once, ctx)), default=0)
     if beyond:
-        # The work of a large u-batch, for which nothing smaller stands: as many of its rows scored as of the
-        # others.
+        # A large u-batch, which no smaller one can replace. As many of its rows are scored as of the others.
         sizes.append(beyond)
         lengths.append(beyond)
         thin.append(max(1, beyond // share))
@@ -161,7 +159,7 @@ def exact_answers(
 ) -> tuple[list[NDArray[np.float32]], list[NDArray[np.int32] | None]]:
     """Logits [scored, n_vocab] and experts [MoE layers, tokens, used] of each group, in large batches.
 
-    The exact path gives the same for any batch size.
+    The exact path gives the same result for any batch size.
     """
     logits: list[NDArray[np.float32]] = []
     routing: list[NDArray[np.int32] | None] = []
@@ -169,7 +167,7 @@ def exact_answers(
         session.reset()
         wanted = group.scored()
         rows, chosen = [], []
-        # Where one batch is all there is, rows that are not scored need not be computed either.
+        # With a single batch, rows that are not scored need not be computed.
         every = group.every if len(group.tokens) == group.size else 1
         for part in group.batches(max(1, 256 // every) * every):
             found, used = session.decode(
@@ -184,7 +182,7 @@ def exact_answers(
 
 
 def answer(session: Any, group: Group, pinned: NDArray[np.int32] | None) -> NDArray[np.float32]:
-    """Logits [scored, n_vocab] of a group in its own batches, with the experts given."""
+    """Logits [scored, n_vocab] of a group in its own batches, with given experts."""
     session.reset()
     rows = []
     for part in group.batches():
@@ -197,7 +195,7 @@ def answer(session: Any, group: Group, pinned: NDArray[np.int32] | None) -> NDAr
 
 
 def score(group: Group, exact: NDArray[np.float32], ours: NDArray[np.float32]) -> GroupQuality:
-    """KL divergence of a group, nats per token, in means over blocks of scored tokens."""
+    """The KL divergence of a group in nats per token, as means over blocks of scored tokens."""
     rows = kld_rows(exact, ours)
     count = max(1, len(rows) // BLOCK)
     blocks = tuple(float(part.mean()) for part in np.array_split(rows, count))

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from ...core.protocol import Description, Workload
 
-USUAL_CTX = 4096  # tokens of context, or what the workload takes if that is more
+USUAL_CTX = 4096  # context length in tokens, unless the workload needs more
 
 
 class DynoDeclaration(Declaration):
-    """This project's engine, whose kernels and memory plan the tuner knows."""
+    """The declaration of this project's engine, which has kernels and a memory plan."""
 
     kernels = True
     memory_plan = True
@@ -40,7 +40,7 @@ class DynoDeclaration(Declaration):
             host_nodes=int(description.engine.get("host_nodes") or 1),
         )
         found = resolve(facts, approx=approx, held=held)
-        # Every setting moves the output of a server: its prompts are part of the time.
+        # All settings affect the output rate of a server, because its prompts are part of the time.
         return found if workload.served is None else moved_by(found, "tg")
 
     def worker_options(self, request: TargetRequest) -> dict[str, Any]:
@@ -58,7 +58,8 @@ class DynoDeclaration(Declaration):
         return {**super().worker_options(request), **own}
 
     def least_deadline(self, device: str, model: str) -> float:
-        """On a GPU the weights have to get there, from a disk at worst."""
+        """The least deadline of a trial in seconds. On a GPU, it includes loading the weights, in the worst
+        case from disk."""
         return 6.0 if device == "cpu" else 20.0 + os.path.getsize(model) / 0.5e9
 
 

@@ -1,14 +1,13 @@
-"""Answers of the exact path, kept from one tune to the next and from one worker to the next.
+"""The cache of answers of the exact path, for later tunes and workers.
 
-They depend on the file, the passages, the exact path's own code and the device, and on nothing that is tuned;
-to compute them took 45 of the 100 seconds of a tune (gpt-oss-20b on an H200). Every verdict about a
-configuration rests on them, so a file is taken only if all of it is as this module writes it: owned by the
-user, a regular file, of the key that is wanted, of the shapes that follow from it, with a checksum that holds
-and finite values. The answers are computed again if anything differs, and one line on the logger
-`dyno.tuner` names the file and the reason.
+The answers depend on the file, the passages, the code of the exact path and the device, but on nothing that
+is tuned. Computing them took 45 of the 100 seconds of a tune (gpt-oss-20b on an H200). All verdicts on
+configurations depend on them. So a file is used only if it is exactly as this module writes it: a regular
+file of the user, with the right key, the right shapes, a valid checksum and finite values. Otherwise the
+answers are computed again, and a line on the logger `dyno.tuner` names the file and the reason.
 
-A file is one line of JSON (the key and a SHA-256) and, after it, the arrays, group by group: logits
-[scored, vocabulary] as f32 and, for a mixture of experts, the experts [MoE layers, tokens, used] as i32.
+A file is one line of JSON (the key and a SHA-256), followed by the arrays of each group: logits [scored,
+vocabulary] as f32 and, for a mixture of experts, the experts [MoE layers, tokens, used] as i32.
 """
 
 from __future__ import annotations
@@ -38,48 +37,49 @@ if TYPE_CHECKING:
 
     Exact = tuple[list[NDArray[np.float32]], list[NDArray[np.int32] | None]]
 
-MOST_BYTES = 2 << 30  # of all that are kept; the one used longest ago goes first
+MOST_BYTES = 2 << 30  # limit for all files; the least recently used one is removed first
 MOST_FILES = 1000
-WORTH_SECONDS = 2.0  # what takes less is computed again
+WORTH_SECONDS = 2.0  # answers that take less time are not stored
 SUFFIX = ".answers"
 _FORMAT = 2
-_HEADER_BYTES = 1 << 16  # of the first line; that of a dozen groups has 3 KiB
-_PIECES, _PIECE = 256, 1 << 16  # of a model file that are read for its key
+_HEADER_BYTES = 1 << 16  # limit for the first line; with a dozen groups it has 3 KiB
+_PIECES, _PIECE = 256, 1 << 16  # number and size of the pieces of a model file that are read for its key
 _log = logging.getLogger("dyno.tuner")
 
 
 class Unsound(Exception):
-    """A file does not hold what is wanted; the message says why."""
+    """The error that a file is not usable. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """All that answers depend on, and so the shapes that they have."""
+    """The key of answers: everything that they depend on, including their shapes."""
 
     format: int
     model: str
     """Digest of the model's files."""
     engine: str
-    """Digest of the compiled module, the device's facts and the exact path's settings."""
+    """Digest of the compiled module, the facts of the device and the settings of the exact path."""
     vocabulary: int
     experts: tuple[int, int, int]
-    """MoE layers, experts and those used for each token; zeros where the model has none."""
+    """Numbers of MoE layers, experts, and used experts per token; zeros if the model has none."""
     groups: tuple[tuple[int, int, int, int, str], ...]
-    """Of each: tokens of a batch, `every`, tokens, scored positions, digest of the tokens."""
+    """For each group: batch size, `every`, number of tokens, number of scored positions, and digest of the
+    tokens."""
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """The name of the file."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest() + SUFFIX
 
     def shapes(self) -> Iterator[tuple[tuple[int, int], tuple[int, int, int] | None]]:
-        """Of each group: shape of the logits and, where there are any, of the experts."""
+        """For each group: the shape of the logits and, if there are any, of the experts."""
         layers, _, used = self.experts
         for _, _, tokens, scored, _ in self.groups:
             yield (scored, self.vocabulary), (layers, tokens, used) if layers else None
 
     def difference(self, found: object) -> str:
-        """Why a header is not of this key; empty where it is."""
+        """The reason why a header does not belong to this key; empty if it does."""
         if not isinstance(found, dict):
             return "its first line is not a header"
         wanted = json.loads(json.dumps(asdict(self)))
@@ -89,7 +89,7 @@ class Key:
 
 
 def folder() -> Path | None:
-    """`$XDG_CACHE_HOME/dyno/answers`, by default `~/.cache/dyno/answers`; None where no home is known."""
+    """`$XDG_CACHE_HOME/dyno/answers`, by default `~/.cache/dyno/answers`; None if no home folder is known."""
     try:
         return own_folder("CACHE") / "answers"
     except RuntimeError:
@@ -100,17 +100,17 @@ def key_of(
     model: str, asked: Sequence[Group], code: str, facts: Mapping[str, Any], *,
     vocabulary: int, experts: tuple[int, int, int],
 ) -> Key:  # fmt: skip
-    """The key of a model's kept answers.
+    """The key of the stored answers of a model.
 
     Args:
-        model: path of the GGUF file, or of the first of several.
-        code: path of the compiled module.
-        facts: of the device, and the settings of the exact path.
-        vocabulary: logits of a token.
-        experts: MoE layers, experts, used ones; zeros for a dense model.
+        model: Path of the GGUF file, or of the first of several.
+        code: Path of the compiled module.
+        facts: Facts of the device, and the settings of the exact path.
+        vocabulary: Number of logits of a token.
+        experts: Numbers of MoE layers, experts and used experts; zeros for a dense model.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: A file cannot be read.
     """
     files = hashlib.sha256()
     for part in _parts(Path(model)):
@@ -129,7 +129,7 @@ def key_of(
 
 
 def _parts(model: Path) -> list[Path]:
-    """All files of a model that is split."""
+    """All files of a split model."""
     found = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", model.name)
     if not found:
         return [model]
@@ -138,8 +138,8 @@ def _parts(model: Path) -> list[Path]:
 
 
 def _digest_of(path: Path) -> bytes:
-    """Of size, time of change, the beginning (all metadata, most often) and pieces throughout: to read
-    a file of 60 GB whole takes as long as what is to be saved."""
+    """A digest of size, modification time, the beginning (usually all metadata) and pieces throughout the
+    file. Reading 60 GB completely would take as long as computing the answers."""
     facts = path.stat()
     digest = hashlib.sha256(f"{facts.st_size} {facts.st_mtime_ns}".encode())
     with path.open("rb") as file:
@@ -150,10 +150,9 @@ def _digest_of(path: Path) -> bytes:
 
 
 def load(file: Path, key: Key) -> Exact | None:
-    """The answers of `key`. None where there is no file, or, after a line on the log, where it does not hold
-    them."""
+    """The answers of `key`; None if there is no file, or, with a line in the log, if it is not usable."""
     try:
-        # Neither a link nor a pipe without a writer is followed or waited for.
+        # Links are not followed, and a pipe without a writer does not block.
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             facts = os.fstat(descriptor)
@@ -162,7 +161,7 @@ def load(file: Path, key: Key) -> Exact | None:
             with os.fdopen(descriptor, "rb", closefd=False) as stream:
                 found = _read(stream, facts.st_size, key)
             with contextlib.suppress(OSError):
-                os.utime(descriptor)  # used just now
+                os.utime(descriptor)  # mark as recently used
         finally:
             os.close(descriptor)
         return found
@@ -177,7 +176,7 @@ def load(file: Path, key: Key) -> Exact | None:
 
 
 def _distrust(facts: os.stat_result) -> str:
-    """Why a file is not read at all; empty where it may be."""
+    """The reason why a file must not be read at all; empty if it may."""
     if not stat.S_ISREG(facts.st_mode):
         return "it is not a regular file"
     if facts.st_uid != os.geteuid():
@@ -188,14 +187,14 @@ def _distrust(facts: os.stat_result) -> str:
 
 
 def _read(stream: IO[bytes], size: int, key: Key) -> Exact:
-    """Raises Unsound, OSError."""
+    """Read a file. Raises Unsound, OSError."""
     first = stream.readline(_HEADER_BYTES)
     header: Any = None
-    with contextlib.suppress(ValueError, RecursionError):  # then it is no header
+    with contextlib.suppress(ValueError, RecursionError):  # it is then not a header
         header = json.loads(first) if first.endswith(b"\n") else None
     if reason := key.difference(header):
         raise Unsound(reason)
-    # The key gives every size, so that nothing in the file decides how much memory is taken.
+    # The key gives all sizes, so that the file cannot decide how much memory is allocated.
     wanted = sum(_bytes(shape) for pair in key.shapes() for shape in pair if shape is not None)
     left = size - len(first)
     if left != wanted:
@@ -233,7 +232,7 @@ def _array(stream: IO[bytes], shape: tuple[int, ...], kind: np.dtype[Any], diges
 
 
 def flaw(answers: Exact, key: Key) -> str:
-    """Why answers are not such as `key` describes; empty where they are."""
+    """The reason why answers do not match `key`; empty if they do."""
     logits, routing = answers
     wanted = list(key.shapes())
     if len(logits) != len(wanted) or len(routing) != len(wanted):
@@ -250,8 +249,8 @@ def flaw(answers: Exact, key: Key) -> str:
 
 
 def save(file: Path, key: Key, answers: Exact) -> None:
-    """Whole or not at all, for this user alone. Raises OSError, with the file's name: a write that fails does
-    not say it."""
+    """Save answers completely or not at all, readable only by this user. Raises OSError with the name of the
+    file, which a failed write lacks."""
     arrays: list[NDArray[Any]] = []
     for rows, chosen in zip(*answers, strict=True):
         arrays.append(np.ascontiguousarray(rows, dtype="<f4"))
@@ -277,13 +276,13 @@ def save(file: Path, key: Key, answers: Exact) -> None:
 
 
 def keep(where: Path, key: Key, answers: Exact) -> None:
-    """For the next tune; where there is no room, it computes them again."""
+    """Store answers for the next tune. If there is no room, it computes them again."""
     if sum(a.nbytes for part in answers for a in part if a is not None) > MOST_BYTES:
         return
     with contextlib.suppress(OSError):
         where.mkdir(parents=True, exist_ok=True, mode=0o700)
         if stat.S_IMODE(where.stat().st_mode) & 0o077:
-            where.chmod(0o700)  # as an earlier version made it
+            where.chmod(0o700)  # an earlier version may have created it
         save(where / key.name, key, answers)
         _make_room(where)
 
@@ -297,11 +296,11 @@ def _make_room(where: Path) -> None:
 
 
 def _found(where: Path) -> Iterator[tuple[int, int, Path]]:
-    """When each was used last, its bytes, its path."""
-    # Those of an earlier version and what a kill left half written take room, too.
+    """The time of last use, the size and the path of each file."""
+    # Files of an earlier version, and incomplete files after a kill, need room, too.
     for pattern in (f"*{SUFFIX}", f"*{SUFFIX}.new", "*.npz"):
         for path in where.glob(pattern):
-            with contextlib.suppress(OSError):  # another tune may have removed it just now
+            with contextlib.suppress(OSError):  # another tune may have just removed it
                 facts = path.lstat()
                 if not stat.S_ISDIR(facts.st_mode):
                     yield facts.st_mtime_ns, facts.st_size, path

@@ -1,4 +1,4 @@
-"""Single ops for the stage that chooses their kernels: which ones have a choice, and their times alone."""
+"""Single ops for the kernel stage: the ops with several kernels, and the times of their single launches."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ _KNOWN = (
 
 
 def plain_device(device: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties that the engine's selection knows."""
+    """The properties of a device that the kernel selection uses."""
     return {key: device[key] for key in _KNOWN if key in device}
 
 
 def op_seconds(op: KernelOp, kind: str) -> float:
-    """Seconds of an op in a pass, and for a prompt of a token of it, on a typical device of a kind: to order
-    ops by."""
+    """Approximate seconds of an op on a typical device (per pass; for prompts per token), for sorting ops."""
     family, desc = _core.ops.parse_key(op.key, op.m)
     moved, flops = _core.ops.cost(family, desc)
     memory, compute = (20e9, 200e9) if kind == "cpu" else (4e12, 4e14)
@@ -38,7 +37,7 @@ def ops_with_choice(
     session: Any, device: Mapping[str, Any], kind: str, model: Mapping[str, Any], workload: Workload,
     ubatch: int,
 ) -> list[KernelOp]:  # fmt: skip
-    """Every op of the model at the tokens that the workload runs it with, where there is a choice."""
+    """All ops of the model with several kernels, at the numbers of tokens in the workload."""
     wanted = {"tg": 1} if workload.tg else {}
     if workload.pp > 1:
         wanted["pp"] = min(ubatch, workload.pp)
@@ -48,27 +47,27 @@ def ops_with_choice(
             rows = int(op["rows"])
             family, desc = _core.ops.parse_key(op["key"], rows)
             if (op["device"] == "cpu") != (kind == "cpu") and kind == "cuda":
-                continue  # its part on the CPU has candidates of its own
+                continue  # its part on the CPU has other candidates
             if op["path"] != "any":
-                # The settings choose it; kernels of another one are rejected.
+                # The settings choose the path, and kernels of another path are rejected.
                 desc["path"] = op["path"]
             known = plain_device(device)
             candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc, known))
             if op["tiles"]:
-                # By itself an op reads and leaves rows, so a kernel without f16 tiles would not pay for
-                # the launch that they spare.
+                # Timed alone, an op reads and writes rows, so a kernel without f16 tiles would not show the
+                # launch that tiles save.
                 tiled = {**desc, **op["tiles"]}
                 candidates = tuple(c for c in candidates if _core.ops.supports(family, tiled, c, known)[0])
             place = (str(op["key"]), str(op["tokens"]))
             if metric == "pp" and op["list"] == "draw":
-                continue  # a prompt of one token is not drawn from
+                continue  # no token is drawn from a prompt of one token
             if metric == "pp" and family == "matmul" and desc.get("n") == model["n_vocab"]:
-                continue  # the head runs for the last row only
+                continue  # the head only runs for the last row
             if len(candidates) > 1 and place not in found:
                 found[place] = KernelOp(
                     place[0], place[1], rows, int(op["count"]), dict(op["config"]), candidates, metric
                 )
-    # Where most of the time goes comes first, for the budget may end before the list does.
+    # The most expensive ops come first, because the budget may end before the list.
     return sorted(found.values(), key=lambda o: -op_seconds(o, kind))
 
 
@@ -76,16 +75,16 @@ def op_times(
     key: str, m: int, configs: Sequence[Mapping[str, Value]], device: Mapping[str, Any], name: str,
     weights: int, *, threads: int, seconds: float,
 ) -> list[list[float]]:  # fmt: skip
-    """The times of an op by itself under each configuration, in seconds.
+    """The single-launch times of an op with each configuration, in seconds.
 
     Args:
-        device, name: the device and its name.
-        weights: bytes of the model's file.
-        seconds: of work for each configuration, at least.
+        device, name: The device and its name.
+        weights: Bytes of the model file.
+        seconds: Least seconds of work for each configuration.
     """
     family, desc = _core.ops.parse_key(key, m)
-    # Between two uses of a weight the rest of the model passes through the caches; of a large one, 256
-    # MiB leave none of them warm.
+    # Between two uses of a weight, the rest of the model passes through the caches. For a large model, 256
+    # MiB are enough to leave no cache warm.
     cold = 2 * int(device.get("l2_bytes") or 1 << 20)
     rotate = cold if name != "cpu" else max(cold, weights)
     times = _core.ops.time_configs(

@@ -1,4 +1,4 @@
-"""Where the weights of a configuration lie: the part of a plan that no single setting says."""
+"""The placement of the weights of a configuration, which no single setting determines."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Placing:
     """The devices of a target, their limits, and the placement that the engine would choose.
 
     Args:
-        virtual_devices: as `Engine` takes them.
-        vram: bytes that the main device may hold; 0: what it has.
-        ram: likewise the CPU beside it.
+        virtual_devices: As in `Engine`.
+        vram: The most bytes on the main device; 0: all its memory.
+        ram: The most bytes on the CPU in addition to it; 0: all its memory.
     """
 
     def __init__(self, virtual_devices: VirtualDevices, vram: int, ram: int) -> None:
@@ -38,11 +38,11 @@ class Placing:
         self._vram = vram
         self._ram = ram
         self.free: int | None = None
-        """Bytes of the device that was resolved, before a session of the tune takes a part of them."""
+        """Free bytes of the resolved device, before a session of the tune uses some."""
         self._measured: dict[str, dict[str, float]] | None = None
 
     def resolve(self, name: str) -> Device:
-        """The device of a name, as small as the limits make it."""
+        """The device of a name, with its memory reduced to the limits."""
         device = limited(resolve_device(name, self.virtual_devices), self._vram, self._ram)
         self.free = free_bytes(device.name) if device.kind == "cuda" else None
         return device
@@ -51,9 +51,10 @@ class Placing:
         """The `placement` of a session.
 
         Args:
-            settings: the plan places by itself unless these load settings place weights; None: it never does.
-            limited: keep the limits that stand for a smaller machine. The exact path, which answers are
-                compared with, is no part of that machine.
+            settings: The plan chooses a placement unless these load settings place weights; None: it never
+                does.
+            limited: Whether to keep the limits that simulate a smaller machine. They do not apply to the
+                exact path.
         """
         devices = [one.to_dict() for one in self.virtual_devices]
         if not limited:
@@ -68,17 +69,17 @@ class Placing:
         return given
 
     def usual(self, file: str, device: Device, kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The placement that the engine takes by itself, within the memory that is free on a GPU now.
+        """The placement that the engine chooses, within the currently free memory of a GPU.
 
         Args:
-            kinds: settings by kind.
+            kinds: Settings by kind.
 
         Returns:
-            `settings`: values of the load settings that place weights; `host_weights`: whether weights lie on
-            the CPU beside the device; `streams`: whether the device takes copies of them.
+            `settings`: values of the load settings that place weights; `host_weights`: whether weights are on
+            the CPU in addition to the device; `streams`: whether the device gets copies of them.
 
         Raises:
-            OutOfMemoryError: even the smallest part does not fit.
+            OutOfMemoryError: Even the smallest part does not fit.
         """
         if device.name == "cpu":
             return {"settings": {}, "host_weights": False, "streams": False}
@@ -86,7 +87,7 @@ class Placing:
         load = dict(kinds["load"])
         placement = self.argument(load)
         described = {n: v for n, v in device.info.items() if n in GPU_PROPERTIES} if gpu else None
-        if described is not None and self.free is not None:  # else the GPU is a description
+        if described is not None and self.free is not None:  # otherwise the GPU is only described
             described["memory_bytes"] = min(int(described["memory_bytes"]), self.free)
         if not gpu:
             load["device"] = device.name
@@ -113,7 +114,7 @@ class Placing:
         return self.virtual_devices[int(name.partition(":")[2]) - 1]
 
     def limits(self, device: Device) -> dict[str, int]:
-        """Bytes by `device` and `host`, as far as something limits them."""
+        """The limits in bytes by `device` and `host`, if any."""
         device_limit = self._vram
         if device.kind == "cuda":
             whole = int(device.info["memory_bytes"])
@@ -123,7 +124,7 @@ class Placing:
         return {n: v for n, v in (("device", device_limit), ("host", self._ram)) if v}
 
     def rates(self, device: Device) -> dict[str, dict[str, float]]:
-        """Rates of the devices: kept by `tune probe`, else measured now, once."""
+        """The rates of the devices: stored by `tune probe`, or else measured once now."""
         if self._measured is None:
             devices = {"cpu": dict(_core.cpu_info())}
             if device.kind == "cuda":
@@ -155,14 +156,14 @@ class Placing:
 
 
 def label(device: Device, file: str) -> str:
-    """Device and model for people; a virtual device with its limits."""
+    """Device and model in words, with the limits of a virtual device."""
     words = [str(device.info.get("name") or device.kind.upper()), os.path.basename(file)]
     virtual = device.info.get("virtual")
     return " · ".join([*words, f"{device.name} {virtual}"] if virtual else words)
 
 
 def planned_bytes(plan: Mapping[str, Any], where: str) -> int:
-    """Bytes that a plan puts on its main device, or with `host` on the CPU beside it."""
+    """Bytes of a plan on its main device, or with `host` on the CPU."""
     main, *others = plan["devices"]
     if where == "host":
         beside = [one for one in others if one["name"] == "cpu"]
@@ -174,12 +175,12 @@ def planned_bytes(plan: Mapping[str, Any], where: str) -> int:
 
 
 def one_word(value: Any) -> Any:
-    """Rules as the search holds them: `a=cpu,b=cuda:1`."""
+    """Placement rules as one word, as in the search: `a=cpu,b=cuda:1`."""
     return ",".join(value) if isinstance(value, list) else value
 
 
 def as_list(name: str, value: Any) -> Any:
-    """Rules as the engine takes them; other values stay as they are."""
+    """Placement rules as a list for the engine. Other values are not changed."""
     if SETTINGS[name].type != "rules" or not isinstance(value, str):
         return value
     return [rule for rule in value.split(",") if rule]

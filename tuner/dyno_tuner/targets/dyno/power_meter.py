@@ -1,4 +1,4 @@
-"""The mean power while a sample runs."""
+"""The mean power during a sample."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 
 class PowerMeter:
-    """The counters of energy of one device, read around the runs of a sample.
+    """A power meter: the energy counters of a device, read around the runs of a sample.
 
     Args:
-        counters: of the device, and of the CPU beside it.
-        decides: whether joules decide. If they stand only beside the rates, a counter that fails leaves a
-            sample without joules and costs nothing else.
+        counters: Counters of the device and of the CPU.
+        decides: Whether joules decide. Otherwise a failing counter only leaves a sample without joules.
     """
 
     def __init__(self, counters: _energy.Counters, *, decides: bool) -> None:
@@ -28,11 +27,11 @@ class PowerMeter:
         self._first: tuple[float, dict[str, float]] | None = None
 
     def begin(self) -> None:
-        """A sample begins; its first run may still read a context that does not count."""
+        """Begin a sample. Its first run may still process a context that does not count."""
         self._first, self._failed = None, False
 
     def run_begins(self) -> None:
-        """The first run of a sample begins with this call; later ones change nothing.
+        """Begin the first run of a sample. Later calls change nothing.
 
         Raises:
             TargetFailure: Energy decides, and a counter fails.
@@ -41,11 +40,11 @@ class PowerMeter:
             self._first = self._read()
 
     def watts(self) -> float | None:
-        """Mean power from the first run of this sample until now. Between its runs sequences are reset, and
-        a graph may be captured anew: so a sample gets the joules of its own seconds alone.
+        """Mean power from the first run of this sample until now. Between runs, sequences are reset and
+        graphs may be captured again, so a sample only gets the joules of its own seconds.
 
         Returns:
-            None where energy decides nothing and a counter failed or has not moved.
+            None if energy does not decide and a counter failed or did not change.
 
         Raises:
             TargetFailure: Energy decides, and a counter fails.

@@ -1,4 +1,4 @@
-"""The tokens that a workload runs: random ones, or the user's own text; and how a router spreads them."""
+"""The tokens of a workload, which are random or from the user's text, and their routing."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
     from ...core.serve_load import ServedLoad
 
-LEAST_TOKENS = 64  # of a text; less says nothing about how a router uses its experts
+LEAST_TOKENS = 64  # least tokens of a text; fewer say nothing about the use of experts
 _MOST_BYTES = 16 << 20
 RANDOM = "random tokens"
 
 
 class Prompts:
-    """The tokens that are measured: passages of a text, or random ones.
+    """The source of tokens: passages of a text, or random tokens.
 
     Args:
-        model: GGUF file whose tokenizer reads the text.
-        vocabulary: number of tokens to draw from where there is no text.
-        text: file with the user's own text.
+        model: GGUF file with the tokenizer for the text.
+        vocabulary: Number of tokens to draw from without a text.
+        text: File with the user's text.
 
     Raises:
-        TargetUnusable: the text cannot be read, is too short, or the model has no vocabulary to read it with.
+        TargetUnusable: The text cannot be read, is too short, or the model has no vocabulary.
     """
 
     def __init__(self, model: str, vocabulary: int, text: str | None) -> None:
@@ -61,7 +61,8 @@ class Prompts:
         self.digest = hashlib.sha256(raw).hexdigest()
 
     def take(self, count: int, *key: object) -> NDArray[np.int32]:
-        """`count` tokens that depend on `key` alone: of a text a passage, which begins anew at its end."""
+        """`count` tokens that depend only on `key`. With a text, they are a passage that continues at the
+        beginning after the end."""
         rng = keyed_rng("tokens", *key)
         if self._tokens is None:
             return rng.integers(self.vocabulary, size=count, dtype=np.int32)
@@ -70,15 +71,15 @@ class Prompts:
 
 
 def served_prompts(load: ServedLoad, source: Prompts, number: int) -> list[list[int]]:
-    """The prompts of a load of clients.
+    """The prompts of a server load.
 
     Args:
-        load: with their number, length, and the share that they begin with alike.
-        source: of their tokens.
-        number: another one takes other prompts.
+        load: The load, with number and length of prompts and their common share.
+        source: Source of their tokens.
+        number: Number of the set of prompts.
 
     Raises:
-        TargetUnusable: the load is cut from a text, and there is none.
+        TargetUnusable: The load needs a text, and there is none.
     """
     if load.text is not None and not source.digest:
         raise TargetUnusable(
@@ -91,15 +92,15 @@ def served_prompts(load: ServedLoad, source: Prompts, number: int) -> list[list[
 
 
 def use_of_experts(chosen: NDArray[np.int32], experts: int) -> dict[str, float]:
-    """How a router spread a batch.
+    """The use of experts in a batch.
 
     Args:
-        chosen: (layers, tokens, used), the experts of every token.
-        experts: of a layer.
+        chosen: (layers, tokens, used), the experts of each token.
+        experts: Number of experts per layer.
 
     Returns:
-        distinct: experts that got any token, mean over the layers; busiest_over_mean: tokens of the busiest
-        expert over those of the mean expert, of all there are, averaged over the layers.
+        distinct: number of experts with at least one token, averaged over the layers; busiest_over_mean:
+        tokens of the busiest expert / mean over all experts, averaged over the layers.
     """
     layers = chosen.reshape(chosen.shape[0], -1)
     counts = np.stack([np.bincount(layer, minlength=experts) for layer in layers])
@@ -110,7 +111,7 @@ def use_of_experts(chosen: NDArray[np.int32], experts: int) -> dict[str, float]:
 
 
 def measure_routing(session: Any, prompts: Prompts, tokens: int, experts: int) -> dict[str, Any]:
-    """How one batch of `tokens` of the workload's prompts is routed. Raises DynoError."""
+    """Measure the routing of one batch of `tokens` tokens of the workload's prompts. Raises DynoError."""
     session.reset()
     _, chosen = session.decode([(0, prompts.take(tokens, "pp", 0))], rows="last", capture_routing=True)
     found = use_of_experts(np.asarray(chosen, dtype=np.int32), experts)

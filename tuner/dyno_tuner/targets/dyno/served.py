@@ -1,4 +1,4 @@
-"""This project's scheduler under the load of a server, in one process with its clients."""
+"""The scheduler of this project under the load of a server, in one process with the clients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _NoEnds:
 
 
 class _SessionEngine:
-    """The parts of an engine that a scheduler uses, over a session that a target holds."""
+    """The parts of an engine that a scheduler uses, based on the session of a target."""
 
     _in_call = False
 
@@ -42,7 +42,7 @@ class _SessionEngine:
         self._session = session
         self.settings = dict(settings)
         self.model = session.model
-        self._file = None  # texts of a load end at no token
+        self._file = None  # texts of a load do not end at a token
         self.tokenizer = _NoEnds()
         self._scheduler: Scheduler | None = None
         self._lock = threading.Lock()
@@ -52,10 +52,10 @@ class _SessionEngine:
         return self._session
 
     def _opens_scheduler(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # nobody else has this session
+        return contextlib.nullcontext()  # nothing else uses this session
 
     def _tell_failed_captures(self, session: Any) -> None:
-        """The target looks for them itself."""
+        """Do nothing, because the target checks for them itself."""
 
 
 def serve(
@@ -67,22 +67,22 @@ def serve(
     number: int,
     failure: Callable[[Exception], Exception],
 ) -> Sample:
-    """A load on an open session, whose sequences are empty before and after it: all output tokens, by the
-    time from the first request to the last token.
+    """Run a load on an open session, whose sequences are empty before and after it. The sample has all output
+    tokens, and the time from the first request to the last token.
 
     Args:
-        session: of the engine, with as many sequences as `settings` says.
-        settings: in force.
-        source: of the tokens of prompts.
-        load: of the clients.
-        metric: of the sample.
-        number: of the sample's prompts; another one takes others.
-        failure: makes the error of the trial from one of the engine.
+        session: The session of the engine, with the number of sequences in `settings`.
+        settings: Settings in force.
+        source: Source of the tokens of prompts.
+        load: The load of the clients.
+        metric: Metric of the sample.
+        number: Number of the set of prompts.
+        failure: Converts an error of the engine to the error of the trial.
 
     Raises:
-        TargetFailure: a latency exceeds its limit.
+        TargetFailure: A latency exceeds its limit.
         TargetUnusable: the load is cut from a text, and there is none.
-        Exception: of `failure`.
+        Exception: The error that `failure` makes.
     """
     prompts = served_prompts(load, source, number)
     try:

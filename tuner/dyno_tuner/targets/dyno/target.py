@@ -1,7 +1,8 @@
-"""This project's engine as a target. Lives in a worker process; importing it loads the compiled engine.
+"""The engine of this project as a target. It lives in a worker process, and importing it loads the compiled
+engine.
 
-A configuration that differs from the current one in load settings opens the file again, in context settings
-makes the cache anew, else it is switched between two calls.
+If a configuration differs from the current one in load settings, the file is opened again. If it differs in
+context settings, the cache is created again. Otherwise settings are switched between two calls.
 """
 
 from __future__ import annotations
@@ -57,33 +58,33 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-CHECK_BATCH = 512  # tokens of the largest batch whose answers are checked
-SAMPLE_SECONDS = 0.1  # of work in a sample, at least
-SAMPLE_RUNS = 64  # of which a sample is made, at most
-# Counters of energy move a few dozen times in a second, so a sample that they decide by lasts longer.
+CHECK_BATCH = 512  # largest batch in tokens whose answers are checked
+SAMPLE_SECONDS = 0.1  # least seconds of work in a sample
+SAMPLE_RUNS = 64  # most runs in a sample
+# Energy counters are updated a few dozen times per second, so samples last longer if energy decides.
 ENERGY_SECONDS, ENERGY_RUNS = 1.0, 640
-# Of a device: what the bits of the exact path's answers may depend on.
+# Facts of a device that may affect the bits of the exact path's answers.
 _COMPUTES = ("kind", "isa", "features", "compute_capability", "sm_count", "shared_per_block_bytes", "driver")
-# A GPU that has just read a context generates more slowly for half a second or so: see
+# A GPU that has just processed a context generates more slowly for about half a second; see
 # `measure.paired_rounds`.
 SETTLE_SECONDS = 0.5
-_CAPTURE_RUNS = 3  # of one sample, where a graph was not captured
+_CAPTURE_RUNS = 3  # attempts of a sample in which a graph was not captured
 
 
 class DynoTarget(Target):
-    """This project's engine in a worker process.
+    """The engine of this project in a worker process.
 
     Args:
     model: path of a GGUF file.
     device: `cpu`, `cuda:N`, or `auto`.
-    settings: values held fixed, by name; they take part in no search.
-    ctx: length of the context; what the workload needs, at least.
-    scratch: folder for the exact path's logits, so that a new worker need not compute them again.
-    check_seed: another one checks the answers on other passages.
-    text: file whose passages are the prompts; default: random tokens.
-    cache: folder in which the exact path's logits are kept for further tunes.
-    sequences: of the engine, if no setting says so.
-    virtual_devices, vram, ram: as `Placing` takes them.
+    settings: Fixed values by name, which are not searched.
+    ctx: Context length, at least what the workload needs.
+    scratch: Folder for the logits of the exact path, so that a new worker need not compute them again.
+    check_seed: Seed of the passages for the answer check.
+    text: File whose passages are the prompts; default: random tokens.
+    cache: Folder in which the logits of the exact path are stored for later tunes.
+    sequences: Number of sequences of the engine, if no setting gives it.
+    virtual_devices, vram, ram: As in `Placing`.
     """
 
     def __init__(
@@ -107,13 +108,13 @@ class DynoTarget(Target):
         self._cache = Path(cache) if cache else None
         self._session: Any = None
         self._loaded: dict[str, Any] = {}  # settings of the open session
-        self._depth: int | None = None  # tokens of context that the cache holds
-        self._filled: object = None  # the checkpoint behind them
+        self._depth: int | None = None  # tokens of context in the cache
+        self._filled: object = None  # the checkpoint after them
         self._reference: tuple[list[np.ndarray], list[np.ndarray | None]] | None = None
         self._groups: list[answers.Group] | None = None
         self._check_seed = check_seed
-        self._budget: float | None = None  # seconds of the run, which decide how much is scored
-        # By group and the code that runs it: digest of the answers and their score.
+        self._budget: float | None = None  # budget of the run in seconds, which decides how much is scored
+        # By group and code: digest of the answers and their score.
         self._scored: dict[Hashable, tuple[bytes, GroupQuality]] = {}
         try:
             self._model: dict[str, Any] = dict(_core.describe_model(model))
@@ -148,8 +149,8 @@ class DynoTarget(Target):
         self._sample_seconds = SAMPLE_SECONDS
 
     def _place(self) -> dict[str, Any]:
-        """Whether weights lie on the CPU beside the device. The defaults name the placement that the engine
-        takes by itself, so that every configuration says where its weights lie."""
+        """Whether weights are on the CPU in addition to the device. The defaults contain the placement that
+        the engine chooses, so that all configurations name the placement of their weights."""
         kinds = {kind: self._of(self._complete({}), kind) for kind in ("load", "context", "session")}
         found = self._placing.usual(self._path, self._chosen, kinds)
         self._defaults |= found.pop("settings")
@@ -196,7 +197,7 @@ class DynoTarget(Target):
         return Capabilities(kernels=True, memory_plan=True, routing=routed)
 
     def _gpu_facts(self) -> dict[str, Any]:
-        """Facts of the driver, and the toolkit that the engine was built with."""
+        """Facts from the driver, and the toolkit of the build."""
         if self._kind != "cuda":
             return {}
         names = ("pci_bus_id", "driver", "power_limit_w", "max_sm_mhz", "pcie_generation", "pcie_lanes")
@@ -204,7 +205,7 @@ class DynoTarget(Target):
         return {"gpu": {**told, "cuda": str(self._build["switches"].get("CUDA", ""))}}
 
     def _measured_rates(self) -> dict[str, float]:
-        """The best rates of the GPU, measured once; empty on a CPU."""
+        """The peak rates of the GPU, measured once; empty on a CPU."""
         if self._kind == "cuda" and not self._rates:
             try:
                 found = _core.measure_rates(self._name)
@@ -258,7 +259,7 @@ class DynoTarget(Target):
         return _expert_use.for_session(_core.Gguf(self._path), int(load.get("expert_cache_mib", 0)))
 
     def _close_session(self) -> None:
-        """Forgets the session before it is closed: after a failure nothing of it is trusted."""
+        """Close the session, and forget it before that, because it cannot be trusted after a failure."""
         session, self._session = self._session, None
         self._loaded = {}
         self._depth = None
@@ -271,7 +272,7 @@ class DynoTarget(Target):
     def _switch(self, configuration: Configuration) -> None:
         settings = self._complete(configuration.settings)
         kernels = [(k.key, k.tokens, dict(k.config), "tuner") for k in configuration.kernels]
-        # Kernels alone leave the cache as it is: what stands in it differs by rounding, its length does not.
+        # A change of only kernels keeps the cache, because its content only differs by rounding.
         depth = self._depth if self._session is not None and settings == self._loaded else None
         try:
             if self._session is None or self._of(settings, "load") != self._of(self._loaded, "load"):
@@ -298,7 +299,7 @@ class DynoTarget(Target):
     # ---- routing
 
     def routing(self, configuration: Configuration, workload: Workload) -> dict[str, Any]:
-        """How the router spreads a u-batch of the workload's prompts; empty where there are no experts."""
+        """The use of experts in a u-batch of the workload's prompts; empty if there are no experts."""
         experts = int(self._model.get("experts") or 0)
         if not experts:
             return {}
@@ -314,7 +315,7 @@ class DynoTarget(Target):
     # ---- memory
 
     def memory(self, settings: Settings, where: str = "device") -> int | None:
-        """Without reading a weight."""
+        """Planned bytes, without reading weights."""
         session = self._planned(settings)
         return None if session is None else planned_bytes(session.plan, where)
 
@@ -324,7 +325,7 @@ class DynoTarget(Target):
         return None if session is None else self._placing.expected(session, self._chosen, workload, ubatch)
 
     def _planned(self, settings: Settings) -> Any:
-        """A session that only plans; None where the engine refuses the settings."""
+        """A session that only plans; None if the engine refuses the settings."""
         complete = self._complete(settings)
         try:
             return _core.Session(
@@ -343,12 +344,11 @@ class DynoTarget(Target):
     # ---- speed
 
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
-        """pp: one prompt, logits of its last row. tg: random tokens, token by token; on a GPU with the draw
-        that generating makes there, as `dyno bench`.
+        """Measure a metric. pp: one prompt, with logits of its last row. tg: random tokens, one by one; on a
+        GPU including the draw of a token, as in `dyno bench`.
 
-        What is over in a few milliseconds is at the mercy of whatever else wakes up in them, so it is run
-        again until SAMPLE_SECONDS have been measured; the sample is the run of median length. The load of a
-        server is one run."""
+        Other processes can disturb a run of a few milliseconds. So it is repeated until SAMPLE_SECONDS have
+        passed, and the sample is the run of median duration. The load of a server is one run."""
         if workload.served is not None:
             self._depth = None
             load = workload.served
@@ -365,7 +365,7 @@ class DynoTarget(Target):
         return Sample(metric, prompt, workload.tokens(metric), seconds, clock_seconds, joules)
 
     def count_energy(self, wanted: str | None) -> str:
-        """Counts the GPU's energy and the CPU's, each if its counter can be read."""
+        """Count the energy of GPU and CPU, each if its counter can be read."""
         self._meter = None
         self._sample_seconds = ENERGY_SECONDS if wanted == DECIDES else SAMPLE_SECONDS
         if wanted is None:
@@ -384,8 +384,8 @@ class DynoTarget(Target):
         time.sleep(seconds)
 
     def _run(self, workload: Workload, metric: str, prompt: int) -> tuple[float, float]:
-        """Seconds of one run by two clocks. Where a graph was not captured they are not those of the
-        settings, and it is made again."""
+        """Seconds of one run by two clocks. If a graph was not captured, the run does not represent the
+        settings and is repeated."""
         session = self._session
         try:
             for _ in range(_CAPTURE_RUNS):
@@ -409,9 +409,9 @@ class DynoTarget(Target):
             session.reset()
             self._depth = None
             if start:
-                # The same for all prompts: only what comes behind it is timed.
+                # The context is the same for all prompts, and only the part after it is timed.
                 session.decode([(0, self._prompts.take(start, "depth", 0))], rows="none")
-                # Recurrent state goes back only to a checkpoint that somebody holds.
+                # Recurrent state can only return to an existing checkpoint.
                 self._filled = session.checkpoint(0)
                 if part.kind == "tg" and self._kind == "cuda":
                     self._settle(start, count)
@@ -419,8 +419,8 @@ class DynoTarget(Target):
         tokens = self._prompts.take(count, part.kind, prompt)
         on_device = part.kind == "tg" and session.draws_on_device
         pieces = [tokens] if part.kind == "pp" else [tokens[i : i + 1] for i in range(count)]
-        # The other clock runs inside: if this process is put aside between two readings, the sample
-        # gets longer, never shorter than the other clock says.
+        # The other clock is read inside. If this process is suspended between two readings, the sample gets
+        # longer, but never shorter than the other clock says.
         if self._meter is not None:
             self._meter.run_begins()
         begun = time.perf_counter()
@@ -434,7 +434,7 @@ class DynoTarget(Target):
         return time.perf_counter() - begun, clock_seconds
 
     def _settle(self, depth: int, count: int) -> None:
-        """Generates untimed behind a context that was just read: how fast it was read must not tell."""
+        """Generate untimed after a context was processed, so that the speed of that does not matter."""
         begun = time.perf_counter()
         while time.perf_counter() - begun < SETTLE_SECONDS:
             for token in self._prompts.take(count, "tg", 0):
@@ -444,10 +444,10 @@ class DynoTarget(Target):
     # ---- answers
 
     def _asked(self) -> list[answers.Group]:
-        """The groups of tokens that are scored: fewer if the exact path is slow or the budget short."""
+        """The groups of scored tokens: fewer if the exact path is slow or the budget is short."""
         if self._groups is None:
-            # The work of ten seconds at two billion operations a second and core (1.7e12 on an H200), or of
-            # the share of a short budget: the same on every run.
+            # The work of ten seconds at two billion operations per second and core (1.7e12 on an H200), or
+            # the share of a short budget. It is the same in all runs.
             rate = 2e9 * usable_cores() if self._kind == "cpu" else 1e12
             affordable = answers.affordable(
                 rate / (2 * bounds.active_parameters(self._model) + 1), self._budget
@@ -455,12 +455,12 @@ class DynoTarget(Target):
             self._groups = answers.groups(
                 self._path, total=max(answers.FEWEST, min(answers.MOST, affordable)), ctx=self._ctx,
                 largest=CHECK_BATCH, vocabulary=int(self._model["n_vocab"]), seed=self._check_seed,
-                once=affordable if self._kind == "cuda" else 0,  # large u-batches pay there
+                once=affordable if self._kind == "cuda" else 0,  # large u-batches pay off there
             )  # fmt: skip
         return self._groups
 
     def _exact(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        """Logits and experts of the exact path: f32 throughout, none of the knobs."""
+        """Logits and experts of the exact path: f32 throughout, without any knobs."""
         if self._reference is not None:
             return self._reference
         key = self._exact_key()
@@ -468,7 +468,7 @@ class DynoTarget(Target):
         found = kept_answers.load(file, key) if file and key else None
         if found is None:
             found = self._exact_anew(key)
-            # The caller refuses answers that are not finite, so they are not worth keeping.
+            # The caller refuses answers that are not finite, so they are not stored.
             if file and key and not kept_answers.flaw(found, key):
                 kept_answers.save(file, key, found)
         self._reference = found
@@ -478,13 +478,14 @@ class DynoTarget(Target):
         settings = self._complete({}) | {"numerics": "exact", "kv_type_k": "f32", "kv_type_v": "f32"}
         if "cpu_repack" in settings:
             settings["cpu_repack"] = False
-        # Caches in f32 take more memory: the engine places anew what the user has not placed.
+        # Caches in f32 need more memory, so the engine places the weights again, except those that the user
+        # has placed.
         neutral = {name: one_word(value) for name, value in NOWHERE_ELSE.items()}
-        settings["expert_cache_mib"] = 0  # it changes the device that multiplies, and the exact path has none
+        settings["expert_cache_mib"] = 0  # it would change the computing device
         return settings if ELSEWHERE & self._fixed.keys() else settings | neutral
 
     def _exact_key(self) -> kept_answers.Key | None:
-        """The key of the exact path's answers; None if they are not kept, or a file cannot be read."""
+        """The key of the exact path's answers; None if they are not stored, or a file cannot be read."""
         if self._cache is None and self._scratch is None:
             return None
         facts = {name: self._device.get(name) for name in _COMPUTES} | self._exact_settings()
@@ -500,7 +501,7 @@ class DynoTarget(Target):
         return None
 
     def _exact_anew(self, key: kept_answers.Key | None) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        """For this tune: of one before it, where they are kept, or computed."""
+        """The answers of the exact path for this tune: stored by an earlier tune, or computed."""
         if self._cache is not None and key is not None:
             found = kept_answers.load(self._cache / key.name, key)
             if found is not None:
@@ -555,7 +556,7 @@ class DynoTarget(Target):
     def time_ops(
         self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
     ) -> list[list[float]]:
-        # Virtual devices are the CPU.
+        # Virtual devices run on the CPU.
         name, bytes_ = self._name if self._kind == "cuda" else "cpu", os.path.getsize(self._path)
         try:
             return op_times(key, m, configs, self._device, name, bytes_, threads=threads, seconds=seconds)
@@ -570,7 +571,7 @@ class DynoTarget(Target):
 
 
 def _failure(error: Exception) -> TargetFailure | TargetLost:
-    """The meaning of an engine's error for a trial."""
+    """Convert an error of the engine to the error of a trial."""
     if isinstance(error, DeviceLostError):
         return TargetLost(str(error))
     oom = isinstance(error, OutOfMemoryError | MemoryError)
@@ -578,5 +579,5 @@ def _failure(error: Exception) -> TargetFailure | TargetLost:
 
 
 def from_options(options: Mapping[str, Any]) -> DynoTarget:
-    """Builds the target in a worker from plain values."""
+    """Make the target in a worker from plain values."""
     return DynoTarget(**options)
