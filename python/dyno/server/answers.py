@@ -1,4 +1,4 @@
-"""Chat completions and completions: from a body to texts, from texts to the API's objects."""
+"""Chat completions and completions: from a request body to texts, and from texts to objects of the API."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = ["Chat", "Completions", "Head", "joined"]
 
 
 _MOST_SCORED = 1 << 20
-"""Log-probabilities of prompts in one answer. They stay in memory, each some 150 bytes, to its end."""
+"""Most log-probabilities of prompts in one answer. Each needs about 150 bytes of memory until its end."""
 _LEAST_LOGPROB = -9999.0
-"""Of a token that the model excludes, as the public API writes it: JSON has no infinite numbers."""
+"""Log-probability of an excluded token in the public API, because JSON has no infinite numbers."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """The fields with which all objects of one response begin."""
+    """The common fields of all objects of one response."""
 
     id: str
     kind: str
@@ -45,7 +45,7 @@ class Head:
 
     @classmethod
     def of(cls, prefix: str, kind: str, model: str) -> Head:
-        """With an identifier of its own."""
+        """A head with a new identifier."""
         return cls(f"{prefix}-{uuid.uuid4().hex[:24]}", kind, model)
 
     def object(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -64,17 +64,17 @@ def _usage(prompt: int, cached: int, drawn: int) -> dict[str, Any]:
 
 
 class Chat:
-    """The answers that one request asks for.
+    """The answers of one chat request.
 
     Args:
-        engine: Writes them; its scheduler is open.
+        engine: The engine, whose scheduler is open.
         body: The request.
-        template: Makes the prompt; None takes the model's.
-        model: The name that responses carry.
+        template: The chat template; None: the one of the model.
+        model: Model name in responses.
 
     Raises:
         ApiError: A message has no role or a content that is not text, or a tool is no function.
-        ChatError, PlanError: As `Engine.chat`.
+        ChatError, PlanError: As in `Engine.chat`.
     """
 
     scores_prompts = False
@@ -85,7 +85,7 @@ class Chat:
         if body.tool_choice == "none":
             tools = None
         template = template or engine.chat_template(tools=bool(tools))
-        # Once for all answers: one process renders for all clients.
+        # Rendered once for all answers, because one process renders for all clients.
         prompt = chat_prompt(
             engine,
             messages,
@@ -124,7 +124,7 @@ class Chat:
         """The response.
 
         Args:
-            pieces: Of each answer; the answers themselves know them.
+            pieces: Pieces of each answer, which the answers already have.
         """
         choices = []
         for index, reply in enumerate(self.texts):
@@ -145,7 +145,7 @@ class Chat:
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def chunk(self, index: int, part: Part | None) -> Iterator[dict[str, Any]]:
-        """The object of one part of a stream; None is the end of its answer."""
+        """The object for one part of a stream; None: the end of its answer."""
         if part is None:
             yield self._chunk(index, {}, self.texts[index].finish_reason)
         elif part.tool_call is not None:
@@ -174,7 +174,7 @@ class Chat:
         return self._head.object([choice])
 
     def _new_logprobs(self, index: int) -> dict[str, Any]:
-        """Log-probabilities of the tokens of an answer that no object has told yet."""
+        """Log-probabilities of those tokens of an answer that no earlier object had."""
         known = self.texts[index].logprobs
         new = known[self._told[index] : len(known)]
         self._told[index] += len(new)
@@ -193,9 +193,9 @@ class Chat:
 
 
 class Completions:
-    """The texts that one request asks for; arguments and errors as of `Chat`.
+    """The texts of one completion request; arguments and errors as in `Chat`.
 
-    An ApiError also refuses too many log-probabilities of prompts.
+    It also raises ApiError for too many log-probabilities of prompts.
     """
 
     def __init__(self, engine: Engine, body: CompletionBody, model: str) -> None:
@@ -232,7 +232,7 @@ class Completions:
         """The response.
 
         Args:
-            pieces: Of each text.
+            pieces: Pieces of each text.
         """
         choices = []
         for index, run in enumerate(self.texts):
@@ -253,7 +253,7 @@ class Completions:
         return iter(())
 
     def chunk(self, index: int, piece: str | None) -> Iterator[dict[str, Any]]:
-        """The object of one piece of a stream; None is the end of its text."""
+        """The object for one piece of a stream; None: the end of its text."""
         text = "" if piece is None or self._scores_only else piece
         if not self._begun[index]:
             self._begun[index] = True
@@ -278,7 +278,8 @@ class Completions:
         )
 
     def _new_logprobs(self, index: int) -> dict[str, Any] | None:
-        """Log-probabilities of the tokens of a text that no object has told yet, the prompt's first."""
+        """Log-probabilities of those tokens of a text that no earlier object had, beginning with the
+        prompt."""
         if self._body.logprobs is None:
             return None
         run = self.texts[index]
@@ -295,7 +296,7 @@ class Completions:
             token = each if isinstance(each, int) else each.token
             names.append(self._name(token))
             offsets.append(self._offset[index])
-            # The text holds no names of control tokens.
+            # The text does not contain names of control tokens.
             self._offset[index] += len(self._engine.tokenizer.piece(token).decode(errors="replace"))
         scored = [None if isinstance(each, int) else each for each in new]
         return {
@@ -314,15 +315,15 @@ class Completions:
         piece = self._engine.tokenizer.piece(token, special=True)
         try:
             return piece.decode()
-        except UnicodeDecodeError:  # half a character: as the public API writes it, so that no two are equal
+        except UnicodeDecodeError:  # part of a character, written as in the public API
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
 def joined(pieces: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    """Pieces of texts that came at the same time, with neighbours of one kind as one piece.
+    """Merge neighbouring pieces of one kind that came at the same time.
 
     Args:
-        pieces: Number of the text, and a string, a part of an answer, or None for the end.
+        pieces: Pairs of the number of the text, and a string, a part of an answer, or None for its end.
     """
 
     def kind(each: tuple[int, Any]) -> object:

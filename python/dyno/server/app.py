@@ -1,4 +1,4 @@
-"""The application: routes, keys and errors."""
+"""The web application: routes, API keys and errors."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ __all__ = ["Options", "create_app"]
 _log = logging.getLogger("dyno.server")
 _OPEN = ("/health", "/ready")
 _PROMPTS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/tokenize": "content"}
-"""The field that becomes the prompt, where it has another name than `messages`."""
+"""The field that becomes the prompt by path, if its name is not `messages`."""
 _CLIENT_GONE = 499
-"""Nobody reads it; logs and metrics show it."""
+"""Status for a client that has gone. Only logs and metrics show it."""
 
 
 def create_app(engine: Engine, options: Options | None = None) -> Starlette:
-    """The application that serves an engine.
+    """Make the application that serves an engine.
 
     Args:
         engine: Open, with as many `sequences` as texts are to be written at a time. It belongs to the
             application from now on: `app.state.scheduler` draws all its texts, until it is closed.
-        options: The rest.
+        options: The other settings of the server.
 
     Raises:
-        ModelError, UnsupportedError: The model has no vocabulary, or one that is not known here.
+        ModelError, UnsupportedError: The model has no vocabulary, or an unknown one.
     """
     chosen = options or Options()
-    _ = engine.tokenizer  # every request needs it
+    _ = engine.tokenizer  # all requests need it
     server = Endpoints(engine, chosen)
 
     def endpoint(
@@ -79,7 +79,7 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
                 given: frozenset[str] = getattr(request.state, "given_fields", frozenset())
                 told = api_error(error, _PROMPTS.get(request.url.path, "messages"), given)
                 if told.status >= 500 and not isinstance(error, (ApiError, ClosedError)):
-                    # Of a library that is missing, the message says everything.
+                    # The message about a missing library is sufficient, without a traceback.
                     trace = not isinstance(error, NotInstalledError)
                     _log.error("%s %s fails: %s", request.method, request.url.path, error, exc_info=trace)
                 return wire_of(request).response(told)
@@ -121,7 +121,7 @@ def _hosts(options: Options) -> list[Middleware]:
 
 
 def _cors(origins: Sequence[str]) -> list[Middleware]:
-    """The headers by which a browser lets pages of other origins ask."""
+    """The headers with which a browser allows requests from pages of other origins."""
     if not origins:
         return []
     return [
@@ -141,7 +141,7 @@ def _check_key(request: Request, key: str | None) -> None:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         given = request.headers.get("x-api-key", "")
-    # Headers come as Latin-1: the key's own bytes are compared.
+    # Headers are decoded as Latin-1, so the bytes of the key are compared.
     if not hmac.compare_digest(given.strip(" \t").encode("latin-1"), key.encode()):
         raise ApiError(
             401,
@@ -177,7 +177,7 @@ def _check_origin(request: Request, options: Options) -> None:
         )
 
 
-# By a path of llama-server or of an API without its prefix: the path here that answers the same question.
+# By a path of llama-server, or of an API without its prefix: the equivalent path of this server.
 _ELSEWHERE = {
     "/completion": "/v1/completions",
     "/completions": "/v1/completions",

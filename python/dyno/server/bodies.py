@@ -1,4 +1,4 @@
-"""Bodies of requests, with the fields of the public API and a few more; `Fields` judges all others."""
+"""Request bodies with the fields of the public API and a few more. `Fields` checks all others."""
 
 from __future__ import annotations
 
@@ -42,15 +42,16 @@ _MAX_PROMPTS = 256
 _MAX_INPUTS = 2048
 _MAX_BIASES = 1024
 _MAX_ENTRIES = 1 << 14
-"""Messages with their parts, or tools. No other client is served while pydantic makes an object of each."""
+"""Most messages with their parts, or tools. No other client is served while pydantic creates an object for
+each."""
 
 T = TypeVar("T")
 Items = Annotated[list[T], Field(fail_fast=True)]
-"""A list whose check ends at the first wrong item. Otherwise a body could hold millions of errors."""
+"""A list that is only checked up to the first wrong item. Otherwise a body could cause millions of errors."""
 
 
 def _few_entries(given: object) -> object:
-    """Raises ValueError for a list with too many entries and parts in them, before each of them is judged."""
+    """Raises ValueError for a list with too many entries and parts, before each of them is checked."""
     count, left = 0, [given]
     while left:
         each = left.pop()
@@ -67,30 +68,30 @@ def _few_entries(given: object) -> object:
 
 
 Few = BeforeValidator(_few_entries)
-"""Marks a list of messages, parts of messages or tools."""
+"""Marks a list of messages, parts of messages, or tools."""
 _Texts = Annotated[
-    # Not lax: an item "42" is a text, not a token.
+    # Strict, because an item "42" is a text and not a token.
     str | Items[StrictInt] | Items[str] | Items[Items[StrictInt]], Field(union_mode="left_to_right")
 ]
-"""One text, the tokens of one text, or several of either."""
+"""One text, the tokens of one text, or a list of either."""
 
 
 class Known(BaseModel):
-    """An object of a body, with the fields that it does not know, in `model_extra`."""
+    """An object in a body, with its unknown fields in `model_extra`."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     harmless: ClassVar[frozenset[str]] = frozenset()
-    """Fields of the public APIs, beside the own ones, that change nothing here."""
+    """Further fields of the public APIs, which have no effect here."""
 
 
 class Whole(Known):
-    """An object whose known fields count as absent if they are null."""
+    """An object whose known fields count as missing if they are null."""
 
     @model_validator(mode="before")
     @classmethod
     def _null_is_not_given(cls, given: Any) -> Any:
-        """Leaves known fields out if they are null, which in the public APIs means that none is given."""
+        """Remove known fields that are null, which means missing in the public APIs."""
         if not isinstance(given, dict):
             return given
         return {k: v for k, v in given.items() if v is not None or k not in cls.model_fields}
@@ -111,14 +112,14 @@ def _as_list(given: object) -> object:
 
 
 def _few(given: object) -> object:
-    """Raises ValueError for too many biases, before each of them is judged."""
+    """Raises ValueError for too many biases, before each of them is checked."""
     if isinstance(given, dict) and len(given) > _MAX_BIASES:
         raise ValueError(f"{len(given)} tokens; expected at most {_MAX_BIASES}")
     return given
 
 
 def draw_field(name: str, default: float | None = None) -> Any:
-    """A setting of draws, with the bounds and, if no other is given, the default of `Sampling`."""
+    """A sampling field, with the bounds of `Sampling` and, unless given, its default."""
     bound = BOUNDS[name]
     return Field(
         default=getattr(Sampling, name) if default is None else default,
@@ -129,11 +130,11 @@ def draw_field(name: str, default: float | None = None) -> Any:
 
 
 Stops = Annotated[Items[str], AfterValidator(_can_stop)]
-"""Stop strings, as `StopFilter` takes them."""
+"""Stop strings in the form of `StopFilter`."""
 
 
 class StreamOptions(Whole):
-    """Further wishes for a stream."""
+    """Further options of a stream."""
 
     harmless = frozenset({"include_obfuscation"})
 
@@ -141,22 +142,23 @@ class StreamOptions(Whole):
 
 
 class RequestBody(Whole):
-    """The fields of every request that the engine works on."""
+    """The common fields of all requests for the engine."""
 
     model: str | None = None
     timeout: float | None = Field(default=None, gt=0, le=86400)
-    """Seconds after which the request ends, done or not."""
+    """Seconds after which the request ends, even if it is incomplete."""
     cache_prompt: bool = True
     ignore_eos: bool = False
 
     @property
     def handling(self) -> Handling:
-        """How the texts are treated, beside their draws."""
+        """Options of the generations other than sampling."""
         return Handling(reuse=self.cache_prompt, ignore_end=self.ignore_eos)
 
 
 class DrawBody(RequestBody):
-    """The fields that texts and answers share. The default temperature is that of the public API."""
+    """The common fields of completions and chat completions. The default temperature is the one of the public
+    API."""
 
     temperature: float = draw_field("temperature", 1.0)
     top_k: int = draw_field("top_k")
@@ -184,23 +186,23 @@ class DrawBody(RequestBody):
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings."""
+        """The stop strings as a list."""
         return self.stop or []
 
     @property
     def reports_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """Whether a stream ends with its token usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def drawing(self) -> dict[str, Any]:
-        """The settings of draws by their names in `dyno.Sampling`, without `seed` and `logprobs`."""
+        """The sampling settings by their names in `dyno.Sampling`, without `seed` and `logprobs`."""
         names = ("temperature", "top_k", "top_p", "min_p", *DrawOptions.__annotations__)
         return {name: getattr(self, name) for name in names if name in type(self).model_fields}
 
     def seeds(self) -> list[int | None]:
-        """One for each choice, if the request has a seed and that is not -1.
+        """The seeds of the choices, if the request has a seed other than -1.
 
-        Draws know no negative seeds, so others count from the upper end.
+        Sampling has no negative seeds, so other negative ones count from the upper end.
         """
         return [None if self.seed in (None, -1) else (self.seed + i) % 2**64 for i in range(self.n)]
 
@@ -214,12 +216,12 @@ class JsonSchema(Whole):
 
 
 class ResponseFormat(Whole):
-    """The form that an answer has to have."""
+    """The required format of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    """Of a `json_object`, as llama-server takes it."""
+    """The schema of a `json_object`, as in llama-server."""
 
     @model_validator(mode="after")
     def _schema_is_there(self) -> ResponseFormat:
@@ -229,7 +231,7 @@ class ResponseFormat(Whole):
 
     @property
     def schema_of_text(self) -> dict[str, Any] | None:
-        """The schema that a text has to follow; None: any text."""
+        """The schema that a text must follow; None: any text."""
         if self.type == "text":
             return None
         if self.json_schema is not None and self.type == "json_schema":
@@ -257,11 +259,11 @@ class ChatBody(DrawBody):
     tools: Annotated[Items[dict[str, Any]] | None, Few] = None
     tool_choice: str | FunctionChoice | None = None
     continue_final_message: bool = False
-    """Go on from the last message, which is the assistant's."""
+    """Continue the last message, which is the assistant's."""
     parallel_tool_calls: bool | None = None
-    """If this is false, an answer holds its first tool call alone."""
+    """If this is false, an answer only has its first tool call."""
     reasoning_effort: str | None = Field(default=None, max_length=32)
-    """A variable of the template; `none` also switches reasoning off where the template can."""
+    """A variable of the template. `none` also turns reasoning off if the template supports that."""
     response_format: ResponseFormat | None = None
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
@@ -278,7 +280,7 @@ class ChatBody(DrawBody):
 
     @property
     def call(self) -> str | None:
-        """The function that the answer has to call; empty: any of the tools; None: it may call none."""
+        """The function that the answer must call; empty: any of the tools; None: calls are optional."""
         if isinstance(self.tool_choice, FunctionChoice):
             return self.tool_choice.function.name
         return "" if self.tool_choice == "required" else None
@@ -293,12 +295,12 @@ class ChatBody(DrawBody):
 
     @property
     def limit(self) -> int | None:
-        """Tokens at most; None: to the end of the context."""
+        """Maximum number of tokens; None: up to the end of the context."""
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return None if given == -1 else given
 
     def sampling(self) -> dict[str, Any]:
-        """Arguments of `Engine.chat` for the draws."""
+        """The sampling arguments of `Engine.chat`."""
         more: dict[str, Any] = self.drawing()
         if self.response_format is not None:
             more["json_schema"] = self.response_format.schema_of_text
@@ -323,22 +325,22 @@ class CompletionBody(DrawBody):
 
     @property
     def limit(self) -> int | None:
-        """Tokens of a text at most; None: to the end of the context."""
+        """Maximum number of tokens of a text; None: up to the end of the context."""
         return None if self.max_tokens == -1 else self.max_tokens
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts; each has `n` choices."""
+        """The prompts, each with `n` choices."""
         return _several(self.prompt)
 
     @property
     def handling(self) -> Handling:
-        """How the texts are treated, beside their draws."""
+        """Options of the generations other than sampling."""
         wanted = self.logprobs if self.echo else None
         return dataclasses.replace(super().handling, prompt_logprobs=wanted)
 
     def samplings(self) -> list[Sampling]:
-        """How the tokens of each choice are drawn."""
+        """The sampling settings of each choice."""
         return [Sampling(seed=seed, logprobs=self.logprobs, **self.drawing()) for seed in self.seeds()]
 
 
@@ -366,7 +368,7 @@ class EmbeddingBody(RequestBody):
 
 
 def _several(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
-    """One text, tokens of one text, or several of either, as a list; its items are of one kind."""
+    """Convert one text, the tokens of one text, or several of either, to a list with items of one kind."""
     if isinstance(given, str) or not given or isinstance(given[0], int):
         return [given]  # type: ignore[list-item]
     return [*given]

@@ -1,4 +1,4 @@
-"""The connections of a server, with the bounds that uvicorn leaves to a proxy in front of it."""
+"""The connections of a server, with limits that uvicorn leaves to a proxy in front of it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["Connection"]
 
 _MOST_HEAD = 1 << 16
-"""Bytes of the request line and the headers, as h11 bounds them. httptools keeps any number in memory."""
+"""Most bytes of the request line and the headers, as in h11. httptools itself keeps any number in memory."""
 _HAS_BOUND = not hasattr(AutoHTTPProtocol, "on_headers_complete")
-"""Whether uvicorn's protocol has such a bound of its own, as the one over h11."""
+"""Whether the protocol of uvicorn has such a limit itself, like the one based on h11."""
 
 _Protocol: Any = AutoHTTPProtocol
 
 
 class Connection(_Protocol):  # type: ignore[misc]
-    """A connection of uvicorn that no client can hold for ever, or fill with headers.
+    """A connection of uvicorn that a client can neither hold for ever nor fill with headers.
 
     It closes if a client sends no whole head of a request for `patience_s`, or does not make room in a full
     buffer of answers for as long. uvicorn's keep-alive closes it between requests.
@@ -33,7 +33,7 @@ class Connection(_Protocol):  # type: ignore[misc]
     patience_s: float = KEEP_ALIVE_S
 
     _unknown = 0
-    """Bytes since the parser last told of something: they may all be one header."""
+    """Bytes since the last event of the parser, which may all be one header."""
     _waiting: asyncio.TimerHandle | None = None
     """Runs from the connection's beginning, or the first byte behind a request, to the next whole head."""
     _stalled: asyncio.TimerHandle | None = None
@@ -59,7 +59,7 @@ class Connection(_Protocol):  # type: ignore[misc]
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # To close it would wait for the client to read the rest.
+        # Closing it would wait until the client has read the rest.
         self._stalled = self.loop.call_later(self.patience_s, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -77,7 +77,7 @@ class Connection(_Protocol):  # type: ignore[misc]
         return not self._is_idle or self.transport.get_write_buffer_size() > 0
 
     def _refuse(self) -> None:
-        """End a connection with a head that is too large; the answer of an earlier request is cut off."""
+        """End a connection with too large a head. The answer to an earlier request is cut off."""
         if self._is_idle:
             error = ApiError(
                 431,
@@ -91,7 +91,7 @@ class Connection(_Protocol):  # type: ignore[misc]
             )
         self.transport.close()
 
-    # ---- of the parser httptools ----
+    # ---- callbacks of the parser httptools ----
 
     def on_headers_complete(self) -> None:
         self._unknown = 0
@@ -107,7 +107,7 @@ class Connection(_Protocol):  # type: ignore[misc]
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """Cancel a timer, if there is one; None, for the attribute that held it."""
+    """Cancel a timer, if there is one. Returns None, for the attribute of the timer."""
     if timer is not None:
         timer.cancel()
     return None

@@ -1,4 +1,4 @@
-"""Embeddings: from a body to vectors, from vectors to the API's objects."""
+"""Embeddings: from a request body to vectors, and from vectors to objects of the API."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Embeddings"]
 
 
 class Embeddings:
-    """The vectors that one request asks for.
+    """The vectors of one request.
 
     Args:
-        engine: Computes them; its scheduler is open.
+        engine: The engine, whose scheduler is open.
         body: The request.
-        model: The name that the response carries.
+        model: Model name in the response.
     """
 
     def __init__(self, engine: Engine, body: EmbeddingBody, model: str) -> None:
@@ -41,8 +41,8 @@ class Embeddings:
         """The response.
 
         Raises:
-            ApiError: A text is empty or too long, or vectors of that length cannot be had.
-            DynoError: As `Engine.embed`.
+            ApiError: A text is empty or too long, or vectors of the requested length are not possible.
+            DynoError: As in `Engine.embed`.
         """
         width = int(self._engine.model["n_embd"])
         if self._body.dimensions not in (None, width):
@@ -80,7 +80,7 @@ class Embeddings:
             raise ApiError(400, text, param=place, code=code) from error
 
     def _written(self, vector: NDArray[np.float32]) -> list[float] | str:
-        """Numbers, or the bytes of float32 in little-endian order as base64."""
+        """A vector as numbers, or as base64 of its float32 bytes in little-endian order."""
         if self._body.encoding_format == "float":
             numbers: list[float] = vector.tolist()
             return numbers

@@ -1,4 +1,4 @@
-"""The endpoints over one engine: requests in, responses out."""
+"""The endpoints of a server, which turn requests into responses."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ __all__ = ["Endpoints"]
 
 Body = TypeVar("Body", bound=Known)
 _OPENERS = 16
-"""Threads in which texts begin. More would only take memory."""
+"""Number of threads in which texts begin. More would only need memory."""
 _RENDERERS = 4
-"""Threads in which conversations become prompts. One process renders them, and they wait for it."""
+"""Number of threads in which conversations become prompts. They wait for the one process that renders."""
 _COMPILERS = 4
-"""Threads in which texts with rules begin: a schema or a grammar may take seconds to compile."""
+"""Number of threads in which texts with rules begin, because compiling a schema or grammar may take
+seconds."""
 _LARGE = 1 << 18
-"""Bytes of a body from which on it is judged beside the event loop."""
+"""Bytes of a body from which on it is checked outside of the event loop."""
 
 
 class _Answer(Protocol):
-    """The answer to a request: texts, and the objects of one API that tell them."""
+    """The protocol of an answer: its texts, and their objects in one API."""
 
     @property
     def texts(self) -> Sequence[Writing[Any]]: ...
@@ -67,7 +68,7 @@ class _Answer(Protocol):
 
 
 class _Stream(StreamingResponse):
-    """A stream whose texts end when the client goes."""
+    """A streaming response whose texts end when the client goes."""
 
     def __init__(self, events: AsyncIterator[bytes], pieces: Pieces[Any]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -82,11 +83,11 @@ class _Stream(StreamingResponse):
 
 
 class Endpoints:
-    """The endpoints over one engine.
+    """The endpoints of one engine.
 
     Args:
         engine: Open; see `create_app`.
-        options: Of the server.
+        options: Settings of the server.
     """
 
     def __init__(self, engine: Engine, options: Options) -> None:
@@ -102,13 +103,13 @@ class Endpoints:
             events=self.metrics,
         )
         self.metrics.watch(self.scheduler)
-        # Texts and answers to short questions begin in these; no thread is held for longer than that takes.
+        # Texts, and answers to short requests, begin in these threads, which are free again after that.
         self._threads = Threads(_OPENERS)
-        # Of their own, so that texts without a template do not wait for long conversations.
+        # Separate threads, so that texts without a template do not wait for long conversations.
         self._renderers = Threads(_RENDERERS)
-        # Of their own, so that texts without rules do not wait for those that compile.
+        # Separate threads, so that texts without rules do not wait for compilations.
         self._compilers = Threads(_COMPILERS)
-        # A request for vectors holds its thread to the end.
+        # A request for vectors uses its thread until the end.
         self._embedders = Threads(self._sequences + options.max_waiting + 8)
         self._bell = Bell()
         self._fields = Fields(strict=options.strict_fields)
@@ -155,14 +156,14 @@ class Endpoints:
     ) -> Response:
         deadline = self._deadline(body)
         answer: _Answer = await deadline.hold(makers.run(*make))
-        # One request does not fill the queue: its texts share as many places as there are sequences.
+        # One request must not fill the queue, so its texts share as many places as there are sequences.
         ruled = any(text.has_rules for text in answer.texts)
         threads = self._compilers if ruled else self._threads
         pieces = Pieces(threads, self._bell, answer.texts, self._sequences, deadline)
         if not stream:
             found = await unless_gone(request, pieces.whole())
             return await self._threads.run(lambda: written(answer.whole(found)))
-        # The first piece is waited for: an error before it is a status, not an event.
+        # Wait for the first piece, so that an error before it gives a status instead of an event.
         opening = await unless_gone(request, pieces.come())
 
         async def rest() -> AsyncIterator[bytes]:
@@ -177,14 +178,15 @@ class Endpoints:
         return _Stream(wire.events(answer.first(), rest()), pieces)
 
     async def _events(self, answer: _Answer, pieces: Sequence[tuple[int, Any]], wire: Wire) -> list[bytes]:
-        """The events of pieces that came together."""
+        """The events for pieces that came together."""
         large = answer.scores_prompts
 
         def made() -> list[bytes]:
             objects = (one for each in joined(pieces) for one in answer.chunk(*each))
             return [wire.event(one, large=large) for one in objects]
 
-        # The tokens of a whole prompt take seconds. A thread per token would take longer than the token.
+        # The tokens of a whole prompt may take seconds, so they need a thread. For a single token, a thread
+        # would take longer.
         return await self._threads.run(made) if large else made()
 
     def _deadline(self, body: RequestBody) -> Deadline:
@@ -208,7 +210,7 @@ class Endpoints:
         return JSONResponse(self._entry())
 
     def _entry(self) -> dict[str, Any]:
-        """The model, as the public API lists it, with the length of a text as vLLM tells it."""
+        """The model as an entry of the public API, with the context length as in vLLM."""
         entry = {"id": self._options.model, "object": "model", "created": self._begun, "owned_by": "dyno"}
         return {**entry, "max_model_len": int(self._engine.settings["ctx"])}
 
@@ -266,10 +268,11 @@ class Endpoints:
 
     async def ready(self, request: Request) -> Response:
         failure = self.scheduler.failure
-        # A server that gets no requests would have no step that works: so a failure counts for a while.
+        # Without requests, no step would succeed, so a failure only counts for a while.
         young = time.monotonic() - self.scheduler.failed_at < self.scheduler.failing_s
         if failure is not None and (young or isinstance(failure, DeviceLostError)):
-            # Without the failure's text: this path needs no key, and a path of a file may stand in it.
+            # Without the text of the failure, because this path needs no key, and the text may contain a file
+            # path.
             reason = f"the last step of the engine failed: {type(failure).__name__}"
             return JSONResponse({"status": "failed", "reason": reason}, status_code=503)
         return JSONResponse({"status": "ready", **self.scheduler.load()})
@@ -277,14 +280,14 @@ class Endpoints:
     async def _body(self, request: Request, kind: type[Body]) -> Body:
         data = await self._data(request)
         judge = functools.partial(self._judged, request.url.path, kind, data)
-        # Of a long list of objects, it takes a second.
+        # For a long list of objects, this takes a second.
         judged = await self._threads.run(judge) if len(data) > _LARGE else judge()
         body, request.state.ignored_fields = judged
         request.state.given_fields = frozenset(body.model_fields_set)  # for errors
         return body
 
     def _judged(self, path: str, kind: type[Body], data: bytes) -> tuple[Body, list[str]]:
-        """A body, and the names of its fields that nobody knows."""
+        """A checked body, and the names of its unknown fields."""
         try:
             body = kind.model_validate_json(data)
         except ValidationError as error:
@@ -292,10 +295,10 @@ class Endpoints:
         return body, self._fields.ignored(path, body)
 
     async def _data(self, request: Request) -> bytes:
-        """The bytes of a body.
+        """Read the bytes of a body.
 
         Raises:
-            ApiError: There are too many, or they come too slowly.
+            ApiError: There are too many, or they arrive too slowly.
         """
         most, seconds = self._options.max_body_bytes, self._options.body_timeout_s
         if int(request.headers.get("content-length", "0")) > most:  # before the client sends all of it

@@ -39,7 +39,7 @@ _FIELDS = {
 
 
 class ApiError(Exception):
-    """An answer that is an error."""
+    """An error that becomes the response to a request."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ def without_part(message: str) -> str:
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """The field of a body that is wrong.
+    """The error about the wrong field of a body.
 
-    A value of several types has errors of each. The type that accepts the most of it counts.
+    A value with several possible types has errors for each. The type that accepts the most of it counts.
     """
     found = error.errors(include_url=False)
     classes = {each.__name__: each for each in _kinds(Known)}
@@ -103,10 +103,10 @@ def from_validation(error: ValidationError) -> ApiError:
 def _path(
     place: tuple[int | str, ...], classes: Collection[str], tags: Collection[str]
 ) -> tuple[int | str, ...]:
-    """The place of an error without the types of values among which pydantic chose.
+    """The path of an error, without the names of types that pydantic adds.
 
     Args:
-        place: With names of types, of `classes`, and `tags` of the entries of lists.
+        place: Path that includes names of types, names in `classes`, and `tags` of list entries.
     """
     path: list[int | str] = []
     for index, step in enumerate(place):
@@ -125,7 +125,7 @@ def _kinds(kind: type[Known]) -> Iterator[type[Known]]:
 
 
 def _tags(kind: type[Known]) -> tuple[str, ...]:
-    """The values of the field `type` by which pydantic knows an object of this kind among others."""
+    """The values of the field `type` by which pydantic recognises an object of this kind."""
     return get_args(kind.model_fields["type"].annotation) if "type" in kind.model_fields else ()
 
 
@@ -144,7 +144,7 @@ def _blamed(text: str, prompt: str | None, given: Collection[str]) -> tuple[str,
 def api_error(
     error: BaseException, prompt: str | None = None, given: Collection[str] = frozenset()
 ) -> ApiError:
-    """The error that a client gets for an exception.
+    """The error for clients that stands for an exception.
 
     Args:
         error: The exception.
@@ -166,5 +166,5 @@ def api_error(
     if isinstance(error, (PlanError, ChatError, UnsupportedError)):
         text, param = _blamed(text, prompt, given)
         return ApiError(400, text, param=param, code="invalid_value")
-    # Without the error's own text, which may hold a path.
+    # Without the text of the error, which may contain a path.
     return ApiError(500, f"{type(error).__name__}; the server's log has more", kind="server_error")

@@ -1,4 +1,4 @@
-"""Fields of requests beside those of the bodies: harmless ones, refused ones, and ones that nobody knows."""
+"""Request fields that the bodies do not have: harmless, refused and unknown ones."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 __all__ = ["IGNORED_FIELDS", "Fields"]
 
 IGNORED_FIELDS = "dyno-ignored-fields"
-"""Header of a response: the fields of its request that nobody knows."""
+"""Response header with the unknown fields of the request."""
 
 _log = logging.getLogger("dyno.server")
 _LONGEST_NAME = 64
 _MOST_TOLD = 100
-"""Names that the log tells, so that a client cannot fill it."""
+"""Most names that are logged, so that a client cannot fill the log."""
 _MOST_IN_HEADER = 8
 _MOST_UNKNOWN = 100
-"""Unknown fields of one request. A field's name costs a search, and a body has room for a million of them."""
+"""Most unknown fields of one request. Each name costs a search, and a body may contain a million of them."""
 
 _HARMLESS = frozenset(
     {
-        # The public chat API: about accounts, caches and delivery, or faster answers.
+        # The public chat API: accounts, caches, delivery, or faster answers.
         *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
         *("safety_identifier", "service_tier", "store", "user"),
         # The public messages API.
         *("cache_control", "diagnostics", "inference_geo"),
         # vLLM and llama-server: order and place of the work.
         *("cache_salt", "id_slot", "priority", "request_id"),
-        # llama-server: nothing without the field that switches them on, which is refused.
+        # llama-server: without effect unless another field switches them on, which is refused.
         *("dynatemp_exponent", "mirostat_eta", "mirostat_tau"),
     }
 )
@@ -44,12 +44,12 @@ _HARMLESS = frozenset(
 
 @dataclass(frozen=True)
 class _Refused:
-    """A field of other servers without which an answer would be another one."""
+    """A field of other servers that would change the answer."""
 
     neutral: Callable[[Any, Any], bool]
-    """Whether a value, in a body, asks for nothing."""
+    """Whether a value in a body has no effect."""
     instead: str = ""
-    """The way to have it here."""
+    """Advice on the equivalent in this server."""
 
 
 def _only(*values: Any, instead: str = "") -> _Refused:
@@ -57,12 +57,12 @@ def _only(*values: Any, instead: str = "") -> _Refused:
 
 
 def _given(body: Any, name: str, default: Any = None) -> Any:
-    """The value of a field that bodies of this kind have, and not of an unknown one with its name."""
+    """The value of a field that this kind of body has, ignoring an unknown field of this name."""
     return getattr(body, name) if name in type(body).model_fields else default
 
 
 def _adds_special(body: Any) -> bool:
-    """Whether BOS and EOS are put around the text of a body; a chat template writes them itself."""
+    """Whether BOS and EOS are added to the text of a body. A chat template writes them itself."""
     return bool(_given(body, "add_special", isinstance(body, (CompletionBody, EmbeddingBody))))
 
 
@@ -86,7 +86,7 @@ _REFUSED: dict[str, _Refused] = {
     "web_search_options": _only(),
     # vLLM.
     "add_generation_prompt": _Refused(
-        # vLLM wants both fields, of which one says the other.
+        # vLLM expects both fields, although one implies the other.
         lambda value, body: value is not _given(body, "continue_final_message", default=False),
         "use continue_final_message",
     ),
@@ -136,15 +136,15 @@ _REFUSED: dict[str, _Refused] = {
 
 
 _TEXTS: tuple[type[Known], ...] = (ChatBody, CompletionBody, MessagesBody)
-"""Bodies whose answers are texts. A field of one of them changes the answer to another one, too."""
+"""Bodies whose answers are texts. A field of one kind would also change the answer to another kind."""
 _OF_TEXTS = frozenset(name for kind in _TEXTS for name in kind.model_fields) - {"messages", "prompt"}
-"""Without the two of which the path says which one counts."""
+"""Without the two fields of which the path decides which one applies."""
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
     "tool_choice": ("auto", "none"),
 }
-"""Values of such fields beside their defaults."""
+"""Further values of such fields without effect."""
 _SAME = {
     "max_completion_tokens": ("max_tokens",),
     "output_config": ("response_format",),
@@ -155,15 +155,15 @@ _SAME = {
     "system": ("messages",),
     "thinking": ("chat_template_kwargs",),
 }
-"""The fields of other texts for the same wish."""
+"""The equivalent fields of other kinds of texts."""
 
 
 def _of_other_text(body: Known, name: str, value: Any) -> bool:
-    """Whether an unknown field belongs to another kind of text, and its value asks for something."""
-    if type(body) not in _TEXTS or name == "stream_options":  # every stream of messages tells its usage
+    """Whether an unknown field belongs to another kind of text, and its value would have an effect."""
+    if type(body) not in _TEXTS or name == "stream_options":  # all streams of messages report their usage
         return False
     if name == "thinking" and isinstance(value, dict) and value.get("type") in ("enabled", "adaptive"):
-        return False  # templates let a model think by themselves if they can
+        return False  # templates enable reasoning by default if they can
     found = [kind.model_fields[name] for kind in _TEXTS if name in kind.model_fields]
     neutral = [
         *_ASKS_FOR_NOTHING.get(name, ()),
@@ -174,16 +174,16 @@ def _of_other_text(body: Known, name: str, value: Any) -> bool:
 
 
 def _instead(body: Known, name: str) -> str:
-    """The advice on a field of another kind of text."""
+    """The advice for a field of another kind of text."""
     has = [other for other in _SAME.get(name, ()) if other.partition(".")[0] in type(body).model_fields]
     return f"use {has[0]}" if has else ""
 
 
 class Fields:
-    """Judges the fields of requests that their bodies do not have.
+    """The check of request fields that the bodies do not have.
 
     Args:
-        strict: Refuse fields that nobody knows.
+        strict: Whether to refuse unknown fields.
     """
 
     def __init__(self, *, strict: bool) -> None:
@@ -191,15 +191,16 @@ class Fields:
         self._told: set[tuple[str, str]] = set()
 
     def ignored(self, path: str, body: Known) -> list[str]:
-        """The names of fields that nobody knows; the log tells each one once.
+        """The names of unknown fields. Each one is logged once.
 
         Args:
-            path: Of the request.
-            body: With fields beside its own, whose value null counts as absent. So may objects in it be.
+            path: Path of the request.
+            body: The body, which may have further fields, also in its objects. The value null counts as
+                missing.
 
         Raises:
-            ApiError: The answer would be another one without a field, or more than a hundred fields are
-            unknown, or one is and the server is strict.
+            ApiError: Ignoring a field would change the answer, more than a hundred fields are unknown, or one
+            is unknown and the server is strict.
         """
         given = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
         for name in given.keys() & _REFUSED.keys():
@@ -251,9 +252,9 @@ def _refusal(name: str, instead: str) -> ApiError:
 
 
 def _within(body: Known) -> Iterator[tuple[str, str, type[Known]]]:
-    """The unknown fields of objects in a body: place, with a dot behind it, name, and type of the object.
+    """The unknown fields of objects in a body: path with a final dot, name, and type of the object.
 
-    Entries of a list have no numbers, so that a long conversation has few places.
+    Entries of a list have no numbers, so that a long conversation has few paths.
     """
     left: list[tuple[str, Known]] = [("", body)]
     while left:
@@ -263,7 +264,7 @@ def _within(body: Known) -> Iterator[tuple[str, str, type[Known]]]:
                 continue
             objects = value if isinstance(value, list) else (value,)
             if not isinstance(objects[0], Known):
-                continue  # a list's entries are of one kind, and it may hold a million numbers
+                continue  # entries of a list have one kind, and it may contain a million numbers
             inside = f"{place}{type(outer).model_fields[own].alias or own}."
             for each in objects:
                 left.append((inside, each))
@@ -273,5 +274,5 @@ def _within(body: Known) -> Iterator[tuple[str, str, type[Known]]]:
 
 
 def _shown(name: str) -> str:
-    """A name for a log and a header: printable ASCII, and not long."""
+    """A name for logs and headers: printable ASCII of limited length."""
     return ascii(name)[1:-1].replace(",", r"\x2c")[:_LONGEST_NAME]

@@ -1,4 +1,4 @@
-"""The public messages API: from a body to one answer, from the answer to the API's objects."""
+"""The public messages API: from a request body to one answer, and from the answer to objects of the API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
 def count_tokens(engine: Engine, body: CountBody, template: ChatTemplate | None) -> dict[str, Any]:
-    """The number of tokens of a conversation's prompt; arguments and errors as of `Messages`."""
+    """The number of tokens in the prompt of a conversation. Arguments and errors as in `Messages`."""
     tools = body.functions()
     template = template or engine.chat_template(tools=bool(tools))
     messages = body.conversation()
@@ -35,16 +35,16 @@ def count_tokens(engine: Engine, body: CountBody, template: ChatTemplate | None)
 
 
 class Messages:
-    """The answer that one request asks for.
+    """The answer of one request.
 
     Args:
-        engine: Writes it; its scheduler is open.
+        engine: The engine, whose scheduler is open.
         body: The request.
-        template: Makes the prompt; None takes the model's.
-        model: The name that responses carry.
+        template: The chat template; None: the one of the model.
+        model: Model name in responses.
 
     Raises:
-        ChatError, PlanError: As `Engine.chat`.
+        ChatError, PlanError: As in `Engine.chat`.
     """
 
     scores_prompts = False
@@ -69,7 +69,7 @@ class Messages:
         self.texts = [self._reply]
         self._id, self._model = f"msg_{uuid.uuid4().hex[:24]}", model
         self._open: str | None = None
-        """Type of the block that is being written."""
+        """Type of the current block."""
         self._block = -1
         self._one_call, self._calls = body.one_call, 0
 
@@ -77,7 +77,7 @@ class Messages:
         """The response.
 
         Args:
-            pieces: Of the one answer; the answer itself knows them.
+            pieces: Pieces of the answer, which it already has.
         """
         answer = self._reply.answer
         content: list[dict[str, Any]] = []
@@ -94,7 +94,7 @@ class Messages:
         yield {"type": "message_start", "message": self._message([])}
 
     def chunk(self, index: int, part: Part | None) -> Iterator[dict[str, Any]]:
-        """The objects of one part of a stream; None is the end of the answer."""
+        """The objects for one part of a stream; None: the end of the answer."""
         if part is None:
             yield from self._close()
         elif part.tool_call is not None:
@@ -119,7 +119,7 @@ class Messages:
         yield {"type": "message_stop"}
 
     def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Open a block, unless text or reasoning goes on."""
+        """Open a block, unless the current text or reasoning continues."""
         if self._open == kind:
             return
         yield from self._close()
@@ -154,7 +154,7 @@ class Messages:
         return {"stop_reason": _STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None}
 
     def _usage(self) -> dict[str, int]:
-        """Tokens that a sequence held from before are counted apart, as the API does."""
+        """The token usage. Tokens from the cache are counted separately, as in the API."""
         reply = self._reply
         return {
             "input_tokens": len(reply.prompt) - reply.cached_tokens,

@@ -101,11 +101,11 @@ class _Format(Whole):
 class _OutputConfig(Whole):
     format: _Format | None = None
     effort: str | None = Field(default=None, max_length=32)
-    """A variable of the template, as `reasoning_effort` of a chat completion."""
+    """A variable of the template, like `reasoning_effort` of a chat completion."""
 
 
 class CountBody(RequestBody):
-    """The fields of POST /v1/messages/count_tokens; a message has them too."""
+    """The fields of POST /v1/messages/count_tokens, which a message also has."""
 
     messages: Annotated[Items[_Message], Few] = Field(min_length=1)
     system: Annotated[str | Items[_Text] | None, Few] = None
@@ -127,7 +127,7 @@ class CountBody(RequestBody):
         return self
 
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages as a chat template takes them."""
+        """The messages in the form for a chat template."""
         found: list[dict[str, Any]] = []
         if self.system is not None:
             found.append({"role": "system", "content": _text(self.system)})
@@ -141,7 +141,7 @@ class CountBody(RequestBody):
         return found
 
     def functions(self) -> list[dict[str, Any]] | None:
-        """The tools as a chat template takes them; None without any."""
+        """The tools in the form for a chat template; None if there are none."""
         if not self.tools or (self.tool_choice is not None and self.tool_choice.type == "none"):
             return None
         return [
@@ -158,21 +158,21 @@ class CountBody(RequestBody):
 
     @property
     def call(self) -> str | None:
-        """The function that the answer has to call; empty: any of the tools; None: it may call none."""
+        """The function that the answer must call; empty: any of the tools; None: calls are optional."""
         if self.tool_choice is None or self.tool_choice.type in ("auto", "none"):
             return None
         return self.tool_choice.name or ""
 
     @property
     def continues(self) -> bool:
-        """Whether the answer goes on from the last message, which is then a text of the assistant."""
+        """Whether the answer continues the last message, which is then a text of the assistant."""
         last = self.messages[-1]
         whole = isinstance(last.content, str) or all(isinstance(each, _Text) for each in last.content)
         return last.role == "assistant" and whole
 
     @property
     def one_call(self) -> bool:
-        """Whether an answer holds its first tool call alone."""
+        """Whether an answer only has its first tool call."""
         return self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
 
     def variables(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class CountBody(RequestBody):
 
 
 class MessagesBody(CountBody):
-    """The fields of POST /v1/messages; its draws take the settings of a chat completion."""
+    """The fields of POST /v1/messages, with the sampling settings of a chat completion."""
 
     max_tokens: int = Field(ge=1)
     stop_sequences: Stops = Field(default_factory=list)
@@ -236,12 +236,12 @@ def _assistant(blocks: list[Any]) -> dict[str, Any]:
 
 
 def _result(block: _ToolResult) -> str:
-    """The text of a tool's result. Templates have no field for its failure, so the text tells it."""
+    """The text of the result of a tool. Templates have no field for a failure, so the text reports it."""
     return f"Error: {_text(block.content)}" if block.is_error else _text(block.content)
 
 
 def _user(blocks: list[Any]) -> list[dict[str, Any]]:
-    """Results of tools are messages of their own, before the text that comes with them."""
+    """The messages of user blocks. Results of tools become separate messages before the text."""
     found = [
         {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
         for block in blocks

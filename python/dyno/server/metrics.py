@@ -1,7 +1,7 @@
 """Counters, gauges and histograms of a server, in the text format of Prometheus.
 
-Metrics that vLLM has too carry its names and meanings, so that dashboards and alerts for it work; see
-`vllm/v1/metrics` of that project.
+Metrics that vLLM also has use its names and meanings, so that dashboards and alerts for vLLM work; see
+`vllm/v1/metrics` in that project.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Promise:
-    """The speed that a profile promises, beside the speed of the steps that compare with it.
+    """The speed that a profile promises, and the speed of comparable steps.
 
-    A profile's `tg` is the rate of one sequence with a short context. Its `pp` is the rate of a prompt by
-    itself. Of the steps that are such work, the last ones are kept.
+    The `tg` of a profile is the rate of one sequence with a short context. Its `pp` is the rate of a single
+    prompt. Of the steps with such work, the last ones are kept.
     """
 
     KEPT = 64
     SHALLOW = 512
-    """Tokens that a sequence may hold in a step that compares with `tg`."""
+    """Most tokens of a sequence in a step that is comparable with `tg`."""
 
     def __init__(self, engine: Engine) -> None:
         profile = engine.match.profile
         tuned = {} if profile is None or profile.evidence is None else profile.evidence.tuned
         self.promised: dict[str, float] = {}
-        """Tokens per second by metric: `tg` and `pp`."""
+        """Promised tokens per second by metric: `tg` and `pp`."""
         self._pp_tokens = 0
         for name, rate in sorted(tuned.items(), key=lambda item: len(item[0])):
             size = name[2:]
@@ -63,27 +63,27 @@ class Promise:
         self._rates: dict[str, deque[float]] = {name: deque(maxlen=self.KEPT) for name in self.promised}
 
     def stepped(self, step: Step) -> None:
-        """Keep the rate of a step that compares with the profile's measurements."""
+        """Keep the rate of a step that is comparable with the measurements of the profile."""
         if step.sequences != 1 or step.seconds <= 0:
             return
         kind = "pp" if step.prompt_tokens else "tg"
-        # More tokens than one are checked drafts or a text that is read again.
+        # Several tokens are a verified draft, or a text that is read again.
         if kind == "tg" and (step.tokens != 1 or step.deepest > self.SHALLOW):
             return
-        # Not far behind a prompt's beginning: attention over more tokens takes longer.
+        # Only near the beginning of a prompt, because attention over more tokens takes longer.
         if kind == "pp" and not (self._pp_tokens <= 2 * step.tokens and step.deepest <= 2 * self._pp_tokens):
             return
         if kind in self._rates:
             self._rates[kind].append(step.tokens / step.seconds)
 
     def ratios(self) -> dict[str, float]:
-        """Measured / promised by metric: of medians, where there are measurements."""
+        """Measured / promised by metric, from medians, for metrics with measurements."""
         kept = {name: list(rates) for name, rates in self._rates.items()}
         return {name: statistics.median(rates) / self.promised[name] for name, rates in kept.items() if rates}
 
 
 class _OfScheduler(Collector):
-    """The scheduler's own numbers and the facts of the profile, read when somebody asks."""
+    """A collector of the numbers of the scheduler and the facts of the profile, which are read on request."""
 
     def __init__(
         self, scheduler: Scheduler, engine: Engine, model: str, promise: Promise, experts: dict[str, int]
@@ -193,15 +193,15 @@ class Metrics(SchedulerEvents):
     """The metrics of one server.
 
     Args:
-        engine: Tells the profile and the size of the cache.
-        model: The name of the model, a label of vLLM's metrics.
+        engine: The engine, for its profile and the size of its cache.
+        model: Name of the model, which is a label of the metrics of vLLM.
     """
 
     def __init__(self, engine: Engine, model: str) -> None:
         self._engine, self._model = engine, model
         self._promise = Promise(engine)
         self._caches_experts = int(engine.plan["settings"]["expert_cache_mib"]) > 0
-        self._experts: dict[str, int] = {}  # choices as of the last step
+        self._experts: dict[str, int] = {}  # expert choices at the last step
         self._registry = CollectorRegistry()
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -242,7 +242,7 @@ class Metrics(SchedulerEvents):
         )
 
     def watch(self, scheduler: Scheduler) -> None:
-        """Read the scheduler's own numbers too, whenever somebody asks."""
+        """Also report the numbers of a scheduler on request."""
         self._registry.register(
             _OfScheduler(scheduler, self._engine, self._model, self._promise, self._experts)
         )
@@ -253,14 +253,14 @@ class Metrics(SchedulerEvents):
         self._seconds.labels(path).observe(seconds)
 
     def text(self) -> bytes:
-        """All of them."""
+        """All metrics as text."""
         return generate_latest(self._registry)
 
     # ---- SchedulerEvents ----
 
     def stepped(self, step: Step) -> None:
         self._steps.observe(step.tokens)
-        if self._caches_experts:  # the engine is between two steps, so nobody waits for it
+        if self._caches_experts:  # the engine is between two steps, so this does not wait
             self._experts.update(self._engine.expert_choices)
         self._promise.stepped(step)
 

@@ -1,4 +1,4 @@
-"""Opening what a server serves: the model, a smaller one that drafts, and the application over them."""
+"""Opening the parts of a server: the model, a draft model, and the application."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ if TYPE_CHECKING:
 __all__ = ["Recipe", "give_default_sequences", "opened"]
 
 _SWITCH_S = 0.001
-"""How long the event loop may keep the scheduler from its next step: 5 ms by default, longer than a step."""
+"""Switch interval of Python threads in seconds, for which the event loop may delay the next step of the
+scheduler. The default of 5 ms is longer than a step."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The parts of a server, as plain values that another process can take."""
+    """The recipe of a server: its parts as plain values, which can go to another process."""
 
     model: str
-    """Path of the file."""
+    """Path of the model file."""
     options: Options
     device: str = "auto"
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Of `Engine`."""
+    """Arguments of `Engine`."""
     draft: str | None = None
-    """Path of the file of a smaller model that drafts."""
+    """Path of the file of a draft model."""
     chat_template: str | None = None
-    """A file or the name of a template; None takes the model's."""
+    """A template file or the name of a template; None: the one of the model."""
 
 
 @contextlib.contextmanager
 def opened(recipe: Recipe) -> Iterator[tuple[Engine, Starlette]]:
-    """The engine of a recipe and the application over it, whose scheduler runs meanwhile.
+    """Open the engine of a recipe, and its application, whose scheduler runs within the context.
 
     Raises:
         ModelError: The model has no vocabulary.
-        DynoError: As `Engine`, or a draft model that does not fit.
+        DynoError: As in `Engine`, or the draft model does not fit.
     """
     _check_vocabulary(recipe.model)
     with contextlib.ExitStack() as stack:
@@ -64,7 +65,7 @@ def opened(recipe: Recipe) -> Iterator[tuple[Engine, Starlette]]:
         options = dataclasses.replace(recipe.options, speculation=speculation_of(engine.settings, draft))
         if recipe.chat_template is not None:
             template = engine.chat_template(recipe.chat_template)
-            # Errors that clients get name the template: its folder is not for them.
+            # Error messages for clients contain the name of the template, but must not show its folder.
             template = dataclasses.replace(template, name=Path(template.name).name)
             options = dataclasses.replace(options, template=template)
         app = create_app(engine, options)
@@ -73,7 +74,7 @@ def opened(recipe: Recipe) -> Iterator[tuple[Engine, Starlette]]:
 
 
 def _check_vocabulary(path: str) -> None:
-    """Raises ModelError for a file that cannot be served, before its weights are read."""
+    """Raises ModelError if a file cannot be served, before its weights are read."""
     from dyno import _core
 
     if not has_vocabulary(_core.Gguf(path)):
@@ -84,7 +85,7 @@ def _check_vocabulary(path: str) -> None:
 
 
 def _open_draft(path: str, engine: Engine) -> Engine:
-    """The smaller model that drafts for an engine, on its device, with as many sequences."""
+    """Open the draft model of an engine, on the same device and with as many sequences."""
     from dyno import _core
 
     shorter = int(_core.describe_model(path)["n_ctx_train"])
@@ -99,7 +100,8 @@ def _open_draft(path: str, engine: Engine) -> Engine:
 
 
 def give_default_sequences(engine: Engine) -> None:
-    """More than the one sequence of an engine, unless the command line or the profile says how many."""
+    """Set the number of sequences to the default of a server, unless the command line or the profile sets
+    it."""
     from dyno.scheduler import DEFAULT_SEQUENCES
 
     if engine.settings.origins["sequences"] == "default":

@@ -21,11 +21,11 @@ _ORIGIN = re.compile(
     r"(:[1-9][0-9]{0,4})?"
 )
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
-"""By scheme. A browser leaves them out."""
+"""Default ports by scheme, which browsers leave out."""
 
 KEEP_ALIVE_S = 75
-"""Seconds that an idle connection stays open. Clients close theirs after fewer: a server that did so first
-might close one that a client has just taken again."""
+"""Seconds that an idle connection stays open. Clients close idle connections earlier. If the server were
+first, it might close one that a client is about to reuse."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Options:
     """Requests have to carry it as a bearer token or in `x-api-key`; None: no key. /health and /ready need
     none. Blanks around it do not count."""
     max_waiting: int = 64
-    """Requests that may wait for a sequence."""
+    """Maximum number of requests that wait for a sequence."""
     step_tokens: int | None = None
     """As of `Scheduler`."""
     speculation: Speculation | None = None
     """As of `Scheduler`."""
     max_body_bytes: int = 8 << 20
     body_timeout_s: float | None = 60.0
-    """Seconds in which the whole body of a request has to come; None: any number."""
+    """Seconds within which the whole body of a request must arrive; None: no limit."""
     strict_fields: bool = False
-    """Refuse requests with fields that nobody knows, instead of ignoring these."""
+    """Whether to refuse requests with unknown fields, instead of ignoring the fields."""
     listens: str | None = None
     """The address on which the server listens, if requests without a key may address it only by this or a
     loopback name, or a name of `allowed_hosts`; None: by any name."""
@@ -61,9 +61,10 @@ class Options:
     cors_origins: tuple[str, ...] = ()
     """Pages of these origins may send requests from a browser; `*`: of any."""
     timeout_s: float | None = None
-    """Seconds after which a request ends, done or not; None: never. A request may ask for less."""
+    """Seconds after which a request ends, even if it is incomplete; None: never. A request may set a shorter
+    limit."""
     template: ChatTemplate | None = None
-    """The chat template; None takes the model's."""
+    """The chat template; None: the one of the model."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "allowed_hosts", tuple(map(host_name, self.allowed_hosts)))
@@ -79,7 +80,7 @@ class Options:
 
 
 def _origin(given: str) -> str:
-    """An origin as browsers send it."""
+    """An origin in the form that browsers send."""
     origin = given.strip().removesuffix("/").lower()
     if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
         raise PlanError(

@@ -1,8 +1,8 @@
 """Several replicas of a server behind one address, through Ray Serve.
 
-Each replica is a process with an engine of its own, so that it needs the memory of one. Ray places the
-replicas, spreads requests among them, and starts another one for one that has died. The model is read from
-the same path on every node.
+Each replica is a process with its own engine, and needs the memory of one. Ray places the replicas,
+distributes requests among them, and replaces a replica that has died. The model is read from the same path on
+all nodes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _NAME = "dyno"
 
 
 def _builder(recipe: Recipe) -> Callable[[], Starlette]:
-    """Makes the application of one replica, in the process of the replica."""
+    """Make the application of one replica, in its own process."""
 
     def build() -> Starlette:
         from dyno.server.opening import opened
 
-        # Ray sets it to the CPUs that it books for an actor, which limits no engine.
+        # Ray sets it to the CPUs that it reserves for an actor, which must not limit the engine.
         os.environ.pop("OMP_NUM_THREADS", None)
         stack = contextlib.ExitStack()
         _, app = stack.enter_context(opened(recipe))
-        app.state.opened = stack  # until the process ends
+        app.state.opened = stack  # stays open until the process ends
         return app
 
     return build
@@ -56,15 +56,15 @@ def replicas(
     """Replicas of a server behind one address while the context is open.
 
     Args:
-        recipe: The parts of each; its paths are absolute.
-        count: How many.
+        recipe: The recipe of each replica, with absolute paths.
+        count: Number of replicas.
         host: Address to listen on.
         port: Port to listen on.
-        gpus: GPUs that each takes of its node.
-        cpus: CPUs likewise.
+        gpus: GPUs per replica.
+        cpus: CPUs per replica.
         drain_s: Seconds that running requests get at the end.
-        **cluster: Of `ray.init`. Without an address, RAY_ADDRESS names the cluster, or one is started on this
-            machine.
+        **cluster: Arguments of `ray.init`. Without an address, RAY_ADDRESS names the cluster, or one is
+            started on this machine.
 
     Raises:
         ImportError: Ray is not installed.

@@ -1,4 +1,4 @@
-"""Texts of the engine, which are written in threads, for requests, which are not."""
+"""The connection between texts, which are generated in threads, and requests, which run in the event loop."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Piece_co = TypeVar("Piece_co", covariant=True)
 
 
 class Writing(Protocol[Piece_co]):
-    """A text that is being written: `chat.Reply` or `TextRun`."""
+    """The protocol of a generation in progress: `chat.Reply` or `TextRun`."""
 
     @property
     def has_rules(self) -> bool:
-        """Whether rules are compiled before its first token."""
+        """Whether rules must be compiled before its first token."""
         ...
 
     def listen(self, wake: Callable[[], None], follows: bool = False) -> Iterator[Piece_co | None]:
-        """The pieces, with None where nothing has come yet; `wake` is called when there is more.
+        """The pieces, or None if no piece has arrived yet. `wake` is called when there is more.
 
-        Whether the text `follows` one of its request that has ended decides if a full queue refuses it.
+        If the text `follows` an ended text of the same request, a full queue does not refuse it.
         """
         ...
 
@@ -53,20 +53,20 @@ class Threads:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="dyno-request")
 
     async def run(self, work: Callable[..., T], *args: Any, **options: Any) -> T:
-        """The result of `work`, which runs in a thread. If the caller is cancelled, the thread goes on."""
+        """Run `work` in a thread, and return its result. If the caller is cancelled, the thread continues."""
         call = functools.partial(work, *args, **options)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def start(self, work: Callable[..., None], *args: Any) -> None:
-        """Run `work` in a thread; it raises nothing."""
+        """Run `work`, which must not raise, in a thread."""
         self._pool.submit(work, *args)
 
 
 class Bell:
-    """Calls in event loops that the scheduler asks for, without a wait of the scheduler.
+    """A thread that makes calls in event loops for the scheduler, so that the scheduler does not wait.
 
-    A call into a loop lets the loop's thread run at once, before the scheduler has started its next step.
-    So a thread in between makes the calls: it runs when the scheduler's thread waits for the engine, and then
+    A call into a loop lets the thread of the loop run at once, before the scheduler has started its next
+    step. So a thread in between makes the calls. It runs while the scheduler waits for the engine, and then
     makes one call for all texts of a step.
     """
 
@@ -77,7 +77,7 @@ class Bell:
         weakref.finalize(self, rung.put, None)
 
     def ring(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
-        """Have `work` called in a loop, soon; from any thread."""
+        """Call `work` in a loop soon, from any thread."""
         self._rung.put((loop, work))
 
 
@@ -85,7 +85,7 @@ _Ring: TypeAlias = "tuple[asyncio.AbstractEventLoop, Callable[[], None]]"
 
 
 def _answer(rung: queue.SimpleQueue[_Ring | None]) -> None:
-    """The thread of a bell, until it takes None. Between two calls it holds on to nothing."""
+    """The thread of a bell, until it gets None. Between two calls, it keeps no references."""
     while _answer_once(rung):
         pass
 
@@ -100,7 +100,7 @@ def _answer_once(rung: queue.SimpleQueue[_Ring | None]) -> bool:
         except queue.Empty:
             break
     for loop, found in works.items():
-        with contextlib.suppress(RuntimeError):  # a loop that is closed: nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
             loop.call_soon_threadsafe(_call_all, found)
     return each is not None
 
@@ -111,10 +111,10 @@ def _call_all(works: Sequence[Callable[[], None]]) -> None:
 
 
 class Deadline:
-    """The time at which a request ends, whatever it is doing.
+    """The deadline of a request.
 
     Args:
-        seconds: From now on; None: there is no such time.
+        seconds: Seconds from now; None: no deadline.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -122,10 +122,10 @@ class Deadline:
         self._at = None if seconds is None else asyncio.get_running_loop().time() + seconds
 
     async def hold(self, work: Awaitable[T]) -> T:
-        """The result of `work`, which is cancelled at the deadline.
+        """Run `work`, which is cancelled at the deadline.
 
         Raises:
-            ApiError: The time is over.
+            ApiError: The deadline has passed.
         """
         try:
             async with asyncio.timeout_at(self._at):
@@ -140,16 +140,17 @@ class Deadline:
 
 
 class Pieces(Generic[T]):
-    """The pieces of a request's texts: a thread begins each text, and the event loop takes what has come.
+    """The pieces of the texts of a request. A thread begins each text, and the event loop takes the pieces
+    that have arrived.
 
-    A loop that is busy finds several pieces at a time, so that load makes larger pieces, not a longer queue.
+    A busy loop finds several pieces at a time, so that load gives larger pieces instead of a longer queue.
 
     Args:
-        threads: Begin the texts.
-        bell: Tells the loop that there is more.
-        texts: Written together, `at_once` at a time.
-        at_once: The next text begins when one of so many has ended.
-        deadline: Of the request.
+        threads: Threads that begin the texts.
+        bell: Notifies the loop of new pieces.
+        texts: The texts, of which `at_once` run at the same time.
+        at_once: Number of texts at the same time. The next one begins when one of them has ended.
+        deadline: Deadline of the request.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Pieces(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._come = asyncio.Event()
         self._streams: dict[int, Iterator[T | None]] = {}
-        """Of the texts that have begun and not ended."""
+        """Streams of the running texts."""
         self._found: list[tuple[int, T | None]] = []
         self._failure: Exception | None = None
         self._left = len(texts)
@@ -169,18 +170,19 @@ class Pieces(Generic[T]):
             self._begin()
 
     def cancel(self) -> None:
-        """End all texts; in the loop's thread."""
+        """End all texts. Called in the thread of the loop."""
         self._next = len(self._texts)
         for text in self._texts:
             text.cancel()
 
     async def come(self) -> list[tuple[int, T | None]]:
-        """The pieces that have come since the last call, with the number of their text; waits for one.
+        """The pieces that have arrived since the last call, with the numbers of their texts. Waits for at
+        least one.
 
-        The piece of a text that has ended is None. Without pieces, all texts have ended.
+        The piece of an ended text is None. If the result is empty, all texts have ended.
 
         Raises:
-            Exception: From a text. The other texts are ended too, here and for any other error.
+            Exception: The error of a text. After any error, the other texts are ended, too.
         """
         try:
             while True:
@@ -206,7 +208,7 @@ class Pieces(Generic[T]):
         return found
 
     async def groups(self) -> AsyncIterator[list[tuple[int, T | None]]]:
-        """What `come` gives, until all texts have ended. If the caller is cancelled, the texts end."""
+        """The results of `come`, until all texts have ended. If the caller is cancelled, the texts end."""
         try:
             while some := await self.come():
                 yield some
@@ -219,7 +221,7 @@ class Pieces(Generic[T]):
             self._threads.start(self._open, index)
 
     def _open(self, index: int) -> None:
-        """Begin a text, in a thread: rules may take long to compile."""
+        """Begin a text in a thread, because compiling rules may take long."""
         wake = functools.partial(self._bell.ring, self._loop, functools.partial(self._take, index))
         stream = self._texts[index].listen(wake, follows=index >= self._at_once)
         first: list[T] = []
@@ -228,26 +230,26 @@ class Pieces(Generic[T]):
             if (piece := next(stream)) is not None:
                 first.append(piece)
         except StopIteration:
-            pass  # the next one says so again
+            pass  # the next call raises it again
         except Exception as error:
             failure = error
-        with contextlib.suppress(RuntimeError):  # a loop that is closed: nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
             self._loop.call_soon_threadsafe(self._begun, index, stream, first, failure)
 
     def _begun(
         self, index: int, stream: Iterator[T | None], first: Sequence[T], failure: Exception | None
     ) -> None:
-        """A text has begun; in the loop. Nothing was taken of it so far."""
+        """Record in the loop that a text has begun. None of its pieces was taken so far."""
         self._streams[index] = stream
         self._found += [(index, piece) for piece in first]
         self._failure = self._failure or failure
         self._take(index)
 
     def _take(self, index: int) -> None:
-        """Take what has come of a text; in the loop."""
+        """Take the new pieces of a text. Called in the loop."""
         stream = self._streams.get(index)
         if stream is None:
-            return  # it begins or has ended
+            return  # it has not begun yet, or has ended
         try:
             while (piece := next(stream)) is not None:
                 self._found.append((index, piece))
@@ -262,11 +264,11 @@ class Pieces(Generic[T]):
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer any more."""
+    """The error that the client has gone."""
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled if the client goes; the body of the request has been read.
+    """Run `work`, which is cancelled if the client goes. The body of the request was already read.
 
     Raises:
         ClientGoneError: The client has gone.
@@ -283,7 +285,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         tasks.start_soon(watch)
         try:
             result.append(await work)
-        except Exception as error:  # raised below: a task group would wrap it
+        except Exception as error:  # raised below, because a task group would wrap it
             failed.append(error)
         tasks.cancel_scope.cancel()
     if failed:

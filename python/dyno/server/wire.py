@@ -1,4 +1,4 @@
-"""The two forms that objects and errors have on the way to a client."""
+"""The two wire formats of objects and errors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ __all__ = ["MESSAGES", "OPENAI", "MessagesWire", "Wire", "wire_of", "written"]
 
 _log = logging.getLogger("dyno.server")
 _DEPTH = 5
-"""The log-probabilities of one token lie below the answer, its choices, one of these and a list of tokens."""
+"""Depth at which log-probabilities of single tokens are: below the answer, its choices, one choice and a list
+of tokens."""
 _SLICE = 256
 
 
 class Wire:
-    """The public chat API: events without names, `[DONE]` at the end of a stream."""
+    """The wire format of the public chat API: events without names, and `[DONE]` at the end of a stream."""
 
     done = b"data: [DONE]\n\n"
 
@@ -35,26 +36,26 @@ class Wire:
         """One server-sent event.
 
         Args:
-            data: Its object.
-            large: It is written in pieces, as `written` does.
+            data: Object of the event.
+            large: Whether to write it in pieces, as in `written`.
         """
         return b"data: " + (b"".join(_pieces(data)) if large else _json(data)) + b"\n\n"
 
     def error(self, error: ApiError) -> dict[str, Any]:
-        """The object that tells an error."""
+        """The object for an error."""
         return error.body
 
     def response(self, error: ApiError) -> JSONResponse:
-        """An error as the response of a request."""
+        """The response for an error."""
         return JSONResponse(self.error(error), status_code=error.status, headers=error.headers)
 
     async def events(
         self, begin: Iterable[dict[str, Any]], rest: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
-        """The bytes of a stream; an error within it becomes its last event.
+        """The bytes of a stream. An error within it becomes the last event.
 
         Args:
-            begin: Objects that are sent at once.
+            begin: Objects to send at once.
             rest: The following events.
         """
         try:
@@ -73,7 +74,7 @@ class Wire:
 
 
 class MessagesWire(Wire):
-    """The public messages API: each event has the name of its object's type."""
+    """The wire format of the public messages API: the name of an event is the type of its object."""
 
     done = b""
 
@@ -104,16 +105,16 @@ def wire_of(request: Request) -> Wire:
 
 
 def written(data: dict[str, Any]) -> Response:
-    """A whole answer as a response.
+    """A response with a whole answer.
 
-    It is written in pieces. All other threads wait while JSON is written, and an answer may have thousands of
-    vectors or millions of log-probabilities.
+    The JSON is written in pieces, because all other threads wait meanwhile, and an answer may have thousands
+    of vectors or millions of log-probabilities.
     """
     return Response(b"".join(_pieces(data)), media_type="application/json")
 
 
 def _pieces(value: Any, depth: int = _DEPTH) -> Iterator[bytes]:
-    """JSON in pieces: objects and lists of them by entry down to a depth, other long lists in slices."""
+    """JSON in pieces: objects and lists of objects by entry down to a depth, other long lists in slices."""
     if depth and isinstance(value, dict):
         for index, (name, each) in enumerate(value.items()):
             yield (b"," if index else b"{") + _json(name) + b":"

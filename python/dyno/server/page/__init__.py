@@ -1,4 +1,4 @@
-"""The page at `/`: a conversation with the model, and how fast it answers."""
+"""The page at `/`: a conversation with the model, with the speed of its answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILES = {
     "/page.js": ("page.js", "text/javascript"),
 }
 _HEADERS = {
-    # The page loads nothing from elsewhere, runs no script of another file, and stands in no frame.
+    # The page loads nothing from other hosts, runs no other scripts, and cannot be shown in a frame.
     "Content-Security-Policy": "default-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -24,7 +24,7 @@ _HEADERS = {
 
 
 def routes() -> list[Route]:
-    """The page's files, which need no key: the page asks for one."""
+    """The files of the page. They need no key, because the page itself asks for it."""
 
     def route(path: str, name: str, media_type: str) -> Route:
         content = resources.files(__name__).joinpath(name).read_bytes()
