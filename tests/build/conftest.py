@@ -69,15 +69,42 @@ def configure(tmp_path_factory: pytest.TempPathFactory) -> Configure:
     if not (CMAKE and NINJA and COMPILER):
         pytest.skip("configuring needs cmake and ninja (both in the test extra) and a C++ compiler")
     known: dict[tuple[tuple[str, str], ...], Configured] = {}
+    compilers: dict[str, dict[str, Path]] = {}  # by toolkit
 
     def run(**switches: str) -> Configured:
         given = {**NO_TOOLKIT, "DYNO_BUILD_PYTHON": "OFF", **switches}
         key = tuple(sorted(given.items()))
         if key not in known:
-            known[key] = _configure(tmp_path_factory.mktemp("configured"), given)
+            folder = tmp_path_factory.mktemp("configured")
+            found = compilers.setdefault(given["DYNO_NVCC"], {})
+            usual = not any("COMPILER" in name or "TOOLCHAIN" in name for name in given)
+            if usual:
+                _hand_on(found, folder)
+            known[key] = _configure(folder, given)
+            if usual and known[key].ok:
+                for path in folder.glob("CMakeFiles/*/CMake*Compiler.cmake"):
+                    found.setdefault(path.name, path)
         return known[key]
 
     return run
+
+
+def _hand_on(compilers: dict[str, Path], folder: Path) -> None:
+    """Tells CMake the compilers that it has found before, as it tells itself when it runs again in a folder.
+
+    To compile what identifies them takes most of the time of a run."""
+    for path in compilers.values():
+        copy = folder / path.relative_to(path.parents[2])
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+        shutil.copyfile(path.parent / "CMakeSystem.cmake", copy.parent / "CMakeSystem.cmake")
+        # Without a cache CMake takes the files beside it for remains. It keeps the format of programs there.
+        known = re.findall(
+            r"^CMAKE_(?:PLATFORM_INFO_INITIALIZED|EXECUTABLE_FORMAT):INTERNAL=.*\n",
+            (path.parents[2] / "CMakeCache.txt").read_text(),
+            re.MULTILINE,
+        )
+        (folder / "CMakeCache.txt").write_text("".join(known))
 
 
 def _configure(folder: Path, switches: dict[str, str]) -> Configured:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from one_unit import one_unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,7 +153,8 @@ def program(overlay: Path, compiler: str) -> Path:
         "-pthread",
         "-DDYNO_HAVE_ISA_portable=1",
     ]
-    command += ["-Wl,--gc-sections", f"-I{overlay}", f"-I{CSRC}", *map(str, sources), "-o", str(program)]
+    command += ["-Wl,--gc-sections", f"-I{overlay}", f"-I{CSRC}", *one_unit(overlay, sources)]
+    command += ["-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from dyno import _core
+from one_unit import one_unit
 
 ROOT = Path(__file__).resolve().parents[2]
 SELECT = ROOT / "csrc" / "cmake" / "cuda_instances.py"
@@ -228,11 +229,7 @@ def test_the_contract_knows_the_types_of_the_build(tmp_path: Path, compiler: str
     program = tmp_path / "built_types"
     macros = ["-DDYNO_HAVE_CUDA=1", "-DDYNO_HAVE_ISA_portable=1", '-DDYNO_CUDA_ARCHITECTURES="90a"']
     includes = [f"-I{ROOT / 'csrc'}", f"-I{tmp_path}"]
-    built = subprocess.run(
-        [compiler, "-std=c++20", "-pthread", *macros, *includes, *map(str, sources), "-o", str(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [compiler, "-std=c++20", "-pthread", *macros, *includes, *one_unit(tmp_path, sources)]
+    built = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     assert subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout == SAYS

@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from one_unit import one_unit
+
 if TYPE_CHECKING:
     from build.conftest import Configure
 
@@ -21,8 +23,8 @@ def test_the_next_piece_of_the_gpu_is_started_before_the_turn(
     parts = [ROOT / "csrc" / "runtime" / f"{name}.cpp" for name in names]
     sources = [ROOT / "tests" / "build" / "turns.cpp", *parts]
     command = [
-        compiler, "-std=c++20", "-O0", "-pthread", f"-I{ROOT / 'csrc'}", f"-I{generated}", *map(str, sources),
-        "-o", str(program),
+        compiler, "-std=c++20", "-O0", "-pthread", f"-I{ROOT / 'csrc'}", f"-I{generated}",
+        *one_unit(tmp_path, sources), "-o", str(program),
     ]  # fmt: skip
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
