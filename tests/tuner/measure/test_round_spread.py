@@ -50,6 +50,15 @@ def test_it_is_what_is_left_beside_round_and_configuration(configurations: int, 
     assert spread.margin("pp", 4, margin / 3) == pytest.approx(margin if freedom >= ENOUGH else margin / 3)
 
 
+@pytest.mark.parametrize("beside", [(-3.0, 0.0, 0.5), (-0.25, -4.0, 0.25, 9.0), (8.0, 0.0, 0.0)])
+def test_the_level_of_a_round_is_the_median_of_its_pairs(beside: tuple[float, ...]) -> None:
+    levels = np.random.default_rng(3).integers(-64, 64, (3, 6)) / 64.0  # sums of them are exact
+    alone, several = _comparison(levels.tolist()), _comparison(levels.tolist())
+    rounds = several.logs["c1"]["pp"]
+    rounds[2] = [rounds[2][0] + b for b in beside]
+    assert RoundSpread([several]).of_level("pp") == RoundSpread([alone]).of_level("pp")
+
+
 def test_comparisons_add_up_and_one_that_goes_on_counts_once() -> None:
     rng = np.random.default_rng(7)
     first, second = (_comparison(rng.normal(size=(3, 4)).tolist()) for _ in range(2))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,7 +50,8 @@ class RoundSpread:
                 if (name, metric) not in comparison.borrowed
             ]
             whole = [g[comparison.carried :] for g in groups if len(g) == comparison.rounds]
-            levels = [[float(np.median(pairs)) for pairs in own] for own in whole]
+            # Of a few numbers, where NumPy takes ten times as long; a tune asks for them some 100,000 times.
+            levels = [[median(pairs) for pairs in own] for own in whole]
             rounds = (
                 comparison.rounds - comparison.carried
             )  # the comparison that measured the others includes them
