@@ -47,14 +47,14 @@ class Surrogate:
         """Log marginal likelihood with weak priors: length scales around the whole range of a knob, and
         amplitudes around the spread of the data."""
         k = self._kernel(squares, theta)
-        k[np.diag_indices_from(k)] += noise**2
+        k.flat[:: len(k) + 1] += noise**2
         try:
             chol = np.linalg.cholesky(k)
         except np.linalg.LinAlgError:
             return -math.inf
         z = np.linalg.solve(chol, y)
         prior = -0.5 * float(((theta - start) ** 2).sum()) / 0.8**2
-        return float(-0.5 * z @ z - np.log(np.diag(chol)).sum()) + prior
+        return float(-0.5 * z @ z - np.log(chol.diagonal()).sum()) + prior
 
     def learn(self, x: np.ndarray, y: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Fit length scales and amplitudes by a coordinate search on the evidence from a fixed start, so that
@@ -63,8 +63,16 @@ class Surrogate:
         spread = math.log(max(float(y.std()), 0.02))
         start = np.concatenate([np.full(self._knobs, -0.4), [spread, spread - 0.5]])
         squares = self._squares(x, x)
+        known: dict[bytes, float] = {}  # a round of the search meets many points of the one before
+
+        def evidence(theta: np.ndarray) -> float:
+            key = theta.tobytes()
+            if key not in known:
+                known[key] = self._evidence(squares, centred, noise, theta, start)
+            return known[key]
+
         theta = start
-        best = self._evidence(squares, centred, noise, theta, start)
+        best = evidence(theta)
         step = 0.8
         while step > 0.15:
             improved = False
@@ -72,7 +80,7 @@ class Surrogate:
                 for sign in (-1.0, 1.0):
                     trial = theta.copy()
                     trial[n] += sign * step
-                    value = self._evidence(squares, centred, noise, trial, start)
+                    value = evidence(trial)
                     if value > best + 1e-9:
                         theta, best, improved = trial, value, True
                         break
@@ -85,7 +93,7 @@ class Surrogate:
         self._theta = theta
         self._mean = float(np.median(y))
         k = self._kernel(self._squares(x, x), theta)
-        k[np.diag_indices_from(k)] += noise**2
+        k.flat[:: len(k) + 1] += noise**2
         self._x = x
         self._chol = np.linalg.cholesky(k)
         self._alpha = np.linalg.solve(self._chol.T, np.linalg.solve(self._chol, y - self._mean))
