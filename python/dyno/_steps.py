@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dyno._effective import EffectiveSettings
     from dyno._requests import Request
 
-__all__ = ["Answer", "computed", "described", "is_drafted", "told_of"]
+__all__ = ["Answer", "computed", "described", "is_drafted", "room_of_step", "told_of"]
+
+_log = logging.getLogger("dyno")
 
 
 @dataclass(slots=True)
@@ -42,6 +46,33 @@ class Checked:
 
 
 _NO_DRAW = (0.0, 0, 1.0, 0.0, 0.0)
+
+
+def room_of_step(settings: EffectiveSettings, step_tokens: int | None) -> int:
+    """The most tokens of a step. Each sequence needs one of them.
+
+    Args:
+        settings: Of the engine. A value of the caller counts, and so does one of a profile if it is enough.
+        step_tokens: Goes before the settings.
+
+    Raises:
+        PlanError: The caller's value is less than the sequences.
+    """
+    sequences = int(settings["sequences"])
+    origin, room = "argument", step_tokens
+    if room is None:
+        origin = settings.origins.get("step_tokens", "default")
+        room = int(settings.get("step_tokens", 0))
+        if room == 0:
+            return max(int(settings["ubatch"]), sequences)
+    if room >= sequences:
+        return room
+    if origin == "argument":
+        raise PlanError(
+            f"[scheduler] step_tokens is {room}; expected at least one for each of the {sequences} sequences"
+        )
+    _log.warning("step_tokens is %d (%s); a step has room for the %d sequences", room, origin, sequences)
+    return sequences
 
 
 def computed(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[Answer]:

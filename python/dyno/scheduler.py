@@ -21,7 +21,7 @@ from dyno._locks import is_mine
 from dyno._prefixes import Prefixes
 from dyno._requests import Drawn, Handling, Request, SchedulerEvents
 from dyno._sampling import HostSampler, Sampling
-from dyno._steps import Answer, Checked, computed, described, is_drafted, told_of
+from dyno._steps import Answer, Checked, computed, described, is_drafted, room_of_step, told_of
 from dyno._teller import Teller
 from dyno._vocabulary import has_vocabulary
 from dyno.errors import ClosedError, DeviceError, PlanError, QueueFullError
@@ -101,14 +101,7 @@ class Scheduler:
             self._ctx = int(engine.settings["ctx"])
             if max_waiting < 0:
                 raise PlanError(f"[scheduler] max_waiting is {max_waiting}; expected at least 0")
-            usual = int(engine.settings.get("step_tokens", 0)) or int(engine.settings["ubatch"])
-            room = usual if step_tokens is None else step_tokens
-            if step_tokens is not None and step_tokens < self._sequences:
-                raise PlanError(
-                    f"[scheduler] step_tokens is {step_tokens}; expected at least one for each of the "
-                    f"{self._sequences} sequences"
-                )
-            self._room = max(room, self._sequences)
+            self._room = room_of_step(engine.settings, step_tokens)
             self._max_waiting = max_waiting
             # Without a vocabulary there is no text, but token ids can still be generated.
             known = engine._file is None or has_vocabulary(engine._file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_model import chat_model, numerics
@@ -16,6 +16,7 @@ from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 PROMPTS = ["a", "def main", "x" * 70, "one two three", "zz", "class Shape:" * 9, "b" * 33]
 
@@ -216,3 +217,22 @@ def test_one_scheduler_an_engine_and_none_after_close(
         with pytest.raises(PlanError, match="expected at least"):
             Scheduler(engine, **wrong)  # type: ignore[arg-type]
     assert len(list(engine.generate("a", 3))) > 0
+
+
+@pytest.mark.parametrize("given", [{"step_tokens": 3}, {"step_tokens": 4}, {"ubatch": 2}, {}])
+def test_a_step_has_room_for_each_sequence(
+    tmp_path: Path, given: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = chat_model(tmp_path / "m.gguf")
+    with Engine(model, device="cpu", profile=None, threads=1, ctx=64, sequences=4, **given) as engine:
+        if given == {"step_tokens": 3}:
+            with pytest.raises(PlanError, match="step_tokens is 3; expected at least one for each of the 4"):
+                Scheduler(engine)
+            engine.settings.origins["step_tokens"] = "profile.yaml:12"
+            with caplog.at_level("WARNING", "dyno"), Scheduler(engine) as scheduler:
+                assert scheduler._room == 4
+            assert "step_tokens is 3 (profile.yaml:12); a step has room for the 4 sequences" in caplog.text
+            return
+        with Scheduler(engine) as scheduler:
+            assert scheduler._room == max(4, given.get("step_tokens", engine.settings["ubatch"]))
+    assert not caplog.records

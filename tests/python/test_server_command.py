@@ -149,6 +149,16 @@ def test_loopback_addresses(host: str, alone: bool) -> None:
     assert is_loopback(host) == alone
 
 
+def test_too_few_tokens_of_a_step_are_refused_before_the_model_is_read(tmp_path: Path) -> None:
+    from dyno.cli import app
+    from typer.testing import CliRunner
+
+    words = ["serve", str(tmp_path / "none.gguf"), "--sequences", "4", "--step-tokens", "3"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "--step-tokens is 3; expected at least one for each of the 4" in " ".join(done.stderr.split())
+
+
 def test_sequences_of_a_server(model: Path) -> None:
     from dyno.server.opening import give_default_sequences
 

@@ -192,6 +192,10 @@ def serve(
         raise typer.BadParameter(
             "--api-key is empty, which would accept every request; give a key, or omit the option"
         )
+    if step_tokens is not None and sequences is not None and step_tokens < sequences:
+        raise typer.BadParameter(
+            f"--step-tokens is {step_tokens}; expected at least one for each of the {sequences} --sequences"
+        )
     path = options.model_argument(model_file, model)
     arguments = opening.arguments(
         sequences=sequences,
