@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Grammar", "check_rules"]
 
+_LONGEST = 1 << 20
+"""Characters of rules. Compiled ones take some twenty times as much memory, until their text ends."""
 _compiled: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
 _compiling = threading.RLock()
 
@@ -122,14 +124,21 @@ def _source(llguidance: Any, kind: str, rules: Any) -> str:
     try:
         if kind == "json_schema":
             text = rules if isinstance(rules, str) else json.dumps(rules)
+            _check_length(kind, text)
             if not isinstance(json.loads(text), (dict, bool)):
                 raise ValueError(f"{text[:80]} is not a JSON schema")
             return str(llguidance.LLMatcher.grammar_from_json_schema(text))
+        _check_length(kind, rules)
         if kind == "grammar":
             return str(llguidance.grammar_from("gbnf", rules))
         return str(llguidance.LLMatcher.grammar_from_regex(rules))
     except (ValueError, TypeError) as error:
         raise PlanError(f"[grammar] {kind} cannot be read: {_plain(kind, rules, error)}") from error
+
+
+def _check_length(kind: str, text: str) -> None:
+    if len(text) > _LONGEST:
+        raise PlanError(f"[grammar] {kind} has {len(text)} characters; expected at most {_LONGEST}")
 
 
 def _unusable(kind: str, rules: Any, problem: object) -> PlanError:

@@ -149,6 +149,9 @@ def test_an_answer_follows_rules_after_its_reasoning(engine: dyno.Engine, monkey
             {"json_schema": {"pattern": "("}},
             "json_schema cannot be used: a regular expression: unclosed group$",
         ),
+        ({"grammar": "a" * 1048577}, "grammar has 1048577 characters; expected at most 1048576"),
+        ({"regex": "a" * 1048577}, "regex has 1048577 characters"),
+        ({"json_schema": {"enum": ["a" * 1048577]}}, "json_schema has 1048591 characters"),
         ({"grammar": 3}, "grammar must be text, not 3"),
         ({"json_schema": 5.0}, "json_schema must be an object or JSON text, not 5.0"),
         ({"grammar": GBNF, "regex": "x"}, "grammar and regex cannot both hold"),
@@ -204,6 +207,26 @@ def test_requests_at_the_same_time_read_the_vocabulary_once(
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: Grammar(Sampling(regex="a*"), engine.tokenizer), range(4)))
     assert len(read) == 1
+
+
+def test_rules_end_with_their_text(engine: dyno.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client may send others, so a cache of them would need a bound."""
+    made: list[weakref.ref[Grammar]] = []
+
+    class Watched(Grammar):
+        """Rules whose end is known."""
+
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(_grammar, "Grammar", Watched)
+    with dyno.Scheduler(engine):
+        for i in range(5):
+            assert "".join(engine.generate([5], 30, 1.0, grammar=f'root ::= "{i}" [a-c]')).startswith(f"{i}")
+    gc.collect()
+    assert len(made) == 5
+    assert not [each for each in made if each() is not None]
 
 
 def test_a_closed_engine_leaves_no_vocabulary(tmp_path: Path) -> None:
