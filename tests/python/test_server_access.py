@@ -14,6 +14,7 @@ from dyno import PlanError
 from dyno.server import Options
 from dyno.server.fields import IGNORED_FIELDS
 from served import KEY, Served, chat, serving
+from starlette.datastructures import URL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,6 +86,19 @@ def test_an_empty_key_is_refused(key: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 2
     assert "--api-key is empty" in " ".join(done.stderr.split())
+
+
+def test_a_path_in_the_header_host_opens_no_door(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As releases of Starlette up to 1.0 read `Host: x/health?`, which makes `/v1/models` part of a query."""
+    monkeypatch.setattr(
+        "starlette.requests.HTTPConnection.url", property(lambda _: URL("http://x/health?/a"))
+    )
+    with serving(model, Options(api_key=KEY)) as server:
+        for path, status in (("/v1/models", 401), ("/v1/nothing", 404), ("/health", 200)):
+            answer = httpx.get(server.address + path, headers={"Host": "x/health?"}, timeout=120)
+            assert answer.status_code == status, path
+        refused = httpx.post(server.address + "/v1/messages", json={}, timeout=120)
+        assert (refused.status_code, refused.json()["type"]) == (401, "error"), "the form of the messages API"
 
 
 @pytest.mark.parametrize("key", [" blanks around \n", "schlüssel à"])

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dyno._shell import escaped
 from dyno.errors import ClosedError, NotInstalledError
 from dyno.server import page
 from dyno.server.endpoints import Endpoints
@@ -22,7 +23,7 @@ from dyno.server.fields import IGNORED_FIELDS
 from dyno.server.hosts import HostCheck
 from dyno.server.options import Options
 from dyno.server.running import ClientGoneError
-from dyno.server.wire import wire_of
+from dyno.server.wire import path_of, wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -77,11 +78,13 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
                 return Response(status_code=_CLIENT_GONE)
             except Exception as error:
                 given: frozenset[str] = getattr(request.state, "given_fields", frozenset())
-                told = api_error(error, _PROMPTS.get(request.url.path, "messages"), given)
+                told = api_error(error, _PROMPTS.get(path_of(request), "messages"), given)
                 if told.status >= 500 and not isinstance(error, (ApiError, ClosedError)):
                     # The message about a missing library is sufficient, without a traceback.
                     trace = not isinstance(error, NotInstalledError)
-                    _log.error("%s %s fails: %s", request.method, request.url.path, error, exc_info=trace)
+                    _log.error(
+                        "%s %s fails: %s", request.method, escaped(path_of(request)), error, exc_info=trace
+                    )
                 return wire_of(request).response(told)
 
         return answered
@@ -136,7 +139,7 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
 
 
 def _check_key(request: Request, key: str | None) -> None:
-    if key is None or request.url.path in _OPEN:
+    if key is None or path_of(request) in _OPEN:
         return
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
@@ -197,10 +200,10 @@ async def _no_route(request: Request, error: Any) -> Response:
     if error.status_code == 405:
         allowed = ", ".join(sorted(name.strip() for name in headers["Allow"].split(",")))
         headers["Allow"] = allowed
-        message = f"{request.method} is not allowed on {request.url.path} (allowed: {allowed})"
+        message = f"{request.method} is not allowed on {path_of(request)} (allowed: {allowed})"
         told = ApiError(405, message, code="method_not_allowed", headers=headers)
     else:
-        path = request.url.path
+        path = path_of(request)
         other = _ELSEWHERE.get(path.rstrip("/"))
         hint = "" if other is None else f"; use {other}"
         told = ApiError(404, f"{path} is not a path of this server{hint}", code="not_found")

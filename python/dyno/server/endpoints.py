@@ -21,7 +21,7 @@ from dyno.server.messages import Messages, count_tokens
 from dyno.server.messages_body import CountBody, MessagesBody
 from dyno.server.metrics import CONTENT_TYPE_LATEST, Metrics
 from dyno.server.running import Bell, Deadline, Pieces, Threads, unless_gone
-from dyno.server.wire import MESSAGES, OPENAI, written
+from dyno.server.wire import MESSAGES, OPENAI, path_of, written
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -279,7 +279,7 @@ class Endpoints:
 
     async def _body(self, request: Request, kind: type[Body]) -> Body:
         data = await self._data(request)
-        judge = functools.partial(self._judged, request.url.path, kind, data)
+        judge = functools.partial(self._judged, path_of(request), kind, data)
         # For a long list of objects, this takes a second.
         judged = await self._threads.run(judge) if len(data) > _LARGE else judge()
         body, request.state.ignored_fields = judged

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dyno.server.errors import ApiError
 
-__all__ = ["MESSAGES", "OPENAI", "MessagesWire", "Wire", "wire_of", "written"]
+__all__ = ["MESSAGES", "OPENAI", "MessagesWire", "Wire", "path_of", "wire_of", "written"]
 
 _log = logging.getLogger("dyno.server")
 _DEPTH = 5
@@ -99,9 +99,17 @@ _KINDS = {
 OPENAI, MESSAGES = Wire(), MessagesWire()
 
 
+def path_of(request: Request) -> str:
+    """The path by which a request is routed.
+
+    `request.url` is made from the header Host too, and older releases of Starlette read a path there.
+    """
+    return str(request.scope["path"])
+
+
 def wire_of(request: Request) -> Wire:
     """The form of the answers to a request."""
-    return MESSAGES if request.url.path.startswith("/v1/messages") else OPENAI
+    return MESSAGES if path_of(request).startswith("/v1/messages") else OPENAI
 
 
 def written(data: dict[str, Any]) -> Response:
