@@ -19,6 +19,7 @@ from chat_model import chat_model
 from dyno._cli.chat import history_file
 from dyno._cli.conversation import Conversation
 from dyno._writing import Drawn
+from dyno.chat import Reply
 from dyno.cli import app
 from dyno.errors import PlanError
 from typer.testing import CliRunner
@@ -246,9 +247,18 @@ def test_commands(engine: dyno.Engine, says: Any, capsys: pytest.CaptureFixture[
     assert "dry_multiplier 0.0" in shown
     assert "temperature must be at least 0, not -1.0" in told("/set temperature -1")
     assert "temperature 0.25" in told("/set")
-    assert "error: " in told("/set temperature warm")
+    assert told("/set temperature warm") == "error: temperature must be a number, not 'warm'\n"
+    assert told("/set top_k 3.5") == "error: top_k must be a whole number, not '3.5'\n"
+    assert told("/set seed x") == "error: seed must be a whole number, not 'x'\n"
     assert "error: " in told("/set max_tokens 0")
-    assert told("/set max_tokens -1") == "max_tokens None\n"
+    assert told("/set max_tokens -1") == "max_tokens to the end of the context\n"
+    assert told("/set seed none") == "seed none\n"
+    for line, outcome in (("temperature", "0.25"), ("temperature=0.5", "0.5"), ("temperature = 0.75", "")):
+        assert told(f"/set {line}").split("temperature ")[-1].startswith(outcome), line
+    assert told("/set ubatch") == "ubatch 32\n"
+    assert told("/set ctx 64") == (
+        "error: ctx is fixed while the model is open; start again with --set ctx=64\n"
+    )
     assert "seed none\n" in told("/set")
     for rule in ("json_schema 5", "json_schema none", 'grammar root ::= "a"', "regex a"):
         assert f"no setting {rule.split()[0]}; known: " in told(f"/set {rule}")
@@ -261,6 +271,42 @@ def test_commands(engine: dyno.Engine, says: Any, capsys: pytest.CaptureFixture[
     assert told("/system Be kind") == "the conversation is empty\n"
     assert talk.messages == []
     assert not talk.say("/exit")
+
+
+def test_a_message_that_cannot_be_read_is_not_sent(
+    engine: dyno.Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk, out = conversation(engine)
+    assert talk.say(b"Z\xfcrich".decode("utf-8", "surrogateescape"))
+    told = capsys.readouterr().err
+    assert told.startswith("error: the byte 0xFC of the message is not UTF-8; send the message as UTF-8")
+    assert talk.messages == []
+    assert not out.getvalue()
+
+
+def test_a_second_interrupt_leaves_no_wrong_beginning(
+    engine: dyno.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come while the first one ends the answer, when the sequence holds other tokens than before."""
+    talk, out = conversation(engine, max_tokens=4, options={"temperature": 0.0})
+    talk.say("Hello")
+    with monkeypatch.context() as patched:
+        closed = Reply.close
+
+        def interrupted(reply: Reply) -> None:
+            closed(reply)
+            raise KeyboardInterrupt
+
+        patched.setattr(Reply, "close", interrupted)
+        talk.say("/reset")
+        talk.say("Another message")
+    out.truncate(0)
+    talk.say("/reset")
+    talk.say("Hello")
+    other, alone = conversation(engine, max_tokens=4, options={"temperature": 0.0})
+    engine.reset()
+    other.say("Hello")
+    assert out.getvalue().strip("\0") == alone.getvalue()
 
 
 def test_a_refused_message_is_forgotten(engine: dyno.Engine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,6 +327,32 @@ def test_lines_of_a_pipe_are_messages(model: Path) -> None:
     assert err.count("[prompt ") == 2
     assert "top_k 3" in err
     assert out.count("\n") >= 2
+
+
+def test_a_wrong_byte_in_a_pipe_ends_nothing(model: Path) -> None:
+    """Where a wrong byte is an error of Python's: in a locale of UTF-8 other than C."""
+    command = [sys.executable, "-m", "dyno", "chat", str(model), *PLAIN, *FOREVER, "-n", "2"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "PYTHONIOENCODING": "utf-8:strict",
+    }
+    done = subprocess.run(
+        command, input=b"Z\xfcrich\nMore\n", capture_output=True, env=environment, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"the byte 0xFC of the message is not UTF-8" in done.stderr
+    assert done.stderr.count(b"[prompt ") == 1
+
+
+def test_a_closed_input_is_named(model: Path) -> None:
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "dyno", "chat", str(model), *PLAIN]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: standard input is closed; start dyno chat in a terminal, or pipe messages into it\n"
+    )
 
 
 READY = r"\x1b\[\?2004h[^>]*>"  # a prompt takes pasted text from here on
@@ -344,7 +416,7 @@ def test_a_conversation_at_a_terminal(model: Path, tmp_path: Path) -> None:
         terminal.until(r"answer 4 tokens, [\d.]+ t/s, cut off")
         terminal.until(READY)
         terminal.type("/set max_tokens -1\r")
-        terminal.until("max_tokens None")
+        terminal.until("max_tokens to the end of the context")
         terminal.until(READY)
         terminal.type("tell me more\r")
         terminal.until(SENT)

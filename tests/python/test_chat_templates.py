@@ -479,3 +479,29 @@ def test_the_built_in_template() -> None:
     assert find_template({}, wanted="chatml").render(USER).text == (
         "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_an_interrupt_of_the_terminal_does_not_end_the_process_that_renders() -> None:
+    """It reaches all processes of the terminal, also one that has just started and does not ignore it yet."""
+    script = """
+import os, signal
+from dyno.chat import ChatTemplate
+from dyno.chat._rendering import Renderer
+
+signal.signal(signal.SIGINT, lambda *_: None)
+exchange = Renderer._exchange
+
+def interrupted(process, request, seconds):
+    if not request:
+        os.killpg(0, signal.SIGINT)
+    return exchange(process, request, seconds)
+
+Renderer._exchange = staticmethod(interrupted)
+print(ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "Hello"}]).text)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True, text=True, env=environment, timeout=600, check=False, start_new_session=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "Hello\n"), done.stderr

@@ -58,6 +58,10 @@ def chat(
     arguments = opening.arguments(ctx=options.ctx_argument(ctx, path), **session.given())
     sampling = draws.settings(temperature)
     variables = drawing.template_variables(chat_template_kwargs)
+    if sys.stdin is None:
+        raise OSError("standard input is closed; start dyno chat in a terminal, or pipe messages into it")
+    if hasattr(sys.stdin, "reconfigure"):  # one wrong byte ends no conversation
+        sys.stdin.reconfigure(errors="surrogateescape")
     lines = _typed(history) if sys.stdin.isatty() else iter(sys.stdin)
 
     from dyno._cli.conversation import Conversation

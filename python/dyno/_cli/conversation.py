@@ -81,6 +81,13 @@ class Conversation:
         """
         if not text.strip():
             return True
+        wrong = next((c for c in text if "\ud800" <= c <= "\udfff"), None)
+        if wrong is not None:  # Python's sign for a byte that it could not read
+            self._tell(
+                f"error: the byte 0x{ord(wrong) & 0xFF:02X} of the message is not {_encoding()}; send the "
+                "message as UTF-8, and set LANG=C.UTF-8 if the terminal expects another encoding"
+            )
+            return True
         if not text.startswith("/"):
             self._answer(text)
             return True
@@ -113,37 +120,51 @@ class Conversation:
         self._reset("")
 
     def _set(self, rest: str) -> None:
-        name, _, value = rest.partition(" ")
-        if not name:
-            for key, each in sorted({**_defaults(), **self._settings}.items()):
-                self._tell(f"{key} {_UNSET.get(key, 'none') if each is None else each}")
-            return
+        name, value = _name_and_value(rest)
+        values = {**_defaults(), **self._settings}
         try:
-            if name in _defaults():
-                self._change(name, value.strip())
-            elif name in SETTINGS:
-                self._engine.set(**{name: SETTINGS[name].parse(value.strip())})
-                self._tell(f"{name} {self._engine.settings[name]}")
+            if not name:
+                for key in sorted(values):
+                    self._tell_setting(key)
+            elif name not in values and name not in SETTINGS:
+                self._tell(f"no setting {escaped(name)}; known: {', '.join(sorted(values))}")
+            elif not value:
+                self._tell_setting(name)
+            elif name in values:
+                self._change(name, value)
+            elif SETTINGS[name].kind == "session":
+                self._engine.set(**{name: SETTINGS[name].parse(value)})
+                self._tell_setting(name)
             else:
-                self._tell(f"no setting {escaped(name)}; known: {', '.join(sorted(_defaults()))}")
+                self._tell(
+                    f"error: {name} is fixed while the model is open; start again with "
+                    f"--set {name}={escaped(value)}"
+                )
         except (DynoError, ValueError) as error:
             self._tell(f"error: {escaped(str(error))}")
+
+    def _tell_setting(self, name: str) -> None:
+        values = {**self._engine.settings, **_defaults(), **self._settings}
+        self._tell(f"{name} {_UNSET.get(name, 'none') if values[name] is None else values[name]}")
 
     def _change(self, name: str, value: str) -> None:
         default = _defaults()[name]
         before = dict(self._settings)
         if value.lower() in ("none", "-1") and name in _UNSET:
             self._settings[name] = None
-        elif name in _UNSET or isinstance(default, int):
-            self._settings[name] = int(value)
         else:
-            self._settings[name] = float(value)
+            whole = name in _UNSET or isinstance(default, int)
+            try:
+                self._settings[name] = int(value) if whole else float(value)
+            except ValueError:
+                kind = "a whole number" if whole else "a number"
+                raise ValueError(f"{name} must be {kind}, not {value!r:.80}") from None
         try:
             self._sampling()
         except DynoError:
             self._settings = before
             raise
-        self._tell(f"{name} {self._settings[name]}")
+        self._tell_setting(name)
 
     # ---- answers ----
 
@@ -180,6 +201,7 @@ class Conversation:
     def _write(self, reply: Reply) -> None:
         engine = self._engine
         kept = reusable(engine, reply.prompt, self._held, 0)
+        self._held = []  # until it is known: a second Ctrl-C may come at any point of the end
         start = first = time.perf_counter()
         ended = ""
         reasoning = False
@@ -220,6 +242,20 @@ class Conversation:
 
     def _tell(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
+
+
+def _name_and_value(rest: str) -> tuple[str, str]:
+    """Of `NAME VALUE` or `NAME=VALUE`."""
+    name, joint, value = rest.partition(" ")
+    if "=" in name:
+        name, _, begin = name.partition("=")
+        value = begin + joint + value
+    return name, value.strip()
+
+
+def _encoding() -> str:
+    """Of the messages that are typed or piped."""
+    return str(getattr(sys.stdin, "encoding", None) or "UTF-8").upper()
 
 
 def _defaults() -> dict[str, Any]:

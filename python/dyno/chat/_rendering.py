@@ -110,6 +110,8 @@ class Renderer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            # Ctrl-C at the terminal is for the caller, also while this process starts.
+            start_new_session=True,
             # The environment is empty, so a template cannot read secrets from it.
             env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
         )
