@@ -31,11 +31,12 @@ def token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.
     ):
         # This path is used for each generated token. The engine itself checks the ids.
         return cast("NDArray[np.int32]", tokens)
-    if not isinstance(tokens, (Sequence, np.ndarray)) or isinstance(tokens, (str, bytes)):
+    is_list = isinstance(tokens, Sequence) or hasattr(tokens, "__array__")  # such as a tensor of PyTorch
+    if not is_list or isinstance(tokens, (str, bytes)):
         raise PlanError(f"[engine] tokens must be a non-empty list of whole numbers, not {tokens!r:.60}")
     try:
         array = np.asarray(tokens)
-    except (ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise PlanError(f"[engine] tokens must be one list of whole numbers: {error}") from error
     if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
         raise PlanError(

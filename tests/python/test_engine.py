@@ -124,6 +124,23 @@ def test_impossible_tokens(engine: dyno.Engine, tokens: Any, message: str) -> No
     assert engine.logits(TOKENS).shape[0] == len(TOKENS)  # and goes on
 
 
+def test_tokens_may_be_an_array_of_another_library(engine: dyno.Engine) -> None:
+    """Such as a tensor of PyTorch on the CPU. One on a GPU refuses to become a NumPy array."""
+
+    class Tensor:
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+            return np.array(TOKENS)
+
+    class OnGpu(Tensor):
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+            raise TypeError("no implicit conversion")
+
+    tokens: Any = Tensor()
+    assert np.array_equal(engine.logits(tokens), engine.logits(TOKENS))
+    with pytest.raises(PlanError, match="one list of whole numbers: no implicit conversion"):
+        engine.logits(OnGpu())  # type: ignore[arg-type]
+
+
 def test_past_the_context(engine: dyno.Engine) -> None:
     engine.logits([1] * 60, rows="none")
     with pytest.raises(PlanError, match="5 tokens from position 60"):
