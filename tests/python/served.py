@@ -66,12 +66,14 @@ def serving(
             thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
             thread.start()
             address = f"http://127.0.0.1:{socket.getsockname()[1]}"
-            with httpx.Client(
-                base_url=address, timeout=120, headers={"Authorization": f"Bearer {KEY}"}
-            ) as client:
-                yield Served(client, engine, app.state.scheduler, address)
-            server.should_exit = True
-            thread.join()
+            try:
+                with httpx.Client(
+                    base_url=address, timeout=120, headers={"Authorization": f"Bearer {KEY}"}
+                ) as client:
+                    yield Served(client, engine, app.state.scheduler, address)
+            finally:  # the thread of a failed test would keep the process
+                server.should_exit = True
+                thread.join()
 
 
 def chat(client: httpx.Client, **fields: Any) -> httpx.Response:

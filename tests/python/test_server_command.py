@@ -51,6 +51,10 @@ def test_the_command(model: Path, device: str, tmp_path: Path) -> None:
             address = f"http://127.0.0.1:{port_file.read_text().strip()}"
             got = httpx.post(f"{address}/v1/completions", json={"prompt": "a", **GREEDY}, timeout=600)
             assert got.json()["model"] == "m"
+            # No other protocol, even if a library for WebSockets is installed.
+            words = {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version": "13"}
+            other = {"Connection": "Upgrade", "Upgrade": "websocket", **words}
+            assert httpx.get(f"{address}/health", headers=other, timeout=600).status_code == 200
             server.send_signal(signal.SIGTERM)
             told, said = server.communicate(timeout=600)
         finally:
@@ -138,6 +142,8 @@ def test_a_port_file_is_whole_or_absent(tmp_path: Path) -> None:
         ("::ffff:127.0.0.1", True),
         ("127.4.5.6", True),
         ("a.localhost", True),
+        ("LocalHost", True),
+        ("localhost.", True),
         ("localhost.a", False),
         ("127.0.0.1.a", False),
         ("0.0.0.0", False),

@@ -85,6 +85,7 @@ def test_no_client_holds_a_server_that_ends(
             until(lambda: server._busy == 1)
             server.should_exit = True
             until(lambda: server.force_exit or not server.server_state.connections)
+    until(lambda: scheduler.closed)
     told = capsys.readouterr().err.splitlines()
     assert told == [
         "the server ends; 1 request may take 0.1 s more (--drain-timeout). Ctrl-C ends it at once",
@@ -180,6 +181,45 @@ def command(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], socket.sock
                 yield server, client
         finally:
             server.kill()
+
+
+def test_running_requests_end_if_nobody_reads_the_output(
+    command: tuple[subprocess.Popen[str], socket.socket],
+) -> None:
+    """In `dyno serve … 2>&1 | tee log`, Ctrl-C ends `tee`, too."""
+    server, client = command
+    assert server.stderr is not None
+    server.stderr.close()
+    address = client.getpeername()
+    server.send_signal(signal.SIGINT)
+    until(lambda: not _accepts(address))  # the end has begun
+    client.sendall(b'{"a": 12}')
+    assert client.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
+    server.wait(LONG)
+
+
+def _accepts(address: tuple[str, int]) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=LONG):
+        return True
+    return False
+
+
+def test_the_first_process_of_a_container_ends_at_once_as_well() -> None:
+    """The kernel spares it from signals that it does not handle."""
+    code = (
+        "import signal; from dyno.server.ending import end_at_once; "
+        "signal.raise_signal = lambda _: None; end_at_once(signal.SIGINT)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert (done.returncode, done.stderr) == (130, "ended at once; running requests were cut off\n")
 
 
 def _line(server: subprocess.Popen[str], begin: str) -> str:

@@ -255,6 +255,7 @@ def serve(
             host=host,
             port=port,
             http=Connection,
+            ws="none",  # a connection with another protocol would not know whether it is busy
             log_level="info" if verbose else "warning",
             access_log=bool(verbose),
             lifespan="off",

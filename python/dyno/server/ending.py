@@ -49,10 +49,9 @@ class EndingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if busy := self._busy:
-            print(
+            _tell(
                 f"the server ends; {_requests(busy)} may take {self._drain_s:g} s more (--drain-timeout). "
-                "Ctrl-C ends it at once",
-                file=sys.stderr,
+                "Ctrl-C ends it at once"
             )
         rest = asyncio.create_task(self._end_the_rest())
         await super().shutdown(sockets)
@@ -91,10 +90,9 @@ class EndingServer(uvicorn.Server):
     async def _end_the_rest(self) -> None:
         """End requests that take too long: with an error at first, then with their connection."""
         await asyncio.sleep(self._drain_s)
-        print(
+        _tell(
             f"{_requests(self._busy)} did not end within {self._drain_s:g} s (--drain-timeout); the server "
-            "ends without them",
-            file=sys.stderr,
+            "ends without them"
         )
         # A step of the engine may take long, and the event loop sends the last words meanwhile.
         threading.Thread(target=self._close_scheduler, name="dyno-ending", daemon=True).start()
@@ -114,9 +112,17 @@ class EndingServer(uvicorn.Server):
 
 def end_at_once(sig: int) -> None:
     """End the process as a signal does that nobody handles."""
-    os.write(sys.stderr.fileno(), b"ended at once; running requests were cut off\n")
+    with contextlib.suppress(OSError):  # nobody reads it
+        os.write(sys.stderr.fileno(), b"ended at once; running requests were cut off\n")
     signal.signal(sig, signal.SIG_DFL)
     signal.raise_signal(sig)
+    os._exit(128 + sig)  # the kernel spares the first process of a container
+
+
+def _tell(line: str) -> None:
+    """Print a line on stderr. Ctrl-C may have ended the program that reads it, as in `2>&1 | tee log`."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _requests(count: int) -> str:

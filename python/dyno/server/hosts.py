@@ -60,7 +60,8 @@ class HostCheck:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address. Another name than localhost may lead anywhere."""
+    """Whether only this machine reaches an address. Other names than localhost may lead anywhere."""
+    host = host.lower().removesuffix(".")
     address = _address(host)
     if address is not None:
         return bool((getattr(address, "ipv4_mapped", None) or address).is_loopback)

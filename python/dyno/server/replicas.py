@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from dyno.errors import DynoError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["replicas"]
 
 _NAME = "dyno"
+_LAST_WORK_S = 10.0
+"""Seconds in which Ray ends replicas whose time is over."""
 
 
 def _builder(recipe: Recipe) -> Callable[[], Starlette]:
@@ -40,6 +43,14 @@ def _builder(recipe: Recipe) -> Callable[[], Starlette]:
         return app
 
     return build
+
+
+def _drain(serve: Any, seconds: float) -> None:
+    """Let running requests end. `serve.shutdown` alone gives them 30 s at most."""
+    serve.delete(_NAME, _blocking=False)
+    end = time.monotonic() + seconds + _LAST_WORK_S
+    while _NAME in serve.status().applications and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager
@@ -93,7 +104,10 @@ def replicas(
             serve.run(deployment.bind(), name=_NAME, route_prefix="/")
         except Exception as error:
             raise DynoError(f"[serve] the replicas did not start: {error}") from error
-        yield
+        try:
+            yield
+        finally:
+            _drain(serve, drain_s)
     finally:
         serve.shutdown()
         if begun:
