@@ -65,9 +65,9 @@ class Drafting:
         self._reads = Reads(0, 0, {})
         """The tokens that a draft model or the head may read in the current step."""
         self._begun = 0
-        """Slots of texts that the drafter begins to read in this step."""
+        """Number of texts that the drafter begins to read in this step."""
         self._read: WeakSet[Request] = WeakSet()
-        """Slots of texts that the drafter has begun to read."""
+        """Requests whose texts the drafter has begun to read."""
 
     @property
     def in_call(self) -> bool:

@@ -46,7 +46,8 @@ class Place:
     tokens: int
     """Number of tokens that it holds."""
     branch: int
-    """Position where the prompt departs from the source, if no recurrent state is stored there; else 0."""
+    """Position where the prompt departs from a text that a sequence holds, if no sequence can return to it;
+    else 0."""
 
 
 class Prefixes:

@@ -115,7 +115,7 @@ def _of_cpu(threads: int, seconds: float) -> dict[str, float]:
     more, _, more_operations = product(8192, 1)
     one = (more_operations - few_operations) / max(more - few, 0.1 * more)
     spread = max(0.0, few - few_operations / one)
-    # Current Xeons have caches of up to 260 MiB.
+    # Current Xeons have caches of 260 MiB and more.
     walked = max(_COLD, 3 * int(_core.cpu_info()["l3_bytes"]))
     cold, read, _ = product(16384, 1, rotate=min(walked, int(_core.cpu_limits()["memory_bytes"]) // 8))
     many, _, many_operations = product(2048, 512)

@@ -123,7 +123,7 @@ class Request:
     out: queue.SimpleQueue[Drawn | BaseException | None] = field(default_factory=queue.SimpleQueue)
     owner: Owner = field(default_factory=Owner)
     held: list[int] = field(default_factory=list)
-    """Number of tokens that the slot holds."""
+    """Tokens that the slot holds."""
     pending: list[int] = field(default_factory=list)
     """Tokens to feed next: the rest of the prompt, or the last drawn token."""
     branch: int = 0

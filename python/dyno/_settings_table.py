@@ -14,8 +14,8 @@ OFFLOAD_OPS: Final = ("embed", "matmul", "matmul_id", "up_gate", "moe_up_gate")
 
 
 HOPPER: Final = 90
-"""Compute capability of Hopper, times ten. Its kernels for few tokens split k over blocks, and take up to 8
-tokens."""
+"""Compute capability of Hopper, times ten. Its kernels for few tokens split k over blocks, so 9 tokens
+already fill the GPU."""
 
 
 def _matvec_tokens(given: DefaultsFor) -> int:

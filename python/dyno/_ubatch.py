@@ -25,7 +25,8 @@ __all__ = [
 CHOICES: Final[tuple[int, ...]] = (512, 1024, 2048, 4096)
 """U-batches in tokens. The first is the default of the CPU, where larger ones cost memory and are no faster.
 
-With the 20M mixture of experts in Q4_K_M, 1024 and 2048 took 0.97 to 1.00 of the CPU time for 2048 tokens."""
+With the 20M mixture of experts in Q4_K_M, 1024 and 2048 took 0.97 to 1.00 times as long as 512, for 2048
+tokens on a CPU."""
 SHARE: Final = 0.03
 """Share of the free GPU memory that a larger u-batch than the first may cost."""
 STREAMED_SHARE: Final = 0.1

@@ -102,7 +102,7 @@ def check_least(name: str, engine: Engine, text: str) -> None:
 
 
 def most_tokens(engine: Engine, tokens: Sequence[int], max_tokens: int | None) -> int:
-    """Number of tokens that may follow a prompt: `max_tokens`, limited by the rest of the context."""
+    """Number of tokens that may follow a prompt: `max_tokens`, or all that the context has room for."""
     if max_tokens is None:
         return int(engine.settings["ctx"]) - len(tokens) + 1
     return count_of("max_tokens", max_tokens)

@@ -156,7 +156,7 @@ def run(
         grid: The cases.
         repetitions: Number of samples per case.
         seed: Seed of the random tokens.
-        warm_up: Repeat a case untimed until two runs agree within 5 %, at most 4 times; Generation is also
+        warm_up: Repeat a case untimed until two runs agree within 5 %, at most 4 times. Generation is also
             repeated for half a second, because the previous case may have processed prompts.
         on_step: Called with a note before each step that takes a while.
         on_open: Called with each engine that is opened.

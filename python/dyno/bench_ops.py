@@ -43,7 +43,7 @@ class OpTime:
     tflops: float
     """Achieved rate in 1e12 operations per second."""
     percent_of_peak: float | None
-    """Fraction of the measured peak rate of memory or of products, whichever is larger; None if unknown."""
+    """Percentage of the measured peak rate of memory or of products, whichever is larger; None if unknown."""
 
 
 @dataclass(frozen=True)

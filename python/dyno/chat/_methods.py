@@ -183,7 +183,7 @@ class ChatMethods:
             **options: As in `chat`.
 
         Raises:
-            PlanError, ChatError: As in `chat`, or `n` is not a positive whole number.
+            PlanError, ChatError: As in `chat`, or `n` is not a whole number of at least 0.
         """
         from dyno._generate import count_of
 

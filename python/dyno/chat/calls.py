@@ -178,7 +178,7 @@ def _read_invocations(body: str, schemas: Schemas) -> list[ToolCall]:
 
 
 def _read_separated(body: str, schemas: Schemas) -> list[ToolCall]:
-    """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, the object may be in a code block."""
+    """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`. The object may be in a code block."""
     found = []
     marks = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
     for first, rest in _between(body, *marks, to_end=True):

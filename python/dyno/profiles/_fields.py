@@ -199,7 +199,7 @@ def setting_value(value: Any) -> Any:
 
 
 def interval_problem(ratio: float | None, ci95: tuple[float, float] | None) -> str | None:
-    """The reason why an interval cannot belong to a ratio; empty if it can."""
+    """The reason why an interval cannot belong to a ratio; None if it can."""
     if ci95 is None:
         return None
     if ci95[0] > ci95[1]:

@@ -4,8 +4,8 @@ A profile belongs to its model, so the search only takes profiles of the same mo
 file, that file is taken, and the folders do not matter. If the named file was made for another model, that is
 an error unless the caller forces it.
 
-A profile without entries from a disturbed machine proves nothing. So it never hides a proven profile of a
-less similar device or a lower layer.
+A profile proves nothing if it has no entries and was measured on a disturbed machine. So it never hides a
+proven profile of a less similar device or a lower layer.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ def hand_written_gguf(
     version: int = 3,
     alignment: int | None = None,
 ) -> Path:
-    """Write `build_gguf(metadata, tensors, …)` to `path`, and return the image."""
+    """Write `build_gguf(metadata, tensors, …)` to `path`, and return the path."""
     target = Path(path)
     target.write_bytes(build_gguf(metadata, tensors, version=version, alignment=alignment).data)
     return target
