@@ -1,7 +1,8 @@
-"""Which settings of llama.cpp and ik_llama.cpp are searched here, where they start, and why others are not.
+"""The settings of llama.cpp and ik_llama.cpp that are searched, their defaults, and the reasons for leaving
+others out.
 
-A setting that this binary can't be asked for, or that cannot matter here, is refused by name with the
-reason; nothing is passed on the hope that it might exist. `spelling` has the flags.
+A setting is refused, with a reason, if this binary has no flag for it or if it cannot matter on this machine.
+No flag is passed without proof that the binary has it. `spelling` writes the flags.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ if TYPE_CHECKING:
     from ...core.protocol import Value
     from .installation import Installation
 
-_FITS = 0.8  # share of the GPUs' memory that a file may take to be sure that cache and buffers fit beside it
+_FITS = 0.8  # a file below this share of GPU memory leaves room for cache and buffers
 
 
 @dataclass(frozen=True)
 class Here:
-    """The facts that decide whether a setting exists and matters."""
+    """Facts about the binary, the machine and the model that decide whether a setting is searched."""
 
     install: Installation
     device: Mapping[str, Any]
     model: Mapping[str, Any]
-    host_weights: bool  # weights stay in host memory although there is a GPU
+    host_weights: bool  # some weights stay in host memory beside a GPU
     gpus: int = 1
-    base: Mapping[str, Value] = field(default_factory=dict)  # placement and cache of the command line
-    carried: frozenset[str] = frozenset()  # flags of it that stay as they are
-    op_ids: Mapping[str, int] | str = ""  # ids of ops by name, or why they are not known
+    base: Mapping[str, Value] = field(
+        default_factory=dict
+    )  # settings for placement and cache from the command line
+    carried: frozenset[str] = frozenset()  # flags of the command line that every run keeps
+    op_ids: Mapping[str, int] | str = ""  # op ids by name, or the reason why they are unknown
 
     @property
     def ik(self) -> bool:
@@ -59,7 +62,7 @@ class Here:
 
 
 def _flag(here: Here, *names: str) -> str:
-    """ "" where the benchmark has one of the flags."""
+    """The reason for a refusal; "" if the benchmark has one of the flags."""
     return "" if here.install.bench_help.has(*names) else f"this llama-bench has no {' or '.join(names)}"
 
 
@@ -74,7 +77,7 @@ def _variable(here: Here, name: str) -> str:
 
 
 def refusal(name: str, here: Here) -> str:
-    """Why a setting is not searched; "" where it is."""
+    """The reason why a setting is not searched; "" if it is."""
     family, _, op = name.partition(".")
     rule = _RULES.get(family)
     if rule is None:
@@ -197,13 +200,14 @@ _RULES: dict[str, Callable[[Here, str], str]] = {
 
 
 def refusals(here: Here) -> dict[str, str]:
-    """Every setting of the engine that is not searched here, with the reason."""
+    """Each setting of the engine that is not searched, with the reason."""
     found = {s.name: refusal(s.name, here) for s in settings_for(None, here.install.engine)}
     return {n: why for n, why in found.items() if why}
 
 
 def find_op_ids(install: Installation, model: str, *, wanted: bool) -> Mapping[str, int] | str:
-    """Ids for `-op`, which only llama-sweep-bench is both told and measured with; or why there are none."""
+    """The op ids for `-op`, or the reason why there are none. Of the benchmarks, only llama-sweep-bench takes
+    `-op`."""
     if not wanted:
         return "no weights are in main memory"
     flags = install.help_of("llama-sweep-bench")
@@ -216,8 +220,8 @@ def find_op_ids(install: Installation, model: str, *, wanted: bool) -> Mapping[s
 
 
 def named_policy(policy: Mapping[int, bool], ids: Mapping[str, int]) -> dict[str, Value]:
-    """The user's own `-op` as settings: what its numbers mean in this binary, not where they were found.
-    Raises TargetUnusable for a number that is no product with weights."""
+    """The user's own `-op` as settings. Its numbers are read with the op ids of this binary. Raises
+    TargetUnusable for a number that is no product with weights."""
     names = {number: name for name, number in ids.items()}
     families = {name: family for family, name in OP_NAMES.items()}
     found: dict[str, Value] = {}
@@ -233,8 +237,8 @@ def named_policy(policy: Mapping[int, bool], ids: Mapping[str, int]) -> dict[str
 
 
 def defaults(here: Here, cores: int) -> dict[str, Value]:
-    """The settings without a search: those of the engine itself, by the help of this binary where that
-    says it; of placement and cache, what the command line says."""
+    """The settings before a search. They are the engine's defaults, taken from the help of this binary where
+    it lists them. Placement and cache come from the command line."""
     common, ubatch = here.install.common, here.install.bench_help.get("-ub")
     fmoe = common is None or not common[1].has("-fmoe") or common[1].has("-no-fmoe")
     values: dict[str, Value] = {
@@ -251,7 +255,7 @@ def defaults(here: Here, cores: int) -> dict[str, Value]:
 
 
 def _fa_default(here: Here) -> bool:
-    """Of what serves, not of the benchmark: the two have differed."""
+    """The default of flash attention in the server. The default of the benchmark can differ."""
     helps = [here.install.common[1]] if here.install.common else []
     for help_ in (*helps, here.install.bench_help):
         flag = help_.get("-fa", "--flash-attn")
@@ -261,6 +265,6 @@ def _fa_default(here: Here) -> bool:
 
 
 def split_modes(install: Installation) -> list[str]:
-    """Those that this llama-bench lists, without the ones that leave GPUs out."""
+    """The split modes that this llama-bench lists, except those that use one GPU only."""
     flag = install.bench_help.get("-sm")
     return [m for m in (flag.choices if flag else ()) if m not in ("none", "attn")] or ["layer"]

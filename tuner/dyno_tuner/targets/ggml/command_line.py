@@ -1,5 +1,5 @@
-"""A user's own command line of llama.cpp or ik_llama.cpp: what of it is a knob, what llama-bench can be
-given, what only serves, and what makes it impossible to measure."""
+"""A parser for a user's command line of llama.cpp or ik_llama.cpp. It sorts flags into knobs, flags for
+llama-bench, flags for the server only, and flags that prevent a measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...core.protocol import Value
     from .help import Help
 
-# First names, as the help lists them beside others; the help of the binary gives the aliases.
+# The first name of each flag; the help of the binary gives the aliases.
 _KNOBS = {
     "-ub": "ubatch", "-t": "threads", "-tb": "threads_batch",
     "-fa": "flash_attention", "-amb": "attention_max_batch_mib", "-mla": "mla_mode",
@@ -27,12 +27,12 @@ _KNOBS = {
 _MLA = {flag: name for name, flag in MLA.items()}
 _CUDA_KEYS = {key: name for name, key in CUDA_KEYS.items()}
 _CACHE = {"-ctk": "kv_type_k", "-ctv": "kv_type_v"}
-# Names that share a row of the help with their opposite; where the user wrote the other, nothing is meant.
+# Names that share a row of the help with their opposite. The opposite has no effect.
 _OPPOSITES = {
     "-kvo": "-nkvo", "--kv-offload": "-nkvo", "--mmap": "--no-mmap", "--op-offload": "--no-op-offload",
 }  # fmt: skip
-# Neither the speed of a prompt nor that of a token of one sequence depends on these.
-# The text, what is drawn, and how it is answered.
+# The flags of `_OF_TEXT`, `_OF_REQUESTS` and `_OF_THE_SERVER` do not change the speed of one sequence.
+# Text, sampling and the form of the answer.
 _OF_TEXT = (
     "-n -p -f -s --seed --keep -e --escape --samplers --sampling-seq --sampler-seq --ignore-eos --temp "
     "--top-k --top-p --min-p --tfs --typical --top-n-sigma --top-nsigma --xtc-probability --xtc-threshold "
@@ -45,14 +45,14 @@ _OF_TEXT = (
     "--reasoning-effort --reasoning-preserve --skip-chat-parsing --prefill-assistant "
     "--no-prefill-assistant --parallel-tool-calls --special --spm-infill --system-prompt-file --no-escape"
 )
-# Requests, and what is kept between them.
+# Requests and the state kept between them.
 _OF_REQUESTS = (
     "-c -np -cb -nocb -kvu --kv-unified-per-slot --cache-ram -cram-n-min -crs --cache-reuse "
     "--cache-prompt --cache-idle-slots --ctx-checkpoints --swa-checkpoints -ctx-ckpt -ctx-ckpt-i "
     "-ctx-ckpt-t -ctx-ckpt-e --checkpoint-min-step --context-shift --no-context-shift "
     "--slot-prompt-similarity --slot-save-path --slots --no-slots --props --metrics -dt"
 )
-# The server, and what it writes.
+# The server and its logs.
 _OF_THE_SERVER = (
     "--host --port --reuse-port --path --api-prefix --cors-origins --cors-methods --cors-headers "
     "--cors-credentials --ui --webui --no-webui --ui-config --ui-config-file --ui-mcp-proxy --tools "
@@ -65,57 +65,57 @@ _OF_THE_SERVER = (
 # Loading.
 _OF_LOADING = "-m --mlock --warmup --no-warmup --check-tensors --validate-quants --offline"
 _SERVING = frozenset(" ".join((_OF_TEXT, _OF_REQUESTS, _OF_THE_SERVER, _OF_LOADING)).split())
-# The engine's own choice of placement, and what it goes by where that is asked for.
+# The engine's automatic placement and its parameters.
 _FIT, _FITTED = frozenset({"-fit", "--fit"}), frozenset({"-fitt", "-fitc", "--fit-margin", "-gfm"})
 _MODELS = frozenset({"--hf-repo", "-hfr", "--hf-file", "-hff", "--model-url", "--docker-repo"})
-# Names that mean something else in llama-bench, or that every run has to choose for itself.
+# Names that mean something else in llama-bench, or that each run sets itself.
 _OWN = frozenset({
     "-r", "-o", "-oe", "-d", "-pg", "-gp", "-w", "--progress", "--delay", "-embd", "--embeddings",
     "--embedding", "--hf-token", "--list-devices", "--version", "-h", "--help",
 })  # fmt: skip
-# Flags whose value in llama-bench is a list of its own, or that takes one as a whole.
+# Flags whose value may hold commas: for other flags, llama-bench takes them as separators of tests.
 _LISTS = frozenset({"-ot", "-ser", "--rpc"})
-# ik_llama.cpp's help shows these without the argument that they take.
+# The help of ik_llama.cpp omits the argument of these flags.
 _UNTOLD = frozenset({
     "-mla", "-amb", "-cuda", "-ser", "-grt", "-gap", "-dsatk", "-draft", "-mea", "--adaptive-target",
     "--adaptive-decay", "--reasoning-budget-message",
 })  # fmt: skip
-_BARE = frozenset({"--defer-experts"})  # every other switch is given to llama-bench with a value
+_BARE = frozenset({"--defer-experts"})  # all other switches take a value in llama-bench
 
 
 @dataclass
 class Command:
-    """A command line taken apart."""
+    """A parsed command line."""
 
     env: dict[str, str] = field(default_factory=dict)
-    incumbent: dict[str, Value] = field(default_factory=dict)  # settings that the search may change
-    # Placement and cache: where the search starts from.
+    incumbent: dict[str, Value] = field(default_factory=dict)  # settings that the search can change
+    # Placement and cache, from which the search starts.
     base: dict[str, Value] = field(default_factory=dict)
-    policy: dict[int, bool] = field(default_factory=dict)  # of `-op`: offloaded or not, by the op's id
-    bench: list[str] = field(default_factory=list)  # what llama-bench is given in every run
-    common: list[str] = field(default_factory=list)  # the same for the other tools
-    named: set[str] = field(default_factory=set)  # every name of the flags that are there
-    carried: set[str] = field(default_factory=set)  # those of the flags that every run is given
-    cuda: dict[str, str] = field(default_factory=dict)  # pairs of `-cuda` that no setting stands for
-    model: str | None = None  # the file that it names
-    kept: list[str] = field(default_factory=list)  # every other token, as the user wrote it
+    policy: dict[int, bool] = field(default_factory=dict)  # from `-op`: op id -> offloaded
+    bench: list[str] = field(default_factory=list)  # words for each run of llama-bench
+    common: list[str] = field(default_factory=list)  # words for each run of the other tools
+    named: set[str] = field(default_factory=set)  # all names of the flags on the command line
+    carried: set[str] = field(default_factory=set)  # names of the flags that each run gets
+    cuda: dict[str, str] = field(default_factory=dict)  # pairs of `-cuda` without a setting in dyno
+    model: str | None = None  # the model file on the command line
+    kept: list[str] = field(default_factory=list)  # all other words, as the user wrote them
     batch: int = 2048
-    host_weights: bool = False  # by rules for tensors
+    host_weights: bool = False  # because of placement rules for tensors
     gpu_layers: int | None = None
 
 
 def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, help_of: str = "") -> Command:
-    """The settings of a user's command line, and the words that stay as they are.
+    """Parse a user's command line into settings and words that stay as they are.
 
     Args:
         tokens: `[NAME=VALUE…] [program] flags…`.
-        help_: of the tool that the command line starts.
-        bench: of llama-bench.
-        help_of: whose help that is, for messages.
+        help_: help of the tool that the command line starts.
+        bench: help of llama-bench.
+        help_of: name of the tool of `help_`, for messages.
 
     Raises:
-        TuneError: a flag that this binary does not have, or that llama-bench can't reproduce. To leave it
-            out silently would measure something else than what the user runs.
+        TuneError: this binary does not have a flag, or llama-bench cannot reproduce it. Without the flag, the
+            measurement would differ from what the user runs.
     """
     out = Command()
     rest = list(tokens)
@@ -136,7 +136,7 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, 
                 values = [value]
             elif rest and not help_.has(rest[0]):
                 values = [rest.pop(0)]
-            else:  # a switch of older versions, most often
+            else:  # usually a switch of an older version
                 follows = f", and {rest[0]!r} follows" if rest else ""
                 said = flag.argument.strip("<>[]{}() ")
                 wanted = f" ({said})" if said else ""
@@ -144,20 +144,20 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, 
                     f"the command line's {token!r} needs a value{wanted} in this version{follows}"
                 )
         _take(out, token, frozenset(flag.names), values, bench)
-    _variables(out, engine, bench)  # last: where both name a setting, the engine goes by the variable
+    _variables(out, engine, bench)  # last, since the engine prefers a variable over a flag
     return out
 
 
 def same_model(named: str, model: str) -> bool:
-    """Whether a command line means the model that is tuned. One from another machine or folder may have it
-    somewhere else, by the same name."""
+    """Whether a command line names the model that is tuned. Only file names are compared, because the command
+    line may come from another machine or folder."""
     return os.path.basename(named) == os.path.basename(model) or os.path.realpath(named) == os.path.realpath(
         model
     )
 
 
 def _variables(out: Command, engine: str, bench: Help) -> None:
-    # An older ik_llama.cpp without -cuda has no other way to say it, so the variable stays there.
+    # An older ik_llama.cpp without -cuda only has the variable, so it stays.
     if "GGML_CUDA_DISABLE_GRAPHS" in out.env and (engine == "llama.cpp" or bench.has("-cuda")):
         del out.env["GGML_CUDA_DISABLE_GRAPHS"]  # even =0 counts as set
         out.incumbent["cuda_graphs"] = False
@@ -177,11 +177,11 @@ def _take(out: Command, token: str, names: frozenset[str], values: list[str], be
     own = token.partition("=")[0]
     out.named |= names
     if own in _OPPOSITES and _OPPOSITES[own] in names:
-        out.kept += [token]  # what the engine does by itself
+        out.kept += [token]  # the default of the engine
         return
     knob = next((_KNOBS[n] for n in sorted(names) if n in _KNOBS), None)
     if knob == "mla_mode" and values == ["2"]:
-        knob = None  # no setting stands for it, so it stays
+        knob = None  # no setting for it, so it stays
     cache = next((_CACHE[n] for n in names if n in _CACHE), None)
     if knob is not None:
         out.incumbent[knob] = _knob_value(knob, token, own, names, values)
@@ -201,7 +201,7 @@ def _take(out: Command, token: str, names: frozenset[str], values: list[str], be
 
 
 def _keep(out: Command, token: str, names: frozenset[str], values: list[str], bench: Help) -> None:
-    """The words that stay as they are; llama-bench gets those that it takes."""
+    """Keep words as they are, and pass those to llama-bench that it takes."""
     given = [token] if "=" in token else [token, *values]
     out.kept += given
     if "-m" in names:
@@ -236,7 +236,7 @@ def _place(out: Command, token: str, names: frozenset[str], values: list[str]) -
         rules = [str(out.base["placement"])] if "placement" in out.base else []
         out.base["placement"] = ",".join([*rules, from_buffers(values[0]) or ""])
     else:
-        # More layers than any model has: all of them.
+        # A number above that of any model means all layers.
         out.base["n_cpu_moe"] = 999 if "-cmoe" in names else _integer(values[0], token)
     if {"placement", "n_cpu_moe"} <= set(out.base):
         raise TuneError(
@@ -262,7 +262,8 @@ def _knob_value(knob: str, token: str, own: str, names: frozenset[str], values: 
 
 
 def _cuda_pairs(out: Command, text: str, bench: Help) -> None:
-    """Keys that no setting stands for are the binary's to judge: it says what it does not know."""
+    """Split the value of `-cuda` into settings and other pairs. The binary reports other keys that it does
+    not know."""
     for pair in text.split(","):
         key, equals, value = pair.partition("=")
         if not key or not equals or not value:
@@ -277,7 +278,7 @@ def _cuda_pairs(out: Command, text: str, bench: Help) -> None:
 
 
 def _for_bench(token: str, names: frozenset[str], values: list[str], bench: Help) -> list[str]:
-    """The same in llama-bench, where lists are separated otherwise and switches have a value."""
+    """The same flag for llama-bench, which separates lists differently and gives switches a value."""
     wanted = sorted(names - _OWN, key=len)
     if "--no-mmap" in names:
         wanted, values = ["-mmp"], ["0"]
@@ -288,7 +289,7 @@ def _for_bench(token: str, names: frozenset[str], values: list[str], bench: Help
     elif "-ngl" in names:
         values = [{"all": "999", "auto": "999"}.get(values[0], values[0])]
     elif "-ot" in names and bench.has("-nopo"):
-        values = [values[0].replace(",", ";")]  # there a comma separates tests
+        values = [values[0].replace(",", ";")]  # in llama-bench a comma separates tests
     elif not values and not names & _BARE:
         values = ["1"]
     flag = bench.get(*wanted)
@@ -299,7 +300,7 @@ def _for_bench(token: str, names: frozenset[str], values: list[str], bench: Help
         )
     if values and "," in values[0] and not names & _LISTS:
         raise TuneError(f"the command line's {token} {values[0]}: llama-bench would measure each by itself")
-    # The first one: a long name in the help of ik_llama.cpp is not always the one that it reads.
+    # Take the first name: ik_llama.cpp does not accept every long name in its help.
     return [flag.names[0], *values]
 
 

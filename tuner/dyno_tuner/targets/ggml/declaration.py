@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class GgmlDeclaration(Declaration):
-    """An engine of others: each measurement is a process of its binaries."""
+    """The declaration of a foreign engine, where each measurement is a process of its binaries."""
 
     foreign = True
     verify_seconds = 600.0

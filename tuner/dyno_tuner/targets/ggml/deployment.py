@@ -1,7 +1,7 @@
-"""A llama-server with its profile, in the words of those that start it: Docker Compose, Helm values, and the
-presets of llama-server's own router.
+"""Exports of a llama-server and its profile for Docker Compose, for Helm, and as a preset of llama-server's
+router.
 
-`words` is a command line with the program first. Each text is quoted for its reader.
+`words` is a command line that begins with the program. Each text is quoted as its reader needs it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def _gpus(profile: profiles.Profile, env: Mapping[str, str | None]) -> list[str] | None:
-    """Numbers of the GPUs that were measured; None for a CPU, empty if they are not known."""
+    """Numbers of the measured GPUs; None for a CPU, empty if they are unknown."""
     if profile.match.device.kind == "cpu":
         return None
     told = env.get("CUDA_VISIBLE_DEVICES")
@@ -34,8 +34,8 @@ def _gpus(profile: profiles.Profile, env: Mapping[str, str | None]) -> list[str]
 
 
 def _variables(env: Mapping[str, str | None], tell: Callable[[str], None]) -> dict[str, str]:
-    """The variables that are set. A container sees the GPUs that its runtime gives it, so the choice of GPUs
-    is not among them."""
+    """The variables to set in a container. The choice of GPUs is left out, because the container runtime
+    makes it."""
     unset = sorted(name for name, value in env.items() if value is None)
     if unset:
         tell(f"{', '.join(unset)}: has to be absent from the image's environment as well")
@@ -50,13 +50,13 @@ def compose(
 
     Args:
         words: the command line; the program is left out.
-        env: variables; None for one that has to be absent.
+        env: variables; None for a variable that must be absent.
         model: path of the model, whose folder is mounted read-only at the same place.
-        tell: takes a line about what the text cannot hold.
+        tell: called with a line about each thing that the text cannot hold.
     """
 
     def plain(text: str) -> str:
-        return text.replace("$", "$$")  # Compose fills in variables everywhere
+        return text.replace("$", "$$")  # Compose expands variables everywhere
 
     service: dict[str, Any] = {
         "image": "${LLAMA_SERVER_IMAGE:?name an image whose entry point is llama-server}",
@@ -82,7 +82,7 @@ def helm_values(
 ) -> str:  # fmt: skip
     """Values for a chart that takes `args`, `env`, `resources` and `nodeSelector` as a pod does.
 
-    Kubernetes fills in `$(NAME)`, so a dollar before a parenthesis is doubled.
+    Kubernetes expands `$(NAME)`, so a dollar before a parenthesis is doubled.
     """
 
     def plain(text: str) -> str:
@@ -112,7 +112,8 @@ def models_ini(
     Keys are long names of flags without dashes. A switch without a value is `true`; its negation keeps `no-`.
 
     Raises:
-        TuneError: This llama-server has no presets, a flag has no long name, or a value is no part of a line.
+        TuneError: This llama-server has no presets, a flag has no long name, or a value contains a line
+            break.
     """
     if not help_.has("--models-preset"):
         raise TuneError("this llama-server has no --models-preset; use another form")
@@ -144,7 +145,8 @@ def _section(model: str) -> str:
 
 
 def _key(name: str, names: Sequence[str], *, negated: bool) -> str:
-    """The long name of a flag. Of a switch and its opposite in one row, the side that was written counts."""
+    """The long name of a flag. If one row has a switch and its opposite, the one on the command line is
+    taken."""
     longs = [n for n in names if n.startswith("--")]
     off = [n for n in longs if n.startswith("--no-")]
     is_off = (

@@ -25,7 +25,8 @@ def cpu_device() -> dict[str, Any]:
 
 
 def cuda_device(number: int) -> tuple[dict[str, Any], str]:
-    """Properties and name of a GPU, numbered as nvidia-smi does, from the driver; no context is made.
+    """Properties and name of a GPU, from the driver and without a CUDA context. `number` is that of
+    nvidia-smi.
 
     Raises:
         TargetUnusable: no driver, or no such GPU.
@@ -61,16 +62,16 @@ def cuda_device(number: int) -> tuple[dict[str, Any], str]:
 
 
 def gpu_facts(number: int) -> dict[str, Any]:
-    """Where NVML finds a GPU, numbered as nvidia-smi does, so that it can be watched, and its driver; empty
-    where that cannot be told."""
+    """The PCI address and driver of a GPU, so that NVML can watch it; empty if unknown. `number` is that of
+    nvidia-smi."""
     bus = _nvml.bus_id(number)
     told = {"pci_bus_id": bus, "driver": _nvml.facts(bus).get("driver") if bus else None}
     return {name: value for name, value in told.items() if value is not None}
 
 
 def model_identity(path: str) -> dict[str, Any]:
-    """By architecture, shapes and types; for architectures that dyno has no graph for, from the file's
-    metadata. Raises TargetUnusable."""
+    """The identity of a model: its architecture, shapes and types. If dyno has no graph for the architecture,
+    they come from the file's metadata. Raises TargetUnusable."""
     try:
         gguf = _core.Gguf(path)
         weights = profiles.weights_kind({"general.name": gguf.get("general.name")})

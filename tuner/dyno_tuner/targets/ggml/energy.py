@@ -1,8 +1,8 @@
-"""Energy of the tests of a llama-bench process, by counters that are read while it runs.
+"""Energy of each test of a llama-bench process, from counters that are read while it runs.
 
-llama-bench prints the row of a test right after its last repetition, and the repetitions follow each other.
-The time at which a row appears, less the seconds of its samples, is when the test began. Loading and warming
-up come before that.
+llama-bench prints the row of a test right after its last repetition, and repetitions follow each other
+without a pause. So a test begins at the time of its row minus the seconds of its samples. Loading and warm-up
+come before that.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from dyno._energy import Counters
 
 LEAST_SECONDS = 0.1
-"""Of a test: a shorter one is a few steps of a counter."""
+"""Minimum length of a test in seconds: a shorter one spans only a few steps of a counter."""
 MOST_OVERLAP = 0.1
 _MARK = b'"samples_ns"'
 
 
 @dataclass
 class Readings:
-    """Readings of counters over one process, with what it had printed by then."""
+    """Counter readings during one process, each with the amount of output so far."""
 
     counters: Counters
     now: Callable[[], float] = time.monotonic
@@ -33,13 +33,13 @@ class Readings:
     printed: list[int] = field(default_factory=list)
     """Bytes of standard output at each reading."""
     joules: list[dict[str, float]] = field(default_factory=list)
-    """By source, since the first reading."""
+    """Joules by source since the first reading."""
     failed: str = ""
-    """Why nothing counts: a counter could not be read any more."""
+    """The reason why no reading is valid: a counter stopped being readable."""
     _last: dict[str, float] = field(default_factory=dict)
 
     def look(self, printed: int) -> None:
-        """Takes a reading, when the process has printed so many bytes."""
+        """Take a reading; the process has printed `printed` bytes so far."""
         if self.failed:
             return
         try:
@@ -58,16 +58,16 @@ class Readings:
         self.joules.append(spent)
 
     def of_tests(self, output: bytes, seconds: Sequence[float]) -> list[dict[str, float]]:
-        """Joules by source of each test, in the order of the rows; empty where they cannot be told.
+        """Joules by source for each test, in the order of the rows; empty if they are unknown.
 
         Args:
             output: the whole standard output.
-            seconds: the sum of the samples of each test.
+            seconds: total time of the samples of each test.
         """
         if self.failed or output.count(_MARK) != len(seconds):
             return [{} for _ in seconds]
         found: list[dict[str, float]] = []
-        free = self.times[0] if self.times else 0.0  # the end of the test before
+        free = self.times[0] if self.times else 0.0  # the end of the previous test
         behind = 0
         for each in seconds:
             behind = output.index(_MARK, behind) + len(_MARK)
@@ -76,7 +76,7 @@ class Readings:
                 found.append({})
                 continue
             end, begin = self.times[at], self.times[at] - each
-            # A row is seen a look late, so the next test may seem to begin in the one before.
+            # A row is noticed up to one look late, so the next test may seem to overlap the previous one.
             if each < LEAST_SECONDS or free - begin > MOST_OVERLAP * each:
                 found.append({})
             else:
@@ -87,7 +87,7 @@ class Readings:
         return found
 
     def _at(self, moment: float) -> dict[str, float]:
-        """Joules by source at a moment between two readings, as if they grew evenly there."""
+        """Joules by source at a moment, by linear interpolation between two readings."""
         n = max(1, bisect.bisect_left(self.times, moment))
         before, after = self.times[n - 1], self.times[n]
         share = (moment - before) / (after - before) if after > before else 0.0

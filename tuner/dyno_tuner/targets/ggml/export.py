@@ -1,8 +1,8 @@
-"""A profile of llama.cpp or ik_llama.cpp as the command line, the environment or the systemd unit that runs
-it, spelled for the binary that will.
+"""Exports of a profile of llama.cpp or ik_llama.cpp as a command line, an environment file or a systemd unit,
+with the flags of the binary that will run it.
 
-The user's own command line, if the profile was tuned from one, stays as it is but for the settings that the
-profile changes.
+If the profile was tuned from a user's command line, only the settings that the profile changes differ from
+it.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ FORMS = ("llama-server", "env", "systemd", "compose", "helm-values", "models.ini
 
 
 def _recorded(profile: profiles.Profile) -> tuple[list[str], list[str]]:
-    """The command that made a profile: its own words, and what follows its dashes."""
+    """The command that made a profile: its own words, and the words after `--`."""
     try:
         words = shlex.split(profile.provenance.command or "") if profile.provenance else []
     except ValueError:
-        words = []  # not written by this tuner
+        words = []  # the profile is not from this tuner
     cut = words.index("--") if "--" in words else len(words)
     return words[:cut], words[cut + 1 :]
 
 
 def _options(words: Sequence[str], *names: str) -> list[str]:
-    """Values of an option by any of its names, in their order."""
+    """Values of an option under any of its names, in order."""
     found: list[str] = []
     for n, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -59,15 +59,16 @@ def _options(words: Sequence[str], *names: str) -> list[str]:
 
 
 def tuned_with(profile: profiles.Profile) -> tuple[str | None, str | None, list[str]]:
-    """Folder of the binaries, model and the user's own command line, from the command that made a profile."""
+    """The folder of the binaries, the model and the user's command line, read from the command that made a
+    profile."""
     words, own = _recorded(profile)
     folders, models = _options(words, "--bin"), _options(words, "--model", "-m")
     return folders[-1] if folders else None, models[-1] if models else None, own
 
 
 def binaries_folder(path: Path, profile: profiles.Profile, given: str | None) -> str:
-    """Folder whose programs are run for a profile: the given one, or the recorded one after a yes at the
-    terminal. A profile may come from a stranger, who would otherwise choose a program to run here.
+    """The folder whose programs are run for a profile: the given one, or the recorded one after the user
+    confirms it. Without confirmation, the author of a profile could choose a program to run on this machine.
 
     Raises:
         TuneError: no folder is given, and the recorded one is missing, relative, or not confirmed.
@@ -96,8 +97,7 @@ def binaries_folder(path: Path, profile: profiles.Profile, given: str | None) ->
 
 
 def held_with(profile: profiles.Profile) -> dict[str, Value]:
-    """Settings that a profile was tuned with by `--set`: everything was measured with them. Raises TuneError
-    for a value that is none."""
+    """Settings that `--set` held fixed while the profile was tuned. Raises TuneError for an invalid value."""
     held: dict[str, Value] = {}
     for pair in _options(_recorded(profile)[0], "--set"):
         name, equals, text = pair.partition("=")
@@ -111,12 +111,12 @@ def held_with(profile: profiles.Profile) -> dict[str, Value]:
 
 
 def _visible(profile: profiles.Profile, install: Installation) -> dict[str, str | None]:
-    """The GPUs that every measured process saw: those that were tuned, or none."""
+    """The variable that limits a process to the tuned GPUs, as in every measurement."""
     words, _ = _recorded(profile)
     named = [*_options(words, "--gpu"), *_options(words, "--device")]
     numbers = re.fullmatch(r"(?:cuda:)?([0-9]+(?:,[0-9]+)*)", named[0]) if named else None
     if profile.match.device.kind == "cpu":
-        # A build without CUDA has nothing to hide, and without the variable would do what was measured.
+        # A build without CUDA sees no GPU anyway.
         hide = install.reads_variable("GGML_CUDA_DISABLE_GRAPHS")
         return {"CUDA_VISIBLE_DEVICES": ""} if hide else {}
     if numbers is None:
@@ -125,8 +125,8 @@ def _visible(profile: profiles.Profile, install: Installation) -> dict[str, str 
 
 
 def _as_measured(profile: profiles.Profile, own: Command, help_: Help) -> list[str]:
-    """The words that every measured run got beside the settings, if the user gave nothing else. llama.cpp
-    moves layers by itself otherwise."""
+    """The words that each measured run got beside the settings, unless the user's command line replaced them.
+    Without them, llama.cpp places layers itself."""
     args: list[str] = []
     if help_.has("-ngl") and "-ngl" not in own.named:
         args += ["-ngl", "0" if profile.match.device.kind == "cpu" else "999"]
@@ -138,8 +138,8 @@ def _as_measured(profile: profiles.Profile, own: Command, help_: Help) -> list[s
 def _own_values(
     profile: profiles.Profile, own: Command, held: Mapping[str, Value], tell: Callable[[str], None]
 ) -> dict[str, Value]:
-    """Values of the user's command line that nothing better is known for. A `default` beat or tied them only
-    where the tune came to its end."""
+    """Values of the user's command line for which the profile has no better ones. Only a complete tune shows
+    that a `default` is at least as good."""
     status = profile.provenance.status if profile.provenance else None
     kept: dict[str, Value] = {}
     for name, value in own.incumbent.items():
@@ -164,17 +164,18 @@ def export(
     profile: profiles.Profile, form: str, *, binaries: str, model: str, command: Sequence[str] = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> str:  # fmt: skip
-    """Text for a shell, an `EnvironmentFile` or a unit.
+    """The profile as text for a shell, an `EnvironmentFile` or a systemd unit.
 
     Args:
         form: one of `FORMS`.
-        binaries: folder that has the engine's llama-server; its `--help` decides the spelling.
-        model: path that the server is to load.
-        command: the user's own command line; what the profile sets replaces what it says.
-        tell: gets a line about everything in it that does not simply stay.
+        binaries: folder of the engine's llama-server, whose `--help` decides the flags.
+        model: path of the model that the server loads.
+        command: the user's command line; settings of the profile replace its flags.
+        tell: called with a line about each word of `command` that changes.
 
     Raises:
-        TuneError: not a profile of these engines, no llama-server, or a setting that it can't be told.
+        TuneError: the profile is not of these engines, there is no llama-server, or it has no flag for a
+            setting.
     """
     engine = profile.match.engine.name
     if not declared(engine).foreign:
@@ -252,12 +253,12 @@ def _shell(words: Sequence[str], spelled: Spelled) -> str:
 
 
 def _quoted(text: str) -> str:
-    """For systemd, where `%` and `$` are special, too."""
+    """A word quoted for systemd, where `%` and `$` are special, too."""
     text = text.replace("%", "%%").replace("$", "$$")
     if text and all(c.isalnum() or c in "-_./=,:+%@" for c in text):
         return text
     text = text.replace("\\", "\\\\").replace('"', '\\"')
-    # A control character would end the line, or the user could not see it. systemd reads \xHH.
+    # A control character could end the line or stay invisible. systemd reads \xHH.
     return '"' + "".join(f"\\x{ord(c):02x}" if ord(c) < 32 or ord(c) == 127 else c for c in text) + '"'
 
 
@@ -274,12 +275,11 @@ def _unit(words: Sequence[str], spelled: Spelled, profile: profiles.Profile) -> 
 def _environment_file(
     kept: Sequence[str], spelled: Spelled, flags: Mapping[str, Flag], tell: Callable[[str], None]
 ) -> str:
-    """Only where this server lists a variable for every flag of the profile.
+    """The profile as an environment file. The server must list a variable for each flag of the profile.
 
     Args:
-        kept: the model and the user's own command line, by words. The export writes a word without a variable
-        as a comment.
-        tell: gets a line about these words.
+        kept: words of the user's command line, with the model. A word without a variable becomes a comment.
+        tell: called with a line about these comments.
     """
     lines, rest = _own_variables(kept, flags)
     args = spelled.all_args()
@@ -305,7 +305,7 @@ def _environment_file(
 
 
 def _own_variables(kept: Sequence[str], flags: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
-    """The variables of a user's own words, and the words that have none, or whose variable is taken."""
+    """The variables for the user's words, and the words whose variable is missing or taken."""
     lines: dict[str, str] = {}
     rest: list[str] = []
     words = list(kept)
@@ -324,6 +324,6 @@ def _own_variables(kept: Sequence[str], flags: Mapping[str, Flag]) -> tuple[dict
 
 
 def _switched(name: str, flag: Flag) -> str:
-    """The value of a switch's variable, which stands for the switch and, if there is one, its opposite."""
+    """The value of the variable of a switch. A switch and its opposite share one variable."""
     off = {n for n in flag.names if n in _OFF or n.startswith(("--no-", "-no"))}
     return "0" if name in off and off != set(flag.names) else "1"

@@ -1,7 +1,7 @@
-"""The options that a binary of llama.cpp or ik_llama.cpp has: its `--help` and `--version`, read per flag.
+"""The options of a binary of llama.cpp or ik_llama.cpp, read from its `--help` and `--version`.
 
-Both move quickly (flags come, go and change their values), so nothing is concluded from a version number:
-a flag exists where the help of this very binary lists it.
+Flags of both engines come, go and change their values often. So a flag exists only if the help of this binary
+lists it; version numbers do not count.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Flag:
     """One option of a binary."""
 
     names: tuple[str, ...]
-    argument: str = ""  # as the help shows it, e.g. "<0|1>" or "[on|off|auto]"; "" for a switch
+    argument: str = ""  # as in the help, e.g. "<0|1>" or "[on|off|auto]"; "" for a switch
     default: str = ""
-    env: str = ""  # the environment variable that stands for it, where there is one
-    removed: str = ""  # advice of a flag that the help lists only to say that it is gone
+    env: str = ""  # the environment variable of the option, if it has one
+    removed: str = ""  # advice of the help for a flag that was removed
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -35,12 +35,12 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Help:
-    """The options of one binary by every name they have."""
+    """The options of one binary, by each of their names."""
 
     flags: dict[str, Flag] = field(default_factory=dict)
 
     def get(self, *names: str) -> Flag | None:
-        """The first of `names` that the binary has."""
+        """The flag of the first of `names` that the binary has."""
         return next((self.flags[n] for n in names if n in self.flags), None)
 
     def has(self, *names: str) -> bool:
@@ -48,7 +48,7 @@ class Help:
 
 
 def parse_help(text: str) -> Help:
-    """Reads what `--help` printed, on whichever stream."""
+    """Parse the output of `--help`."""
     blocks: list[list[str]] = []
     for line in text.splitlines():
         if re.match(r"\s{0,12}-{1,2}[A-Za-z]", line):
@@ -73,8 +73,8 @@ def parse_help(text: str) -> Help:
 
 
 def _head(line: str) -> tuple[tuple[str, ...], str]:
-    """Names and argument of an option's first line: names, perhaps padded, then its argument up to two
-    spaces or the description's opening parenthesis."""
+    """The names and argument in the first line of an option. Names come first, then the argument, which ends
+    at two spaces or at the parenthesis of the description."""
     rest, names = line.strip(), []
     while (found := _FLAG.match(rest)) is not None:
         names.append(found[0])
@@ -84,7 +84,7 @@ def _head(line: str) -> tuple[tuple[str, ...], str]:
         if separator is None:
             break
         rest = rest[separator.end() :]
-    # In parentheses only a list of choices is an argument; anything else there describes.
+    # In parentheses, a list of choices is an argument; other text is a description.
     argument = re.match(r"[ =](<[^>]*>|\[[^\]]*\]|\{[^}]*\}|\([\w|+-]*\|[\w|+-]*\)|[^\s(-]\S*)", rest)
     return tuple(names), argument[1] if argument else ""
 
@@ -108,7 +108,7 @@ def parse_version(text: str) -> Version | None:
 
 
 def engine_of_help(bench: Help) -> tuple[str, str]:
-    """Which tree a llama-bench was built from, and the flags that say so."""
+    """The engine that a llama-bench belongs to, and the flags that show it."""
     marks = [n for n in ("-mla", "-rtr", "-amb", "-fmoe", "-ser", "-cuda") if bench.has(n)]
     if marks:
         return "ik_llama.cpp", ", ".join(marks)

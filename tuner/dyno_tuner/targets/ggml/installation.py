@@ -1,4 +1,4 @@
-"""A folder with the binaries of llama.cpp or ik_llama.cpp, and what this very build can do."""
+"""A folder with the binaries of llama.cpp or ik_llama.cpp, and the abilities of this build."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _COMMON = ("llama-server", "llama-cli", "llama-perplexity", "llama-sweep-bench")
 _HELP_DEADLINE = 60.0
-_ASKED_IDS = 160  # more than any enum of ops has had so far
-# The help of a build without a GPU leaves out what is about GPUs, and the help of mid-2025 leaves out
-# others. The value to ask with; "" for a switch.
+_ASKED_IDS = 160  # above the number of ops of all known versions
+# Flags that some help texts omit: those for GPUs in a build without a GPU, others in mid-2025. Each has the
+# value for a trial; "" for a switch.
 _UNLISTED = {
     ("-ngl", "--gpu-layers", "--n-gpu-layers"): "1", ("-sm", "--split-mode"): "layer",
     ("-ts", "--tensor-split"): "1", ("-mg", "--main-gpu"): "0", ("-op", "--offload-policy"): "0,1",
@@ -35,11 +35,11 @@ class Installation:
     """The binaries in a folder.
 
     Args:
-        folder: where `llama-bench` is, or the build tree above `bin/`.
-        engine: "llama.cpp" or "ik_llama.cpp", as the user named it.
+        folder: folder of `llama-bench`, or the build tree above its `bin/`.
+        engine: "llama.cpp" or "ik_llama.cpp", as the user gave it.
 
     Raises:
-        TargetUnusable: there is no llama-bench, or it is of the other engine.
+        TargetUnusable: there is no llama-bench, or it belongs to the other engine.
     """
 
     def __init__(self, folder: str, engine: str) -> None:
@@ -58,8 +58,8 @@ class Installation:
 
     @staticmethod
     def find(folder: Path) -> Path:
-        """The folder that has llama-bench, as an absolute path: tools are started in folders of their own.
-        Raises TargetUnusable."""
+        """The folder of llama-bench as an absolute path, because tools start in other folders. Raises
+        TargetUnusable."""
         folder = folder.absolute()
         for place in (folder, folder / "bin", folder / "build" / "bin"):
             if os.access(place / "llama-bench", os.X_OK) and (place / "llama-bench").is_file():
@@ -70,7 +70,7 @@ class Installation:
         )
 
     def tool(self, name: str) -> str | None:
-        """Path of a binary; None where this folder does not have it."""
+        """Path of a binary; None if the folder does not have it."""
         path = self.folder / name
         return str(path) if path.is_file() and os.access(path, os.X_OK) else None
 
@@ -80,7 +80,7 @@ class Installation:
 
     @functools.cached_property
     def common(self) -> tuple[str, Help] | None:
-        """The first tool with the common flags, and its help: what serves, where it is there."""
+        """The first tool with the common flags, and its help; the server comes first."""
         for name in _COMMON:
             found = self.help_of(name)
             if found is not None:
@@ -88,7 +88,7 @@ class Installation:
         return None
 
     def help_of(self, name: str) -> Help | None:
-        """The flags of a tool, listed or not; None where the folder does not have it."""
+        """The flags of a tool, also those that its help omits; None if the folder does not have the tool."""
         path = self.tool(name)
         if path is None:
             return None
@@ -100,8 +100,8 @@ class Installation:
         return self._helps[name]
 
     def _listed(self, name: str, path: str) -> Help:
-        """The help of a tool. That of older llama-sweep-bench says nothing; the common tools share a parser,
-        so then it is another's."""
+        """The help of a tool. Older versions of llama-sweep-bench print no flags; then the help of another
+        tool with the same parser is taken."""
         try:
             return read_help(path)
         except TargetUnusable:
@@ -112,7 +112,7 @@ class Installation:
 
     @staticmethod
     def _unlisted(path: str, found: Help) -> dict[str, Flag]:
-        """Flags that a tool takes though its help is silent."""
+        """Flags that a tool accepts although its help omits them."""
         flags: dict[str, Flag] = {}
         for names, value in _UNLISTED.items():
             if found.has(names[0]):
@@ -122,10 +122,10 @@ class Installation:
         return flags
 
     def takes(self, name: str, words: Sequence[str]) -> bool:
-        """Whether a tool accepts flags, listed or not.
+        """Whether a tool accepts flags, also those that its help omits.
 
         Args:
-            name: of the tool, one with the common flags.
+            name: name of a tool with the common flags.
             words: flags with their values.
 
         Raises:
@@ -135,7 +135,7 @@ class Installation:
         return path is not None and _takes(path, words)
 
     def version(self, model: str) -> Version:
-        """From `--version` of a common tool; llama-bench alone tells it only in its results."""
+        """The version, from `--version` of a common tool or from the results of llama-bench."""
         for name in _COMMON:
             path = self.tool(name)
             if path is None:
@@ -143,7 +143,7 @@ class Installation:
             try:
                 done = _ask([path, "--version"])
             except TargetUnusable:
-                continue  # the next tool, or the results of llama-bench, say it as well
+                continue  # the next tool or llama-bench gives it as well
             found = parse_version(done.stderr + "\n" + done.stdout)
             if found is not None:
                 return found
@@ -157,7 +157,8 @@ class Installation:
         return Version(str(row.get("build_number", "unknown")), str(row.get("build_commit", "")))
 
     def reads_variable(self, name: str) -> bool:
-        """Whether the name of an environment variable stands in this build's files. Nothing lists them."""
+        """Whether the name of an environment variable occurs in the files of this build. No help lists these
+        names."""
         needle = name.encode() + b"\0"
         return any(_contains(path, needle) for path in self._files())
 
@@ -167,21 +168,21 @@ class Installation:
             yield from sorted(place.glob("libggml*")) if place.is_dir() else ()
 
     def op_ids(self, model: str) -> dict[str, int]:
-        """Ids of ops by name, in this very binary (ik_llama.cpp).
+        """Op ids by name in this binary (ik_llama.cpp).
 
-        A dry run with `-op 0,1,1,1,…` prints the name of every op in the order of the ids; to set a policy
-        to what it is already changes nothing. The list ends where the engine speaks of all ops.
+        A dry run with `-op 0,1,1,1,…` prints the name of each op in the order of the ids. It sets the default
+        policy again, which changes nothing. The list ends at the line about all ops.
 
         Raises:
-            TargetUnusable: no tool that takes `-op`, or its answer can't be read. Ids are never guessed: they
-            have been renumbered five times.
+            TargetUnusable: no tool takes `-op`, or its answer cannot be read. Ids are never guessed, because
+            they have been renumbered five times.
         """
-        for name in reversed(_COMMON):  # a server might stay
+        for name in reversed(_COMMON):  # a server might keep running
             path, flags = self.tool(name), self.help_of(name)
             if path is None or flags is None or not flags.has("-op"):
                 continue
             pairs = ",".join(f"{i},1" for i in range(_ASKED_IDS))
-            # The benchmark goes on behind the dry run, so it gets next to nothing to do. Older ones have no
+            # The benchmark continues after the dry run, so its work is kept minimal. Older versions have no
             # dry run and load the model.
             command = [path, "-m", os.path.abspath(model), "-c", "32", "-b", "32", "-ub", "32", "-n", "1"]
             command += ["-op", pairs]
@@ -194,10 +195,10 @@ class Installation:
 
 
 def _ask(command: list[str], what: str = "", deadline: float = _HELP_DEADLINE) -> Finished:
-    """Runs a tool in a folder of its own: those of ik_llama.cpp leave a log file where they run.
+    """Run a tool in a temporary folder, because tools of ik_llama.cpp leave a log file there.
 
     Args:
-        what: begins the message of a failure; default: the command.
+        what: beginning of the message of a failure; default: the command.
 
     Raises:
         TargetUnusable: The tool does not end.
@@ -210,13 +211,13 @@ def _ask(command: list[str], what: str = "", deadline: float = _HELP_DEADLINE) -
 
 
 def _takes(path: str, words: Sequence[str]) -> bool:
-    """Whether a tool accepts flags: it reads them before it answers `--version`."""
+    """Whether a tool accepts flags, which it reads before it answers `--version`."""
     done = _ask([path, *words, "--version"])
     return parse_version(done.stderr + "\n" + done.stdout) is not None
 
 
 def read_help(path: str) -> Help:
-    """The flags of a binary. Raises TargetUnusable where it lists none."""
+    """The flags of a binary. Raises TargetUnusable if it lists none."""
     done = _ask([path, "--help"])
     parsed = parse_help(done.stdout + "\n" + done.stderr)
     if not parsed.flags:
@@ -225,7 +226,7 @@ def read_help(path: str) -> Help:
 
 
 def engine_in(folder: Path) -> str | None:
-    """The engine whose llama-bench a folder has; None where it has none, or one that can't be told."""
+    """The engine of the llama-bench in a folder; None without llama-bench, or if its engine is unknown."""
     try:
         bench = Installation.find(folder) / "llama-bench"
     except TargetUnusable:
@@ -234,7 +235,7 @@ def engine_in(folder: Path) -> str | None:
 
 
 def parse_op_ids(text: str, source: str) -> dict[str, int]:
-    """Names in the order of their ids. Raises TargetUnusable where the order can't be trusted."""
+    """Op names in the order of their ids. Raises TargetUnusable if the order is not certain."""
     ids: dict[str, int] = {}
     for number, found in enumerate(_POLICY.finditer(text)):
         if found[1].lower() == "all":
@@ -253,5 +254,5 @@ def _contains(path: Path, needle: bytes) -> bool:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return data.find(needle) >= 0 or data.find(needle[:-1]) >= 0
-    except (OSError, ValueError):  # unreadable or empty: it holds nothing
+    except (OSError, ValueError):  # unreadable or empty: no match
         return False

@@ -1,4 +1,4 @@
-"""The search space of llama.cpp and ik_llama.cpp: which values, and which combinations never."""
+"""The search space of llama.cpp and ik_llama.cpp: the values of each knob and the illegal combinations."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 _UBATCHES = tuple(1 << p for p in range(6, 14))
 _PLAIN = ("f16", "bf16", "f32")
 _KV_TYPES = {"llama.cpp": ("f16", "q8_0", "q5_1", "q4_0"), "ik_llama.cpp": ("f16", "q8_0", "q6_0", "q4_0")}
-# Pairs of K and V that flash attention is compiled for on CUDA without a build switch.
+# Type pairs of K and V for which a default CUDA build has flash attention.
 _FA_PAIRS = {("q8_0", "q6_0"), ("q6_0", "q5_0"), ("q8_0", "iq4_nl")}
-# Experts or parts of them in host memory: what people write by hand.
+# Common placement rules that put experts or parts of them in host memory.
 _PLACEMENTS = ("", "ffn_down_exps=cpu", "ffn_(up|gate)_exps=cpu", "exps=cpu")
 
 
 def legal(engine: Mapping[str, Any], device: Mapping[str, Any]) -> Callable[[Settings], bool]:
-    """The constraint of the space: points that do not run, or can only be slower, are never proposed."""
+    """The constraint of the space. It excludes points that do not run or can only be slower."""
     ik, cuda = engine["name"] == "ik_llama.cpp", device.get("kind") == "cuda"
 
     def allowed(settings: Settings) -> bool:
@@ -48,8 +48,8 @@ def make_knobs(
     engine: Mapping[str, Any], model: Mapping[str, Any], workload: Workload,
     *, approx: bool, held: Sequence[str] = (),
 ) -> tuple[Knob, ...]:  # fmt: skip
-    """The knobs of a search, from what the target has described. Where answers can't be compared, what may
-    change rounding is left out."""
+    """The knobs of a search, from the target's description. If answers cannot be compared, knobs that may
+    change rounding are left out."""
     found: Mapping[str, Value] = engine["defaults"]
     exact_only = not engine["answers_compared"]
     longest = max(workload.pp, workload.depth, 64)
@@ -58,7 +58,7 @@ def make_knobs(
         most = workload.served.concurrency
         values["sequences"] = sorted({1 << p for p in range(11) if 1 << p < most} | {most})
         values["batch"] = [256, 512, 1024, 2048, 4096]
-        # Text behind random tokens says nothing about drafts.
+        # Text after random tokens does not show the value of drafts.
         drafted = workload.served.text is not None
         values["spec"] = ["off", "ngram"] if drafted else ["off"]
         values["spec_max"] = [4, 8, 16, 32, DRAFT] if drafted else [DRAFT]
@@ -72,7 +72,7 @@ def make_knobs(
     codes: dict[str, Callable[[Value, Settings], Hashable]] = {
         "ubatch": lambda v, s: min(int(v), longest),
         "mmq_id_size": lambda v, s: tokens(s) <= int(v) * experts,
-        # Weights are sent to the GPU from so many tokens on; ik_llama.cpp scales it for the experts.
+        # From this number of tokens on, weights are copied to the GPU; ik_llama.cpp scales it for experts.
         "offload_min_tokens": lambda v, s: (tokens(s) < int(v), tokens(s) * used < int(v) * experts),
         "n_cpu_moe": lambda v, s: min(int(v), layers),
         "spec_max": lambda v, s: int(v) if s.get("spec", "off") != "off" else "unused",
@@ -80,7 +80,7 @@ def make_knobs(
     knobs: list[Knob] = []
     for name, default in found.items():
         row = SETTINGS[name]
-        # Where a product is computed is no matter of bits in these engines: CPU and GPU round differently.
+        # In these engines CPU and GPU round differently, so placement changes the bits of a product.
         placed = name in ("placement", "n_cpu_moe", "split_mode")
         fidelity = Fidelity.ROUNDING if placed else Fidelity(row.fidelity)
         if name in (*held, *engine.get("fixed", ())) or (fidelity is Fidelity.APPROX and not approx):
@@ -92,7 +92,9 @@ def make_knobs(
         ):
             continue
         choices = list(values.get(name, [False, True]))
-        own = (engine.get("incumbent") or {}).get(name, default)  # the user's command line has to race
+        own = (engine.get("incumbent") or {}).get(
+            name, default
+        )  # the value on the user's command line must race
         choices += [v for v in dict.fromkeys((default, own)) if v not in choices]
         if row.type == "int":
             choices.sort(key=int)
@@ -100,7 +102,7 @@ def make_knobs(
         if name.startswith("kv_type"):
             moves = frozenset({"pp", "tg"})  # flash attention has other kernels for them
         if workload.served is not None:
-            moves = frozenset({"tg"})  # prompts are part of a server's time
+            moves = frozenset({"tg"})  # the time of a server includes prompts
         if len(choices) > 1:
             bounded = "ubatch" if name in ("mmq_id_size", "offload_min_tokens") else None
             knobs.append(

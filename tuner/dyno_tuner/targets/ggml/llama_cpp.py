@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def from_options(options: Mapping[str, Any]) -> ggml_target.GgmlTarget:
-    """Builds the target in a worker from plain values."""
+    """Build the target from plain values, in a worker process."""
     return ggml_target.from_options("llama.cpp", options)

@@ -1,4 +1,4 @@
-"""One run of a foreign binary: a process with a deadline, whose way to die gets a name."""
+"""Running a foreign binary: a process with a deadline, and a status for each way it can fail."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _ASSERT = re.compile(r"GGML_ASSERT|GGML_ABORT|CUDA error|Aborted|fatal error", r
 _IGNORED = re.compile(r"invalid parameter (\S+) .*ignored", re.IGNORECASE)
 _PEAK = re.compile(r"^VmHWM:\s*([0-9]+) kB", re.MULTILINE)
 _PR_SET_PDEATHSIG = 1
-_FIRST_LOOK, _LOOK = 0.001, 0.05  # seconds between two looks at a process: the first ones, and later on
-_CLOSE_LOOK = 0.025  # where counters are read with each look
+_FIRST_LOOK, _LOOK = 0.001, 0.05  # seconds between two looks at a process, first and later
+_CLOSE_LOOK = 0.025  # if each look reads counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Finished:
     stdout: str
     stderr: str
     seconds: float
-    code: int  # exit status; negative: number of the signal
-    peak_mib: float | None = None  # largest resident set
+    code: int  # exit status; negative: minus the number of the signal
+    peak_mib: float | None = None  # peak resident memory
 
     def last_line(self) -> str:
         lines = [line.strip() for line in (self.stderr or self.stdout).splitlines() if line.strip()]
@@ -67,25 +67,24 @@ def execute(
     folder: str | None = None,
     look: Callable[[int], None] | None = None,
 ) -> Finished:
-    """Runs `command` to its end.
+    """Run `command` to its end.
 
     Args:
-        environment: variables to set; None unsets one (several are tested by presence alone).
+        environment: variables to set; None unsets one (engines only test whether some of them exist).
         deadline: seconds, after which the process is killed.
-        folder: to run in. The tools of ik_llama.cpp leave a log file where they run.
-        look: called every few milliseconds while it runs and once at its end, with the bytes that it has
-        printed.
+        folder: working folder. Tools of ik_llama.cpp leave a log file there.
+        look: called every few milliseconds and once at the end, with the number of bytes printed so far.
 
     Raises:
-        TargetFailure: it ran past its deadline (`timeout`).
-        TargetUnusable: it can't be started.
+        TargetFailure: the process exceeded its deadline (`timeout`).
+        TargetUnusable: the process cannot be started.
     """
     merged = dict(os.environ)
     for name, value in (environment or {}).items():
         merged.pop(name, None)
         if value is not None:
             merged[name] = value
-    # Files, not pipes: nothing has to be read while it runs, and whoever waits for it learns what it used.
+    # Output goes to files: they need no reader while the process runs.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         begun = time.monotonic()
         try:
@@ -114,9 +113,9 @@ def _text(file: IO[bytes]) -> str:
 def _wait(
     child: subprocess.Popen[bytes], deadline: float, look: Callable[[], None] | None = None
 ) -> tuple[int, float | None] | None:
-    """Exit code and largest resident set in MiB; None for one that had to be killed at its deadline."""
+    """Exit code and peak resident memory in MiB; None if the process was killed at its deadline."""
     found: list[tuple[int, float | None]] = []
-    # Not the end of the thread: once a wait for that was interrupted, Python 3.11 takes it for ended.
+    # Do not join the thread: after an interrupted join, Python 3.11 takes the thread for ended.
     ended = threading.Event()
 
     def reap() -> None:
@@ -129,12 +128,12 @@ def _wait(
     try:
         seen = _watch(child.pid, ended, deadline, look)
         late = not ended.is_set()
-    except BaseException:  # Ctrl-C while it runs: nothing is left behind
+    except BaseException:  # Ctrl-C while it runs: leave no process behind
         late = True
         raise
     finally:
         if not ended.is_set():
-            with contextlib.suppress(ProcessLookupError):  # it ended just now
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(child.pid, signal.SIGKILL)
             ended.wait()
         child.returncode = found[0][0]
@@ -145,8 +144,8 @@ def _wait(
 def _watch(
     pid: int, ended: threading.Event, deadline: float, look: Callable[[], None] | None = None
 ) -> float | None:
-    """Waits for the end, until the deadline; the largest resident set in MiB that was seen meanwhile. None
-    where the kernel tells none."""
+    """Wait for the end or the deadline. Returns the peak resident memory in MiB, or None if the kernel does
+    not report it."""
     until = time.monotonic() + deadline
     pause, seen = _FIRST_LOOK, resident_peak(pid)
     most = _LOOK if look is None else _CLOSE_LOOK
@@ -154,15 +153,14 @@ def _watch(
         pause = min(2 * pause, most)
         if look is not None:
             look()
-        seen = resident_peak(pid) or seen  # a process that has just ended has none any more
+        seen = resident_peak(pid) or seen  # an ended process reports no memory
     if look is not None:
         look()
     return seen
 
 
 def resident_peak(pid: int | str = "self") -> float | None:
-    """Largest resident set of a process so far, in MiB; None where the kernel has no /proc, or no such
-    process."""
+    """Peak resident memory of a process so far, in MiB; None without /proc or without such a process."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -172,11 +170,11 @@ def resident_peak(pid: int | str = "self") -> float | None:
 
 
 def _own_peak(reported: float | None, seen: float | None) -> float | None:
-    """The most memory that the process itself has used.
+    """The peak memory of the process itself, in MiB.
 
-    What Linux reports at the end begins with what this process used when it started the other one, through
-    fork and exec. Where more is reported than this process has ever used it is the other's and exact; else
-    what was seen while it ran counts."""
+    After fork and exec, the peak that Linux reports for a child includes the parent's memory at that time. If
+    the report exceeds the parent's own peak, it belongs to the child and is exact. Otherwise the peak seen
+    while the child ran is taken."""
     inherited = resident_peak()
     if inherited is None or (reported is not None and reported > inherited):
         return reported
@@ -184,9 +182,9 @@ def _own_peak(reported: float | None, seen: float | None) -> float | None:
 
 
 def judge(done: Finished) -> None:
-    """Raises TargetFailure with the status that the way a process ended stands for.
+    """Raise TargetFailure with a status if a process failed.
 
-    A parameter that the engine says it ignored is a failure, too: what ran was not what was asked for."""
+    A parameter that the engine ignored is a failure, too, because another configuration was measured."""
     ignored = _IGNORED.search(done.stderr + done.stdout)
     if done.code == 0 and ignored is None:
         return
@@ -215,11 +213,11 @@ def _line_of(text: str, found: re.Match[str]) -> str:
 
 
 def bench_rows(stdout: str) -> list[dict[str, Any]]:
-    """The tests of a llama-bench run, from `-o json` or `-o jsonl`. Logs that some builds print to standard
-    output before the first line that begins with `[` or `{` are passed over.
+    """The tests of a llama-bench run, from `-o json` or `-o jsonl`. Log lines that some builds print before
+    the first line with `[` or `{` are skipped.
 
     Raises:
-        TargetFailure: there is no such data, or a test lacks what is needed.
+        TargetFailure: there is no such data, or a test lacks a needed field.
     """
     lines = stdout.splitlines(keepends=True)
     decoder = json.JSONDecoder()
@@ -234,7 +232,7 @@ def bench_rows(stdout: str) -> list[dict[str, Any]]:
                 rows.extend(value if isinstance(value, list) else [value])
                 text = text[end:].lstrip()
         except ValueError:
-            # A log line may begin with a bracket, too: the data then starts further on.
+            # A log line may begin with a bracket, too; then the data starts later.
             if not rows:
                 continue
         if rows and all(isinstance(r, dict) and "samples_ns" in r for r in rows):

@@ -1,4 +1,4 @@
-"""The standard error of a foreign engine's processes, kept beside the journal."""
+"""A log of the standard error of foreign engines, kept beside the journal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
     from .process import Finished
 
-_PER_RUN = 64 << 10  # characters; a crash is explained at the end of what was said
-_LARGEST = 64 << 20  # bytes of the file; a search may run for days
+_PER_RUN = 64 << 10  # characters; a crash is explained in the last lines
+_LARGEST = 64 << 20  # bytes of the file, since a search may run for days
 
 
 class RunLog:
     """A file with the standard error of every process.
 
     Args:
-    path: file to append to; None: the last words of a run go to standard output, which the worker keeps.
+    path: file to append to. None: the last lines of a run go to standard output, which the worker keeps.
     """
 
     def __init__(self, path: str | None) -> None:

@@ -1,4 +1,5 @@
-"""How far a configuration's answers are from the engine's most exact ones, by its own llama-perplexity."""
+"""The difference between a configuration's answers and the engine's most exact ones, measured with
+llama-perplexity."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ _STATISTIC = re.compile(
 
 
 def write_text(path: Path, user_text: str | None) -> None:
-    """The user's text, or paragraphs of the checker's own with their words in ever other orders, so that the
-    later ones can't be read off the earlier."""
+    """Write the user's text, or the built-in paragraphs with their words in a new order each time, so that
+    earlier text does not predict later text."""
     if user_text is not None:
         path.write_text(user_text, encoding="utf-8")
         return
@@ -41,15 +42,15 @@ def write_text(path: Path, user_text: str | None) -> None:
 
 
 def complete(text: str) -> bool:
-    """Whether the closing statistics are all there: the last line is printed last."""
+    """Whether the closing statistics are complete."""
     return re.search(_LINES["top1"], text, re.MULTILINE | re.IGNORECASE) is not None
 
 
 def parse_kld(text: str, seconds: float) -> Quality:
-    """Reads the closing statistics of a comparing run by their labels.
+    """Parse the closing statistics of a run with a comparison by their labels.
 
     Raises:
-        TargetFailure: one of them is not there.
+        TargetFailure: a statistic is missing.
     """
     found: dict[str, float] = {}
     for name, pattern in _LINES.items():
@@ -57,11 +58,11 @@ def parse_kld(text: str, seconds: float) -> Quality:
         if match is None:
             raise TargetFailure(TrialStatus.CRASH, f"llama-perplexity printed no line for {name}")
         found[name] = float(match[1])
-    # Printed figures, not bits: they have six digits, and that is how equal "equal" is.
+    # The figures are printed with six digits, so "equal" means equal to six digits.
     printed = "\n".join(" ".join(line.split()) for line in _STATISTIC.findall(text))
     digest = hashlib.sha256(printed.encode()).hexdigest()[:32]
-    # Rounding of the stored base makes a mean of equal answers come out a little below zero. NaN
-    # stays NaN, and the comparison refuses it.
+    # The reference is stored rounded, so the mean for equal answers can be slightly negative. NaN stays NaN,
+    # and the comparison refuses it.
     mean = 0.0 if found["mean_kld"] < 0 else found["mean_kld"]
     return Quality(
         TrialStatus.OK, mean,

@@ -1,7 +1,7 @@
-"""Limits of a machine: bounds on the rates that an engine's benchmark may claim.
+"""Upper bounds on the rates that a machine can reach, to reject impossible results of a benchmark.
 
-Every rate is generous by a factor of two at least, for what is wrongly called implausible is lost. The
-facts of the driver about a GPU count; an unknown one is assumed larger than any that exists.
+Each bound is generous by a factor of at least two, because a result that is wrongly rejected is lost. Facts
+about a GPU come from the driver. An unknown fact is taken to be larger than that of any GPU.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from dyno import _core
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_CYCLES = 6e9  # of a core in a second
-_CPU_OPERATIONS = 4096  # of a core in a cycle: twice those of the widest matrix unit for int8
-_CORE_BYTES, _CPU_BYTES = 1e11, 4e12  # that one core reads in a second, and all of a machine
-_CPU_CACHES = 4e9  # bytes of all of a machine
-# Operations of a multiprocessor in a cycle, from a compute capability on: twice those of its tensor cores for
-# the narrowest type, or of what it multiplies int8 with.
+_CYCLES = 6e9  # cycles of a core in a second
+_CPU_OPERATIONS = 4096  # per core and cycle: twice those of the widest int8 matrix unit
+_CORE_BYTES, _CPU_BYTES = 1e11, 4e12  # read per second, by one core and by a machine
+_CPU_CACHES = 4e9  # bytes of all caches of a machine
+# Operations of a multiprocessor in a cycle, from a compute capability on. They are twice those of its tensor
+# cores for the narrowest type, or of its int8 units.
 _SM_OPERATIONS = ((10.0, 65536), (9.0, 16384), (7.5, 8192), (0.0, 4096))
-# No GPU of today moves more bytes or does more operations in a second.
+# Above the bytes and operations per second of all GPUs today.
 _MOST_BYTES, _MOST_OPERATIONS = 2e13, 2e16
-_HEADROOM = 2.0  # over what the driver tells of a GPU's memory
+_HEADROOM = 2.0  # factor on the memory rate that the driver reports
 # CUdevice_attribute of cuda.h
 _CLOCK_KHZ, _SM_COUNT, _MEMORY_KHZ, _BUS_BITS, _L2_BYTES, _MAJOR, _MINOR = 13, 16, 36, 37, 38, 75, 76
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a device, per second."""
+    """The rate limits of a device, per second."""
 
     operations: float
     bytes: float
-    cached: float = 0.0  # bytes that need not be read again for every token
+    cached: float = 0.0  # bytes that caches can hold from token to token
 
     def __add__(self, other: Limits) -> Limits:
         return Limits(
@@ -46,17 +46,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The least work that the model asks for each token."""
+    """The minimum work of a model for each token."""
 
     multiplied: float  # weights
-    read: float  # bytes of them
+    read: float  # bytes of weights
 
 
 def cpu_limits(info: Mapping[str, Any]) -> Limits:
     """The rates that a CPU cannot exceed.
 
-    Args: `info`: of `_core.cpu_info`, with the caches, of which each core may have its own."""
-    # A quota and OMP_NUM_THREADS bound no short window and no engine that is told its number of threads.
+    Args: `info`: result of `_core.cpu_info`; each core may have its own caches."""
+    # A quota does not bound a short window, and OMP_NUM_THREADS does not bound an engine with its own number
+    # of threads.
     cores = max(int(_core.cpu_limits()["affinity"]), int(info.get("cores") or 1))
     caches = cores * sum(float(info.get(name) or 0) for name in ("l2_bytes", "l3_bytes"))
     return Limits(
@@ -65,8 +66,8 @@ def cpu_limits(info: Mapping[str, Any]) -> Limits:
 
 
 def gpu_limits(number: int, library: str = "libcuda.so.1") -> Limits:
-    """By what the driver says of a GPU, numbered as nvidia-smi does; of what it does not say, more than
-    any has."""
+    """The rates that a GPU cannot exceed, from facts of the driver. An unknown fact is taken to be larger
+    than that of any GPU. `number` is that of nvidia-smi."""
     told = _attributes(number, library)
     operations, moved = _MOST_OPERATIONS, _MOST_BYTES
     capability = told.get(_MAJOR, 0) + told.get(_MINOR, 0) / 10
@@ -74,13 +75,13 @@ def gpu_limits(number: int, library: str = "libcuda.so.1") -> Limits:
         each = next(n for least, n in _SM_OPERATIONS if capability >= least)
         operations = told[_SM_COUNT] * told[_CLOCK_KHZ] * 1e3 * each
     if told.get(_MEMORY_KHZ) and told.get(_BUS_BITS):
-        # Memory moves data on both edges of its clock.
+        # Memory transfers data on both edges of its clock.
         moved = _HEADROOM * 2 * told[_MEMORY_KHZ] * 1e3 * told[_BUS_BITS] / 8
     return Limits(operations, moved, float(told.get(_L2_BYTES, 0)))
 
 
 def _attributes(number: int, library: str) -> dict[int, int]:
-    """Empty where there is no driver or no such GPU: what has to have one refuses that in its own words."""
+    """Attributes of a GPU; empty without a driver or such a GPU, which other code reports."""
     try:
         driver = ctypes.CDLL(library)
     except OSError:
@@ -96,7 +97,8 @@ def _attributes(number: int, library: str) -> dict[int, int]:
 
 
 def work_of(path: str, experts: int, used: int) -> Work:
-    """Of the model in a file, without embedding and head, which not every token needs."""
+    """The work of the model in a file. Embedding and head are left out, because not every token needs
+    them."""
     share = used / experts if experts and used else 1.0
     return _work(_core.Gguf(path).tensors(), share)
 
@@ -114,8 +116,8 @@ def _work(tensors: Iterable[Mapping[str, Any]], share: float) -> Work:
 
 
 def bounds(work: Work, devices: Sequence[Limits]) -> dict[str, float]:
-    """Tokens a second by kind of metric: every weight that a token uses is multiplied for it and, token by
-    token, read from memory but for what caches can hold."""
+    """The maximum tokens/s by kind of metric. Each token multiplies all weights that it uses. In generation,
+    each token also reads them from memory, except the part that caches hold."""
     if work.multiplied <= 0 or not devices:
         return {}
     all_ = sum(devices[1:], devices[0])

@@ -1,4 +1,4 @@
-"""llama-server of llama.cpp and ik_llama.cpp under the load of clients, over HTTP."""
+"""Measurements of llama-server (llama.cpp, ik_llama.cpp) under the load of HTTP clients."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["BATCH", "DRAFT", "ITS_OWN", "SEQUENCES", "served", "server_words"]
 
 SEQUENCES = 4
-"""Slots that llama-server opens if nobody says a number."""
+"""Slots that llama-server opens by default."""
 BATCH = 2048
-"""Its logical batch, the tokens of a step."""
+"""Default logical batch of llama-server, in tokens per step."""
 DRAFT = 48
-"""Tokens of a draft at most, where n-grams draft."""
+"""Maximum length of an n-gram draft, in tokens."""
 ITS_OWN = frozenset({"sequences", "batch", "spec", "spec_max"})
-"""Settings that a server alone has."""
+"""Settings that only a server has."""
 _LOOK = 0.05  # seconds between two looks at a server that starts
 
 
@@ -41,19 +41,19 @@ def server_words(
     settings: Mapping[str, Value], load: ServedLoad, engine: str, help_: Help,
     op_ids: Mapping[str, int] | None, cuda: Mapping[str, str] | None,
 ) -> tuple[list[str], dict[str, str | None]]:  # fmt: skip
-    """The words and variables that give settings to llama-server.
+    """The words and variables that pass settings to llama-server.
 
-    Its context is shared by the slots, so each slot gets what one request takes.
+    Slots share the context, so it is the number of slots times the length of a request.
 
     Raises:
-        NoSpelling: as of `spell`.
+        NoSpelling: as in `spell`.
     """
     rest = dict(settings)
     sequences = int(rest.pop("sequences", SEQUENCES))
     batch = max(int(rest.pop("batch", BATCH)), int(rest.get("ubatch", 1)))
     spelled = spell(rest, engine, help_, bench=False, batch=batch, op_ids=op_ids, cuda=cuda)
     words = list(_without(spelled.all_args(), "-b"))
-    each = load.pp + load.tg + 8  # a server of these engines keeps a few positions for itself
+    each = load.pp + load.tg + 8  # servers of these engines reserve a few positions
     return [*words, "-b", str(batch), "-np", str(sequences), "-c", str(sequences * each)], spelled.env
 
 
@@ -71,11 +71,11 @@ def _without(words: Sequence[str], flag: str) -> Iterator[str]:
 def _server(
     command: Sequence[str], environment: Mapping[str, str | None], deadline: float, folder: str
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Address and process of a server that is ready, until the block ends.
+    """A context manager for a server that is ready; gives its address and process.
 
     Raises:
-        TargetFailure: it ended by itself, or was not ready within `deadline` seconds.
-        TargetUnusable: it can't be started.
+        TargetFailure: the server ended by itself, or was not ready within `deadline` seconds.
+        TargetUnusable: the server cannot be started.
     """
     merged = {n: v for n, v in {**os.environ, **environment}.items() if v is not None}
     port = _free_port()
@@ -135,18 +135,18 @@ def served(
     command: Sequence[str], environment: Mapping[str, str | None], load: ServedLoad,
     prompts: Sequence[Sequence[Sequence[int]]], *, deadline: float, folder: str,
 ) -> tuple[list[Figures], float | None]:  # fmt: skip
-    """The figures of several loads on one server, after one request that warms it up.
+    """Measure several loads on one server, after one warm-up request.
 
     Args:
-        command: the server with its settings, without an address.
+        command: command of the server with its settings, without an address.
         environment: variables to set; None unsets one.
-        load: of the clients.
-        prompts: those of each load.
-        deadline: seconds until it has to be ready.
-        folder: to run in.
+        load: load of the clients.
+        prompts: prompts of each load.
+        deadline: seconds in which the server must be ready.
+        folder: working folder.
 
     Returns:
-        The figures of each load, and the largest resident set in MiB.
+        The figures of each load, and the peak resident memory in MiB.
 
     Raises:
         TargetFailure: the server ended, or refused a request.

@@ -1,5 +1,5 @@
-"""How a setting is spelled for llama-bench and for the common tools (llama-server, llama-perplexity, …) of
-llama.cpp and ik_llama.cpp, by the `--help` of the very binary."""
+"""Flags for settings: how llama-bench and the common tools (llama-server, llama-perplexity, …) of llama.cpp
+and ik_llama.cpp take each setting. The `--help` of the binary decides."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ CUDA_KEYS = {
     "cuda_graphs": "graphs", "fusion": "fusion", "mmq_id_size": "mmq-id-size",
     "offload_min_tokens": "offload-batch-size",
 }  # fmt: skip
-# Variable, its value for true, its value for false. The first is tested by presence, so off is absence.
+# Variable, its value for true, its value for false. Engines only test whether the first one exists, so off
+# means absent.
 VARIABLES: dict[str, tuple[str, str | None, str | None]] = {
     "cuda_graphs": ("GGML_CUDA_DISABLE_GRAPHS", None, "1"),
     "graph_concurrency": ("GGML_CUDA_GRAPH_OPT", "1", None),
     "fusion": ("GGML_CUDA_DISABLE_FUSION", None, "1"),
     "offload_min_tokens": ("GGML_OP_OFFLOAD_MIN_BATCH", None, None),
 }
-# Op families by the names that ik_llama.cpp prints; ids are asked of every binary.
+# Op families by the names that ik_llama.cpp prints. Each binary is asked for the ids.
 OP_NAMES = {
     "embed": "GET_ROWS", "matmul": "MUL_MAT", "matmul_id": "MUL_MAT_ID", "up_gate": "FUSED_UP_GATE",
     "moe_up_gate": "MOE_FUSED_UP_GATE",
 }  # fmt: skip
-_TYPES = {"q8_kv": "q8_KV"}  # where the engine writes capitals
+_TYPES = {"q8_kv": "q8_KV"}  # where the engine uses capitals
 
 
 class NoSpelling(TargetFailure):
-    """A setting or workload that a tool has no way to be told; the message names it."""
+    """An error: a tool has no flag for a setting or workload, which the message names."""
 
     def __init__(self, message: str) -> None:
         super().__init__(TrialStatus.INVALID, message)
@@ -45,12 +46,12 @@ class NoSpelling(TargetFailure):
 
 @dataclass
 class Spelled:
-    """A configuration as a process is started with it. A variable that is None has to be absent."""
+    """A configuration as words and variables of a process. A variable that is None must be absent."""
 
     args: list[str] = field(default_factory=list)
     env: dict[str, str | None] = field(default_factory=dict)
-    cuda: dict[str, str] = field(default_factory=dict)  # of the one `-cuda` of ik_llama.cpp
-    policy: dict[int, int] = field(default_factory=dict)  # of the one `-op`: offloaded or not, by op id
+    cuda: dict[str, str] = field(default_factory=dict)  # pairs of the single `-cuda` of ik_llama.cpp
+    policy: dict[int, int] = field(default_factory=dict)  # pairs of the single `-op`: op id -> offloaded
 
     def all_args(self) -> list[str]:
         pairs = ",".join(f"{k}={v}" for k, v in self.cuda.items())
@@ -63,18 +64,18 @@ def spell(
     metric: str | None = None, op_ids: Mapping[str, int] | None = None,
     cuda: Mapping[str, str] | None = None,
 ) -> Spelled:  # fmt: skip
-    """The words that give settings to a tool of an engine.
+    """The words and variables that pass settings to a tool of an engine.
 
     Args:
-        help_: of the tool that is started.
-        bench: whether that is llama-bench, whose spelling differs.
-        batch: the logical batch; raised to the u-batch, which it bounds.
-        metric: of a run of llama-bench, which has one number of threads: that of this metric.
-        op_ids: ids of ops by name in this very binary, for `op_offload.*`.
-        cuda: further pairs of `-cuda`, of which only one counts.
+        help_: help of the tool that is started.
+        bench: whether the tool is llama-bench, whose flags differ.
+        batch: the logical batch, at least the u-batch.
+        metric: metric of a run of llama-bench, which takes one number of threads: that of this metric.
+        op_ids: op ids by name in this binary, for `op_offload.*`.
+        cuda: further pairs for the single `-cuda`.
 
     Raises:
-        NoSpelling: this tool has no way to be told a setting.
+        NoSpelling: this tool has no flag for a setting.
     """
     out = Spelled(cuda=dict(cuda or {}))
     ik = engine == "ik_llama.cpp"
@@ -123,18 +124,18 @@ def spell(
 
 
 def rules_text(rules: Value | Iterable[str]) -> str:
-    """Placement rules as one word, however they are held: `a=cpu,b=cuda:0`."""
+    """Placement rules as one word, e.g. `a=cpu,b=cuda:0`."""
     return rules if isinstance(rules, str) else ",".join(str(r) for r in rules)  # type: ignore[union-attr]
 
 
 def to_buffers(rules: str) -> str:
-    """`exps=cpu,x=cuda:1` with the engines' names of buffers: `exps=CPU,x=CUDA1`."""
+    """Placement rules with the engines' names of buffers: `exps=cpu,x=cuda:1` becomes `exps=CPU,x=CUDA1`."""
     parts = [r.rpartition("=") for r in rules.split(",") if r]
     return ",".join(f"{p}={'CPU' if d == 'cpu' else 'CUDA' + d.removeprefix('cuda:')}" for p, _, d in parts)
 
 
 def from_buffers(text: str) -> str | None:
-    """The inverse of `to_buffers`; None for a buffer that a profile has no name for."""
+    """The inverse of `to_buffers`; None for a buffer without a name in profiles."""
     rules: list[str] = []
     for rule in text.split(","):
         pattern, equals, buffer = rule.rpartition("=")
@@ -146,7 +147,7 @@ def from_buffers(text: str) -> str | None:
 
 
 def _drafts(kind: str, most: Value | None, help_: Help, *, ik: bool) -> list[str]:
-    """Speculation by n-grams, and the length of a draft. It is a stage of its own in ik_llama.cpp."""
+    """Flags for n-gram speculation and the length of a draft. ik_llama.cpp has a separate stage for it."""
     flag = _need(help_, "spec", "--spec-type")
     if kind not in ("off", "ngram"):
         raise NoSpelling(f"spec {kind} needs files and flags that a setting does not hold")
@@ -166,7 +167,7 @@ def _need(help_: Help, setting: str, *names: str) -> str:
 
 
 def _fa(on: bool, help_: Help, *, bench: bool) -> list[str]:
-    """Three spellings: a switch (before autumn 2025), 0|1, and on|off|auto."""
+    """Flash attention, in one of three forms: a switch (before autumn 2025), 0|1, or on|off|auto."""
     name = _need(help_, "flash_attention", "-fa", "--flash-attn")
     flag = help_.flags[name]
     if not flag.argument and not bench:
@@ -177,8 +178,7 @@ def _fa(on: bool, help_: Help, *, bench: bool) -> list[str]:
 
 
 def _fmoe(on: bool, help_: Help, *, bench: bool) -> list[str]:
-    """llama-bench takes 0|1. The common tools have had a switch that turns it on, later one that turns it
-    off."""
+    """Fused experts. llama-bench takes 0|1. The common tools first had a switch for on, later one for off."""
     if bench:
         return [_need(help_, "fused_moe", "-fmoe"), str(int(on))]
     if help_.has("-no-fmoe"):
@@ -187,7 +187,7 @@ def _fmoe(on: bool, help_: Help, *, bench: bool) -> list[str]:
 
 
 def _repack(on: bool, help_: Help, *, bench: bool, ik: bool) -> list[str]:
-    """ik_llama.cpp repacks when asked, llama.cpp unless told not to."""
+    """Repacking of weights: off by default in ik_llama.cpp, on by default in llama.cpp."""
     name = _need(help_, "cpu_repack", "-rtr" if ik else "--repack" if bench else "-nr")
     if bench:
         return [name, str(int(on))]
@@ -195,25 +195,25 @@ def _repack(on: bool, help_: Help, *, bench: bool, ik: bool) -> list[str]:
 
 
 def _placed(name: str, value: Value, help_: Help, *, bench: bool, ik: bool) -> list[str]:
-    """Nothing for the engine's own way, so that a binary without the flag can still be asked for that."""
+    """A setting of placement. The engine's default adds no words, so binaries without the flag can run it."""
     if name == "split_mode":
         return [_need(help_, name, "-sm"), str(value)]
     if name == "n_cpu_moe":
         if not value:
             return []
         if not help_.has("-ncmoe", "--n-cpu-moe") and help_.has("-ot"):
-            layers = "|".join(map(str, range(int(value))))  # what the flag stands for, where it is
+            layers = "|".join(map(str, range(int(value))))  # the layers that the flag would move
             return ["-ot", rf"blk\.({layers})\.ffn_(up|down|gate)_exps=CPU"]
         return [_need(help_, name, "-ncmoe", "--n-cpu-moe"), str(int(value))]
     rules = to_buffers(rules_text(value))
     if bench and not ik:
-        rules = rules.replace(",", ";")  # there a comma separates tests
+        rules = rules.replace(",", ";")  # in llama-bench a comma separates tests
     return [_need(help_, name, "-ot"), rules] if rules else []
 
 
 def _policy(out: Spelled, name: str, on: bool, help_: Help, ids: Mapping[str, int] | None) -> None:
     if on:
-        return  # what the engine does by itself
+        return  # the default of the engine
     _need(help_, name, "-op")
     op = OP_NAMES[name.removeprefix("op_offload.")]
     if ids is None or op not in ids:

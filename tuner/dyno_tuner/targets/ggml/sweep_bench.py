@@ -1,7 +1,7 @@
-"""llama-sweep-bench of ik_llama.cpp: the one benchmark that takes every flag of the server, `-op` too.
+"""llama-sweep-bench of ik_llama.cpp, the only benchmark that takes all flags of the server, including `-op`.
 
-It fills the context in steps of a u-batch and times both the step (pp) and some generated tokens (tg) in
-front of it. The prompt of a workload is the sum of the steps that it takes.
+It fills the context in steps of one u-batch. It times each step (pp) and a few generated tokens (tg) before
+it. The time of a prompt is the sum of its steps.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _ROW = re.compile(r"^\|" + r"\s*([0-9.]+)\s*\|" * 7 + r"\s*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Sweep:
-    """A process, and how to read what it prints."""
+    """A run of llama-sweep-bench, and the way to read its output."""
 
     command: list[str]
     env: dict[str, str | None]
     metric: str
-    first: int  # position of the first step that counts
+    first: int  # position of the first step to count
     steps: int
     size: int  # tokens of a step
     tokens: int
     rows: list[str] = field(default_factory=list)
 
     def seconds(self, text: str) -> float:
-        """Seconds of the workload's tokens. Raises TargetFailure where a row that it needs is not there."""
+        """Seconds of the workload's tokens. Raises TargetFailure if a needed row is missing."""
         found = {int(row["n_kv"]): row for row in parse_rows(text)}
         wanted = [self.first + n * self.size for n in range(self.steps)]
         missing = [n for n in wanted if n not in found]
@@ -62,9 +62,9 @@ def sweep(
     tool: str, help_: Help, model: str, settings: Settings, workload: Workload, metric: str,
     *, batch: int, op_ids: Mapping[str, int], cuda: Mapping[str, str] | None = None,
 ) -> Sweep:  # fmt: skip
-    """The command line of llama-sweep-bench for a workload, and how its rows are read.
+    """The command line of llama-sweep-bench for a workload, and the way to read its rows.
 
-    Args: `help_`: of that tool. Raises NoSpelling for a setting or workload that it can't be given."""
+    Args: `help_`: help of that tool. Raises NoSpelling for a setting or workload without a flag."""
     size = min(int(settings["ubatch"]), workload.pp or int(settings["ubatch"]))
     if workload.depth % size or (metric == "pp" and workload.pp % size):
         raise NoSpelling(
@@ -79,7 +79,7 @@ def sweep(
     command = [tool, "-m", model, "-c", str(workload.depth + steps * size), "-n"]
     command.append("1" if metric == "pp" else str(workload.tg))
     if metric == "tg" and workload.depth and help_.has("--sweep-stride"):
-        command += ["--sweep-stride", str(workload.depth // size)]  # rows in between are only filled
+        command += ["--sweep-stride", str(workload.depth // size)]  # rows in between only fill the context
     command += ["-wb"] if help_.has("-wb") else []
     command += ["--output-format", "jsonl"] if help_.has("--output-format") else []
     tokens = workload.tokens(metric)
@@ -95,12 +95,12 @@ def parse_rows(text: str) -> list[dict[str, float]]:
         try:
             row = json.loads(line)
         except ValueError:
-            continue  # a log line that begins with a brace
+            continue  # a log line with a brace at its start
         if isinstance(row, dict) and all(isinstance(row.get(k), int | float) for k in _KEYS):
             rows.append({k: float(row[k]) for k in _KEYS})
     if rows:
         return rows
     order = ("pp", "tg", "n_kv", "t_pp", "s_pp", "t_tg", "s_tg")
     table = [dict(zip(order, map(float, found.groups()), strict=True)) for found in _ROW.finditer(text)]
-    # Rates have more digits than milliseconds.
+    # Rates are printed with more digits than milliseconds.
     return [{**r, **{f"t_{m}": r[m] / r[f"s_{m}"] for m in ("pp", "tg") if r[f"s_{m}"] > 0}} for r in table]

@@ -1,8 +1,8 @@
 """The binaries of llama.cpp and ik_llama.cpp as targets: every measurement is a llama-bench process of its
 own.
 
-What is asked for is read back from the results by key, and a run that did something else is a failed trial.
-`llama_cpp` and `ik_llama_cpp` are the two doors to this module.
+The settings are read back from the results by key. If they differ, the trial has failed. `llama_cpp` and
+`ik_llama_cpp` are the entry points.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from ...core.serve_load import ServedLoad
     from .help import Help
 
-# llama-perplexity of llama.cpp prints from a thread that its end may cut off: on a busy machine a
-# third of its runs lost their statistics, though they ended well.
+# llama-perplexity of llama.cpp prints from a thread that may be cut off when the process exits. On a busy
+# machine a third of its successful runs lost their statistics.
 _ATTEMPTS = 8
-_REPETITIONS = 4  # the cold one and three prompts
+_REPETITIONS = 4  # one cold prompt and three warm ones
 _READ_BACK = {"ubatch": "n_ubatch", "flash_attention": "flash_attn"}
 
 
@@ -67,14 +67,14 @@ class GgmlTarget(Target):
     engine: "llama.cpp" or "ik_llama.cpp".
     model: path of a GGUF file.
     binaries: folder of the engine's binaries.
-    gpu: number of the GPU as nvidia-smi counts, or several; None: the CPU alone.
-    command: the user's own command line, if any.
-    settings: values held fixed, by name.
-    text: file whose text the answers are compared on.
+    gpu: number of the GPU as in nvidia-smi, or several; None: CPU only.
+    command: the user's command line, if any.
+    settings: fixed values, by name.
+    text: file with the text on which answers are compared.
     scratch: folder for the reference's logits.
-    deadline: seconds that one process may take.
-    log: file that gets what every process says on standard error.
-    served: whether the load of a server is measured, by llama-server.
+    deadline: time limit of one process, in seconds.
+    log: file for the standard error of all processes.
+    served: whether llama-server is measured under load.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class GgmlTarget(Target):
             if flags is not None and flags.has("--spec-type"):
                 self._defaults |= {"spec": "off", "spec_max": server.DRAFT}
         self._sweeps = any(n.startswith("op_offload.") for n in self._defaults)
-        # The placement and cache of the command line stay, searched or not.
+        # Placement and cache of the command line stay, searched or not.
         self._fixed = {
             **{n: v for n, v in self._command.base.items() if n not in self._defaults}, **(settings or {}),
         }  # fmt: skip
@@ -142,16 +142,16 @@ class GgmlTarget(Target):
         self._own_scratch = None if scratch else tempfile.TemporaryDirectory(prefix="dyno-ggml-")
         self._scratch = Path(scratch or (self._own_scratch.name if self._own_scratch else "."))
         self._settings: dict[str, Value] = {}
-        self.peak_mib: float | None = None  # largest resident set of the last process
+        self.peak_mib: float | None = None  # peak resident memory of the last process
         self._counters: Counters | None = None
         self.energy: dict[str, dict[str, tuple[int, float, float]]] = {}
-        """By metric and source: tokens, seconds and joules of its last process of llama-bench."""
+        """By metric and source: tokens, seconds and joules of the last llama-bench process."""
         self._queue: dict[tuple[Workload, str], list[Sample]] = {}
         self._walls = Walls()
 
     def _unsearched(self, name: str, value: Value) -> Value:
-        """A value of the command line that is not searched here, and so stays. Raises TargetUnusable where
-        llama-bench can't be given it."""
+        """Keep a value of the command line that is not searched. Raises TargetUnusable if llama-bench has no
+        flag for it."""
         try:
             spell({name: value}, self._engine, self._install.bench_help, bench=True, metric="tg")
         except NoSpelling as error:
@@ -180,7 +180,7 @@ class GgmlTarget(Target):
         return command
 
     def _read_policy(self, ids: Mapping[str, int] | str) -> None:
-        """The user's own `-op` by name: what the numbers mean in this binary, not where they were found."""
+        """The user's own `-op` by op name. Its numbers are read with the op ids of this binary."""
         if not self._command.policy:
             return
         if isinstance(ids, str):
@@ -233,14 +233,14 @@ class GgmlTarget(Target):
         return Capabilities(answers=compared, rests=False, switch=Switch.PROCESS)
 
     def _notes(self) -> list[str]:
-        """The words of the command line that are not taken as they stand."""
+        """Notes on the words of the command line that do not stay as they are."""
         named = self._command.model
         if named is None or same_model(named, self._path):
             return []
         return [f"the command line's -m {named} is not the file of --model {self._path}, which is tuned"]
 
     def _bounds(self) -> dict[str, float]:
-        """Only what this machine can't do, with the CPU where weights are or may be placed in host memory."""
+        """Rate bounds of this machine. They include the CPU if weights are or may be in host memory."""
         work = rate_limits.work_of(
             self._path, int(self._model.get("experts") or 0), int(self._model.get("experts_used") or 0)
         )
@@ -252,8 +252,8 @@ class GgmlTarget(Target):
     # ---- processes
 
     def _placed(self, help_: Help) -> list[str]:
-        """The words of the command line for a tool of this help, and the layers on the GPU if it says nothing
-        of them. llama.cpp moves none by itself then."""
+        """The words of the command line for a tool with this help. If they do not
+        place layers, all layers go to the GPU, or none without a GPU. llama.cpp's own fit is turned off."""
         layers = [] if "-ngl" in self._command.carried else ["-ngl", "999" if self._gpus else "0"]
         fit = ["-fit", "off"] if help_.has("-fit") and self._engine == "llama.cpp" else []
         return [*self._command.common, *layers, *fit]
@@ -282,7 +282,7 @@ class GgmlTarget(Target):
             raise TargetFailure(TrialStatus.INVALID, f"a V cache in {cache} needs flash_attention")
 
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
-        """The next repetition of this measurement's process; pp: one prompt, tg: token by token."""
+        """The next repetition of this measurement's process; pp: one prompt, tg: single tokens."""
         waiting = self._queue.setdefault((workload, metric), [])
         if not waiting and workload.served is not None:
             waiting += self._served(workload.served, metric)
@@ -294,7 +294,7 @@ class GgmlTarget(Target):
         return Sample(metric, prompt, first.tokens, first.seconds, first.clock_seconds, first.joules)
 
     def count_energy(self, wanted: str | None) -> str:
-        """Counts the energy of llama-bench's tests beside their rates, where the counter can be read."""
+        """Count the energy of llama-bench's tests beside their rates, if the counter can be read."""
         self._counters, self.energy = None, {}
         if wanted is None:
             return ""
@@ -310,10 +310,10 @@ class GgmlTarget(Target):
         return ""
 
     def rest(self, seconds: float) -> None:
-        """There is nothing to wait for: a measurement is a process of its own, which begins with a load."""
+        """Do nothing: each measurement is a new process, and loading gives the device a rest."""
 
     def _run(self, workload: Workload, metric: str) -> None:
-        """One process measures both metrics, where the same flags hold for both."""
+        """Run one process, which measures both metrics if they share their flags."""
         metrics = [metric]
         part = workload.part(metric)
         other = [m for m in workload.metrics if m != metric and not self._queue.get((workload, m))]
@@ -353,7 +353,7 @@ class GgmlTarget(Target):
         self._judge(workload, claim, lambda more: ask(_REPETITIONS + more)[0])
         for name, seconds in found.items():
             tokens = workload.tokens(name)
-            # The process reports one clock only; the other one is that of whole processes.
+            # The process reports one clock only; the second clock is the wall time of whole processes.
             joules = sum(j for _, _, j in self.energy.get(name, {}).values()) / len(seconds) or None
             self._queue.setdefault((workload, name), []).extend(
                 Sample(name, 0, tokens, s, s, joules) for s in seconds
@@ -363,7 +363,7 @@ class GgmlTarget(Target):
         self, readings: Readings, output: str, printed: Sequence[Mapping[str, Any]],
         rows: Mapping[str, Mapping[str, Any]], workload: Workload,
     ) -> None:  # fmt: skip
-        """Keeps the energy of each test of a process, by what was read while it ran."""
+        """Keep the energy of each test of a process, from the readings during its run."""
         totals = [sum(row["samples_ns"]) / 1e9 for row in printed]
         of_tests = readings.of_tests(output.encode(), totals)
         for name, row in rows.items():
@@ -374,22 +374,22 @@ class GgmlTarget(Target):
             }
 
     def _judge(self, workload: Workload, claim: Claim, again: Callable[[int], Claim]) -> None:
-        """Holds what a process claims against its own time, and against the default's. Raises TargetFailure
+        """Check the claim of a process against its own time and the default's. Raises TargetFailure
         (`implausible`).
 
         Args:
-            again: runs it with so many more repetitions.
+            again: runs the process with a number of additional repetitions.
         """
         if claim.too_long:
             raise _too_long("llama-bench", claim.total, claim.wall)
         if any(workload.part(m).depth for m in claim.samples):
-            return  # each repetition fills the context first, of which samples say nothing
+            return  # each repetition fills the context first, outside the samples
         if self._settings == {**self._defaults, **self._fixed}:
             self._walls.learn(workload, claim)
             return
         more = self._walls.doubt(workload, claim, _REPETITIONS)
         why = ""
-        for _ in range(2 if more else 0):  # a machine that was busy once is no proof
+        for _ in range(2 if more else 0):  # twice, in case the machine was busy
             why = self._walls.untrue(workload, claim, again(more), more / _REPETITIONS)
             if not why:
                 self._walls.believe(workload, claim)
@@ -400,17 +400,17 @@ class GgmlTarget(Target):
     def _measured(
         self, command: list[str], environment: Mapping[str, str | None], readings: Readings | None = None
     ) -> Finished:
-        """A run of llama-bench, which says that a context could not be made, but only when asked to why."""
+        """Run llama-bench. If it could not create a context, run it again with -v for the reason."""
         try:
             return self._start(command, environment, readings)
         except TargetFailure as failure:
             if failure.status != TrialStatus.CRASH or not self._install.bench_help.has("-v"):
                 raise
-            self._start([*command, "-v"], environment)  # raises what it says now
+            self._start([*command, "-v"], environment)  # raises with the reason
             raise
 
     def _deep(self, workload: Workload, metric: str) -> bool:
-        """Whether a depth is asked for that only llama-sweep-bench can go to."""
+        """Whether only llama-sweep-bench can reach the depth of a workload."""
         bench = self._install.bench_help.has("-d", "--n-depth")
         return (
             workload.part(metric).depth > 0
@@ -420,7 +420,7 @@ class GgmlTarget(Target):
         )
 
     def _sweep(self, workload: Workload, metric: str) -> Sample:
-        """One process of llama-sweep-bench, which takes `-op`."""
+        """Run one process of llama-sweep-bench, which takes `-op`."""
         tool, help_ = self._install.tool("llama-sweep-bench"), self._install.help_of("llama-sweep-bench")
         if tool is None or help_ is None:
             raise TargetUnusable(f"{self._install.folder} no longer has llama-sweep-bench")
@@ -438,7 +438,7 @@ class GgmlTarget(Target):
         return Sample(metric, 0, workload.tokens(metric), seconds, seconds)
 
     def _served(self, load: ServedLoad, metric: str) -> list[Sample]:
-        """The samples of one llama-server, each with prompts of its own."""
+        """The samples of one llama-server, each with its own prompts."""
         tool, help_ = self._install.tool("llama-server"), self._install.help_of("llama-server")
         if tool is None or help_ is None:
             raise TargetUnusable(f"{self._install.folder} no longer has llama-server")
@@ -463,7 +463,7 @@ class GgmlTarget(Target):
         return [Sample(metric, 0, each.output_tokens, each.seconds, each.clock_seconds) for each in found]
 
     def _read_back(self, row: Mapping[str, Any]) -> None:
-        """Keys come and go; what is there has to agree with what was asked."""
+        """Compare the settings in a result with the requested ones. Missing keys are skipped."""
         for name, key in _READ_BACK.items():
             asked, ran = self._settings.get(name), row.get(key)
             if asked is None or ran is None:
@@ -498,8 +498,8 @@ class GgmlTarget(Target):
             return Quality(TrialStatus(failure.status), message=failure.message, seconds=self.clock() - begun)
 
     def _reference(self) -> Path:
-        """Logits of the same model on the same device, without fusion, graphs, flash attention and quantised
-        expert products, in the smallest steps."""
+        """Write the reference logits: same model and device, smallest steps, without fusion, graphs, flash
+        attention and quantised expert products."""
         base = self._scratch / "base.kld"
         if base.exists():
             return base
@@ -530,7 +530,7 @@ class GgmlTarget(Target):
         help_ = self._install.help_of("llama-perplexity")
         if self._perplexity is None or help_ is None:
             raise TargetUnusable("no llama-perplexity")
-        # Slots, the tokens of a step and drafts are a server's; they change no answer of a single text.
+        # Settings of a server (slots, tokens of a step, drafts) do not change the answers for a single text.
         settings = {n: v for n, v in settings.items() if n not in server.ITS_OWN}
         spelled = spell(
             settings, self._engine, help_, bench=False, batch=max(CONTEXT, self._command.batch),

@@ -1,10 +1,10 @@
-"""The clock that a benchmark does not keep: how long its processes take for those who wait for them.
+"""A second clock for a benchmark: the wall time of its processes.
 
-llama-bench tells the time of its samples by its own clock only. A process that claims more than its own time
-is found out at once. One that claims less can't be by itself, for loading takes time, too, and some settings
-(weights that are repacked) load longer. So its time beside the samples is compared with the default's, and
-where a gain is missing there, a process with more repetitions has to take as much longer as it claims: both
-load the same.
+llama-bench reports the time of its samples by its own clock only. Samples that take longer than their process
+are clearly wrong. Samples that are too short are harder to find: loading takes time, too, and some settings
+(repacked weights) load longer. So the time beside the samples is compared with the default's. If it has grown
+by the claimed gain, the process runs again with more repetitions. Both runs load the same, so the second must
+take longer by the claimed time.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ...core.workload import Workload
 
-CLOCK_SKEW = 0.05  # by which the time of samples may exceed that of their process
-_LEAST_SECONDS = 0.5  # that the samples have to be shorter by, for processes to show it
-_LEAST_SHARE = 0.2  # and as a share of the default's
-_MOST_SECONDS = 60.0  # that more repetitions may take at the default's pace
+CLOCK_SKEW = 0.05  # share by which samples may exceed the time of their process
+_LEAST_SECONDS = 0.5  # smallest gain in seconds that process times can show
+_LEAST_SHARE = 0.2  # the same as a share of the default's time
+_MOST_SECONDS = 60.0  # limit for additional repetitions at the default's rate
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of a process, and how long the process took."""
+    """The times that a process reports, and its wall time."""
 
     samples: dict[str, float]  # seconds of all repetitions, by metric
     wall: float
@@ -35,7 +35,7 @@ class Claim:
 
     @property
     def beside(self) -> float:
-        """Seconds of loading, warming up and ending."""
+        """Seconds of loading, warm-up and exit."""
         return self.wall - self.total
 
     @property
@@ -45,26 +45,26 @@ class Claim:
 
 @dataclass
 class Walls:
-    """The wall times of the default's processes, and of others that were checked."""
+    """The wall times of the default's processes and of other checked ones."""
 
-    _default: dict[tuple[Workload, str], float] = field(default_factory=dict)  # least seconds of samples
-    _beside: dict[Workload, float] = field(default_factory=dict)  # least of the default
-    _believed: dict[Workload, float] = field(default_factory=dict)  # most of those that were checked
+    _default: dict[tuple[Workload, str], float] = field(default_factory=dict)  # minimum seconds of samples
+    _beside: dict[Workload, float] = field(default_factory=dict)  # minimum of the default
+    _believed: dict[Workload, float] = field(default_factory=dict)  # maximum of the checked processes
 
     def learn(self, workload: Workload, claim: Claim) -> None:
-        """Takes in a process of the default."""
+        """Add a process of the default."""
         for metric, seconds in claim.samples.items():
             key = workload, metric
             self._default[key] = min(seconds, self._default.get(key, seconds))
         self._beside[workload] = min(claim.beside, self._beside.get(workload, claim.beside))
 
     def believe(self, workload: Workload, claim: Claim) -> None:
-        """Takes in a process whose gain is real, though it takes longer beside its samples."""
+        """Add a process whose gain is real although it takes longer beside its samples."""
         self._believed[workload] = max(claim.beside, self._believed.get(workload, claim.beside))
 
     def doubt(self, workload: Workload, claim: Claim, repetitions: int) -> int:
-        """How many more repetitions would show whether a claim is true; 0 where there is no doubt, or no
-        way to tell."""
+        """The number of additional repetitions that would verify a claim; 0 without doubt or without a way to
+        tell."""
         default = self._of_default(workload, claim)
         if default is None or workload not in self._beside:
             return 0
@@ -74,16 +74,16 @@ class Walls:
         allowed = max(self._beside[workload], self._believed.get(workload, 0.0)) + shorter / 2
         if claim.beside <= allowed:
             return 0
-        # Half of what is to be seen is well above the noise of loading.
+        # Half of the expected difference is well above the noise of loading.
         wanted = max(2 * _LEAST_SECONDS, self._beside[workload] / 2) / (shorter / default)
         return math.ceil(min(_MOST_SECONDS, wanted) * repetitions / default)
 
     def untrue(self, workload: Workload, claim: Claim, longer: Claim, times: float) -> str:
-        """Why a claim is not believed; "" where it is.
+        """The reason why a claim is rejected; "" if it is accepted.
 
         Args:
-            longer: of a process of the same configuration with more repetitions.
-            times: how many more, as a share of the repetitions of `claim`.
+            longer: claim of a process of the same configuration with more repetitions.
+            times: the additional repetitions, as a share of those of `claim`.
         """
         default = self._of_default(workload, claim)
         if default is None:

@@ -1,8 +1,8 @@
-"""Which recorded configurations ran the same code.
+"""Groups of recorded configurations that ran the same code.
 
-A bound such as ik_llama.cpp's `mmq-id-size` is compared with the u-batch, in units of the number of experts,
-and only the outcome reaches the code. Where the file does not tell the number of experts, the rates do:
-records of one path lie within the noise between processes, records of two paths do not.
+A bound such as ik_llama.cpp's `mmq-id-size`, times the number of experts, is compared with the u-batch. Only
+the outcome changes the code. If the file does not give the number of experts, it follows from the rates:
+records of one path differ by the noise between processes only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...core.protocol import Value
 
-# Settings that bound the tokens up to which the first of two paths runs: of one expert on average, or of all.
+# Settings with the maximum number of tokens for the first of two paths: per expert on average, or in total.
 PER_EXPERT = ("mmq_id_size",)
 IN_TOKENS = ("mmq_id_max_tokens", "mmq_max_tokens", "matvec_max_tokens", "matvec_id_max_tokens")
 EXPERT_COUNTS = (
@@ -44,14 +44,14 @@ EXPERT_COUNTS = (
     768,
     1024,
 )
-INERT = math.inf  # a factor with which every bound but 0 is above every u-batch
-_SPREAD = 0.01  # log units: how far processes that run the same code are apart, as a standard deviation
+INERT = math.inf  # with this factor, each bound except 0 is above any u-batch
+_SPREAD = 0.01  # standard deviation between processes of the same code, in log units
 
 
 def partition_cost(groups: Mapping[Hashable, Sequence[float]]) -> float:
-    """How badly a partition explains log rates: squared residuals within groups in units of the spread
-    between processes, and a price for every group (the Bayesian information criterion with known
-    variance)."""
+    """The cost of a partition of log rates: the Bayesian information criterion with known variance. It adds
+    squared residuals within groups, in units of the spread between processes, and a penalty for each
+    group."""
     count = sum(len(g) for g in groups.values())
     residual = sum((x - statistics.fmean(g)) ** 2 for g in groups.values() for x in g)
     return residual / _SPREAD**2 + len(groups) * math.log(max(2, count))
@@ -60,16 +60,16 @@ def partition_cost(groups: Mapping[Hashable, Sequence[float]]) -> float:
 def infer_factor(
     rows: Sequence[tuple[Mapping[str, Value], float]], bound: str, named: float | None
 ) -> float | None:
-    """By what the bound is multiplied before it is compared with the u-batch.
+    """The factor of a bound before its comparison with the u-batch.
 
     Args:
-        rows: complete settings and the rate (tokens/s) of every record.
+        rows: complete settings and rate (tokens/s) of each record.
         bound: name of the setting.
-        named: the factor that the model's name suggests; taken unless the rates speak against it.
+        named: the factor that the model's name suggests; taken unless the rates contradict it.
 
     Returns:
-        A number of experts; INERT where the rates do not depend on the bound; None where they depend on it
-        in a way that no factor explains.
+        A number of experts; INERT if the rates do not depend on the bound; None if no factor explains how
+        they depend on it.
     """
 
     def cost(path: object) -> float:
@@ -93,7 +93,7 @@ def merges(
     name: str,
     code: Callable[[Value, Mapping[str, Value]], Hashable],
 ) -> bool:
-    """Whether the rates allow that a setting reaches the code only as `code` says."""
+    """Whether the rates agree that a setting changes the code only as `code` says."""
 
     def cost(of: Callable[[Value, Mapping[str, Value]], Hashable]) -> float:
         groups: dict[Hashable, list[float]] = defaultdict(list)
@@ -106,7 +106,7 @@ def merges(
 
 
 def _path_of(factor: object, settings: Mapping[str, Value], bound: str) -> Hashable:
-    """Which path runs; without a factor every value of the bound counts as one of its own."""
+    """The path that runs; without a factor each value of the bound is its own path."""
     if factor is None:
         return settings[bound]
     if factor == INERT:

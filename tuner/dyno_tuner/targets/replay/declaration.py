@@ -1,4 +1,4 @@
-"""The declaration of a recorded sweep: the records have the knobs, so a session is given a space."""
+"""The declaration of a recorded sweep. The records define the search space of a session."""
 
 from __future__ import annotations
 

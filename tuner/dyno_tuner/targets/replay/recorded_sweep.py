@@ -1,8 +1,8 @@
-"""Recorded sweeps: JSON Lines, a JSON array or CSV as llama-bench writes them, plain or compressed (gzip, xz,
-bzip2), with one record per configuration and process.
+"""Readers of recorded sweeps with one record per configuration and process. Formats are JSON Lines, a JSON
+array or CSV as llama-bench writes them, plain or compressed (gzip, xz, bzip2).
 
-Fields may come in any order, be null or be left out. A field that varies between records and is not a
-measurement is a setting of the configuration; `cuda_params` is taken apart into its keys.
+Fields can come in any order, be null or be missing. A field that varies between records and is not a
+measurement is a setting. `cuda_params` is split into its keys.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...core.protocol import Value
 
 _NAMES = {"n_ubatch": "ubatch", "n_batch": "batch", "n_threads": "threads"}
-# Fields of a record that are no settings: measurements, and what describes machine, build and model.
+# Fields of a record that are not settings: measurements and facts about machine, build and model.
 _NO_SETTINGS = frozenset(
     re.findall(
         r"\S+",
@@ -53,7 +53,7 @@ _KNOWN_SETTINGS = frozenset(
     """,
     )
 )
-# Experts by the beginning of a model's name, for files whose records do not have `n_experts`.
+# Number of experts by the beginning of a model's name, for records without `n_experts`.
 _EXPERTS = {
     "qwen3moe-30b-a3b": 128,
     "qwen3-30b-a3b": 128,
@@ -72,12 +72,12 @@ _EXPERTS = {
     "mixtral-8x7b": 8,
 }
 _MAX_RECORDS = 100_000
-_MAX_BYTES = 1 << 28  # of text; a compressed file can promise any amount
-_MANY = 24  # values of a field nobody knows, from which on it is taken for a measurement
+_MAX_BYTES = 1 << 28  # of text, since a compressed file can expand to any size
+_MANY = 24  # an unknown field with this many values is taken for a measurement
 
 
 def experts_of(model: str) -> int | None:
-    """Number of experts of a model by its name; None where the name says nothing."""
+    """Number of experts of a model by its name; None if the name does not show it."""
     name = model.lower()
     found = [(len(prefix), count) for prefix, count in _EXPERTS.items() if name.startswith(prefix)]
     return max(found)[1] if found else None
@@ -85,16 +85,16 @@ def experts_of(model: str) -> int | None:
 
 @dataclass(frozen=True)
 class Record:
-    """One process of the sweep. Without samples it is one that failed."""
+    """A process of the sweep. A failed one has no samples."""
 
     settings: dict[str, Value]
     metric: str
     tokens: int
     depth: int
-    samples: tuple[float, ...]  # tokens/s, in order, the first one cold
+    samples: tuple[float, ...]  # tokens/s, in order; the first one is cold
     model: str = ""
     failure: str = ""
-    row: Mapping[str, Any] = field(default_factory=dict)  # as it was recorded, without the samples
+    row: Mapping[str, Any] = field(default_factory=dict)  # the recorded fields without the samples
 
     @property
     def warm(self) -> tuple[float, ...]:
@@ -107,25 +107,26 @@ class Sweep:
 
     path: str
     model: str
-    experts: int | None  # given by the file or the user; not guessed from the name
+    experts: int | None  # from the file or the user, not guessed from the name
     records: list[Record] = field(default_factory=list)
-    models: tuple[str, ...] = ()  # all that the file holds
+    models: tuple[str, ...] = ()  # all models in the file
 
     def workloads(self) -> list[tuple[str, int, int]]:
-        """(metric, tokens, depth): prompts before generation, then the one with most records."""
+        """Workloads as (metric, tokens, depth): prompts before generation, then by number of records, largest
+        first."""
         counts = Counter((r.metric, r.tokens, r.depth) for r in self.records if r.samples)
         return sorted(counts, key=lambda w: (w[0] != "pp", -counts[w], w[2], -w[1]))
 
 
 def load_sweep(path: str | Path, experts: int | None = None, model: str | None = None) -> Sweep:
-    """Reads the records of one model.
+    """Read the records of one model.
 
     Args:
-        experts: of the model, where the file does not say.
-        model: its name or the beginning of it; by default the model with most records.
+        experts: number of experts of the model, if the file does not give it.
+        model: the model's name or its beginning; by default the model with most records.
 
     Raises:
-        TuneError: names the line and what is wrong with it.
+        TuneError: the file cannot be read; the message names the line and the fault.
     """
     path = Path(path)
     records: list[Record] = []
@@ -171,7 +172,7 @@ def _text(path: Path) -> str:
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(where it stands, the record) of every record. Raises TuneError."""
+    """All records as pairs (place in the file, record). Raises TuneError."""
     start = text.lstrip()[:1]
     if not start:
         raise TuneError(f"replay {path}: holds no records")
@@ -268,7 +269,7 @@ def _work(data: Mapping[str, Any]) -> tuple[str, int, int]:
 
 
 def _samples(data: Mapping[str, Any], tokens: int) -> tuple[float, ...]:
-    """Rates in tokens/s; from times or the mean where they are all there is."""
+    """Rates in tokens/s, from times or the mean if the record has nothing else."""
     if data.get("samples_ts") is not None:
         given = [float(s) for s in data["samples_ts"] if s is not None]
     elif data.get("samples_ns") is not None:
@@ -287,7 +288,7 @@ def _samples(data: Mapping[str, Any], tokens: int) -> tuple[float, ...]:
 
 
 def _without_measurements(records: list[Record]) -> list[Record]:
-    """Leaves out fields nobody knows with another value in nearly every record: counters and readings."""
+    """Drop unknown fields whose value differs in nearly every record: they are counters or readings."""
     values: dict[str, set[Value]] = {}
     for record in records:
         for name, value in record.settings.items():

@@ -1,8 +1,8 @@
 """A recorded sweep as a target.
 
-Every field that varies and is no measurement is a knob. A measurement takes the samples of one recorded
-process in their order, the cold one first; a new process takes another record of the same code where there is
-one, so that a search meets the noise that was really there. Points that were not recorded are not legal.
+Each field that varies and is not a measurement is a knob. A measurement returns the samples of one recorded
+process in order, the cold one first. A new process takes another record of the same code, if there is one, so
+a search meets the recorded noise. Points without a record are illegal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplayTarget", "Sweep", "experts_of", "from_options", "load_sweep"]
 
-# The values that ik_llama.cpp and llama.cpp run if a record does not say.
+# The defaults of ik_llama.cpp and llama.cpp, for fields that a record lacks.
 _DEFAULTS: dict[str, Value] = {
     "ubatch": 512,
     "batch": 2048,
@@ -62,7 +62,7 @@ def _name(metric: str, tokens: object, depth: int) -> str:
 
 
 class ReplayTarget(Target):
-    """A recorded sweep that answers as an engine would.
+    """A target that replays a recorded sweep.
 
     Args:
     metric, tokens, depth: which records are replayed; default: the prompts that most records have.
@@ -90,7 +90,7 @@ class ReplayTarget(Target):
         self.seed = seed
         self._records = [r for r in sweep.records if (r.metric, r.tokens, r.depth) == matching[0]]
         self._knobs = self._with_recorded_default(self._make_knobs())
-        self.experts: dict[str, float | None] = {}  # by bound: what it is multiplied with
+        self.experts: dict[str, float | None] = {}  # factor of each bound
         self._knobs = tuple(self._with_rule(k) for k in self._knobs)
         self._recorded = {self._key(r.settings) for r in self._records}
         points = [tuple(k.values.index(v) for k, v in zip(self._knobs, key, strict=True)) for key in
@@ -140,15 +140,15 @@ class ReplayTarget(Target):
         return tuple(k for k in knobs if not self._follows_ubatch(k.name))
 
     def _follows_ubatch(self, name: str) -> bool:
-        """Whether a batch is given together with the u-batch and never varies beside it."""
+        """Whether a batch is determined by the u-batch in all records."""
         if name != "batch":
             return False
         pairs = {(r.settings.get("ubatch"), r.settings.get("batch")) for r in self._records}
         return len(pairs) == len({u for u, _ in pairs}) > 1
 
     def _with_rule(self, knob: Knob) -> Knob:
-        """Bounds on the u-batch switch paths, and nothing else of them reaches the code; a u-batch reaches
-        no further than the prompt and the batch."""
+        """Add to a knob the rule by which it changes the code. A bound on the u-batch only selects a path. A
+        u-batch has no effect beyond the prompt and the batch."""
         names = {k.name for k in self._knobs}
         if knob.name == "ubatch" and self.metric == "pp" and knob.ordinal:
             longest = self.tokens
@@ -184,8 +184,7 @@ class ReplayTarget(Target):
         return tuple(settings.get(k.name, k.default) for k in self._knobs)
 
     def _with_recorded_default(self, knobs: tuple[Knob, ...]) -> tuple[Knob, ...]:
-        """Where the engine's default was not recorded, or failed, the recorded point nearest to it stands in
-        for it."""
+        """If the engine's default was not recorded or failed, the nearest recorded point replaces it."""
         ran = {
             tuple(r.settings.get(k.name, k.default) for k in knobs): None for r in self._records if r.samples
         }
@@ -196,7 +195,7 @@ class ReplayTarget(Target):
             differ = sum(v != k.default for v, k in zip(key, knobs, strict=True))
             return differ, sum(k.distance(v) for v, k in zip(key, knobs, strict=True))
 
-        # A value that is left out of a record is the engine's; it must not change with the stand-in.
+        # A value that a record lacks is the engine's default, not that of the replacement.
         for record in self._records:
             for k in knobs:
                 record.settings.setdefault(k.name, k.default)
@@ -210,29 +209,29 @@ class ReplayTarget(Target):
         return self._space
 
     def rate(self, settings: Settings) -> float:
-        """Median of the warm samples of all records that run the same code, tokens/s."""
+        """Median in tokens/s of the warm samples of all records that run the same code."""
         return self._class_rate(self._space.code_class(self._space.point(self._full(settings))))
 
     def _class_rate(self, kind: Hashable) -> float:
-        """0 for code that failed whenever it was tried."""
+        """The rate of a code path in tokens/s; 0 if all its records failed."""
         warm = [s for r in self._by_class.get(kind, []) for s in r.warm]
         return statistics.median(warm) if warm else 0.0
 
     def best(self) -> tuple[dict[str, Value], float]:
-        """The record with the highest median of warm samples: its settings and that rate."""
+        """The settings and rate (tokens/s) of the record with the highest median of warm samples."""
         record = max((r for r in self._records if r.samples), key=lambda r: statistics.median(r.warm))
         return self._full(record.settings), statistics.median(record.warm)
 
     def best_code(self) -> float:
-        """The highest rate of the code that can run, tokens/s. Single records of the same code differ by up
-        to 2 %, so the best record is also the luckiest one."""
+        """The highest rate of any code path, in tokens/s. Records of the same code differ by up to 2 %, so
+        the best single record owes part of its rate to luck."""
         return max(self._class_rate(kind) for kind in self._by_class)
 
     def process_rates(self, settings: Settings | None = None) -> list[float]:
-        """Median of the warm samples of each record that runs the same code, tokens/s; fastest first.
+        """Median in tokens/s of the warm samples of each record that runs the same code, fastest first.
 
         Args:
-            settings: None stands for the code of `best_code`.
+            settings: None means the code of `best_code`.
         """
         if settings is None:
             kind = max(self._by_class, key=self._class_rate)
@@ -242,7 +241,7 @@ class ReplayTarget(Target):
         return sorted(rates, reverse=True)
 
     def row(self, settings: Settings) -> dict[str, Any]:
-        """The best record of this configuration as it was written, without its samples."""
+        """The recorded fields of the best record of this configuration, without its samples."""
         key = self._key(self._full(settings))
         records = [r for r in self._records if self._key(r.settings) == key and r.samples]
         if not records:
@@ -288,7 +287,7 @@ class ReplayTarget(Target):
         record = records[int(order[context.process % len(records)])]
         rng = keyed_rng("samples", self.seed, context.key)
         warm = [record.warm[int(i)] for i in rng.permutation(len(record.warm))]
-        # The recorded order the first time a process is met, any order of its warm samples after that.
+        # The first use of a process keeps the recorded order; later uses shuffle its warm samples.
         self._current = [record.samples[0], *warm]
         self._taken = 0
 
@@ -303,7 +302,7 @@ class ReplayTarget(Target):
         return Sample(metric, prompt, self.tokens, seconds, seconds)
 
     def rest(self, seconds: float) -> None:
-        """A record does not change by it."""
+        """Do nothing: records do not change with a rest."""
 
     def quality(self, configuration: Configuration, context: OpContext) -> Quality:
         return Quality(TrialStatus.OK, message="a recorded sweep holds no answers")
@@ -316,6 +315,6 @@ class ReplayTarget(Target):
 
 
 def from_options(options: Mapping[str, Any]) -> ReplayTarget:
-    """Builds a target in a worker from plain values."""
+    """Build a target from plain values, in a worker process."""
     sweep = load_sweep(options["path"], options.get("experts"), options.get("model"))
     return ReplayTarget(sweep, options.get("metric"), options.get("tokens"), int(options.get("seed", 0)))

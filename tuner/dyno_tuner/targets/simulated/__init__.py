@@ -1,1 +1,1 @@
-"""An engine with known truth as a target, and the response surfaces behind it."""
+"""A simulated engine with known true rates as a target, and its response surfaces."""

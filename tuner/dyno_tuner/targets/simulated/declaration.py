@@ -1,4 +1,4 @@
-"""The declaration of the simulated engine: its surface has the knobs, so a session is given a space."""
+"""The declaration of the simulated engine. Its surface defines the search space of a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Surfaces that were made to mislead the method, not to develop it on."""
+"""Hard surfaces that mislead a search. The method was not developed on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SWITCH: tuple[Value, ...] = (False, True)
 
 
 def crumbs() -> Surface:
-    """Six switches of 1.2 % each: none clears the margin alone, all together gain 7 %."""
+    """Six switches that gain 1.2 % each: one alone is below the margin, all together gain 7 %."""
     knobs = tuple(
         Knob(f"switch{i}", _SWITCH, False, ordinal=False, fidelity=Fidelity.ROUNDING) for i in range(6)
     )
@@ -64,7 +64,7 @@ def either() -> Surface:
 
 
 def needle() -> Surface:
-    """432 points of which 1 in 48 is 15 % better and nothing around it tells."""
+    """432 points: 1 in 48 is 15 % better, and its neighbours do not show it."""
     knobs = (
         Knob("variant", tuple("abcdefgh"), "a", ordinal=False, moves=_PP, fidelity=Fidelity.ROUNDING),
         Knob("stages", (1, 2, 3, 4, 5, 6), 2, moves=_PP, fidelity=Fidelity.ROUNDING),
@@ -80,7 +80,7 @@ def needle() -> Surface:
 
 
 def harmful() -> Surface:
-    """120 points: the default is the best of all; everything else is 0.5 to 20 % slower."""
+    """120 points: the default is the best, and all others are 0.5 to 20 % slower."""
     knobs = (
         Knob("ubatch", tuple(1 << p for p in range(6, 12)), 512, moves=_PP, fidelity=Fidelity.ROUNDING),
         Knob("threads", (1, 2, 4, 6, 8), 8, moves=_TG),

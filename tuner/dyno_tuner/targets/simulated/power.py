@@ -1,9 +1,9 @@
 """The power limit of a simulated GPU.
 
-What the device draws is held to its limit on average over a second: work that draws more runs at full clock
-until the average has reached the limit, and slower from then on. The samples of tunes on an H200 fit that: a
-process that has been loading reads prompts that draw 747 of 700 W at full speed for 0.9 s, and after 60 ms
-without work a device that was at its limit does so for at least half a second.
+The device keeps its average power over one second within the limit. Work that draws more runs at full clock
+until the average reaches the limit, then at a lower clock. Samples of tunes on an H200 fit this model. After
+loading, prompts that draw 747 W of 700 W run at full speed for 0.9 s. After 60 ms without work, a device at
+its limit runs at full speed for at least half a second.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from typing import Any
 
 LIMIT_W = 700.0
 FULL_MHZ = 1980.0
-IDLE_DRAW = 0.2  # of the limit, like all draws
+IDLE_DRAW = 0.2  # as a share of the limit, like all draws
 GENERATION_DRAW = 0.85
 _WINDOW = 1.0  # seconds
 _STEP = 0.005  # seconds
-_CLOCK = 0.4  # power goes with the clock to the power of one over this
+_CLOCK = 0.4  # the clock is proportional to power raised to this exponent
 
 
 class SimulatedPower:
-    """The device, which has done nothing for long."""
+    """The power limit of a simulated device, which is idle at first."""
 
     def __init__(self) -> None:
         steps = round(_WINDOW / _STEP)
         self._draws = deque([IDLE_DRAW] * steps, maxlen=steps)
         self._sum = IDLE_DRAW * steps
-        self._part = 0.0  # of a step, that has passed beyond the last whole one
-        self._clock = self._slowest = 1.0  # of the full clock; the slowest since `look`
+        self._part = 0.0  # part of a step since the last whole step
+        self._clock = self._slowest = 1.0  # share of the full clock, and the lowest since `look`
         self._highest = self.average
 
     @property
     def average(self) -> float:
-        """The power that the device has drawn over the last second, as a share of its limit."""
+        """Average power over the last second, as a share of the limit."""
         return self._sum / len(self._draws)
 
     def idle(self, seconds: float) -> None:
-        """Time passes without work."""
+        """Let time pass without work."""
         self._spend(seconds, IDLE_DRAW)
 
     def work(self, seconds: float, draw: float) -> float:
-        """Work that takes so many seconds at full clock and would draw `draw` then; returns the seconds that
-        it takes."""
+        """Do work that takes `seconds` and draws `draw` at full clock. Returns the seconds that it really
+        takes."""
         took = 0.0
         while seconds > 0:
             limited = draw > 1 and self.average >= 1
@@ -55,11 +55,11 @@ class SimulatedPower:
         return took
 
     def look(self) -> None:
-        """Begins a window."""
+        """Begin a window of observation."""
         self._highest, self._slowest = self.average, self._clock
 
     def state(self) -> dict[str, Any]:
-        """As `dyno._nvml.state`: the highest power and the lowest clock since `look`."""
+        """The highest power and the lowest clock since `look`, in the form of `dyno._nvml.state`."""
         return {
             "power_w": round(LIMIT_W * self._highest, 1),
             "power_limit_w": LIMIT_W,

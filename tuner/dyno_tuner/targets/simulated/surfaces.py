@@ -1,8 +1,7 @@
-"""Response surfaces with known truth, for testing the method.
+"""Response surfaces with known true rates, for tests of the method.
 
-A surface is knobs and a function from settings to true rates. Their shapes are those that tuning an engine
-meets: saturation, a crossover of two paths, a cliff of memory, ruggedness, gains that two settings bring
-only together.
+A surface has knobs and a function from settings to true rates. The shapes are those of real engines:
+saturation, a crossover of two paths, a memory cliff, ruggedness, and gains that need two settings together.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ def _no_kld(settings: Settings) -> float:
 
 @dataclass(frozen=True)
 class SimulatedOp:
-    """Another kernel of an op beside its default, which is `{"variant": "plain"}`; several of one key are
-    candidates of one op.
+    """An alternative kernel of an op, whose default is `{"variant": "plain"}`. Kernels with the same key are
+    candidates for one op.
 
     Args:
-    alone: time of the default / time of this one, of the launch by itself.
-    serving: by metric, tokens/s with this one / tokens/s with the default; may depend on the settings.
-    fault: what happens to the worker with it, if anything; alone it can be timed all the same.
-    share: of the time of a pass, that its launches take alone.
+    alone: time of the default / time of this kernel, for a single launch.
+    serving: by metric, tokens/s with this kernel / tokens/s with the default; may depend on the settings.
+    fault: fault of the worker with this kernel, if any; a single launch can still be timed.
+    share: share of the time of a pass that its launches take.
     """
 
     key: str
@@ -55,13 +54,13 @@ class SimulatedOp:
 
 @dataclass(frozen=True)
 class Surface:
-    """The truth of a simulated engine: its knobs, rates, answers and faults.
+    """A simulated engine's knobs and true rates, answers and faults.
 
     Args:
-    rates: true tokens/s of every metric, with the engine's own kernels.
-    ops: what else there is to choose among.
-    fault: what happens to the worker with these settings, if anything.
-    kld: mean KLD against the exact path.
+    rates: true tokens/s of each metric with the default kernels.
+    ops: alternative kernels.
+    fault: fault of the worker with these settings, if any.
+    kld: mean KL divergence from the exact path, in nats.
     watts: true power, in watts.
     """
 
@@ -73,10 +72,10 @@ class Surface:
     weights: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, 1.0))
     ops: tuple[SimulatedOp, ...] = ()
     watts: Callable[[Settings], float] | None = None
-    """True power while it works; None: nothing counts its energy."""
+    """True power during work; None: no energy counter."""
 
     def with_kernels(self, configuration: Configuration) -> dict[str, float]:
-        """True tokens/s of a configuration, kernels included."""
+        """True tokens/s of a configuration with its kernels."""
         rates = dict(self.rates(configuration.settings))
         others = {(k.key, k.config["variant"]) for k in configuration.kernels}
         for op in self.ops:
@@ -86,7 +85,7 @@ class Surface:
         return rates
 
     def fault_of(self, configuration: Configuration) -> TrialStatus | None:
-        """Of the settings or of a kernel."""
+        """The fault of the settings or of a kernel, if any."""
         others = {(k.key, k.config["variant"]) for k in configuration.kernels}
         faults = (op.fault for op in self.ops if (op.key, op.variant) in others)
         return self.fault(configuration.settings) or next((f for f in faults if f is not None), None)
@@ -95,7 +94,7 @@ class Surface:
         return Space(self.knobs)
 
     def truth(self, settings: Settings) -> float:
-        """True log of the weighted geometric mean of rates; -inf where it does not run or is wrong."""
+        """Log of the weighted geometric mean of the true rates; -inf if it does not run or is wrong."""
         if self.fault(settings) is not None or self.kld(settings) > 1e-3:
             return -math.inf
         rates = self.rates(settings)
@@ -111,8 +110,8 @@ def _powers(low: int, high: int) -> tuple[Value, ...]:
 
 
 def _thread_curve(threads: int, cores: int, serial: float, bandwidth: int) -> float:
-    """Amdahl up to the number of threads that saturates memory, then a slow loss; a step down past the
-    cores."""
+    """Speed by number of threads: Amdahl's law until memory is saturated, then a slow loss, and a drop beyond
+    the number of cores."""
     useful = min(threads, bandwidth)
     gain = 1 / (serial + (1 - serial) / useful)
     gain *= 0.985 ** max(0, threads - bandwidth)
@@ -120,7 +119,8 @@ def _thread_curve(threads: int, cores: int, serial: float, bandwidth: int) -> fl
 
 
 def saturating() -> Surface:
-    """288 points: u-batch saturates and falls off; token generation wants fewer threads than prefill."""
+    """288 points: the gain of the u-batch saturates, then falls; token generation needs fewer threads than
+    prefill."""
     threads: tuple[Value, ...] = (1, 2, 4, 6, 8, 12)
     knobs = (
         Knob("ubatch", _powers(5, 12), 512, moves=_PP, fidelity=Fidelity.ROUNDING),
@@ -140,7 +140,8 @@ def saturating() -> Surface:
 
 
 def offload(link_gbps: float = 12.0) -> Surface:
-    """A mixture whose experts lie in host memory: a CPU computes them, or copies of them cross a link.
+    """A mixture of experts with experts in host memory: the CPU computes them, or they are copied over a
+    link.
 
     All 16 experts of 48 layers are 15 GB, and a token uses 2. Streaming takes the time of the link for each
     u-batch, and hides behind the GPU only if the u-batch is large. On the CPU each token costs the same.
@@ -181,8 +182,8 @@ def offload(link_gbps: float = 12.0) -> Surface:
 
 
 def crossover() -> Surface:
-    """280 points: a quantised path up to a threshold, a dequantised one above it, whose verdict changes
-    with u-batch. The best needs a u-batch and a threshold that the default does not have."""
+    """280 points: a quantised path up to a threshold, a dequantised one above it. Which is faster depends on
+    the u-batch. The best point changes both u-batch and threshold from the default."""
 
     def path(value: Value, s: Settings) -> bool:
         return _int(s, "ubatch") <= int(value)
@@ -207,7 +208,7 @@ def crossover() -> Surface:
 
 
 def cliff() -> Surface:
-    """400 points: more is faster until memory ends; past it the worker dies."""
+    """400 points: larger values are faster until memory runs out; then the worker dies."""
     knobs = (
         Knob("ubatch", _powers(5, 12), 512, moves=_PP, fidelity=Fidelity.ROUNDING),
         Knob("layers_on_gpu", (0, 8, 16, 24, 32, 40, 44, 46, 47, 48), 24, Kind.LOAD),
@@ -232,8 +233,8 @@ def cliff() -> Surface:
 
 
 def rugged() -> Surface:
-    """500 points of a kernel's tiles: smooth trends under a fixed ±3 % that follows no trend, and an
-    unordered choice."""
+    """500 points of a kernel's tile sizes: smooth trends with fixed deviations of ±3 %, and an unordered
+    choice."""
     knobs = (
         Knob("rows", (1, 2, 4, 8, 16), 4, moves=_PP, fidelity=Fidelity.ROUNDING),
         Knob("columns", (1, 2, 4, 8, 16), 4, moves=_PP, fidelity=Fidelity.ROUNDING),
@@ -255,7 +256,7 @@ def rugged() -> Surface:
 
 
 def interaction() -> Surface:
-    """500 points: a larger u-batch alone loses, its threshold alone does nothing, both together gain a
+    """500 points: a larger u-batch alone is slower, its threshold alone has no effect, both together gain a
     third."""
     knobs = (
         Knob("ubatch", _powers(7, 11), 512, moves=_PP, fidelity=Fidelity.ROUNDING),
@@ -303,7 +304,7 @@ def wide() -> Surface:
 
 
 def null() -> Surface:
-    """96 points that are all the same: whatever wins here is noise."""
+    """96 equal points: any winner is due to noise."""
     knobs = (
         Knob("ubatch", _powers(6, 11), 512, moves=_PP, fidelity=Fidelity.ROUNDING),
         Knob("threads", (1, 2, 4, 8), 8, moves=_TG),
@@ -313,13 +314,13 @@ def null() -> Surface:
 
 
 def with_ops(surface: Surface, *ops: SimulatedOp) -> Surface:
-    """`surface` with kernels to choose among."""
+    """`surface` with alternative kernels."""
     return dataclasses.replace(surface, ops=ops)
 
 
 def overlap() -> Surface:
-    """Kernels whose times alone mislead, as launches that overlap do: of two ops the one that wins alone
-    costs generation 14 and 3 %, and one that loses alone gains 4 and 3 %."""
+    """Kernels whose single launches mislead, as overlapping launches do. In each of two ops, one kernel is
+    faster alone but costs generation 14 and 3 %; another is slower alone but gains 4 and 3 %."""
     kernels = {
         ("matmul a", "early"): (1.3, 0.86),
         ("matmul a", "late"): (0.95, 1.04),
@@ -339,8 +340,8 @@ def overlap() -> Surface:
 
 
 def faulty() -> Surface:
-    """`saturating` with regions that crash, hang and run out of memory, and a fast variant whose answers
-    are wrong."""
+    """`saturating` with regions that crash, hang or run out of memory, and a fast variant with wrong
+    answers."""
     base = saturating()
     knobs = (
         *base.knobs,
@@ -370,10 +371,10 @@ def faulty() -> Surface:
 
 
 def hungry() -> Surface:
-    """48 points where the fastest setting is not the one that takes the least energy.
+    """48 points where the fastest setting does not use the least energy.
 
-    The last threads wait for memory: they gain 4 % of speed for 30 % of the power. The other layout gains 3 %
-    for 15 %. A larger u-batch is both faster and cheaper.
+    The last threads wait for memory: they add 4 % of speed and 30 % of power. The other layout adds 3 % of
+    speed and 15 % of power. A larger u-batch is faster and uses less energy.
     """
     knobs = (
         Knob("ubatch", (128, 256, 512, 1024), 256, moves=_PP, fidelity=Fidelity.ROUNDING),

@@ -1,10 +1,10 @@
-"""An engine whose truth is known: a response surface under the noise that real measurements have.
+"""A simulated engine: a response surface with the noise of real measurements.
 
-Its state is nothing but the configuration and a clock; all noise is drawn from (seed, operation, sample),
-and what a process contributes from (seed, process number). So an operation gives the same samples whether
-or not those before it were carried out, which is what lets a resumed run be compared with one that was
-never interrupted. The exceptions are `heat`, which a measurement leaves to the next one of its process, and
-`power`, which the device averages over all that it does.
+The state is the configuration and a clock. Noise is drawn from (seed, operation, sample), and the part of a
+process from (seed, process number). So an operation gives the same samples, whether or not earlier operations
+were carried out. A resumed run can thus be compared with an uninterrupted one. Two parts depend on earlier
+work: `heat`, which a measurement leaves to the next one of its process, and `power`, an average over all work
+of the device.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SimulationNoise:
-    """Standard deviations in log units unless said otherwise."""
+    """The noise of a simulation: standard deviations in log units unless stated otherwise."""
 
     within: float = 0.005  # of a sample
-    process: float = 0.01  # common to all that runs in one process
+    process: float = 0.01  # common to all samples of one process
     layout: float = 0.004  # of one configuration in one process
-    drift: float = 0.0  # slowdown that creeps in over `drift_seconds`, as a fraction
+    drift: float = 0.0  # slowdown that grows over `drift_seconds`, as a fraction
     drift_seconds: float = 600.0
     throttle: float = 0.0  # slowdown during an episode, as a fraction
     throttle_period: float = 90.0  # seconds from one episode to the next
@@ -61,29 +61,29 @@ class SimulationNoise:
     outliers: float = 0.01  # probability of a sample that is 10 to 30 % too slow
     cold: float = 0.06  # slowdown of the first sample after apply(), as a fraction
     impossible: float = 0.0  # probability of a sample whose first clock stood still
-    # Slowdown of generation right behind prompts of the default, as a fraction; behind faster ones the more.
+    # Slowdown of generation right after prompts of the default, as a fraction; larger after faster prompts.
     heat: float = 0.0
-    heat_seconds: float = 0.25  # in which it falls to a third
-    # The share of its power limit that the device draws while it reads prompts with the default; faster
-    # configurations draw the more. 0: it has no limit. See `simulated_power`.
+    heat_seconds: float = 0.25  # time in which the slowdown falls to a third
+    # Power while the device processes prompts with the default, as a share of the limit. Faster
+    # configurations draw more. 0: no limit. See `power`.
     power: float = 0.0
 
 
 @functools.lru_cache(maxsize=65536)
 def _normal(*key: object) -> float:
-    """Noise that many samples share is drawn once."""
+    """Standard normal noise; cached, because many samples share it."""
     return float(keyed_rng(*key).standard_normal())
 
 
 class SimulatedTarget(Target):
-    """An engine with known truth and chosen noise, in virtual time.
+    """A simulated engine with known true rates and chosen noise, in virtual time.
 
     Args:
     surface: a name in `surfaces.SURFACES`.
-    seed: of the noise.
-    real_faults: crash, hang and exhaust memory in earnest (only in a worker); else they are statuses.
-    pace: seconds of sleep per simulated second, to give a kill something to interrupt.
-    device: properties of the device that are other than usual.
+    seed: seed of the noise.
+    real_faults: really crash, hang and exhaust memory (only in a worker); else faults are statuses.
+    pace: seconds of sleep per simulated second, so that a test can kill a run in the middle.
+    device: properties of the device that differ from the usual ones.
     """
 
     def __init__(
@@ -111,15 +111,15 @@ class SimulatedTarget(Target):
         self._real_faults = real_faults
         self._pace = pace
         self._device = dict(device or {})
-        self._now = 0.0  # of the run, for drift and episodes
-        self._spent = 0.0  # by this target, only ever growing
+        self._now = 0.0  # time of the run, for drift and episodes
+        self._spent = 0.0  # time spent by this target; only grows
         self._configuration: Configuration | None = None
         self._context = OpContext("", 0, 0.0)
         self._sample = 0
         self._counts = False
         self._true: dict[str, float] = {}
         self._power = SimulatedPower()
-        self._hot = (0.0, 0.0, -1)  # slowdown when the last prompt had been read, when that was, its process
+        self._hot = (0.0, 0.0, -1)  # slowdown after the last prompt, its time, its process
 
     def knobs(self) -> tuple[Knob, ...]:
         return self.surface.knobs
@@ -153,13 +153,12 @@ class SimulatedTarget(Target):
 
     def apply(self, configuration: Configuration, context: OpContext) -> None:
         self._configuration = configuration = self._complete(configuration)
-        if context.process != self._context.process:  # it has been loading for seconds
+        if context.process != self._context.process:  # a new process has been loading for seconds
             self._power = SimulatedPower()
         self._context = context
         self._sample = 0
         self._true = self.surface.with_kernels(configuration)
-        # Time is the operation's own, so that nothing depends on whether the operations before were carried
-        # out.
+        # Each operation has its own time, so that it does not depend on whether earlier operations ran.
         self._now = context.now
         self._advance(0.05)
         fault = self.surface.fault_of(configuration)
@@ -167,12 +166,12 @@ class SimulatedTarget(Target):
             self._fail(fault)
 
     def _complete(self, configuration: Configuration) -> Configuration:
-        """A setting that is left out is the default, as in any engine."""
+        """The configuration with defaults for missing settings."""
         defaults = {k.name: k.default for k in self.surface.knobs}
         return Configuration({**defaults, **configuration.settings}, configuration.kernels)
 
     def _advance(self, seconds: float) -> None:
-        """Time in which the device does not compute."""
+        """Let time pass in which the device does not compute."""
         if self.noise.power:
             self._power.idle(seconds)
         self._pass(seconds)
@@ -188,7 +187,7 @@ class SimulatedTarget(Target):
             if fault is TrialStatus.CRASH:
                 os.kill(os.getpid(), signal.SIGSEGV)
             if fault is TrialStatus.OOM:
-                os.kill(os.getpid(), signal.SIGKILL)  # what the kernel does
+                os.kill(os.getpid(), signal.SIGKILL)  # as the kernel's OOM killer does
             while fault is TrialStatus.TIMEOUT:
                 time.sleep(60)
         self._advance(5.0)
@@ -240,7 +239,7 @@ class SimulatedTarget(Target):
         self._advance(seconds)
 
     def _draw(self, metric: str) -> float:
-        """The power that the device would draw without its limit, as a share of the limit."""
+        """The power of the device without its limit, as a share of the limit."""
         if kind_of(metric) == "tg":
             return GENERATION_DRAW
         usual = self.surface.with_kernels(self._complete(Configuration({})))["pp"]
@@ -248,14 +247,14 @@ class SimulatedTarget(Target):
 
     @contextlib.contextmanager
     def window(self) -> Iterator[Window]:
-        """The readings of a driver meanwhile: for a `Recorder`, as a `GpuWatch`."""
+        """Simulated readings of a driver for a `Recorder`, as from a `GpuWatch`."""
         self._power.look()
         seen = Window()
         yield seen
         seen.add(self._power.state())
 
     def _heat(self) -> float:
-        """The rest of the slowdown that the last prompt of this process has caused."""
+        """The remaining slowdown from the last prompt of this process."""
         slowdown, since, process = self._hot
         if process != self._context.process:
             return 0.0
@@ -310,5 +309,5 @@ class SimulatedTarget(Target):
 
 
 def from_options(options: Mapping[str, Any]) -> SimulatedTarget:
-    """Builds a target in a worker from plain values."""
+    """Build a target from plain values, in a worker process."""
     return SimulatedTarget(**options)
