@@ -1,6 +1,6 @@
-"""Run GGUF models with settings that were measured and proven.
+"""A runtime for GGUF models with tuned, verified settings.
 
-Importing this package touches no device and loads nothing heavy; every name below is fetched on first use.
+The import of this package is fast and uses no device. Each name below is loaded on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that is open on its devices: its profile, its settings, its plan and its life."""
+"""A model that is open on its devices, with its profile, settings and plan."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ __all__ = ["OpenModel"]
 _log = logging.getLogger("dyno")
 
 _OFTEN_FITS = 0.8
-"""Of the memory of a GPU that weights may take, so that a cache and an arena have room beside them."""
+"""Share of GPU memory that weights may take, so that KV cache and arena fit beside them."""
 
 
 class OpenModel:
-    """The part of `Engine` that opens a file, holds the session, and says how it runs.
+    """The base class of `Engine`: it opens a file, holds the session and describes how the model runs.
 
     `Engine` describes the arguments.
     """
@@ -75,9 +75,9 @@ class OpenModel:
         self._own_lock = threading.RLock()
         self._process = os.getpid()
         self._slots = Slots()
-        self._scheduler: Scheduler | None = None  # draws the tokens of all generations while it is open
+        self._scheduler: Scheduler | None = None  # while open, samples the tokens of all generations
         self._scheduler_opens = False
-        self._capture_failures = 0  # that were told of
+        self._capture_failures = 0  # number of failures already reported
         self._tokenizer: Tokenizer | None = None
         self.path = model_path(path)
         self._placement = Placement.of(
@@ -91,7 +91,7 @@ class OpenModel:
         self._rates: dict[str, dict[str, float]] | None = None
         self._expert_use = None if expert_use is None else _expert_use.read(expert_use)
         arguments = _effective.check_arguments(settings, self._device.kind) | dict(self._placement.settings)
-        # Opened once: another file of this name must not give its profile, its weights or its vocabulary.
+        # Open the file once, so that profile, weights and vocabulary come from the same file.
         file = _core.Gguf(self.path)
         self._file: _core.Gguf | None = file
         model = _core.describe_model(file)
@@ -106,7 +106,7 @@ class OpenModel:
             file,
             self._device.info,
             self.device,
-            # A plan alone is for the whole device, and starts nothing on it.
+            # With plan_only, the plan is for the whole device, and nothing starts on it.
             None if plan_only else functools.partial(free_bytes, self.device),
         )
         self._selection = _selection.select(
@@ -136,21 +136,21 @@ class OpenModel:
     # ---- settings, plan, profile ----
 
     def set(self, **settings: Any) -> None:
-        """Change session settings without reloading the model; what the sequences hold stays valid.
+        """Change session settings without reloading the model. The state of all sequences stays valid.
 
         Raises:
-            OutOfMemoryError: It does not fit; everything stays as it was.
-            PlanError: An unknown name, an impossible value, or a setting that needs the engine to be opened
-            again.
+            OutOfMemoryError: The settings need too much memory; nothing has changed.
+            PlanError: A name is unknown, a value is impossible, or the setting only takes effect when the
+            engine is opened.
         """
         self._change("session", settings, lambda session, values: session.set(values))
 
     def set_context(self, **settings: Any) -> None:
-        """Change context settings: the cache is made again and is empty, the weights stay.
+        """Change context settings. The KV cache is replaced by an empty one; the weights stay.
 
         Raises:
-            PlanError: An unknown name, an impossible value, a setting of another kind, it does not fit, a
-            generation owns a slot, or a scheduler is open.
+            PlanError: A name is unknown, a value is impossible, a setting is of another kind, memory is too
+            small, a generation owns a slot, or a scheduler is open.
         """
 
         def change(session: _core.Session, values: dict[str, Any]) -> None:
@@ -165,7 +165,8 @@ class OpenModel:
 
     @contextlib.contextmanager
     def _opens_scheduler(self) -> Iterator[None]:
-        """Settings stay while a scheduler reads them. PlanError if there is one, or another one is opened."""
+        """Mark that a scheduler is being opened, so that settings stay. Raises PlanError if one is open or
+        being opened."""
         with self._lock:
             if self._scheduler is not None or self._scheduler_opens:
                 raise PlanError("[scheduler] this engine already has a scheduler; close it first")
@@ -181,7 +182,7 @@ class OpenModel:
         settings: Mapping[str, Any],
         change: Callable[[_core.Session, dict[str, Any]], None],
     ) -> None:
-        """Change settings of one kind; after an error of the session everything stays as it was."""
+        """Change settings of one kind. After an error of the session, nothing has changed."""
         checked = _effective.check_arguments(settings, self._device.kind, kinds=(kind,))
         before, self._arguments = self._arguments, {**self._arguments, **checked}
         wanted = self._resolve()
@@ -205,12 +206,12 @@ class OpenModel:
 
     @property
     def device_headline(self) -> str:
-        """`device: cuda:0, NVIDIA H200`, and why where it was not named."""
+        """A line such as `device: cuda:0, NVIDIA H200`, with the reason if dyno chose the device."""
         return self._device.headline
 
     @property
     def profile(self) -> MatchResult | None:
-        """The profile in force and how well it matches; None where the engine runs on defaults."""
+        """The active profile and how well it matches; None if the engine runs on defaults."""
         return self.match if self.match.profile is not None else None
 
     @property
@@ -220,15 +221,15 @@ class OpenModel:
 
     @property
     def expert_choices(self) -> dict[str, int]:
-        """Choices of experts in layers with an expert cache since the engine was opened: `chosen`, and of
-        these the `cached` ones. Both are 0 without such layers, and for prompts that are streamed. `swapped`:
-        experts that took the place of another one (`expert_cache=adaptive`).
+        """Counts since the engine was opened, for layers with an expert cache. `chosen` counts expert
+        choices, `cached` those that hit the cache. Both are 0 without such layers, and streamed prompts do
+        not count. `swapped` counts experts that replaced another one (`expert_cache=adaptive`).
         """
         return dict(self._open().experts)
 
     @property
     def fallbacks(self) -> list[str]:
-        """One line for each entry of the profile that fell back to the default, with the reason."""
+        """A line with the reason for each profile entry that fell back to the default."""
         return list(self._selection.lines)
 
     @property
@@ -238,7 +239,8 @@ class OpenModel:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """Where every tensor lies, and the bytes of weights, KV cache and arena, in all and by device."""
+        """The memory plan: the place of each tensor, and the bytes of weights, KV cache and arena, in total
+        and by device."""
         return dict(self._open().plan)
 
     def describe_plan(self) -> str:
@@ -246,7 +248,7 @@ class OpenModel:
         return str(self._open().describe_plan())
 
     def describe_nodes(self) -> list[dict[str, Any]]:
-        """Every launch of every op list, in order, with its operands.
+        """All launches of all op lists, in order, with their operands.
 
         Returns:
             Dicts with `list`, `name`, `key`, `device`, `layer` (None outside of layers), `tiles` (`gives` or
@@ -258,10 +260,10 @@ class OpenModel:
         return list(self._open().nodes())
 
     def describe_ops(self, tokens: int | None = None) -> list[dict[str, Any]]:
-        """Every op with the configuration that was taken for it and why.
+        """All ops, each with its chosen configuration and the reason.
 
         Args:
-            tokens: Size of the batch that the configurations are for; None lists every bucket that matters.
+            tokens: Size of the batch in tokens; None lists all batch sizes with different configurations.
 
         Returns:
             Dicts with `list`, `family`, `key`, `device`, `count`, `tokens`, `config`, `reason`, `tiles`,
@@ -271,9 +273,7 @@ class OpenModel:
         return list(self._open().ops(tokens))
 
     def kernel_report(self) -> list[dict[str, Any]]:
-        """The state of each kernel entry of the profile: `applied`, `rejected` or `unused`, with the
-        reason.
-        """
+        """State and reason of each kernel entry in the profile: `applied`, `rejected` or `unused`."""
         rows = list(self._open().kernel_report())
         known = {(row["key"], row["tokens"]) for row in rows}
         return rows + [row for row in self._rejected_kernels if (row["key"], row["tokens"]) not in known]
@@ -281,10 +281,10 @@ class OpenModel:
     # ---- life ----
 
     def close(self) -> None:
-        """Give back weights, cache and threads. Closing twice does nothing, nor does it in a forked child.
+        """Free weights, KV cache and threads. A second call does nothing, nor does a call in a forked child.
 
-        The handler of a signal may close the engine in the middle of a call of its own thread: that call ends
-        with ClosedError, unless the handler raises something else. A call of another thread is waited for.
+        A signal handler may close the engine during a call of its own thread. That call then raises
+        ClosedError, unless the handler raises another error. `close` waits for a call of another thread.
         """
         if os.getpid() != self._process:
             return
@@ -316,15 +316,14 @@ class OpenModel:
 
     @property
     def _lock(self) -> threading.RLock:
-        """For one call; PlanError for another one in its middle, where only a handler of a signal can be."""
-        self._check_process()  # first: a thread that a forked child does not have may hold the lock
+        """A context manager that locks the engine for one call. Raises PlanError for a call inside another
+        one, which only a signal handler can make."""
+        self._check_process()  # first, since in a forked child a missing thread may hold the lock
         return for_one_call(self._own_lock, "engine", "close() it")
 
     @property
     def _in_call(self) -> bool:
-        """Whether this is a handler of a signal that runs in the middle of a call of the engine or of its
-        tokenizer.
-        """
+        """Whether a signal handler runs during a call of the engine or its tokenizer."""
         return is_mine(self._own_lock) or (self._tokenizer is not None and self._tokenizer.in_call)
 
     def _check_process(self) -> None:
@@ -353,7 +352,7 @@ class OpenModel:
         )
 
     def _new_session(self, file: _core.Gguf, plan_only: bool) -> _core.Session:
-        """A session with the arguments, and the profile as far as it has been accepted."""
+        """A new session with the arguments and with the accepted part of the profile."""
         from dyno import _core
 
         self.settings = self._resolve()
@@ -378,7 +377,8 @@ class OpenModel:
         )
 
     def _chooses_cache(self, file: _core.Gguf, load: Mapping[str, Any]) -> bool:
-        """Whether the plan may choose the expert cache: it places the weights, and nobody has set a size."""
+        """Whether the plan may choose the size of the expert cache: placement is automatic, and no size is
+        set."""
         unset = self.settings.origins.get("expert_cache_mib", "default") == "default"
         return unset and self._may_be_placed(file, load)
 
@@ -395,7 +395,7 @@ class OpenModel:
         return 0 < memory * _OFTEN_FITS < sum(int(tensor["nbytes"]) for tensor in file.tensors())
 
     def _known_rates(self, file: _core.Gguf, load: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        """Kept rates. If a placement is about to be chosen for a GPU, missing ones are measured."""
+        """The stored rates. If a placement for a GPU is about to be chosen, missing rates are measured."""
         gpu = self._device.kind == "cuda" and not self._plan_only
         threads = max(0, int(self.settings.get("threads", 0)))
         missing = gpu and self._may_be_placed(file, load)

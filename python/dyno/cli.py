@@ -39,7 +39,7 @@ class _Commands(Group):
     first = ("run", "chat", "serve", "bench", "tune", "profiles", "info")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The words, of which the first one is a command and not a model."""
+        """Parse the words. If the first one is a model file, the error names the right command."""
         if args and (args[0] in ("-m", "--model") or args[0].endswith(".gguf")):
             raise typer.BadParameter(
                 "a command must come first, such as dyno run MODEL -p TEXT, dyno chat MODEL or dyno serve "
@@ -89,7 +89,7 @@ def root(
 
 
 class _Tune(typer.core.TyperCommand):
-    """A command that hands on the words after its name, and the questions of a shell."""
+    """A command that passes its words and shell completion on to the tuner."""
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """The completions of `tune` itself: options and subcommands."""
@@ -106,7 +106,7 @@ class _Tune(typer.core.TyperCommand):
     help="Find the fastest settings for a model on this machine, and write a profile. The same as `tune`.",
 )
 def tune(context: typer.Context) -> None:
-    """Hand everything to the tuner."""
+    """Pass everything on to the tuner."""
     main = plugins.load("tune")
     sys.argv = ["dyno tune", *context.args]
     main()
@@ -118,11 +118,12 @@ def main() -> None:
 
     state.configure_logging()
     try:
-        app(prog_name="dyno")  # completion goes by this name
+        app(prog_name="dyno")  # the name for shell completion
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except BrokenPipeError:
-        # Whoever read our output has gone. Python would complain once more when it closes stdout.
+        # The reader of stdout has gone. Without this, Python would report an error again when it closes
+        # stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (DynoError, OSError, UnicodeError, MemoryError, ImportError, ValueError) as error:

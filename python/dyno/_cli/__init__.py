@@ -1,1 +1,1 @@
-"""The commands of `dyno`, one file each; bodies import what they need when they run."""
+"""The commands of `dyno`, one file each. A command imports the packages that it needs when it runs."""

@@ -121,7 +121,7 @@ def bench(
         [_pair(text) for text in pairs or []],
         numbers(depth, "-d"),
         numbers(batch, "-b"),
-        # The context and the cache types come first: changing them costs most.
+        # Context and cache types vary slowest, since a change of them costs most.
         {
             k: varied[k]
             for k in ("kv_type_k", "kv_type_v", "ubatch", "threads", "threads_batch")
@@ -156,7 +156,7 @@ def _per_op(
     found = []
     with Engine(path, **opened) as engine, progress("bench", len(grid)) as advance:
         state.print_choices(engine)
-        peaks: dict[int, dict[str, float]] = {}  # by threads of the CPU
+        peaks: dict[int, dict[str, float]] = {}  # by number of CPU threads
         for case in grid:
             changed = dict(case.settings)
             contexts = {k: v for k, v in changed.items() if k.startswith("kv_type")}
@@ -216,7 +216,7 @@ def _measure(
             records.append(formats.record(result, machine, model))
             state.print_expert_choices(result.expert_choices, result.case.test)
             advance(1, "")
-            if output == "jsonl":  # every line as soon as it is known
+            if output == "jsonl":  # print each line as soon as it is known
                 print(formats.as_jsonl(records[-1:]), flush=True)
     if output == "json":
         print(formats.as_json(records))
@@ -231,10 +231,10 @@ _MAX_NUMBERS = 1000
 
 
 def numbers(text: str, option: str) -> list[int]:
-    """`512`, `1,2,4`, `1-8`, `0-1024+256` or `1-64*2`, as in llama-bench.
+    """Numbers from a list or range, as in llama-bench: `512`, `1,2,4`, `1-8`, `0-1024+256` or `1-64*2`.
 
     Raises:
-        typer.BadParameter: Anything else.
+        typer.BadParameter: The text has another form.
     """
     found: list[int] = []
     for part in text.split(","):

@@ -86,12 +86,12 @@ def chat(
 
 
 def history_file() -> Path:
-    """The file that keeps typed messages for the next conversation."""
+    """The path of the file with typed messages, for the next conversation."""
     return own_folder("STATE") / "chat_history"
 
 
 def _typed(keep: bool) -> Iterator[str]:
-    """The messages that somebody types, until Ctrl-D.
+    """Messages that the user types, until Ctrl-D.
 
     Raises:
         ImportError: prompt-toolkit is not installed.
@@ -117,14 +117,14 @@ def _lines(session: Any) -> Iterator[str]:
     while True:
         try:
             yield session.prompt("> ", prompt_continuation="  ", multiline=True)
-        except KeyboardInterrupt:  # an empty line takes the place of the typed one
+        except KeyboardInterrupt:  # an empty line replaces the typed one
             continue
         except EOFError:
             return
 
 
 def _bindings() -> Any:
-    """Enter sends; Alt-Enter begins a new line."""
+    """Key bindings: Enter sends, Alt-Enter begins a new line."""
     from prompt_toolkit.key_binding import KeyBindings
 
     bindings = KeyBindings()

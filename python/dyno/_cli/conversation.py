@@ -1,4 +1,4 @@
-"""A conversation at a terminal: messages, settings of the draws, and the commands that change them."""
+"""A conversation at a terminal: messages, sampling settings, and the commands that change them."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ Enter sends, Alt-Enter begins a new line, the arrow keys bring back what was sen
 Ctrl-C ends an answer and keeps its text."""
 
 _UNSET = {"max_tokens": "to the end of the context", "seed": "none"}
-"""The settings that may have no value, and the words for that."""
+"""Settings that can be unset, and the words that unset them."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class Conversation:
-    """The messages so far, and the settings of the next answer's draw.
+    """A conversation: the messages so far and the sampling settings of the next answer.
 
     Args:
-        engine: Answers; its slot 0 belongs to this conversation.
+        engine: Engine that answers; the conversation owns its slot 0.
         template: The chat template.
         system: The system message, if there is one.
-        variables: For the template.
-        max_tokens: Of an answer; None goes on to the end of the context.
+        variables: Variables of the template.
+        max_tokens: Maximum length of an answer in tokens; None: until the context is full.
         stop: Strings that end an answer.
-        options: Settings of the draws.
-        out: Where answers go.
+        options: Sampling settings.
+        out: Stream for the answers.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Conversation:
         self._engine, self._template = engine, template
         self._variables, self._stop = dict(variables or {}), list(stop or [])
         self._settings: dict[str, Any] = {"max_tokens": max_tokens, **(options or {})}
-        self._sampling()  # refuses what is impossible now, not at the first answer
+        self._sampling()  # refuse impossible settings now, not at the first answer
         self._out = out or sys.stdout
         self._dim = self._out.isatty()
         self._held: list[int] = []
@@ -74,10 +74,10 @@ class Conversation:
         """The conversation, without the system message."""
 
     def say(self, text: str) -> bool:
-        """Answer a line of the user, or do what it commands.
+        """Answer a line of the user, or carry out its command.
 
         Returns:
-            Whether to go on.
+            Whether the conversation goes on.
         """
         if not text.strip():
             return True
@@ -231,7 +231,7 @@ class Conversation:
         )
 
     def _show(self, part: Part, reasoning: bool) -> bool:
-        """Write a part; whether it was reasoning, which looks dim."""
+        """Write a part of an answer, reasoning in dim text. Returns whether it was reasoning."""
         if bool(part.reasoning) != reasoning:
             mark = _DIM if part.reasoning else _PLAIN
             self._out.write(mark if self._dim else "")
@@ -259,7 +259,7 @@ def _encoding() -> str:
 
 
 def _defaults() -> dict[str, Any]:
-    """Settings that `/set` knows, with their defaults."""
+    """The settings of `/set` and their defaults."""
     neutral = Sampling()
     named = ("temperature", "top_k", "top_p", "min_p", "seed", *DrawOptions.__annotations__)
     plain = {name: getattr(neutral, name) for name in named}
@@ -270,5 +270,5 @@ def _defaults() -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    """`text` for a terminal: a model's answer moves no cursor and sets no title."""
+    """`text` without control codes, so that an answer cannot move the cursor or set the title."""
     return "".join(c if c in "\n\t" or c.isprintable() else escaped(c) for c in text)

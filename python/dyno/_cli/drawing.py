@@ -144,7 +144,7 @@ System = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class DrawingOptions(Group):
-    """The sampling options, except the temperature, whose default differs between commands."""
+    """The sampling options except the temperature, whose default differs between commands."""
 
     section = DRAWS
 
@@ -166,10 +166,10 @@ class DrawingOptions(Group):
     stop: Stop = None
 
     def settings(self, temperature: float) -> dict[str, Any]:
-        """The settings of a draw, as `Engine.generate` takes them; an option that was not given is left out.
+        """The sampling settings for `Engine.generate`, without options that were not given.
 
         Raises:
-            typer.BadParameter: A bias cannot be read, or a value is out of its bounds.
+            typer.BadParameter: A bias cannot be read, or a value is out of range.
         """
         from dyno._sampling import BOUNDS
 
@@ -190,11 +190,11 @@ class DrawingOptions(Group):
 def rules(
     json_schema: str | None, json_schema_file: Path | None, grammar: str | None, grammar_file: Path | None
 ) -> dict[str, str]:
-    """The rules that the text follows, as settings of a draw.
+    """The JSON schema or grammar that the text must follow, as sampling settings.
 
     Raises:
-        typer.BadParameter: More than one is given, or the one is wrong.
-        NotInstalledError: llguidance, which reads them, is not installed.
+        typer.BadParameter: More than one is given, or it is invalid.
+        NotInstalledError: The package llguidance is not installed.
     """
     given = {
         "--json-schema": json_schema,
@@ -229,10 +229,10 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def template_variables(text: str | None) -> dict[str, Any]:
-    """`--chat-template-kwargs` as a dict.
+    """The value of `--chat-template-kwargs` as a dict.
 
     Raises:
-        typer.BadParameter: It is not a JSON object.
+        typer.BadParameter: The value is not a JSON object.
     """
     if text is None:
         return {}
@@ -248,7 +248,7 @@ def template_variables(text: str | None) -> dict[str, Any]:
 
 
 def tool_definitions(file: Path | None) -> list[dict[str, Any]] | None:
-    """The functions in `file`, as in the public chat API.
+    """The functions in `file`, in the form of the chat API.
 
     Raises:
         typer.BadParameter: The file does not hold a JSON list of objects.

@@ -72,7 +72,7 @@ def experts(
         if output is not None:
             use.write(output)
     else:
-        # First, so that no text runs in vain.
+        # Check the file first, before a long run.
         where = output or _expert_use.kept(_expert_use.fingerprint(file))
         if where is None:
             raise PlanError(

@@ -13,7 +13,7 @@ from dyno._shell import escaped
 
 
 class Stage(StrEnum):
-    """The subjects that can be explained."""
+    """The stages that `dyno explain` can print."""
 
     gguf = "gguf"
     model = "model"
@@ -30,7 +30,7 @@ _MEANING = {
 
 
 class Command(help.Command):
-    """`dyno explain`, which says what its first word has to be."""
+    """The command `dyno explain`, whose error lists the valid stages."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and not args[0].startswith("-") and args[0] not in set(Stage):
@@ -80,5 +80,5 @@ def explain(
                 result, text = stages.plan(engine, nodes=nodes)
             else:
                 result, text = stages.ops(engine, tokens)
-    # Names in a file may hold codes that a terminal obeys.
+    # Names in a file may hold control codes of a terminal.
     print(json.dumps(result, indent=2) if json_ else "\n".join(map(escaped, text.split("\n"))))

@@ -1,4 +1,4 @@
-"""`dyno profiles match`: the profile that a node would use, found from its description."""
+"""`dyno profiles match` and `drift`: the profile that a node would use, and whether its speed still holds."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Flags of llama.cpp, ik_llama.cpp and vLLM that users type by habit, and the answer to each of them.
+"""A table of flags of llama.cpp, ik_llama.cpp and vLLM that users type by habit, with an answer to each.
 
-`Command` reads the words of a command line before typer does. A flag of the table that changes results, or
-that dyno does not have, ends with exit code 2, and one error answers all such flags of the line. If dyno does
-not need a flag, a warning says so and the command goes on. A switch has one answer for on and one for off.
-Values by which llama.cpp asks for its default, such as `-t -1`, mean the default here, too.
+`Command` reads the words of a command line before typer does. Flags that change results or that dyno lacks
+end the command with exit code 2; one error answers all of them. For a flag that dyno does not need, it prints
+a warning and goes on. A switch has one answer for on and one for off. Values that mean the default in
+llama.cpp, such as `-t -1`, also mean the default in dyno.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger("dyno.cli")
 
 
 class Verdict(StrEnum):
-    """The answer to a flag."""
+    """The kind of answer to a flag."""
 
     HERE = "in dyno, use"
     UNNECESSARY = "not needed in dyno"
@@ -30,33 +30,33 @@ class Verdict(StrEnum):
 
 
 class Takes(StrEnum):
-    """The words after a flag that belong to it."""
+    """The number and kind of words after a flag that belong to it."""
 
     NOTHING = "nothing"
     VALUE = "value"
     SWITCH = "switch"
-    """A word for on or off, or a list of such words, which may be left out."""
+    """An optional word for on or off, or a list of such words."""
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """A flag with all its spellings, and the reason for its verdict; of HERE the option that does it."""
+    """A foreign flag: its names, its verdict and the reason. For `HERE`, the reason is the option of dyno."""
 
     names: tuple[str, ...]
     takes: Takes
     verdict: Verdict
     why: str
     off: tuple[Verdict, str] | None = None
-    """The same of a switch that is turned off."""
+    """Verdict and reason for a switch that is turned off."""
 
     @property
     def answer(self) -> str:
         return _answer(self.verdict, self.why)
 
     def judged(self, words: str) -> tuple[Verdict, str]:
-        """Verdict and answer with the words behind the flag, which may be a list with commas.
+        """Verdict and answer for the words after the flag, which can be a list with commas.
 
-        A list of on and off, as llama-bench takes it, is two runs here.
+        A list of on and off, as in llama-bench, needs two runs in dyno.
         """
         off = [word.lower() in _OFF_WORDS for word in words.split(",")]
         if self.off is None or not any(off):
@@ -74,7 +74,7 @@ _OFF_WORDS = frozenset({"off", "0", "false", "disabled"})
 _SWITCH_WORDS = _OFF_WORDS | {"on", "1", "true", "enabled", "auto", "-1"}
 _NUMBERS = frozenset({"-n", "-c", "-t", "-s", "-d", "-r", "-b"})  # short options whose value is never a word
 
-# By the parameter of an option: values by which llama.cpp asks for the default, which dyno takes without it.
+# By parameter: values that mean the default in llama.cpp, so dyno drops the option.
 _DEFAULTS = {
     "threads": frozenset({"-1"}),
     "threads_batch": frozenset({"-1"}),
@@ -86,7 +86,7 @@ _NO, _VALUE, _SWITCH = Takes.NOTHING, Takes.VALUE, Takes.SWITCH
 _CHAT = "the chat template defines the text around a message"
 _SAMPLER = "dyno has the samplers of --help, in a fixed order"
 
-# By the first name of a switch: the verdict on it where the word behind it says off.
+# By the first name of a switch: the verdict if the next word turns it off.
 _TURNED_OFF: dict[str, tuple[Verdict, str]] = {
     "-co": (_NOT_NEEDED, "the output has no colours"),
     "--log-colors": (_NOT_NEEDED, "messages are plain lines"),
@@ -328,7 +328,7 @@ _BY_NAME = {name: flag for flag in FLAGS for name in flag.names}
 
 
 class Command(help.Command):
-    """A command that answers flags of llama.cpp by name, and takes its first bare word for the model."""
+    """A command that answers foreign flags by name. Its first bare word is the model."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -343,7 +343,7 @@ def _without_foreign(params: list[Any], args: list[str]) -> list[str]:
     """`args` without the flags that dyno does not need.
 
     Raises:
-        typer.BadParameter: A flag that changes results or is not there, or one that nobody has.
+        typer.BadParameter: A flag that changes results, that dyno lacks, or that is unknown.
     """
     own = {name: p for p in params for name in (*p.opts, *p.secondary_opts) if name.startswith("-")}
     kept: list[str] = []
@@ -392,6 +392,7 @@ def _is_switch(word: str | None) -> bool:
 
 
 def _refuse_cluster(word: str, own: dict[str, Any]) -> None:
-    """`-nothing` is not a number of tokens: without this the message names an option that nobody typed."""
+    """Refuse a cluster of short options such as `-nothing`. Otherwise the message would name `-n`, which
+    nobody typed."""
     if word[:2] in _NUMBERS and word[:2] in own and re.fullmatch(r"-[A-Za-z][A-Za-z][\w-]*", word):
         raise typer.BadParameter("no such option", param_hint=word)

@@ -1,4 +1,4 @@
-"""Groups of options that several commands share: a dataclass each, whose fields are the options."""
+"""Groups of options that several commands share. Each group is a dataclass whose fields are options."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """The base of all groups; `grouped` finds them by it."""
+    """The base class of all groups, by which `grouped` finds them."""
 
     section: ClassVar[str]
-    """The title of the group in --help. An option that names a section of its own stands there."""
+    """The title of the group in --help. An option with its own section is listed there instead."""
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer reads it: the fields of a group take the place of a parameter with its type."""
+    """A decorator that turns a command into a function for typer. The fields of a group replace the parameter
+    with its type."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {
         name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, Group)
@@ -57,7 +58,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _in_section(annotation: Any, section: str) -> Any:
-    """The annotation of an option that stands under the title `section` in --help."""
+    """The annotation of an option under the title `section` in --help."""
     kind, option = get_args(annotation)[:2]
     option = copy.copy(option)
     option.rich_help_panel = option.rich_help_panel or section
@@ -66,7 +67,7 @@ def _in_section(annotation: Any, section: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOptions(Group):
-    """The settings of a session that have an option of their own."""
+    """The session settings that have their own option."""
 
     section = options.SPEED
 
@@ -77,13 +78,13 @@ class SessionOptions(Group):
     kv_type_v: options.KvTypeV = None
 
     def given(self) -> dict[str, Any]:
-        """Setting -> value, or None if the option was not given."""
+        """A dict from setting to value, or None if the option was not given."""
         return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(Group):
-    """The options by which a command opens its engine: device, placement, profile, and settings by name."""
+    """The options for opening an engine: device, placement, profile, and settings by name."""
 
     section = options.DEVICES
 
@@ -111,13 +112,13 @@ class EngineOptions(Group):
         return options.device_argument(self.device, self.gpu)
 
     def arguments(self, **named: Any) -> dict[str, Any]:
-        """The arguments of `Engine` beside the file and the device.
+        """The arguments of `Engine`, except the file and the device.
 
         Args:
-            named: settings that the command has options for; None: not given.
+            named: settings with their own option in the command; None: not given.
 
         Raises:
-            typer.BadParameter: An option cannot be read, or contradicts another one.
+            typer.BadParameter: An option cannot be parsed, or contradicts another one.
         """
         chosen = options.profile_argument(
             self.profile, self.no_profile, self.require_profile, self.force_profile
@@ -128,11 +129,11 @@ class EngineOptions(Group):
         )
 
     def placement(self) -> dict[str, Any]:
-        """The placement options as arguments of `Engine`; what was not given is left out.
+        """The placement options as arguments of `Engine`, without options that were not given.
 
         Raises:
             typer.BadParameter: `-ngl` is neither a number nor `all`, or a virtual device, an amount of memory
-            or a share cannot be read.
+            or a share cannot be parsed.
         """
         from dyno._memory_size import parse_limit
         from dyno._virtual_devices import parse_virtual_devices
@@ -164,7 +165,7 @@ class EngineOptions(Group):
             "virtual_devices": devices or None,
             "vram": self.vram,
             "ram": self.ram,
-            # Shares mean a split, as with llama.cpp, whose mode is `layer` by itself.
+            # Shares imply a split; as in llama.cpp, the default mode is `layer`.
             "split": self.split_mode or ("layer" if shares else None),
             "tensor_split": shares or None,
         }

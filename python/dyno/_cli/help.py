@@ -1,4 +1,4 @@
-"""The texts of --help: options in sections, short names of values, and whole sentences about commands."""
+"""The layout of --help: options in sections, short names for values, and full sentences for commands."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import typer
 import typer.core
 
 WIDTH = 110
-"""Columns at most; a narrower terminal wraps earlier."""
+"""Maximum width in columns; a narrower terminal wraps earlier."""
 
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 """The context settings of both programs."""
 
 LAST = "Other"
-"""The section of options that every command has; it stands at the end."""
+"""The last section, for options that every command has."""
 
 _VALUES = {"int": "N", "integer": "N", "float": "X", "str": "TEXT", "text": "TEXT", "path": "FILE"}
 _VALUE = re.compile(r" <?(int|integer|float|str|text|path)(?: range)?>?(?=$| / )", re.IGNORECASE)
@@ -23,7 +23,7 @@ _NOTES = re.compile(r"  \[([^\[\]]*)\]$")
 _RANGE = re.compile(r"(?:^|[<>=])x(?:[<>=]|$)")
 
 
-# Typer has a click of its own, or uses the installed one; the class is in both.
+# Typer has its own copy of click or uses the installed one; both have the class.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 
 _PROBLEMS = {
@@ -32,14 +32,14 @@ _PROBLEMS = {
     "greater_than_equal": "is too small; give {ge} or more",
     "less_than_equal": "is too large; give {le} or less",
 }
-"""By the kind of a validation error: the rest of a sentence that begins with the value."""
+"""By the kind of a validation error: the end of a sentence that begins with the value."""
 
 
 class Sections:
-    """The part of a command that reads and prints its options: one section for each `rich_help_panel`."""
+    """A mixin for commands that prints options in one section for each `rich_help_panel`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words of the command line; an error names the value that is no number."""
+        """Parse the words of the command line. An error names a value that is not a number."""
         try:
             return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
         except USAGE_ERROR as error:
@@ -47,7 +47,7 @@ class Sections:
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Print arguments first, then the sections in the order of their first options."""
+        """Print arguments, then the sections in the order of their first options."""
         command: Any = self
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in command.get_params(ctx):
@@ -71,12 +71,12 @@ class Command(Sections, typer.core.TyperCommand):
 
 
 class Group(Sections, typer.core.TyperGroup):
-    """A group of commands, each with a whole sentence; names in `first` come first."""
+    """A group of commands; names in `first` come first."""
 
     first: tuple[str, ...] = ()
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names in the order of the help."""
+        """The names of the commands in the order of the help."""
         names = super().list_commands(ctx)
         return [*(n for n in self.first if n in names), *(n for n in names if n not in self.first)]
 
@@ -86,7 +86,7 @@ class Group(Sections, typer.core.TyperGroup):
         Sections.format_options(self, ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Print each command with its first sentence, which is not cut."""
+        """Print each command with its whole first sentence."""
         found: list[tuple[str, Any]] = [
             (name, self.get_command(ctx, name)) for name in self.list_commands(ctx)
         ]
@@ -101,7 +101,8 @@ def _of_every_command(parameter: Any) -> bool:
 
 
 def _plain(name: str, text: str) -> tuple[str, str]:
-    """A row with N, X, TEXT or FILE for a value, and without the range of a number, which its error names."""
+    """A row of the help with N, X, TEXT or FILE for a value. The range of a number is left out; its error
+    gives it."""
     name = _VALUE.sub(lambda found: f" {_VALUES[found[1].lower()]}", name)
     if notes := _NOTES.search(text):
         kept = [note for note in notes[1].split("; ") if not _RANGE.search(note)]
@@ -110,7 +111,7 @@ def _plain(name: str, text: str) -> tuple[str, str]:
 
 
 def _with_value(error: Any) -> str:
-    """The message of a usage error; typer's own message about a number does not name the number."""
+    """The message of a usage error with the value, which typer's message about a number lacks."""
     problems = getattr(error.__cause__, "errors", None)
     if problems is None:
         return str(error.message)

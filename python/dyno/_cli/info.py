@@ -1,4 +1,4 @@
-"""`dyno info`: what was built, and what it runs on."""
+"""`dyno info`: the build and the devices of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and their conversion to arguments of `Engine`."""
+"""Options that several commands share, and functions that turn them into arguments of `Engine`."""
 
 from __future__ import annotations
 
@@ -197,10 +197,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def model_argument(bare: Path | None, model: Path | None) -> Path:
-    """The model, given as a bare word or by `--model`.
+    """The model, from a bare word or `--model`.
 
     Raises:
-        typer.BadParameter: None of the two, or both.
+        typer.BadParameter: Neither or both are given.
     """
     if bare is not None and model is not None:
         raise typer.BadParameter(
@@ -218,8 +218,8 @@ def text_of(file: Path) -> str:
     """The text of a file.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is not UTF-8.
+        OSError: The file cannot be read.
+        ValueError: The file is not UTF-8.
     """
     try:
         return file.read_text(encoding="utf-8")
@@ -231,7 +231,7 @@ def text_of(file: Path) -> str:
 
 
 def ctx_argument(ctx: int | None, model: Path) -> int | None:
-    """The value of `--ctx`, where 0 asks for the length that the model was made for."""
+    """The context length in tokens from `--ctx`; 0 means the training context of the model."""
     if ctx != 0:
         return ctx
     from dyno import _core
@@ -243,7 +243,7 @@ def device_argument(device: str, gpu: int | None) -> str:
     """`--device` and `--gpu` as one name.
 
     Raises:
-        typer.BadParameter: They contradict each other.
+        typer.BadParameter: The two contradict each other.
     """
     if gpu is None:
         return device
@@ -255,10 +255,10 @@ def device_argument(device: str, gpu: int | None) -> str:
 
 
 def once(options: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `Engine` from options of their own and from `--set`.
+    """Merge arguments of `Engine` from named options and from `--set`.
 
     Raises:
-        typer.BadParameter: One is given by both.
+        typer.BadParameter: An argument is given by both.
     """
     twice = sorted(set(options) & set(settings))
     if twice:
@@ -279,7 +279,8 @@ def numa_argument(value: str | None) -> str | None:
     """The value of `--numa`.
 
     Raises:
-        typer.BadParameter: A value of llama.cpp, with the way to the same here, or none that is known.
+        typer.BadParameter: The value is unknown, or one of llama.cpp; then the message names the equivalent
+            in dyno.
     """
     from dyno.settings import SETTINGS
 
@@ -293,7 +294,7 @@ def numa_argument(value: str | None) -> str | None:
 
 
 def split_rules(text: str) -> list[str]:
-    """Rules between commas; one that stands within a regular expression, as in {1,2}, is part of it."""
+    """Split rules at commas, except those inside a regular expression, as in {1,2}."""
     rules: list[str] = []
     pending = ""
     for piece in text.split(","):
@@ -310,7 +311,7 @@ def profile_argument(
     """The profile options as arguments of `Engine`.
 
     Raises:
-        typer.BadParameter: Two options that contradict each other.
+        typer.BadParameter: Two options contradict each other.
     """
     if no_profile and (profile is not None or require):
         raise typer.BadParameter(
@@ -328,10 +329,11 @@ def profile_argument(
 
 
 def settings(given: list[str] | None, **named: Any) -> dict[str, Any]:
-    """Settings from `--set NAME=VALUE` and from options of their own; what was not given is left out.
+    """Settings from `--set NAME=VALUE` and from named options, without options that were not given.
 
     Raises:
-        typer.BadParameter: Not NAME=VALUE, an unknown name, an impossible value, or a setting given twice.
+        typer.BadParameter: A word is not NAME=VALUE, a name is unknown, a value is impossible, or a setting
+            is given twice.
     """
     from dyno.settings import SETTINGS, unknown_setting
 

@@ -1,4 +1,4 @@
-"""`dyno perplexity`: how well a model predicts a text, and how far it is from a reference."""
+"""`dyno perplexity`: the perplexity of a text and the KL divergence from a reference."""
 
 from __future__ import annotations
 

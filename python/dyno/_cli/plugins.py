@@ -1,8 +1,7 @@
-"""Commands that another package brings: the entry points of the group `dyno.commands`.
+"""Commands from other packages: the entry points of the group `dyno.commands`.
 
-The runtime does not import the tuner. The distribution names there the functions of the tuner that
-`dyno tune` and `dyno profiles export` call. A source tree has no distribution, so its pyproject.toml is read
-instead.
+The runtime does not import the tuner. Instead, entry points name the tuner's functions for `dyno tune` and
+`dyno profiles export`. A source tree has no installed entry points, so its pyproject.toml is read.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ _PROJECT = "gguf-dyno"
 
 
 def load(name: str) -> Any:
-    """The object that the entry point `name` stands for.
+    """Load the object of the entry point `name`.
 
     Raises:
-        ImportError: The group has no such name.
+        ImportError: The group has no such entry point.
     """
     found = _of_source_tree() or {point.name: point for point in entry_points(group=GROUP)}
     if name not in found:
@@ -31,7 +30,7 @@ def load(name: str) -> Any:
 
 
 def _of_source_tree() -> dict[str, EntryPoint]:
-    """The entry points of the source tree that this file belongs to; empty where it is installed."""
+    """The entry points of the source tree with this file; empty for an installed package."""
     page = Path(__file__).resolve().parents[3] / "pyproject.toml"
     if not page.is_file():
         return {}

@@ -116,7 +116,7 @@ def run(
         _warn_of_threads(engine)
         limit = None if max_tokens is None or max_tokens < 0 else max_tokens
         if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character shows a mark
+            sys.stdout.reconfigure(errors="replace")  # a terminal shows `?` for characters that it lacks
         if chat:
             reply = engine.chat(
                 messages(system, text),
@@ -137,7 +137,7 @@ def run(
                     file=sys.stderr,
                 )
             tokens = engine.tokenizer.encode(text, parse_special=special)
-            # Slot 0: its position is read below.
+            # Use slot 0, because its position is read below.
             pieces = engine.generate(tokens, limit, stop=draws.stop or (), slot=0, **sampling)
             if echo:
                 sys.stdout.write(text)
@@ -149,7 +149,7 @@ def run(
                     first = time.perf_counter()
                 sys.stdout.write(piece)
                 sys.stdout.flush()
-        finally:  # the message of an error begins a line of its own
+        finally:  # so that an error message begins a new line
             sys.stdout.write("\n")
             sys.stdout.flush()
         if verbose or sys.stderr.isatty():
@@ -157,13 +157,13 @@ def run(
 
 
 def messages(system: str | None, text: str) -> list[dict[str, str]]:
-    """A conversation of one message, after a system message if there is one."""
+    """A list of the system message, if there is one, and one user message."""
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": text}]
 
 
 def shown(reply: Reply) -> Iterator[str]:
-    """The content of a reply, and each call as a line of JSON; its reasoning goes to stderr."""
+    """The content of a reply, then each tool call as a line of JSON. Its reasoning is printed to stderr."""
     for part in reply:
         if part.reasoning:
             sys.stderr.write(part.reasoning)
@@ -178,14 +178,14 @@ def shown(reply: Reply) -> Iterator[str]:
 
 
 def has_chat_template(model: Path) -> bool:
-    """Whether the file holds a chat template, which `dyno run` applies with --chat only."""
+    """Whether the file holds a chat template. `dyno run` applies it with --chat only."""
     from dyno import _core
 
     return bool(_core.Gguf(str(model)).get("tokenizer.chat_template"))
 
 
 def _warn_of_threads(engine: Engine) -> None:
-    """One line for more threads than cores; they wait for each other at every step."""
+    """Warn about more threads than cores, because threads wait for each other at each step."""
     from dyno._effective import usable_cores
 
     cores = usable_cores()
@@ -207,10 +207,10 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def _check_empty(model: Path, option: str) -> None:
-    """Refuse an empty prompt, unless the vocabulary begins each text with a token. This reads no weights.
+    """Refuse an empty prompt, unless the tokenizer adds a BOS token. This reads no weights.
 
     Raises:
-        typer.BadParameter: The model has nothing to continue.
+        typer.BadParameter: The prompt has no tokens.
     """
     from dyno.tokenizer import Tokenizer
 
@@ -219,7 +219,7 @@ def _check_empty(model: Path, option: str) -> None:
 
 
 def _print_timing(engine: Engine, n_prompt: int, prompt_s: float, rest_s: float) -> None:
-    drawn = engine.position() - n_prompt  # tokens that followed the first one
+    drawn = engine.position() - n_prompt  # tokens after the first one
     parts = [f"prompt {n_prompt} tokens"]
     if prompt_s > 0:
         parts.append(f"first text after {prompt_s:.2f} s")

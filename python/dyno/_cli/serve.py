@@ -248,7 +248,7 @@ def serve(
     if ray is not None:
         _serve_replicas(recipe, ray, host, port, port_file, drain_timeout)
         return
-    # The address first, since loading a model can take a minute.
+    # Bind the address first, since loading a model can take a minute.
     with _bound(host, port) as listening, opened(recipe) as (engine, app):
         config = uvicorn.Config(
             app,
@@ -262,7 +262,7 @@ def serve(
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         try:
-            listening.listen(config.backlog)  # whoever reads the line or the file below can connect at once
+            listening.listen(config.backlog)  # a reader of the line or file below can connect at once
         except OSError as error:
             raise _unusable(host, port, error) from error
         state.print_choices(engine)
@@ -284,7 +284,7 @@ def _serve_replicas(
     from dyno.server.replicas import replicas
 
     on_gpu = resolve_device(recipe.device).name.startswith("cuda")
-    if on_gpu:  # Ray shows each replica its own GPU, as the first one
+    if on_gpu:  # in each replica Ray shows one GPU, as number 0
         recipe = dataclasses.replace(recipe, device="cuda:0")
     if port == 0:
         with socket.create_server((host, 0)) as free:
@@ -306,10 +306,10 @@ def _serve_replicas(
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket with the address, on which nothing listens yet.
+    """A socket that is bound to the address but does not listen yet.
 
     Raises:
-        OSError: The port is in use, or the address is not one of this machine.
+        OSError: The port is in use, or the address does not belong to this machine.
     """
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
@@ -348,12 +348,12 @@ def _check_port_file(path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file so that nobody reads half of it."""
+    """Write a file atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(text)
         part.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):  # the folder that cannot be written to
+        with contextlib.suppress(OSError):  # if the folder is not writable
             part.unlink()
         raise OSError(f"--port-file {path}: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""The common part of all commands: verbosity, messages on stderr, the profile line."""
+"""Functions shared by all commands: verbosity, messages on stderr, and the lines about device and profile."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def verbosity(level: int = 0) -> int:
 
 
 class _Lines(logging.Formatter):
-    """`warning: text`, like the errors."""
+    """A log formatter that writes `warning: text`, in the form of errors."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{record.levelname.lower()}: {record.getMessage()}"
 
 
 def configure_logging() -> None:
-    """Warnings of the package become lines on stderr."""
+    """Print the package's warnings as lines on stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Lines())
     logger = logging.getLogger("dyno")
     logger.handlers[:] = [handler]
     logger.propagate = False
-    # The device and the profile in force are printed by the commands.
+    # The commands print the device and the active profile themselves.
     logging.getLogger("dyno.device").setLevel(logging.ERROR)
     logging.getLogger("dyno.profiles.match").setLevel(logging.ERROR)
 
@@ -88,7 +88,7 @@ def print_expert_choices(choices: Mapping[str, int], where: str = "") -> None:
 
 
 def print_choices_once() -> Callable[[Engine], None]:
-    """`print_choices` for the first engine of several."""
+    """A function that calls `print_choices`, but prints equal lines of several engines only once."""
     shown: list[str] = []
 
     def show(engine: Engine) -> None:
