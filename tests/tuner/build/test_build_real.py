@@ -19,8 +19,12 @@ from dyno_tuner.build.commands import tool
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = all(importlib.util.find_spec(name) for name in ("scikit_build_core", "nanobind")) and tool("ninja")
-SMALL = {"DYNO_CPU_KERNELS": "best", "CMAKE_UNITY_BUILD": "ON"}
-"""One instruction set, and several files in a unit: a build takes a third of the time."""
+SMALL = {
+    "DYNO_CPU_KERNELS": "best",
+    "CMAKE_UNITY_BUILD": "ON",
+    "CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG",
+}
+"""One instruction set, several files in a unit and few optimisations: a build takes a quarter of the time."""
 MEASURED = ("GGML_NATIVE", "GGML_LTO", "CMAKE_CXX_FLAGS_RELEASE")
 
 
