@@ -86,8 +86,9 @@ def test_switches_of_the_cpu_engine(tmp_path: Path, trained_model: Path) -> None
         assert row["verdict"] in ("on", "default"), row
         assert set(row["ratio"]) == set(row["ci95"]) == {"pp64", "tg16"}
         for name, ratio in row["ratio"].items():
-            low, high = row["ci95"][name]
-            assert 0 < low <= ratio <= high
+            low, high = row["ci95"][name]  # of two rounds beside other load, it can begin at 0.0000
+            assert 0 <= low <= ratio <= high
+            assert ratio > 0
         assert row["rounds"] == 2
         assert row["mean_kld"]["variant"] < 0.01
     for row in (told["default"], *tried):
