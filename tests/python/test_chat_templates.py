@@ -427,6 +427,21 @@ def test_a_process_that_was_killed_is_started_again() -> None:
     renderer.close()
 
 
+def test_an_interrupt_of_the_start_leaves_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = Renderer(Limits(seconds=120))
+    request = {"template": "x", "messages": [], "variables": {}, "tokens": {}, "now": None, "fits": False}
+    with monkeypatch.context() as patched:
+
+        def interrupted(*_: object) -> bytes:
+            raise KeyboardInterrupt
+
+        patched.setattr(Renderer, "_exchange", staticmethod(interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            renderer.render(request, "t")
+    assert renderer.render(request, "t")["text"] == "x"
+    renderer.close()
+
+
 def test_a_forked_child_renders_in_a_process_of_its_own() -> None:
     code = (
         "import os\nfrom dyno.chat import ChatTemplate\n"

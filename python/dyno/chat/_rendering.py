@@ -69,8 +69,8 @@ class Renderer:
         ):  # a forked child has copies of the parent's pipes, and possibly of its held lock
             self._lock, self._process, self._pid = threading.RLock(), None, os.getpid()
         with for_one_call(self._lock, "chat template"):
-            process = self._process or self._start()
             try:
+                process = self._process or self._start()
                 reply = self._exchange(process, line, self._limits.seconds)
             except BaseException:  # including interrupts: an unread answer must not be taken for the next one
                 self.close()
