@@ -103,4 +103,13 @@ void decode_q8_kv(const uint8_t* meta, const uint8_t* block, CodedBlock& out) {
   for (int i = 0; i < 32; ++i) out.code[i] = block[i] ^ 0x80;
 }
 
+// Row: f32 d alone.
+void decode_q8_kv_row(const uint8_t* meta, const uint8_t* block, CodedBlock& out) { decode_q8_kv(meta, block, out); }
+
+// f16 d, 256 signed bytes
+void decode_q8_k_row(const uint8_t*, const uint8_t* block, CodedBlock& out) {
+  out.d_half = load_u16(block);
+  for (int i = 0; i < 256; ++i) out.code[i] = block[2 + i] ^ 0x80;
+}
+
 }  // namespace dyno

@@ -97,6 +97,10 @@ void iq2_bn_r4(const uint8_t* from, int row, uint8_t* to) {
   }
 }
 
+void q8_kv_r8(const uint8_t* from, int row, uint8_t* to) {
+  for (int j = 0; j < 32; ++j) to[j] = from[32 * (j / 4) + 4 * row + j % 4];
+}
+
 // ---- K types -------------------------------------------------------------------------------------------------------
 
 void q2_k_r4(const uint8_t* from, int row, uint8_t* to) {
@@ -157,6 +161,14 @@ void q6_k_r4(const uint8_t* from, int row, uint8_t* to) {
              quarter / 2 * 4);
     add_bits(to[128 + i / 128 * 32 + i % 32], high, 2 * quarter);
   }
+}
+void q8_k_r8(const uint8_t* from, int row, uint8_t* to) {
+  copy_half(from, row, to);
+  for (int j = 0; j < 256; ++j) to[2 + j] = from[16 + 32 * (j / 4) + 4 * row + j % 4];
+}
+void q8_k_r16(const uint8_t* from, int row, uint8_t* to) {  // its bytes are 128 larger
+  copy_half(from, row, to);
+  for (int j = 0; j < 256; ++j) to[2 + j] = from[32 + 64 * (j / 4) + 4 * row + j % 4] ^ 0x80;
 }
 void iq4_xs_r8(const uint8_t* from, int row, uint8_t* to) {
   copy_half(from, row, to);

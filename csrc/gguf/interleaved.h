@@ -1,5 +1,5 @@
-// The interleaved types of ik_llama.cpp: 4 or 8 rows in one unit. At load, units become rows of the plain type, which
-// has the same codes and scales.
+// The interleaved types of ik_llama.cpp: 4, 8 or 16 rows in one unit. At load, units become rows of the plain type,
+// which has the same codes and scales.
 #pragma once
 
 #include <cstddef>
