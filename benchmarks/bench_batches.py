@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def integers(text: str) -> list[int]:
-    """A list such as 1,8,32."""
+    """Parse a list such as 1,8,32."""
     return [int(part) for part in text.split(",")]
 
 
@@ -41,14 +41,14 @@ def ops_of(engine: Engine, tokens: dict[int, Any], most: int) -> dict[str, Any]:
 
 
 def timed(step: Callable[[], object]) -> float:
-    """Seconds of one step."""
+    """The wall time of one step, in seconds."""
     begun = time.perf_counter()
     step()
     return time.perf_counter() - begun
 
 
 def figures(samples: list[float], count: int) -> dict[str, Any]:
-    """Of steps of so many sequences: the median, the quartiles and the rate."""
+    """Median, quartiles and rate of the steps of `count` sequences."""
     median = statistics.median(samples)
     return {
         "step_us": round(1e6 * median, 1),
@@ -58,7 +58,7 @@ def figures(samples: list[float], count: int) -> dict[str, Any]:
 
 
 def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All numbers of sequences of one model."""
+    """Measure one model with each number of sequences."""
     random = np.random.default_rng(args.seed)
     row: dict[str, Any] = {"model": path.stem, "depth": args.depth, "cells": {}}
     ctx = args.depth + 2 * (args.steps + args.warm_up) + 64
@@ -132,7 +132,7 @@ def main() -> int:
     for path in args.models:
         try:
             report["models"].append(measure(path, args))
-        except Exception as error:  # one model must not cost the others their figures
+        except Exception as error:  # a failed model must not stop the others
             print(f"{path.stem}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             report["failed"][path.stem] = f"{type(error).__name__}: {error}"
         if args.json:

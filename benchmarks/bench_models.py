@@ -1,11 +1,11 @@
-"""Whole models on one device, in the cells that people compare engines by.
+"""Speed of whole models on one device, in the cells of common comparisons.
 
     python benchmarks/bench_models.py a.gguf b.gguf … --peers benchmarks/peers_h200.json --json out.json
 
 For every model: a prompt of 4096 tokens at u-batches of 128 to 4096, and 128 generated tokens at depth 0 and
-4096. Every sample is kept and the median counts; a cell is run untimed until two runs agree. A file's name
-without `.gguf` is the name by which `--peers` knows it. With --per-op the ops of a prompt and of a token
-follow.
+4096. All samples are kept and the median is reported. Before the samples, a cell runs untimed until two runs
+agree. In `--peers`, a model has the name of its file without `.gguf`. With --per-op the ops of a prompt and
+of a token follow.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def measure(path: Path, args: argparse.Namespace, peaks: dict[str, float]) -> di
 
 
 def rounded(value: Any) -> Any:
-    """Four digits are more than the clocks give."""
+    """A number rounded to four digits, more than the precision of the clocks."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):
@@ -89,7 +89,7 @@ def rounded(value: Any) -> Any:
 
 
 def compare(row: dict[str, Any], peers: dict[str, Any]) -> None:
-    """Adds the best peer's figure and the ratio to every cell that the peers have."""
+    """Add the best peer's figure and the ratio to each cell that the peers have."""
     theirs = peers.get("models", {}).get(row["model"], {})
     for name, cell in row["cells"].items():
         rates = {engine: cells[name] for engine, cells in theirs.items() if name in cells}
@@ -99,7 +99,7 @@ def compare(row: dict[str, Any], peers: dict[str, Any]) -> None:
 
 
 def commit() -> str:
-    """Of the sources; empty outside of a clone."""
+    """The commit of the sources; empty outside of a clone."""
     done = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"],
         cwd=Path(__file__).parent,
@@ -125,7 +125,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def integers(text: str) -> list[int]:
-    """A list such as 128,512."""
+    """Parse a list such as 128,512."""
     return [int(part) for part in text.split(",")]
 
 
@@ -187,7 +187,7 @@ def main() -> int:
     for path in args.models:
         try:
             row = measure(path, args, peaks)
-        except Exception as error:  # one model must not cost the others their figures
+        except Exception as error:  # a failed model must not stop the others
             print(f"{path.stem}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             report["failed"][path.stem] = f"{type(error).__name__}: {error}"
         else:

@@ -22,12 +22,12 @@ from typing import Any
 
 from dyno import _core, _rates
 
-# Enough to leave every cache of today's CPUs cold.
+# Larger than the caches of today's CPUs.
 COLD_MIB = 512
 
 
 def work(family: str, desc: dict[str, Any], depth: int) -> tuple[float, float]:
-    """(bytes, floating-point operations) of a launch; the op's cost knows nothing of the depth."""
+    """(bytes, floating-point operations) of a launch. The op's own cost ignores the depth."""
     bytes_moved, flops = _core.ops.cost(family, desc)
     if family != "attention" or depth == 0:
         return bytes_moved, flops
@@ -53,7 +53,7 @@ def configurations(family: str, desc: dict[str, Any], args: argparse.Namespace) 
 def measure(
     family: str, desc: dict[str, Any], configs: list[dict[str, Any]], threads: int, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """The rows of a table, without those that the device refuses."""
+    """The rows of a table, without configurations that the device refuses."""
     measured = _core.ops.time_configs(
         family,
         desc,
@@ -104,7 +104,7 @@ def figures(
 
 
 def integers(text: str) -> list[int]:
-    """A list such as 1,8,512."""
+    """Parse a list such as 1,8,512."""
     return [int(part) for part in text.split(",")]
 
 

@@ -4,9 +4,9 @@
     python benchmarks/bench_ops_cpu.py --types q4_0,q6_k --tokens 512 --layout plain
     python benchmarks/bench_ops_cpu.py --best --json rates.json         # the fastest candidate
 
-GB/s are weights, activations and results over time, GOP/s multiplications and additions. The fastest launch
-counts, for on a machine that others use too the slower ones tell of the others; --json keeps all samples.
-Weights are rotated through --rotate MiB, so that they come from memory as they do in a model.
+GB/s counts weights, activations and results; GOP/s counts multiplications and additions. The fastest launch
+is reported, because other programs on the machine only slow launches down. --json keeps all samples. Weights
+are rotated through --rotate MiB, so that they come from memory as they do in a model.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 SKIPPED = frozenset({"threads", "threads_batch", "ubatch"})
 THRESHOLDS = (0, 512, 4096)
-# A setting that does nothing while others have their defaults is compared with these on both sides.
+# Some settings have no effect unless others change, so both sides get these values.
 HELD = {"compute_type": {"mmq_max_tokens": 0, "mmq_id_max_tokens": 0}}
 
 
 def alternatives(name: str, default: Any) -> list[Any]:
-    """The values worth a look."""
+    """The values of a setting to compare with its default."""
     setting = SETTINGS[name]
     if setting.type == "bool":
         return [not default]
@@ -42,7 +42,7 @@ def alternatives(name: str, default: Any) -> list[Any]:
 
 
 def cases() -> dict[str, tuple[dict[str, Any], bench.BenchCase]]:
-    """Cells by name, with the settings that they hold."""
+    """Cells by name, with their fixed settings."""
     return {
         "pp4096": ({}, bench.BenchCase(4096, 0, 0, 4096)),
         "pp4096 ub4096": ({"ubatch": 4096}, bench.BenchCase(4096, 0, 0, 4096)),
@@ -57,7 +57,7 @@ def rates(engine: Engine, case: bench.BenchCase, count: int) -> list[float]:
 
 
 def change(engine: Engine, values: Mapping[str, Any]) -> None:
-    """Any settings but those of load."""
+    """Change session and context settings."""
     for kind, call in (("context", engine.set_context), ("session", engine.set)):
         chosen = {name: value for name, value in values.items() if SETTINGS[name].kind == kind}
         if chosen:
@@ -136,7 +136,7 @@ def main() -> int:
                 rows.append(row)
                 cells = "  ".join(f"{cell} {c['ratio']:.3f}" for cell, c in row["cells"].items())
                 print(f"{path.stem:26} {text:34} {cells}", flush=True)
-                if args.json:  # after every row: an end at any time loses one
+                if args.json:  # after every row, so that an interruption loses at most one
                     args.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0 if any(report["models"].values()) else 1
 

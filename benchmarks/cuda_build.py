@@ -4,8 +4,8 @@
 
 Each build starts from nothing in a folder of its own, without a compiler cache. Core-seconds are what all
 processes of the step used. The targets: at most 1,700 core-seconds and 40 MB of device code for one
-architecture. Runs are added to those that the file has; one of the same architecture and switches takes the
-place of the older one.
+architecture. Runs are added to those in the file. A run replaces an older one of the same architecture and
+switches.
 """
 
 from __future__ import annotations

@@ -82,19 +82,19 @@ SYNTHETIC: dict[str, dict[str, Any]] = {
 MODELS = (SHIPPED, *SYNTHETIC)
 WORKLOAD = "pp=256,tg=32"
 GAIN = 1.05
-PROMISING = 1.02  # of one look, that is worth rounds
-AGAIN = 2  # looks more at what seemed best
+PROMISING = 1.02  # ratio of one look from which a change gets rounds
+AGAIN = 2  # further looks at the best changes
 GROUP = 12  # changes between two measurements of the default
-MOST = 5  # changes of a metric that are measured in rounds
-STARTS = ("settings", "kernels")  # that can be slow on purpose
+MOST = 5  # maximum number of changes of a metric in rounds
+STARTS = ("settings", "kernels")  # kinds of defaults that can be slow on purpose
 
-LEFT = 3  # exit code
+LEFT = 3  # exit code if jobs are left
 
-Change = tuple[str, Configuration, tuple[str, ...]]  # name, what runs, metrics that it can move
+Change = tuple[str, Configuration, tuple[str, ...]]  # name, configuration, metrics that it can change
 
 
 def make_model(name: str, folder: Path) -> Path:
-    """The shipped model, or one of random weights in `folder`."""
+    """The path of the shipped model, or of one with random weights in `folder`."""
     if name == SHIPPED:
         return ROOT / "models" / f"{SHIPPED}.gguf"
     path = folder / f"{name}.gguf"
@@ -104,7 +104,7 @@ def make_model(name: str, folder: Path) -> Path:
 
 
 class _Time:
-    """Time without a budget, for rounds."""
+    """An unlimited time budget, for rounds."""
 
     @property
     def now(self) -> float:
@@ -114,7 +114,7 @@ class _Time:
         return 0.0
 
     def took_round(self, measurements: float, seconds: float) -> None:
-        """There is no plan to correct."""
+        """Do nothing: there is no plan to correct."""
 
     def more_seconds(self, seconds: float) -> bool:
         return True
@@ -124,7 +124,7 @@ class _Time:
 
 
 class Bench:
-    """Measures configurations of one model in worker processes."""
+    """A bench that measures configurations of one model in worker processes."""
 
     def __init__(self, model: Path, scratch: str, args: argparse.Namespace, notebook: Notebook) -> None:
         self.notebook, self.rounds = notebook, args.rounds
@@ -168,7 +168,7 @@ class Bench:
         self.executor.close()
 
     def settings(self) -> Iterator[Change]:
-        """Every value of every setting but its default."""
+        """All values of all settings except the defaults."""
         for n, knob in enumerate(self.space.knobs):
             for i in range(len(knob.values)):
                 point = (*self.space.default[:n], i, *self.space.default[n + 1 :])
@@ -177,7 +177,7 @@ class Bench:
                     yield f"{knob.name}={knob.values[i]}", self.space.configuration(point), moves
 
     def kernels(self) -> Iterator[tuple[tuple[str, str], Change]]:
-        """Every kernel of every op but its default, with the op."""
+        """All kernels of all ops except the defaults, each with its op."""
         for op in self.executor.kernel_ops(self.default, self.options.workload):
             for candidate in op.candidates:
                 if candidate != op.default:
@@ -200,7 +200,7 @@ class Bench:
         return found
 
     def _looks_of(self, changes: Sequence[Change], metric: str, phase: str) -> list[float]:
-        """One look at each."""
+        """One look at each change."""
         found: list[float] = []
         for begin in range(0, len(changes), GROUP):
             group = changes[begin : begin + GROUP]
@@ -226,7 +226,7 @@ class Bench:
     def race(
         self, key: str, base: Configuration, named: Mapping[str, Configuration], metric: str
     ) -> dict[str, list[float]]:
-        """Ratio to `base`, with its interval, of each in paired rounds."""
+        """The ratio of each change to `base`, with its interval, from paired rounds."""
         found: dict[str, list[float]] = self.notebook.once(key, lambda: self._race(key, base, named, metric))
         return found
 
@@ -250,7 +250,7 @@ def exhaustive(bench: Bench, metric: str) -> tuple[dict[str, Any], dict[str, Con
         if ratio > best.get(op, (1.01, None))[0]:
             best[op] = (ratio, change)
     knobs: dict[str, tuple[float, Change]] = {}
-    for change in changes:  # of a setting the best value alone: no profile can write two of them
+    for change in changes:  # only the best value of a setting, because a profile holds one
         knob, ratio = change[0].partition("=")[0], settings[change[0]]
         if ratio > knobs.get(knob, (0.0, None))[0]:
             knobs[knob] = (ratio, change)
@@ -266,7 +266,7 @@ def exhaustive(bench: Bench, metric: str) -> tuple[dict[str, Any], dict[str, Con
 
 
 def with_change(profile: Configuration, change: Configuration, default: Configuration) -> Configuration:
-    """The profile with a change of the default as well."""
+    """The profile with a change of the default added."""
     moved = {n: v for n, v in change.settings.items() if v != default.settings.get(n)}
     places = {(k.key, k.tokens) for k in change.kernels}
     kept = tuple(k for k in profile.kernels if (k.key, k.tokens) not in places)
@@ -277,7 +277,7 @@ def judge(
     bench: Bench, profile: Configuration, metric: str, found: Mapping[str, Any],
     named: Mapping[str, Configuration],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A verdict on every gain of a metric: whether the profile holds it, or gains by it no more."""
+    """A verdict on each gain of a metric: whether the profile holds it, or would gain no more from it."""
     gains = {n: r for n, r in found["rounds"].items() if r[0] > GAIN and r[1] > 1}
     added = {n: with_change(profile, named[n], bench.default) for n in gains}
     others = {n: c for n, c in added.items() if runs(bench.space, c) != runs(bench.space, profile)}
@@ -290,16 +290,16 @@ def judge(
 
 
 def runs(space: Space, configuration: Configuration) -> Hashable:
-    """Equal for configurations that run the same code, in whatever order they name their kernels."""
+    """A key that is equal for configurations with the same code; the order of kernels does not matter."""
     settings = space.configuration(space.point(configuration.settings))
     return space.identity(settings), frozenset(configuration.kernels_key())
 
 
 def verdict(held: bool, on_top: Sequence[float] | None) -> dict[str, Any]:
-    """Of a gain: whether it is written, and why. None: the interval holds more than 5 %, and less too.
+    """Whether a gain is written, and the reason. None: the interval contains 5 %, so the rounds cannot tell.
 
     Args:
-        held: whether the profile holds the very change.
+        held: whether the profile holds exactly this change.
         on_top: the ratio and interval of the profile with the change to the profile; None: it has not run.
     """
     if held:
@@ -370,7 +370,7 @@ def tune(bench: Bench, model: Path, args: argparse.Namespace, scratch: str) -> d
 
 
 def job(args: argparse.Namespace, name: str, seed: int, cpus: Sequence[int]) -> dict[str, Any] | None:
-    """A whole job or its next piece, in a process of its own; None if a piece is left."""
+    """Run a whole job or its next piece in a new process; None if a piece is left."""
     words = [sys.executable, "-P", str(Path(__file__).resolve()), "--one", name, "--seed", str(seed)]
     words += ["--budget", str(args.budget), "--rounds", str(args.rounds), "--folder", str(args.folder)]
     words += ["--force"] if args.force else []
@@ -440,7 +440,7 @@ def beside(lanes: Sequence[Sequence[int]], args: argparse.Namespace) -> str:
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that results depend on."""
+    """The options on which results depend."""
     return {"force": args.force, "budget": args.budget, "rounds": args.rounds, "slow": sorted(args.slow)}
 
 

@@ -29,13 +29,13 @@ PASSAGES = {
     "Python again": (PYTHON, 0.5),
 }
 RECORDED = (PYTHON, 0.75)
-"""Behind all passages of the file."""
+"""Position after all passages of the file."""
 STEP = 256
-"""Tokens that are given to the engine at once, which takes them one by one."""
+"""Tokens in one call of the engine, which decodes them one by one."""
 
 
 def cut(engine: Engine, place: tuple[str, float], count: int) -> list[int]:
-    """So many tokens of a file, from a part of it on."""
+    """`count` tokens of a file, from a given place on."""
     text = (ROOT / place[0]).read_text(encoding="utf-8")
     begin = int(len(text) * place[1])
     return list(engine.tokenizer.encode(text[begin : begin + 12 * count]))[:count]
@@ -55,7 +55,7 @@ def opened(model: Path, mib: int, kind: str, uses: Any) -> _core.Session:
 
 
 def hits(session: _core.Session, passages: dict[str, list[int]]) -> dict[str, Any]:
-    """By passage the share of all its choices that were hits, and experts that were swapped meanwhile.
+    """By passage: the share of expert choices that were hits, and the number of swapped experts.
 
     A layer without cached experts has no hits, and its choices count.
     """

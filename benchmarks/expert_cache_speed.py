@@ -59,7 +59,7 @@ def opened(args: argparse.Namespace, mib: int, cache: str, uses: Any) -> _core.S
 
 
 def seconds_of(session: _core.Session, tokens: NDArray[np.int32]) -> float:
-    """Token by token, with the logits of each."""
+    """Seconds to decode tokens one by one, each with its logits."""
     session.reset()
     begin = time.perf_counter()
     for i in range(tokens.size):

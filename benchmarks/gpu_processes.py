@@ -1,4 +1,4 @@
-"""Engines in processes of their own on one GPU: options of the scripts, peak memory, and cells."""
+"""Tools to run engines as separate processes on one GPU: options of the scripts, peak memory, and cells."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = float(1 << 30)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the options of every script that compares engines on one GPU."""
+    """Add the common options of scripts that compare engines on one GPU."""
     parser.add_argument("--gpu", type=int, default=0)
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--prompts", default="512,4096", help="tokens, the longest last")
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def device_name(gpu: int) -> str:
-    """The name of a GPU; from here on its memory can be read.
+    """The name of a GPU. After this call its memory can be read.
 
     Args:
         gpu: number of the GPU, as NVML counts it.

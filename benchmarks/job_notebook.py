@@ -1,4 +1,4 @@
-"""The results of a job until now, in a file, so that the job can be measured in pieces."""
+"""A file with the results of a job so far, so that the job can be measured in pieces."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class Stopped(Exception):
-    """The time of this piece has ended."""
+    """An error: the time of this piece has ended."""
 
 
 class Notebook:
-    """The results of a job until now, in a file from which the next piece goes on.
+    """The results of a job so far, in a file from which the next piece continues.
 
     Args:
-        path: of the file; None: in memory alone.
+        path: path of the file; None: in memory only.
         end: `time.monotonic()` after which nothing more is measured.
-        options: what the results depend on beside the machine: the budget of the tune, and force.
+        options: options on which the results depend, beside the machine: the budget of the tune, and force.
 
     Raises:
-        SystemExit: the file is of another machine, build or options.
+        SystemExit: the file belongs to another machine, build or options.
     """
 
     def __init__(self, path: Path | None, end: float, options: Mapping[str, Any]) -> None:
@@ -43,15 +43,15 @@ class Notebook:
                 )
 
     def once(self, key: str, measure: Callable[[], Any], seconds: float = 0.0) -> Any:
-        """The result that the file has for a key, or else that of `measure`, which is written down.
+        """The result in the file for a key. If there is none, the result of `measure`, which is then stored.
 
         Args:
-            key: of the result; its first word names the phase.
-            measure: gives the result.
-            seconds: that `measure` takes at least; it does not begin if fewer are left.
+            key: key of the result; its first word names the phase.
+            measure: function that returns the result.
+            seconds: minimum time of `measure` in seconds; it does not begin if less is left.
 
         Raises:
-            Stopped: the time has ended or does not suffice, and the file has no result.
+            Stopped: the file has no result, and the remaining time is too short.
         """
         results, taken = self._data["results"], self._data["seconds"]
         if key not in results:
@@ -71,6 +71,6 @@ class Notebook:
         return {phase: round(seconds, 1) for phase, seconds in self._data["seconds"].items()}
 
     def close(self) -> None:
-        """The job has ended: the file is not needed any more."""
+        """Remove the file, because the job has ended."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)

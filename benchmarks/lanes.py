@@ -1,7 +1,7 @@
 """Lanes: sets of CPUs on which measurements run side by side without disturbing each other.
 
-Two CPUs of one core share its arithmetic units, so a lane never shares a core with another lane. A virtual
-machine often does not tell which CPUs share a core; then it is measured.
+Two CPUs of one core share its arithmetic units, so a lane never shares a core with another lane. If the
+machine does not report which CPUs share a core, as many virtual machines do not, it is measured.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ for _ in range(3):
     best = max(best, n)
 print(best)
 """
-SLOWED = 0.85  # of its rate alone, below which a CPU shares a core with the busy one
-START_SECONDS = 0.1  # until a Python program runs
+SLOWED = 0.85  # share of its rate alone; a slower CPU shares a core with the busy one
+START_SECONDS = 0.1  # time until a Python program runs
 
 
 @contextlib.contextmanager
@@ -47,7 +47,8 @@ def busy(program: str, cpus: Sequence[int]) -> Iterator[None]:
 
 
 def told_siblings(cpu: int) -> list[int]:
-    """The CPUs of the core of `cpu`, as the kernel tells; itself alone where it tells nothing."""
+    """The CPUs that share a core with `cpu`, from the kernel; only `cpu` if the kernel does not report
+    them."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
         return parse_list(path.read_text())
@@ -56,7 +57,7 @@ def told_siblings(cpu: int) -> list[int]:
 
 
 def parse_list(text: str) -> list[int]:
-    """`0-2,8` as numbers."""
+    """Parse a list such as `0-2,8`."""
     found: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -70,8 +71,8 @@ def _rate(cpu: int) -> int:
 
 
 def measured_stride(cpus: Sequence[int]) -> int | None:
-    """The distance of two CPUs that share a core: a busy sibling slows the first one down, twice in a row.
-    None where none does."""
+    """The distance of two CPUs that share a core, or None. CPUs share a core if one slows the other down,
+    twice in a row."""
     first = cpus[0]
     alone = max(_rate(first) for _ in range(3))
 
@@ -86,7 +87,7 @@ def measured_stride(cpus: Sequence[int]) -> int | None:
 
 
 def cores(cpus: Sequence[int]) -> list[list[int]]:
-    """These CPUs by core."""
+    """`cpus` grouped by core."""
     told = [tuple(c for c in told_siblings(cpu) if c in cpus) or (cpu,) for cpu in cpus]
     if any(len(group) > 1 for group in told) or len(cpus) < 4:
         return [list(group) for group in dict.fromkeys(told)]
@@ -103,5 +104,5 @@ def of_two(groups: Sequence[Sequence[int]], limit: int) -> list[list[int]]:
 
 
 def automatic() -> list[list[int]]:
-    """As many lanes of two cores as this process may use."""
+    """All lanes of two cores that this process may use."""
     return of_two(cores(sorted(os.sched_getaffinity(0))), usable_cores())

@@ -2,11 +2,11 @@
 
     python benchmarks/null_tune.py x.gguf --device cuda:0 --budget 90s --seeds 2 --json null.json
 
-The space is real and so are the measurements; only the truth is known: whatever a tune writes here is wrong.
-On a GPU the bounds of the matrix-vector path take values between the sizes that occur; on every device the
-u-batch takes values beyond the length of the prompt, which only make room. The JSON has for every seed the
-margin, how many configurations were tried, what the best of them seemed to gain, and what was written. Exit
-code 1 where that is anything.
+Space and measurements are real, but the truth is known: anything that the tune writes is false. On a GPU the
+bounds of the matrix-vector path take values between the sizes that occur; on every device the u-batch takes
+values beyond the length of the prompt, which only make room. The JSON has for every seed the margin, how many
+configurations were tried, what the best of them seemed to gain, and what was written. Exit code 1 where that
+is anything.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from dyno_tuner.targets.dyno.declaration import declaration
 if TYPE_CHECKING:
     from dyno_tuner.core.protocol import Description
 
-ROOM = (1, 2, 4, 8)  # times the length of the prompt
+ROOM = (1, 2, 4, 8)  # multiples of the length of the prompt
 BOUNDS = ("matvec_max_tokens", "matvec_id_max_tokens")
 
 
 def null_space(description: Description, workload: Workload) -> Space:
-    """Knobs whose values change nothing of what the workload runs, and no answer by a bit.
+    """Knobs whose values do not change the code of the workload, nor a bit of an answer.
 
     Raises:
         ValueError: The prompt is no longer than a bound, or longer than the default's u-batch.
@@ -61,7 +61,7 @@ def null_space(description: Description, workload: Workload) -> Space:
 
 
 def null_tune(model: str, device: str, workload: Workload, budget: float, seed: int) -> dict[str, Any]:
-    """One tune, in a folder that is thrown away."""
+    """Run one tune in a temporary folder."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dyno-null-") as folder:
         out = Path(folder) / "null.yaml"
@@ -91,7 +91,7 @@ def null_tune(model: str, device: str, workload: Workload, budget: float, seed: 
 
 
 def main() -> int:
-    """Exit code 1 where anything was written."""
+    """Run the command. Exit code 1 if a tune wrote anything."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

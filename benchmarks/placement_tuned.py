@@ -29,14 +29,14 @@ from dyno_tuner.space.knobs import NEVER_OFFLOAD
 from dyno_tuner.targets.dyno.target import DynoTarget
 
 LATENCY_US = 10
-SHARE = 0.8  # of the model that the device has room for
+SHARE = 0.8  # share of the model that fits the device
 HOST_SHARE = (
     0.6  # likewise the CPU, which would be the fastest place for all: it computes as fast, without a link
 )
 WORKLOAD = Workload(pp=512, tg=32)
 HELD = ("cpu_repack", *(f"op_offload.{op}" for op in ("matmul", "matmul_id", "up_gate", "moe_up_gate")))
 """Switches that stay on, so that everything can be measured in minutes."""
-AGAIN = 6  # of the best configurations that are measured once more
+AGAIN = 6  # number of the best configurations to measure once more
 
 
 def device(link: float) -> dict[str, dict[str, float]]:
@@ -82,7 +82,7 @@ def threshold(path: str, link: float, repeats: int, threads: int) -> dict[str, A
         ]
         found = solve_by_curves(grid, measure, times.get)
     first = next((i for i, (cpu, copies) in enumerate(truth) if copies < cpu), len(grid))
-    # Where both take the same time within a percent, either verdict is right.
+    # If both times agree within 1 %, either verdict is right.
     ties = [i for i, (cpu, copies) in enumerate(truth) if abs(math.log(copies / cpu)) < 0.01]
     low, high = min([first, *ties]), max([first, *(i + 1 for i in ties)])
     return {

@@ -26,12 +26,12 @@ from dyno import Engine, _nvml
 from dyno.bench import machine_facts
 
 RUNS = 10  # after a rest
-HEAT_SECONDS = 1.2  # of runs before a rest: more than the second that power is averaged over
-BENCH = slice(2, 7)  # of the runs after a load or a rest those that `dyno bench` times
+HEAT_SECONDS = 1.2  # of runs before a rest; longer than the averaging time of the power limit, one second
+BENCH = slice(2, 7)  # the runs after a load or rest that `dyno bench` times
 
 
 class Reader:
-    """Reads one prompt again and again."""
+    """A reader that processes one prompt repeatedly."""
 
     def __init__(self, engine: Engine, tokens: int) -> None:
         self._engine = engine
@@ -39,7 +39,7 @@ class Reader:
         self._begun = time.perf_counter()
 
     def run(self) -> tuple[float, float]:
-        """Seconds since the model was open, and tokens/s."""
+        """Run once. Returns seconds since the model was opened, and tokens/s."""
         start = time.perf_counter()
         self._engine.logits(self._prompt, rows="last")
         return start - self._begun, len(self._prompt) / (time.perf_counter() - start)
@@ -64,7 +64,7 @@ def measure(ubatch: int, args: argparse.Namespace) -> dict[str, Any]:
         for rest in args.rests:
             reader.busy(min(args.busy, HEAT_SECONDS))
             time.sleep(rest)
-            power = _nvml.state(bus).get("power_w") if rest else None  # which takes a few milliseconds
+            power = _nvml.state(bus).get("power_w") if rest else None  # a call of a few milliseconds
             runs = rounded([reader.run() for _ in range(RUNS)])
             found["rests"][f"{rest:g}"] = {"power_w": power, "runs": runs}
     return found
@@ -108,7 +108,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def numbers(kind: type) -> Any:
-    """Reads a list with commas."""
+    """A parser for a list with commas."""
     return lambda text: [kind(word) for word in text.split(",")]
 
 

@@ -1,4 +1,4 @@
-"""How often the tuner's check of answers catches a kernel that is wrong, and how often it cries wolf.
+"""How often the tuner's check of answers rejects a wrong kernel, and how often a correct one.
 
 Needs a build with -DDYNO_TEST_FAULTS=ON, whose products have configurations that are wrong by a known factor.
 For one shape at a time the factor is found that costs the perplexity given (0.4 % unless said otherwise),
@@ -51,16 +51,16 @@ PLACES = (
 
 @dataclass
 class Shape:
-    """A shape at one size of batches, and what its wrong kernel costs."""
+    """A shape at one batch size, and the cost of its wrong kernel."""
 
     key: str
     tokens: str
     batch: int
     errors: tuple[int, ...]
-    """Those that there are configurations for, in ERROR_UNIT, ascending."""
+    """Available errors in ERROR_UNIT, ascending."""
     error: int = 0
     ppl_ratio: float = 1.0
-    """By the square law that larger errors obey."""
+    """Extrapolated with the square law of larger errors."""
     ppl_ratio_measured: float = 1.0
     ppl_ratio_stderr: float = 0.0
     caught: int = 0
@@ -73,7 +73,7 @@ class Shape:
         return {**found, **ratios, "factor": round(1 + self.error * ERROR_UNIT, 4)}
 
     def take(self, known: dict[str, Any]) -> None:
-        """What an earlier calibration found, from to_dict()."""
+        """Take the result of an earlier calibration, from to_dict()."""
         self.error = round((known["factor"] - 1) / ERROR_UNIT)
         self.ppl_ratio = known["ppl_ratio"]
         self.ppl_ratio_measured = known["ppl_ratio_measured"]
@@ -81,7 +81,7 @@ class Shape:
 
 
 def error_of(config: dict[str, Any]) -> int:
-    """In ERROR_UNIT; 0 of a configuration that is right."""
+    """The error of a configuration in ERROR_UNIT; 0 for a correct one."""
     prefetch, block = int(config.get("prefetch", SOUND_PREFETCH)), int(config.get("block", 0))
     return prefetch if prefetch < SOUND_PREFETCH else max(0, block - SOUND_BLOCK)
 
@@ -92,7 +92,7 @@ def candidates(key: str, batch: int) -> list[dict[str, Any]]:
 
 
 def find_shapes(model: str) -> list[Shape]:
-    """PLACES in that model, with the errors that this build has."""
+    """The shapes of PLACES in a model, with the errors that this build offers."""
     session = _core.Session(model)
     found = []
     for start, batch in PLACES:
@@ -122,7 +122,7 @@ def faulty(shape: Shape, error: int) -> KernelChoice:
 
 
 def nll_by_context(session: Any, tokens: np.ndarray, batch: int) -> np.ndarray:
-    """Nats per token of each context of the text, decoded in batches of that size."""
+    """Nats per token of each context of the text, decoded in batches of `batch` tokens."""
     found = []
     for start in range(0, len(tokens) - CTX + 1, CTX):
         part = tokens[start : start + CTX]
@@ -138,10 +138,10 @@ def stderr(values: np.ndarray) -> float:
 
 
 def calibrate(model: str, shape: Shape, text: np.ndarray, cost: float, threads: int) -> Shape:
-    """Takes the error whose cost is nearest to `cost`, and measures what it costs.
+    """Choose the error whose cost is nearest to `cost`, and measure its cost.
 
-    A small cost drowns in what rounding does to the routing, so the error is taken from larger costs: they
-    grow with the square of the error. Where it clearly costs more than that, a smaller one is taken.
+    Rounding changes the routing, and this noise hides small costs. So the error is extrapolated from larger
+    costs, which grow with its square. If its cost is clearly higher than expected, a smaller error is chosen.
     """
     session = _core.Session(model, context={"ctx": CTX}, session={"threads": threads})
     base = nll_by_context(session, text, shape.batch)
@@ -167,7 +167,7 @@ def calibrate(model: str, shape: Shape, text: np.ndarray, cost: float, threads: 
     shape.error = nearest(math.sqrt(math.log1p(cost) / slope))
     measured = log_ratios(shape.error)
     while measured.mean() > math.log1p(cost) + 2 * stderr(measured):
-        # Here the cost is not a square of the error: a fault that is as small as asked is harder to find.
+        # Here the cost does not follow the square law, so a fault of the requested size is harder to find.
         smaller = shape.errors[: shape.errors.index(shape.error)]
         if not smaller:
             raise SystemExit(f"{shape.key}: the smallest fault costs more than {cost:.1%}")
@@ -181,7 +181,7 @@ def calibrate(model: str, shape: Shape, text: np.ndarray, cost: float, threads: 
 
 
 def sound(shape: Shape, run: int) -> list[Configuration]:
-    """Configurations that may change rounding and nothing else."""
+    """Correct configurations, which may only change rounding."""
     right = [c for c in candidates(shape.key, shape.batch) if error_of(c) == 0]
     drawn = right[int(keyed_rng("sound", run).integers(len(right)))]
     return [
@@ -193,7 +193,7 @@ def sound(shape: Shape, run: int) -> list[Configuration]:
 
 @dataclass
 class Run:
-    """The checks of one run: of every wrong kernel, and of some sound configurations."""
+    """The checks of one run: all wrong kernels and some correct configurations."""
 
     tokens: int
     caught: list[bool]

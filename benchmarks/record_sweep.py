@@ -42,7 +42,8 @@ _T = TypeVar("_T")
 
 
 def paths_of(model: Path, device: str, varied: dict[str, list[Value]]) -> list[dict[str, Value]]:
-    """The settings of each path that a model can take, a CPU has one, by the values of `varied`."""
+    """The settings of each path that a model can take, combined with the values of `varied`. A CPU has one
+    path."""
     values: dict[str, list[Value]] = dict(varied)
     if resolve_device(device).kind == "cuda":
         values["mmq_max_tokens"] = list(PATHS)
@@ -52,7 +53,7 @@ def paths_of(model: Path, device: str, varied: dict[str, list[Value]]) -> list[d
 
 
 def varied_of(text: str) -> tuple[str, list[Value]]:
-    """`NAME=V1,V2` with values as JSON, or as words.
+    """Parse `NAME=V1,V2`, with values as JSON or as words.
 
     Raises:
         argparse.ArgumentTypeError: `text` has no values.
@@ -78,10 +79,10 @@ def in_rounds(every: Sequence[_T], rounds: int, seed: int) -> list[_T]:
 
 
 def bench(model: Path, path: dict[str, Value], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """What `dyno bench` says of one model on one path, a record for each u-batch.
+    """The results of `dyno bench` for one model on one path, a record for each u-batch.
 
     Raises:
-        subprocess.CalledProcessError: It failed.
+        subprocess.CalledProcessError: `dyno bench` failed.
     """
     given = [word for name, value in path.items() for word in ("--set", f"{name}={str(value).lower()}")]
     ubatches = ",".join(map(str, args.ubatches))
@@ -97,7 +98,7 @@ def bench(model: Path, path: dict[str, Value], args: argparse.Namespace) -> list
 def record_of(
     said: dict[str, Any], model: Path, path: dict[str, Value], order: int, held: list[str]
 ) -> dict[str, Any]:
-    """A line of the file: what was asked for, what was measured, on what."""
+    """A line of the file: the request, the measurement and the machine."""
     kept = ("n_batch", "n_ubatch", "n_prompt", "n_gen", "avg_ts", "stddev_ts", "test_time")
     return {
         **{name: said[name] for name in kept},
@@ -140,7 +141,9 @@ def main() -> None:
         lines += [
             json.dumps(record_of(r, model, path, len(lines) + i, args.set)) for i, r in enumerate(records)
         ]
-        text = ("\n".join(lines) + "\n").encode()  # after every process: an end at any time loses one
+        text = (
+            "\n".join(lines) + "\n"
+        ).encode()  # after every process, so that an interruption loses at most one
         if args.out.suffix == ".gz":
             text = gzip.compress(text, mtime=0)
         args.out.write_bytes(text)

@@ -1,4 +1,4 @@
-"""The sections of the report on the tuner: its gains, and whether its tunes can be believed."""
+"""The sections of the report on the tuner: its gains, and the evidence for its tunes."""
 
 from __future__ import annotations
 

@@ -48,10 +48,10 @@ SWEEPS = (
     "benchmarks/results/sweep_cpu_xeon.jsonl.gz",
 )
 VISITS = 12
-WANTED = 8  # measurements after which the aim has to hold
+WANTED = 8  # measurements after which the goal must hold
 WITHIN = 0.98
-AIM = 0.95  # of the seeds
-LEAST = 6  # kinds of code that a sweep has to hold for a search to be one
+AIM = 0.95  # goal, as a share of the seeds
+LEAST = 6  # minimum number of code paths in a sweep
 Task = tuple[str, str, str, int, bool, int]  # file, model, metric, tokens, near, seed
 
 
@@ -60,14 +60,14 @@ def target_of(file: str, model: str, metric: str, tokens: int, seed: int = 0) ->
 
 
 def space_of(target: ReplayTarget) -> Space:
-    """All bounds are settings like others, so that the search alone is seen."""
+    """The space with all bounds as plain settings, so that only the search counts."""
     space = target.space()
     knobs = tuple(replace(k, threshold_of=None) for k in space.knobs)
     return Space(knobs, listed=list(space.points()))
 
 
 def others_best(file: str, model: str, metric: str, tokens: int) -> dict[str, Value] | None:
-    """The best settings of the next other model of the file; None where there is none."""
+    """The best settings of the next model in the file; None without another model."""
     models = list(load_sweep(ROOT / file).models)
     for other in (*models[models.index(model) + 1 :], *models[: models.index(model)]):
         if other.split("-")[0] != model.split("-")[0]:
@@ -76,7 +76,7 @@ def others_best(file: str, model: str, metric: str, tokens: int) -> dict[str, Va
 
 
 def tune_of(task: Task, visits: int) -> tuple[ReplayTarget, Tune]:
-    """A tune of so many measurements."""
+    """A tune with `visits` measurements."""
     file, model, metric, tokens, near, seed = task
     target = target_of(file, model, metric, tokens, seed)
     space, workload = space_of(target), target.workload()
@@ -87,7 +87,7 @@ def tune_of(task: Task, visits: int) -> tuple[ReplayTarget, Tune]:
 
 
 def search(task: Task) -> list[dict[str, Value]]:
-    """The settings that the search holds for best, after 0, 1, … measurements."""
+    """The best settings according to the search, after 0, 1, … measurements."""
     _, tune = tune_of(task, VISITS)
     tune._measure_noise()
     tune._run_screen()
@@ -111,7 +111,7 @@ def second_look(task: Task, restart: bool) -> bool:
     mean of both measurements counts.
 
     Args:
-        restart: whether the second measurement is made in another process.
+        restart: whether the second measurement is in another process.
     """
     target, tune = tune_of(task, WANTED)
     tune._measure_noise()
@@ -128,8 +128,8 @@ def second_look(task: Task, restart: bool) -> bool:
 
 
 def over_processes(first: list[float], second: list[float]) -> list[float] | None:
-    """95 % interval of the ratio of two rates, given the rates of the processes of each; None where one of
-    them has fewer than two processes."""
+    """The 95 % interval of the ratio of two rates, from the rates of their processes; None with fewer than
+    two processes."""
     if min(len(first), len(second)) < 2:
         return None
     a, b = ([math.log(rate) for rate in rates] for rates in (first, second))
@@ -138,8 +138,8 @@ def over_processes(first: list[float], second: list[float]) -> list[float] | Non
 
 
 def missed(target: ReplayTarget, held: list[dict[str, Value]]) -> list[dict[str, Any]]:
-    """By settings that the search holds for best though they are not within 2 %: in how many seeds, and how
-    far the records tell them from the best ones."""
+    """Final settings of the search outside of 2 %: the number of seeds of each, and how well the records
+    distinguish them from the best."""
     best = target.best_code()
     counts = collections.Counter(json.dumps(s) for s in held if target.rate(s) < WITHIN * best)
     found = []

@@ -32,7 +32,7 @@ from dyno_tuner.measure.served_load import Figures, HttpClient, LoadError, drive
 
 
 def vocabulary(address: str, key: str | None) -> int:
-    """Tokens that the server's model has; raises LoadError if it does not tell."""
+    """Size of the server's vocabulary in tokens. Raises LoadError if the server does not report it."""
     base = address.rstrip("/").removesuffix("/v1")
     for path in ("/props", "/v1/models"):
         request = urllib.request.Request(
@@ -59,7 +59,7 @@ def named(texts: list[str]) -> dict[str, str]:
 
 
 def memory_mib(pid: int) -> float:
-    """Resident memory of a process."""
+    """Resident memory of a process in MiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024

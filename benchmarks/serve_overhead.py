@@ -43,11 +43,11 @@ SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 
 class Steps(SchedulerEvents):
-    """The times of the steps that draw a token for each of `texts` texts.
+    """The times of the steps that sample a token for each of `texts` texts.
 
     Attributes:
         whole: Seconds from the end of one such step to the end of the next.
-        outside: Seconds of these outside of the engine's call.
+        outside: The part of these seconds outside of the engine's call.
     """
 
     def __init__(self, texts: int) -> None:
@@ -57,7 +57,7 @@ class Steps(SchedulerEvents):
         self._last: float | None = None
 
     def stepped(self, step: Step) -> None:
-        """Keep the time since the step before, if that one was of the same kind."""
+        """Keep the time since the previous step, if that step was of the same kind."""
         now = time.perf_counter()
         counts = step.tokens == step.sequences == self.texts and not step.prompt_tokens
         if counts and self._last is not None:
@@ -78,7 +78,7 @@ class Steps(SchedulerEvents):
 def batch_seconds(
     engine: Engine, prompts: list[list[int]], tokens: int, draws: Mapping[str, float], steps: Steps
 ) -> float:
-    """Prompts one step each, then a step for each token of all texts."""
+    """Seconds of the batch: one step for each prompt, then one step for each token of all texts."""
     session, random = engine._open(), np.random.default_rng(1)
 
     def settings(number: float) -> tuple[float, int, float, float, float]:
@@ -104,7 +104,7 @@ def batch_seconds(
 def scheduler_seconds(
     engine: Engine, prompts: list[list[int]], tokens: int, draws: Mapping[str, float], steps: Steps
 ) -> float:
-    """The texts in threads, as callers of the engine write them."""
+    """Seconds of the scheduler, with a thread for each text."""
     handling = Handling(reuse=False, ignore_end=True)
     drawn = [0] * len(prompts)
 
@@ -133,7 +133,7 @@ def setting(text: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def served(model: Path, options: list[str]) -> Iterator[str]:
-    """A server in a process of its own; gives its address."""
+    """A context manager for a server in a new process; gives its address."""
     with tempfile.TemporaryDirectory() as folder:
         port = Path(folder) / "port"
         command = [sys.executable, "-P", "-m", "dyno", "serve", str(model), "--port", "0"]

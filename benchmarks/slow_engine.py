@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from dyno_tuner.core.protocol import Description, KernelOp, Measurement, Quality, Workload
 
 SLOW = {"ubatch": 32, "threads": 1, "threads_batch": 1}
-AS_SLOW = 2.0  # times the default's time of a launch, which a slow kernel is to come near to
-LEAST, MOST = 1.5, 4.0  # times the default's time; a kernel outside of these bounds does not count as slow
-SLOW_OPS = 2  # of a token, the heaviest ones, get a slow kernel
-TIMINGS = 3  # of every kernel, of which the fastest counts
+AS_SLOW = 2.0  # wanted time of a slow kernel, as a multiple of the default's time
+LEAST, MOST = 1.5, 4.0  # bounds of a slow kernel's time, as multiples of the default's time
+SLOW_OPS = 2  # number of the heaviest ops of a token that get a slow kernel
+TIMINGS = 3  # timings of each kernel; the fastest counts
 
 
 class SlowEngine(WorkerExecutor):
-    """An engine that begins from slow defaults. What a configuration names runs as it says; all else runs as
-    `start` says.
+    """An engine with slow defaults. Settings and kernels that a configuration does not name come from
+    `start`.
 
     Args:
         target, options: as a worker takes them.

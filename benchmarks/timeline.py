@@ -32,7 +32,7 @@ DRAW = (0.8, 40, 0.95, 0.05, 0.5)
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel's launch; times in nanoseconds."""
+    """A launch of a kernel; times in nanoseconds."""
 
     start: int
     end: int
@@ -64,7 +64,7 @@ def step_seconds(path: Path, device: str, counts: list[int], depth: int) -> dict
 
 
 def built(folder: Path, cupti: Path | None) -> Path:
-    """The library that records launches."""
+    """Build the library that records launches."""
     site = Path(np.__file__).resolve().parents[1]
     places = [cupti] if cupti else [Path("/usr/local/cuda"), *sorted(site.glob("nvidia/*"))]
     headers = [found for place in places for found in place.resolve().rglob("cupti.h")]
@@ -104,7 +104,7 @@ def read(trace: Path) -> list[Launch]:
 
 
 def steps(launches: list[Launch]) -> list[list[Launch]]:
-    """A step ends with its last draw."""
+    """Split launches into steps. A step ends with its last sampling launch."""
     found: list[list[Launch]] = [[]]
     for launch in launches:
         if found[-1] and "sample" in found[-1][-1].name and "sample" not in launch.name:
@@ -114,7 +114,7 @@ def steps(launches: list[Launch]) -> list[list[Launch]]:
 
 
 def added(step: list[Launch]) -> list[float]:
-    """Microseconds that each launch adds."""
+    """The microseconds that each launch adds to the step."""
     latest, out = step[0].start, []
     for launch in step:
         out.append(max(0, launch.end - latest) / 1e3)

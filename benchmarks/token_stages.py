@@ -59,7 +59,7 @@ def programs() -> dict[str, Program]:
 
 
 def built(folder: Path, architecture: str) -> Path:
-    """The program, compiled for that architecture."""
+    """Compile the program for an architecture."""
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     compiler = shutil.which("nvcc") or str(Path(home) / "bin" / "nvcc")
     binary = folder / "token_stages"
@@ -77,7 +77,7 @@ def run(binary: Path, program: Program, repeats: int, folder: Path) -> list[dict
     path = folder / "program"
     path.write_text("".join(f"{size * MB:.0f} {int(routed)}\n" for size, routed in program))
     done = subprocess.run([binary, path, str(repeats)], check=False, stdout=subprocess.PIPE, text=True)
-    if done.returncode:  # it has said why
+    if done.returncode:  # the program has printed the reason
         raise SystemExit(f"error: {binary.name} ended with {done.returncode}")
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -51,7 +51,7 @@ def child(module: str, *arguments: object) -> tuple[str, float]:
 def bench(
     model: Path, profile: Path | None, workload: Workload, args: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Tokens/s of every repetition by measure, of a fresh process."""
+    """Tokens/s of all repetitions in a new process, by measure."""
     chosen = ("--profile", profile) if profile else ("--no-profile",)
     measures = ("-p", workload.pp, "-n", workload.tg, "-d", workload.depth, "-b", max(workload.pp, 1))
     common = ("--device", args.device, "-r", args.repetitions, "-o", "json")
@@ -88,7 +88,7 @@ def agrees(claimed: profiles.Gain | None, ratio: float, margin: float) -> bool:
 
 
 def tune(model: Path, out: Path, args: argparse.Namespace) -> tuple[dict[str, Any], float]:
-    """What `tune --json` prints, and seconds from start to end."""
+    """The output of `tune --json`, and seconds from start to end."""
     more = [word for option in args.tune for word in option.split()]
     how = ("--device", args.device, "--budget", args.budget, "--seed", args.seed, *more)
     text, seconds = child("dyno_tuner.cli", "--model", model, *how, "--out", out, "--json")
@@ -96,7 +96,7 @@ def tune(model: Path, out: Path, args: argparse.Namespace) -> tuple[dict[str, An
 
 
 def pack(journal: Path) -> Path:
-    """The journal as .gz, the same bytes for the same journal; the plain one goes."""
+    """Replace the journal with a .gz file. The same journal gives the same bytes."""
     packed = journal.with_name(journal.name + ".gz")
     with packed.open("wb") as file, gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as stream:
         stream.write(journal.read_bytes())
@@ -105,7 +105,7 @@ def pack(journal: Path) -> Path:
 
 
 def row_of(model: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one model."""
+    """Tune and check one model; returns its row of the JSON."""
     name = re.sub(r"[^a-z0-9._-]+", "-", f"{args.prefix}-{model.stem}".lower()).strip("-")
     out = args.out / f"{name}.yaml"
     outcome, seconds = tune(model, out, args)
@@ -149,7 +149,7 @@ def row_of(model: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One line for people."""
+    """A row as one line of text."""
     words = [f"{row['model']:28} {row['seconds_tune']:5.0f} s"]
     for measure, entry in row["bench"].items():
         claimed = entry["claimed"]["ratio"] if entry["claimed"] else 1.0

@@ -59,7 +59,7 @@ class SlowToStart(SimulatedTarget):
 
 
 def tune(name: str, start: float, budget: float, seed: int) -> dict[str, Any]:
-    """One tune and what is true of it."""
+    """Run one tune and compare its result with the truth."""
     truth = with_ops(experiments.ALL[name](), *OPS)
     space = truth.space()
     rates = truth.rates({k.name: k.default for k in truth.knobs})
@@ -106,7 +106,7 @@ def main() -> int:
     by_budget: dict[int, list[dict[str, Any]]] = {}
     tasks = list(itertools.product(SURFACES, STARTS, range(args.seeds)))
     with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
-        # Time is simulated, so tunes beside each other do not change their results.
+        # Time is simulated, so parallel tunes do not disturb each other.
         pending = {
             b: [pool.submit(tune, name, start, float(b), seed) for name, start, seed in tasks]
             for b in BUDGETS

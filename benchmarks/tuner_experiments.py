@@ -46,7 +46,7 @@ NOISES = {
 
 
 def made(surface: str, seed: int, noise: str = "default", **options: Any) -> tuple[Tune, Surface]:
-    """A tune that has not run, and its engine's truth."""
+    """A tune that has not run yet, and the truth of its engine."""
     truth = ALL[surface]()
     space = truth.space()
     target = SimulatedTarget(truth, seed, NOISES[noise])
@@ -62,7 +62,7 @@ def optimum(truth: Surface) -> float:
 
 
 def _entries(outcome: Outcome, truth: Surface) -> dict[str, float]:
-    """True log gain of every entry, the rest of the profile given."""
+    """The true log gain of each entry, given the rest of the profile."""
     whole = truth.truth(outcome.settings)
     return {e.name: whole - truth.truth({**outcome.settings, e.name: e.default}) for e in outcome.entries}
 
@@ -74,7 +74,7 @@ def null(seed: int, noise: str = "default") -> dict[str, Any]:
 
 
 def pair(surface: str, noise: str, seed: int) -> dict[str, Any]:
-    """Two fresh tunes of one engine: what either did, and whether they agree."""
+    """Two independent tunes of one engine: the result of each, and whether they agree."""
     runs = []
     for s in (2 * seed, 2 * seed + 1):
         tune, truth = made(surface, s, noise)
@@ -112,7 +112,7 @@ def pair(surface: str, noise: str, seed: int) -> dict[str, Any]:
 
 
 def drift(seed: int) -> dict[str, Any]:
-    """The same engine, once steady and once while 10 % creep in."""
+    """The same engine, first without drift, then with a slow drift of 10 %."""
     steady, truth = made("saturating", seed)
     creeping, _ = made("saturating", seed, "drift")
     a, b = steady.run(), creeping.run()
@@ -184,7 +184,7 @@ def threshold(seed: int, sigma: float) -> dict[str, Any]:
 
 
 def search(surface: str, method: str, seed: int) -> dict[str, Any]:
-    """True regret of what a search holds for best after its evaluations, the default among them.
+    """The true regret of the final settings of a search. The default counts as one evaluation.
 
     `guided` is this project's screen: blocks between baselines, scores corrected for drift. The others do
     what scripts around llama-bench do: one measurement per evaluation, the mean of all its samples, a failure
@@ -202,7 +202,7 @@ def search(surface: str, method: str, seed: int) -> dict[str, Any]:
 
 
 def _guided(truth: Surface, seed: int, limit: int) -> dict[str, Any]:
-    # The search alone: thresholds are not solved before it, answers are not checked.
+    # Only the search runs: thresholds are not solved first, and answers are not checked.
     plain = replace(truth, knobs=tuple(replace(k, threshold_of=None) for k in truth.knobs))
     space = plain.space()
     target = SimulatedTarget(plain, seed, NOISES["default"])
@@ -219,7 +219,7 @@ def _guided(truth: Surface, seed: int, limit: int) -> dict[str, Any]:
 
 
 class _Raw:
-    """Evaluations as a script makes them: a fresh process, every sample counts."""
+    """Evaluations as in simple scripts: a new process each time, and all samples count."""
 
     def __init__(self, truth: Surface, space: Space, seed: int) -> None:
         self._target = SimulatedTarget(truth, seed, NOISES["default"])

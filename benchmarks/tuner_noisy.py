@@ -36,8 +36,8 @@ GAINS = (1.0, 1.3, 2.0)
 BUDGETS = (60.0, 120.0, 240.0)  # seconds
 START = 0.7
 SAMPLE = 0.2
-BETWEEN = 0.3  # of the variance
-SAMPLES = 3  # of a measurement
+BETWEEN = 0.3  # share of the variance between processes
+SAMPLES = 3  # samples per measurement
 PP, TG = frozenset({"pp"}), frozenset({"tg"})
 
 
@@ -58,7 +58,7 @@ def surface(gain: float) -> Surface:
 
 
 def noise(margin: float) -> SimulationNoise:
-    """The noise whose margin after ROUNDS rounds is this: see `Noise.margin`."""
+    """The noise that gives a margin after ROUNDS rounds; see `Noise.margin`."""
     sigma = margin / (2 * 1.96) * math.sqrt(ROUNDS)
     between = sigma * math.sqrt(BETWEEN / 2)
     within = sigma * math.sqrt((1 - BETWEEN) * SAMPLES)
@@ -74,7 +74,7 @@ class Noisy(SlowToStart):
 
 
 def tune(task: tuple[float, float, float, int]) -> dict[str, Any]:
-    """One tune and what is true of it."""
+    """Run one tune and compare its result with the truth."""
     gain, margin, budget, seed = task
     truth = surface(gain)
     space = truth.space()

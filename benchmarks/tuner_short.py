@@ -43,7 +43,7 @@ START = 4.0  # seconds
 LONG = 600.0
 VISITS = 30
 AIM = 0.9
-WITHIN = 0.98  # of the long tune's rate, on a recorded sweep
+WITHIN = 0.98  # share of the long tune's rate, on a recorded sweep
 
 
 def tune(truth: Surface, budget: float, seed: int, kernels: bool) -> tuple[Outcome, float]:
@@ -61,7 +61,7 @@ def tune(truth: Surface, budget: float, seed: int, kernels: bool) -> tuple[Outco
 
 
 def pair(name: str, seed: int, kernels: bool) -> dict[str, Any]:
-    """A long and a short tune of one engine, with other draws."""
+    """A long and a short tune of one engine, with different noise."""
     truth = experiments.ALL[name]()
     truth = with_ops(truth, *OPS) if kernels else truth
     long, measurement = tune(truth, LONG, 2 * seed, kernels)
@@ -98,7 +98,7 @@ def recorded_tune(of: tuple[str, str, str, int], budget: float, seed: int) -> tu
 
 
 def recorded_pair(task: tuple[tuple[str, str, str, int], int]) -> dict[str, Any]:
-    """A long and a short tune of one recorded sweep, with other orders of the records."""
+    """A long and a short tune of one recorded sweep, with different orders of the records."""
     of, seed = task
     long, long_rate, visit = recorded_tune(of, LONG, 2 * seed)
     short, short_rate, _ = recorded_tune(of, VISITS * visit, 2 * seed + 1)

@@ -36,7 +36,7 @@ Task = tuple[Any, ...]
 
 
 def tasks(seeds: int) -> list[Task]:
-    """Every run; what is cheap and decides most comes first, for a run can be stopped."""
+    """All runs. Cheap and decisive ones come first, because the script can be stopped."""
     found: list[Task] = []
     for s in range(seeds):
         found += [("null", s, "default"), ("interrupt", s), *(("threshold", s, sigma) for sigma in SIGMAS)]
@@ -130,7 +130,7 @@ def _pairs(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _done(path: Path) -> dict[str, dict[str, Any]]:
-    """Results by task. The end of a line that a kill has torn is cut off the file."""
+    """Results by task. If a kill left an incomplete last line, it is removed from the file."""
     if not path.exists():
         return {}
     text = path.read_text(encoding="utf-8")

@@ -39,10 +39,10 @@ def swapped(first: profiles.Profile, second: profiles.Profile, entry: str) -> pr
 
 
 def compare(a: Path, b: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """What `tune ab` found: by measure the ratio b/a, its interval and whether that is within the margin.
+    """The result of `tune ab`: by measure the ratio b/a, its interval, and whether that is within the margin.
 
     Raises:
-        RuntimeError: It measured nothing; its error was shown.
+        RuntimeError: `tune ab` measured nothing; its error was printed.
     """
     command = [sys.executable, "-P", "-m", "dyno_tuner.cli", "ab", a, b, "--model", args.model]
     command += ["--device", args.device, "--workload", args.workload, "--rounds", args.rounds]

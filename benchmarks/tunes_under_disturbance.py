@@ -62,7 +62,7 @@ KINDS = ("null", "ordinary")
 DISTURBANCES = ("bursts", "competitor", "quota", "hog", "stops")
 NONE = "none"
 WORKLOAD = "pp=256,tg=32"
-PROMPTS, GENERATION = frozenset({"pp"}), frozenset({"tg"})  # that a knob moves
+PROMPTS, GENERATION = frozenset({"pp"}), frozenset({"tg"})  # the metrics that a knob changes
 
 
 # ---- one tune, in a process of its own
@@ -81,8 +81,8 @@ def slow_space(cores: int) -> Space:
 
 
 def one(model: str, kind: str, seed: int, budget: float, out: Path, force: bool = False) -> dict[str, Any]:
-    """One tune of this process; a run that ends because the machine does not rest has the reason. With
-    `force` none ends so.
+    """Run one tune in this process. If it stops because the machine is busy, the result has the reason. With
+    `force` it does not stop.
 
     Answers are not compared: no load changes them, and the whole budget goes to measurements.
     """
@@ -119,7 +119,7 @@ def _space(kind: str, slow: bool, description: Description, request: Request) ->
 
 
 def entries_of(out: Path) -> dict[str, Any]:
-    """Everything that a profile writes as a gain."""
+    """All gains that a profile holds."""
     if not out.exists():
         return {}
     profile = profiles.load_profile(out)
@@ -131,7 +131,7 @@ def entries_of(out: Path) -> dict[str, Any]:
 
 
 def judge(model: str, out: Path, slow: bool, budget: float) -> dict[str, Any]:
-    """Verdicts on the entries of a profile on the quiet machine, by entry."""
+    """Verdicts by entry of a profile, measured on the quiet machine."""
     if slow:
         knobs = {k.name: k for k in slow_space(len(os.sched_getaffinity(0))).knobs}
         request = Request(model, Options(Workload.parse(WORKLOAD)))
@@ -156,7 +156,7 @@ def judge(model: str, out: Path, slow: bool, budget: float) -> dict[str, Any]:
 
 
 class Disturber:
-    """Disturbs the process `victim` on `cpus` until `stop` is called."""
+    """A disturber of the process `victim` on `cpus`, until `stop` is called."""
 
     def __init__(self, how: str, victim: int, cpus: Sequence[int], seed: int, budget: float) -> None:
         self._how, self._victim, self._cpus, self._budget = how, victim, list(cpus), budget
@@ -166,7 +166,7 @@ class Disturber:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when nothing disturbs any more."""
+        """Stop the disturbance, and return when it has ended."""
         self._over.set()
         self._thread.join()
 
@@ -208,7 +208,7 @@ class Disturber:
                 _signal(pid, signal.SIGCONT)
 
     def _quota(self) -> None:
-        """From the beginning in half of the tunes, later in the others."""
+        """Set a CPU quota, at the start in half of the tunes and later in the others."""
         cpus = self._random.choice([0.5, 1.0, 1.5])
         if self._random.random() < 0.5 and not self._wait(0.1 * self._budget, 0.7 * self._budget):
             return
@@ -220,7 +220,7 @@ _HOG = "import numpy as np\na = np.ones(1 << 25)\nb = np.empty_like(a)\nwhile Tr
 
 
 def tree(root: int) -> list[int]:
-    """A process and all that descend from it."""
+    """A process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
@@ -240,7 +240,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def quota_folder() -> Path | None:
-    """A folder in which a control group with a CPU quota can be made; None where that is not allowed."""
+    """A folder in which a control group with a CPU quota can be created; None if that is not allowed."""
     for base in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/cpu,cpuacct"), Path("/sys/fs/cgroup")):
         probe = base / f"dyno-disturbed-{os.getpid()}"
         try:
@@ -292,7 +292,7 @@ def group(pid: int, cpus: float) -> Iterator[None]:
 def tune_and_judge(
     args: argparse.Namespace, kind: str, how: str, seed: int, cpus: Sequence[int]
 ) -> dict[str, Any]:
-    """One disturbed tune and, if it wrote anything, the quiet look at its entries."""
+    """One disturbed tune. If it wrote entries, they are measured again on the quiet lane."""
     with tempfile.TemporaryDirectory(prefix="dyno-disturbed-") as folder:
         out = Path(folder) / "profile.yaml"
         begun = time.monotonic()
@@ -331,7 +331,7 @@ def tune_and_judge(
 
 
 def noise_of(record: dict[str, Any]) -> dict[str, Any]:
-    """What A/A has said, before any round."""
+    """The result of the A/A measurement before the first round."""
     return {k: record[k] for k in ("margin", "within", "between")}
 
 
@@ -428,7 +428,7 @@ def lanes_of(words: Sequence[str] | None) -> list[list[int]]:
 
 
 def so_far(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The tunes that the JSON holds, and the runs that made them. Exits if it was made for something else."""
+    """The tunes in the JSON and the runs that made them. Exits if the JSON has other options."""
     if args.json is None or not args.json.exists():
         return [], []
     report = json.loads(args.json.read_text())

@@ -39,12 +39,12 @@ from gpu_processes import GIB, add_options, device_name, run
 Row = dict[str, Any]
 
 BUFFERS_GIB = 2.0
-"""A guess of an engine's memory besides the weights, for its first run."""
+"""Estimated memory of an engine beside the weights, in GiB, for its first run."""
 
 
 @dataclass(frozen=True)
 class Experts:
-    """The part of a model that `--n-cpu-moe` moves.
+    """The experts of a model, which `--n-cpu-moe` moves.
 
     Attributes:
         layers: smallest N that moves all experts: layers in front of the first experts count too.
@@ -72,7 +72,7 @@ def experts_of(model: str) -> Experts:
 
 
 class OutOfTime(Exception):
-    """The seconds of --until are over."""
+    """An error: the time of --until is over."""
 
 
 def started(args: argparse.Namespace, command: list[str]) -> Row:
@@ -102,7 +102,7 @@ class Peer:
         words: command of its llama-bench, with flags.
         rows: by N of `--n-cpu-moe N`, those with all cells.
         peaks: GiB by N, of all runs that ended well.
-        prompts_error: why it computes no prompts; empty if it does.
+        prompts_error: the error at prompts; empty if they work.
     """
 
     words: str
@@ -120,7 +120,7 @@ class Peer:
         return row
 
     def probed(self, args: argparse.Namespace, count: int) -> Row:
-        """The longest prompt once, or if that fails one token: all memory that the engine takes."""
+        """Run the longest prompt once, or one token if that fails, to measure the engine's memory."""
         row = self._run(args, count, "-p", args.prompts.split(",")[-1], "-n", "1", "-r", "1")
         if "error" not in row:
             return row

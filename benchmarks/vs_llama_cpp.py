@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """One engine with one model open."""
+    """An engine with an open model."""
 
     def decode(self, tokens: np.ndarray) -> None:
         """Append tokens; the last one's logits are computed."""
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Empty the context."""
 
 
 class Dyno:
@@ -115,7 +115,7 @@ class LlamaCpp:
 RUNNERS = {"dyno": Dyno, "llama.cpp": LlamaCpp}
 IK = "ik_llama.cpp"
 IK_ARGS = "-rtr 1 -fa 0"
-"""Rows repacked and no flash attention: its faster setting on CPUs for short texts."""
+"""Repacked rows without flash attention, the faster setting of ik_llama.cpp on CPUs for short texts."""
 
 
 def others(args: argparse.Namespace) -> list[str]:
@@ -148,7 +148,7 @@ def measure_binary(args: argparse.Namespace, engine: str, model: str) -> dict[st
         rows += bench_rows(args.llama_bin, model, args, ["-p", "0", "-n", generate, "-d", prompt, *flags])
     else:
         flags = shlex.split(engine.removeprefix(IK)) or shlex.split(args.ik_args[0])
-        behind = ["-p", prompt, "-n", "0", "-gp", f"{prompt},{generate}"]  # times the generation alone
+        behind = ["-p", prompt, "-n", "0", "-gp", f"{prompt},{generate}"]  # times only the generation
         rows = bench_rows(args.ik_bin, model, args, [*behind, *flags])
     result: dict[str, Any] = {"pp": [], "tg": []}
     for row in rows:
@@ -180,7 +180,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def child(args: argparse.Namespace, engine: str, model: str, vocab: int) -> dict[str, Any]:
-    """One measurement in a process of its own."""
+    """One measurement in a new process."""
     if engine.startswith(IK) or (engine == "llama.cpp" and args.llama_bin):
         return measure_binary(args, engine, model)
     python = args.llama_python if engine == "llama.cpp" and args.llama_python else sys.executable
@@ -195,7 +195,8 @@ def child(args: argparse.Namespace, engine: str, model: str, vocab: int) -> dict
 
 @contextlib.contextmanager
 def competitors(count: int) -> Iterator[None]:
-    """So many processes of one busy thread each, on whatever cores the system gives them."""
+    """A context manager that runs `count` processes with one busy thread each, on cores of the system's
+    choice."""
     words = [sys.executable, "-P", "-c", "while True: pass"]
     with contextlib.ExitStack() as stack:
         for _ in range(count):
