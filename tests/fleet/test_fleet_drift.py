@@ -11,12 +11,14 @@ import pytest
 from dyno.cli import app
 from dyno.errors import ProfileError
 from dyno.fleet.drift import fetch, report
-from dyno.profiles import list_profiles
+from dyno.profiles import Profile, list_profiles, load_profile, save_profile
+from dyno.profiles.io import to_dict
 from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
 from typer.testing import CliRunner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 LLAMA = """\
 # HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
@@ -31,10 +33,10 @@ llamacpp:tokens_predicted_seconds_total 10
 """
 
 
-def of_dyno(pp: float | None, tg: float | None) -> str:
+def of_dyno(pp: float | None, tg: float | None, match: str = "exact") -> str:
     registry = CollectorRegistry()
     Info("dyno_profile", "The profile in force.", registry=registry).info(
-        {"state": "applied", "match": "exact"}
+        {"state": "applied", "match": match}
     )
     promised = Gauge("dyno_profile_promised_tokens_per_second", "Speed.", ["metric"], registry=registry)
     ratio = Gauge("dyno_profile_speed_ratio", "Ratio.", ["metric"], registry=registry)
@@ -92,9 +94,40 @@ def test_the_server_tells_its_own_promise(
     assert rows["tg"]["ratio"] == (None if tg is None else pytest.approx(tg))
 
 
-def test_llama_server_is_held_against_a_profile(page: dict[str, str]) -> None:
+@pytest.mark.parametrize(("match", "noted"), [("exact", False), ("same_device", True), ("nearest", True)])
+def test_the_promise_of_another_device_is_noted(page: dict[str, str], match: str, noted: bool) -> None:
+    page["text"] = of_dyno(0.4, 0.5, match)
+    code, output = run("--metrics", page["url"])
+    assert (code, "note: the profile was measured on a similar device" in output) == (3, noted), output
+    assert ("note" in json.loads(run("--metrics", page["url"], "--json")[1])) == noted
+
+
+def of_llama(folder: Path) -> str:
+    """A profile of llama.cpp with the speeds of a shipped one."""
+    shipped = next(item.path for item in list_profiles() if "qwen3moe-30b" in item.path)
+    content = to_dict(load_profile(shipped))
+    content["match"]["engine"] = {"name": "llama.cpp", "version": "1"}
+    for name in ("settings", "kernels", "groups"):
+        content.pop(name, None)
+    path = folder / "llama.yaml"
+    save_profile(Profile.model_validate(content), path)
+    return str(path)
+
+
+def test_a_profile_of_another_engine_promises_nothing(page: dict[str, str], tmp_path: Path) -> None:
     page["text"] = LLAMA
     shipped = next(str(item.path) for item in list_profiles() if "qwen3moe-30b" in item.path)
+    code, output = run("--metrics", page["url"], "--profile", shipped)
+    assert (code, "the server is llama-server, and the profile is for dyno" in output) == (1, True), output
+    page["text"] = of_dyno(1.0, 1.0)
+    code, output = run("--metrics", page["url"], "--profile", of_llama(tmp_path))
+    assert (code, "`dyno serve`, and the profile is for llama.cpp" in output) == (1, True), output
+    assert run("--metrics", page["url"], "--profile", shipped)[0] == 3
+
+
+def test_llama_server_is_held_against_a_profile(page: dict[str, str], tmp_path: Path) -> None:
+    page["text"] = LLAMA
+    shipped = of_llama(tmp_path)
     code, output = run("--metrics", page["url"] + "/metrics", "--profile", shipped)
     assert code == 3
     assert "pp: promised 39,688.2 t/s, 20,000.0 t/s, 0.504 of the promise" in output

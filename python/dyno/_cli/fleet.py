@@ -126,11 +126,14 @@ def drift(
     code = found.code(within)
     if json_:
         rows = [row.to_dict() for row in found.rows]
-        print(json.dumps({"metrics": rows, "profile": dict(found.profile), "exit_code": code}, indent=2))
+        content = {"metrics": rows, "profile": dict(found.profile), "exit_code": code}
+        print(json.dumps({**content, **({"note": found.note} if found.note else {})}, indent=2))
     else:
         told = " ".join(f"{k}={v}" for k, v in sorted(found.profile.items()) if v)
         if told:
             print(escaped(f"profile of the server: {told}"))
+        if found.note:
+            print(f"note: {found.note}")
         for row in found.rows:
             promised = "unknown" if row.promised is None else f"{row.promised:,.1f} t/s"
             now = "nothing measured" if row.measured is None else f"{row.measured:,.1f} t/s"

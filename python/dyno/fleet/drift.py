@@ -58,6 +58,16 @@ class Report:
     profile: Mapping[str, str]
     """`state`, `match` and `hash` as dyno's server reports them; empty for llama-server."""
 
+    @property
+    def note(self) -> str:
+        """Why the promise may not be one of this device; "" where it is."""
+        if self.profile.get("match") not in ("same_device", "nearest"):
+            return ""
+        return (
+            "the profile was measured on a similar device, so its speed is no promise for this one; tune the "
+            "server's machine"
+        )
+
     def code(self, within: float) -> int:
         """Exit code: 0 if all measures reach `1 - within` of their promise, 3 if one does not, 4 if nothing
         can be compared."""
@@ -105,13 +115,17 @@ def report(text: str, profile: Profile | None = None) -> Report:
         profile: The profile of the server. dyno's server reports its promise itself.
 
     Raises:
-        ProfileError: The text is not a page of Prometheus metrics of one of these servers.
+        ProfileError: The text is not a page of Prometheus metrics of one of these servers, or the profile is
+        for another engine.
         ImportError: The package prometheus-client is missing.
     """
     samples = _samples(text)
+    engine = profile.match.engine.name if profile is not None else ""
     promised = _promises(profile)
     facts = next((labels for name, labels, _ in samples if name == "dyno_profile_info"), {})
     if facts or any(name.startswith("dyno_") for name, _, _ in samples):
+        if engine not in ("", "dyno"):
+            raise ProfileError(f"[fleet] the server is `dyno serve`, and the profile is for {engine}")
         told = {
             labels.get("metric", ""): value
             for name, labels, value in samples
@@ -132,6 +146,8 @@ def report(text: str, profile: Profile | None = None) -> Report:
     values = {name.removesuffix("_total"): value for name, _, value in samples}
     if not any(name.startswith("llamacpp:") for name in values):
         raise ProfileError("[fleet] these metrics are neither of `dyno serve` nor of llama-server --metrics")
+    if engine == "dyno":
+        raise ProfileError("[fleet] the server is llama-server, and the profile is for dyno")
     rows = []
     for metric, (tokens, seconds) in _LLAMA.items():
         spent = values.get(seconds, 0.0)

@@ -16,6 +16,7 @@ from dyno_tuner.core.protocol import Configuration, Measurement, OpContext, Samp
 from dyno_tuner.decide.acceptance import accept
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.measure.measurement import judge_plausibility, run_measurement
+from dyno_tuner.output.progress import Progress
 from dyno_tuner.run.adopt import adopt
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.share import profile_of, row_of
@@ -485,6 +486,17 @@ def test_a_profile_without_entries_tells_the_joules_of_the_default(tmp_path: Pat
         told = profile.evidence.joules_per_token
         assert told["pp64"].default == told["pp64"].tuned == pytest.approx(60 / 600, rel=0.06)
         assert told["tg8"].default == told["tg8"].tuned == pytest.approx(60 / 30, rel=0.06)
+
+
+@pytest.mark.parametrize(("objective", "option"), [("memory", "--objective memory"), ("speed", "--pareto")])
+def test_a_line_about_less_memory_names_the_option_that_was_given(
+    tmp_path: Path, objective: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dyno_tuner.run.session.trade_memory", lambda *_: ([], "the time ran out"))
+    said: list[str] = []
+    monkeypatch.setattr(Progress, "say", lambda self, text: said.append(text))
+    tuned(tmp_path, objective, _Planned(_roomy(), 3, QUIET), pareto=True, max_trials=2)
+    assert [line for line in said if "the time ran out" in line] == [f"{option}: the time ran out"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DisturbedError("somebody computes")])

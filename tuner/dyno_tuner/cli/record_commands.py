@@ -75,7 +75,9 @@ def history(
         print(json.dumps([row.to_dict() for row in rows]))
         return
     if not rows:
-        print(f"there are no journals in {', '.join(map(str, folders))}")
+        print(f"there are no journals in {escaped(', '.join(map(str, folders)))}")
+        if not folder:
+            print("A tune with --out keeps its journal beside its profile: tune history FOLDER")
     for row in rows:
         gain = " ".join(f"{m} {r:.3f}×" for m, r in row.gain.items()) or "-"
         date = row.date[:16] or "no date"

@@ -391,7 +391,7 @@ def _with_less_memory(
             outcome.afterwards = "--pareto was interrupted; --resume continues it."
             tune.disturbance = str(error)
         if why:
-            progress.say(f"--pareto: {why}")
+            progress.say(f"{'--objective memory' if options.objective == MEMORY else '--pareto'}: {why}")
         if options.objective == MEMORY and outcome.status != "interrupted":
             outcome = least_memory(tune, variants, needs)
     if options.objective == MEMORY and outcome.status == "interrupted":
