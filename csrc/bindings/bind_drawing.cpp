@@ -1,4 +1,5 @@
 // dyno._core.Generation, sampling from the rows of a step, and hidden rows.
+#include "bindings/gil_release.h"
 #include "bindings/py_session.h"
 
 #include <nanobind/stl/optional.h>
@@ -82,7 +83,7 @@ nb::tuple decode_and_draw(PySession& self, const Sequences& sequences, const std
     std::shared_ptr<float[]> logits;
     auto tokens = std::make_unique<int32_t[]>(std::max<size_t>(rows.size(), 1));
     {
-      const nb::gil_scoped_release release;
+      const GilRelease release;
       if (!logits_of.empty()) logits = session.logits_memory(logits_of.size() * n_vocab);
       for (size_t i = 0; i < logits_of.size(); ++i) {
         const auto row = static_cast<size_t>(logits_of[i]);
@@ -112,7 +113,7 @@ nb::object decode_hidden(PySession& self, const Sequences& sequences, std::strin
     const auto width = static_cast<size_t>(session.model().n_embd);
     auto hidden = std::make_unique_for_overwrite<float[]>(std::max<size_t>(count, 1) * width);
     {
-      const nb::gil_scoped_release release;
+      const GilRelease release;
       request.hidden = hidden.get();
       request.between = SignalCheck(self);
       session.decode(request);
@@ -126,7 +127,7 @@ nb::object draft(PySession& self, const std::vector<std::pair<int32_t, int32_t>>
     const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
     std::shared_ptr<float[]> logits;
     {
-      const nb::gil_scoped_release release;
+      const GilRelease release;
       logits = session.logits_memory(std::max<size_t>(texts.size(), 1) * n_vocab);
       if (!texts.empty()) session.draft(texts, further, logits.get());
     }
@@ -140,7 +141,7 @@ nb::object draft_tokens(PySession& self, const std::vector<std::pair<int32_t, in
     std::vector<runtime::Likely> likely(texts.size());
     auto tokens = std::make_unique<int32_t[]>(std::max<size_t>(texts.size(), 1));
     {
-      const nb::gil_scoped_release release;
+      const GilRelease release;
       if (!texts.empty()) session.draft(texts, further, likely.data());
     }
     for (size_t i = 0; i < likely.size(); ++i) tokens[i] = likely[i].probability >= min_p ? likely[i].token : -1;

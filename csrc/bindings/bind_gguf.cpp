@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "bindings/gil_release.h"
 #include "core/error.h"
 #include "gguf/dequantize.h"
 #include "gguf/gguf_file.h"
@@ -136,7 +137,7 @@ nb::object dequantize(const GgufFile& file, std::string_view name) {
   const auto elements = static_cast<size_t>(tensor.n_elements());
   auto values = std::make_unique_for_overwrite<float[]>(elements);
   {
-    nb::gil_scoped_release release;
+    GilRelease release;
     if (info.kind == TypeClass::interleaved) {
       const int64_t k = tensor.dims[0];
       std::vector<std::byte> unit(info.rows * row_bytes(info.plain, k));
@@ -238,7 +239,7 @@ void bind_gguf(nb::module_& m) {
           "Any shard of a split file opens all of them. mmap: tensors are pages of the file; off, the whole file is "
           "read "
           "into memory, and nothing that happens to it later is seen. Raises GgufError, OutOfMemoryError.")
-      .def("check_unchanged", &GgufFile::check_unchanged, nb::call_guard<nb::gil_scoped_release>(),
+      .def("check_unchanged", &GgufFile::check_unchanged, nb::call_guard<GilRelease>(),
            "Raises GgufError if the file is mapped and not what it was when it was opened: its size or its time of "
            "modification is another one, or a page of it could not be read.")
       .def_prop_ro("version", &GgufFile::version)

@@ -12,6 +12,7 @@
 
 #include "bindings/convert.h"
 #include "bindings/cuda_launch.h"
+#include "bindings/gil_release.h"
 #include "bindings/ops_convert.h"
 #include "build_info.h"
 #include "core/cpu_caches.h"
@@ -101,7 +102,7 @@ nb::dict measured_rates(std::string_view name) {
 #ifdef DYNO_HAVE_CUDA
   runtime::DeviceRates rates;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     rates = runtime::measure_rates(device.ordinal);
   }
   d["memory_gbps"] = rates.memory_gbps;

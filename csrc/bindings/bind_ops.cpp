@@ -7,6 +7,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings/gil_release.h"
 #include "bindings/ops_convert.h"
 #include "bindings/ops_run.h"
 #include "bindings/ops_time.h"
@@ -79,7 +80,7 @@ int32_t sample_one(const nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb:
                              .out = &token};
   std::vector<std::byte> scratch(ops::scratch_bytes(desc, config));
   ops::CpuContext context{.scratch = scratch.data(), .scratch_per_thread = scratch.size()};
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   ops::launch(config, desc, args, context);
   return token;
 }

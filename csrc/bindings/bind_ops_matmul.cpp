@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/cuda_launch.h"
+#include "bindings/gil_release.h"
 #include "bindings/launch_context.h"
 #include "core/error.h"
 #include "ops/copy/act_q8.h"
@@ -63,7 +64,7 @@ nb::object repack(std::string_view type_name, const Bytes& plain, int64_t rows, 
   const size_t bytes = ops::layout_bytes(type, layout, rows, k);
   auto* out = new uint8_t[bytes];
   nb::object result = owned(out, {bytes});
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   if (layout == ops::Layout::gpu) {
     const auto make = from_x16 ? ops::repack_gpu_from_x16 : ops::repack_gpu;
     make(type, rows, k, reinterpret_cast<const std::byte*>(plain.data()), reinterpret_cast<std::byte*>(out), 0,
@@ -88,7 +89,7 @@ nb::object repack_on_gpu(std::string_view type_name, const Bytes& x16, int64_t r
   const size_t bytes = made * (size_t{*std::max_element(place.begin(), place.end())} + 1);
   auto* out = new uint8_t[bytes];
   nb::object result = owned(out, {bytes});
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   repack_x16_on_gpu(device, type, rows, k, x16.data(), x16.size(), place, out, bytes);
   return result;
 }
@@ -101,7 +102,7 @@ nb::object unpack(std::string_view type_name, std::string_view layout_name, cons
   check_size(w, type, layout, rows, k);
   auto* out = new float[static_cast<size_t>(rows * k)];
   nb::object result = owned(out, {static_cast<size_t>(rows), static_cast<size_t>(k)});
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   ops::unpack_rows(type, layout, w.data(), out, rows, k, isa);
   return result;
 }

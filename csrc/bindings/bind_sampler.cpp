@@ -7,6 +7,7 @@
 
 #include <memory>
 
+#include "bindings/gil_release.h"
 #include "core/error.h"
 #include "runtime/sampler.h"
 
@@ -66,7 +67,7 @@ runtime::SamplerSettings settings_from(const nb::dict& dict) {
 // No lock is needed, because a sampler belongs to one generation.
 int32_t draw(runtime::Sampler& sampler, const Logits& logits, float uniform, float xtc_uniform,
              const std::optional<Tokens>& mask) {
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   const std::span<const uint32_t> words =
       mask ? std::span(reinterpret_cast<const uint32_t*>(mask->data()), mask->size()) : std::span<const uint32_t>{};
   return sampler.draw({logits.data(), logits.size()}, uniform, xtc_uniform, words);

@@ -16,6 +16,7 @@
 
 #include "bindings/convert.h"
 #include "bindings/device_array.h"
+#include "bindings/gil_release.h"
 #include "bindings/ops_convert.h"
 #include "bindings/owned_array.h"
 #include "bindings/py_session.h"
@@ -56,7 +57,7 @@ PySession::PySession(const nb::object& file, const nb::dict& load, const nb::dic
   const runtime::SessionSettings settings = read_session(session, {});
   std::vector<profile::KernelEntry> entries = read_kernels(kernels);
   std::shared_ptr<const GgufFile> opened = gguf_of(file);
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   session_ = std::make_shared<runtime::Session>(std::move(opened), load_options, context_options, settings, device,
                                                 std::move(entries),
                                                 plan_only ? runtime::Loading::plan_only : runtime::Loading::weights);
@@ -95,7 +96,7 @@ nb::tuple PySession::decode_into(const Sequences& sequences, std::string_view ro
     std::unique_ptr<int32_t[]> routing;
     if (capture) routing = std::make_unique<int32_t[]>(moe_layers * n_tokens * used);
     {
-      const nb::gil_scoped_release release;
+      const GilRelease release;
       if (n_rows > 0) {
         logits = on_device ? session.device_logits_memory(n_rows * n_vocab) : session.logits_memory(n_rows * n_vocab);
       }
@@ -124,7 +125,7 @@ nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows, 
     const std::vector<plan::OpUse>& keys = session.plan().keys;
     std::vector<runtime::OpTime> times(keys.size());
     {
-      const nb::gil_scoped_release release;
+      const GilRelease release;
       const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
       const auto logits =
           std::make_unique_for_overwrite<float[]>(static_cast<size_t>(runtime::Session::row_count(request)) * n_vocab);
@@ -335,7 +336,7 @@ void bind_session(nb::module_& m) {
           [](PySession& s, const nb::dict& session) {
             s.with([&](runtime::Session& real) {
               const runtime::SessionSettings settings = read_session(session, real.settings());
-              const nb::gil_scoped_release release;
+              const GilRelease release;
               real.set(settings);
             });
           },

@@ -20,6 +20,8 @@ void bind_session(nb::module_& m);
 NB_MODULE(_core, m) {
   m.doc() = "The dyno engine: GGUF files, plans, ops and sessions. Use it through the package dyno.";
   m.attr("__version__") = DYNO_VERSION;
+  // Objects remain if a program ends while a daemon thread uses them. Its user cannot change that.
+  nb::set_leak_warnings(false);
   dyno::register_errors(m);
   dyno::bind_info(m);
   dyno::bind_gguf(m);

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings/cuda_launch.h"
+#include "bindings/gil_release.h"
 #include "bindings/launch_context.h"
 #include "bindings/op_args.h"
 #include "bindings/ops_convert.h"
@@ -140,7 +141,7 @@ void run_op(std::string_view family_text, const nb::dict& desc_dict, const std::
           ReadArguments reader(in);
           arguments(d, args, reader);
           in.finish();
-          const nb::gil_scoped_release unlocked;
+          const GilRelease unlocked;
           launch_op(config, d, args, launcher.context());
           launcher.check_scratch();
           return;
@@ -156,7 +157,7 @@ void run_op(std::string_view family_text, const nb::dict& desc_dict, const std::
           const size_t bytes = static_cast<size_t>(args.n_runs) * sizeof(SequenceRun);
           args.runs = static_cast<const SequenceRun*>(launcher.mirror(args.runs, bytes, false));
         }
-        const nb::gil_scoped_release unlocked;
+        const GilRelease unlocked;
         launcher.begin(captured);
         launch_op(config, d, args, launcher.stream());
         launcher.end(captured);

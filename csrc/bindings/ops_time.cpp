@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "bindings/cuda_launch.h"
+#include "bindings/gil_release.h"
 #include "bindings/launch_context.h"
 #include "bindings/ops_convert.h"
 #include "bindings/synthetic_args.h"
@@ -155,7 +156,7 @@ std::vector<double> time_op(std::string_view family_text, const nb::dict& desc, 
       config ? config_from_dict(family, *config) : ops::default_config(request.desc, request.device);
   const ops::Support support = ops::supports(request.desc, chosen, request.device);
   DYNO_CHECK(UnsupportedError, support.ok, "[", family_text, "] ", support.reason);
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   std::vector<double> found;
   time_configs(request, {chosen}, [&](size_t, const auto& samples) { found = samples(); });
   return found;
@@ -176,7 +177,7 @@ std::vector<std::vector<double>> time_op_configs(std::string_view family_text, c
     chosen.push_back(config);
     places.push_back(i);
   }
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   std::vector<std::vector<double>> found(configs.size());
   if (chosen.empty()) return found;
   time_configs(request, chosen, [&](size_t i, const auto& samples) {

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/gil_release.h"
 #include "core/error.h"
 #include "runtime/session.h"
 
@@ -47,7 +48,7 @@ class PySession {
   void close() {
     if (forked()) return;
     std::shared_ptr<runtime::Session> last;
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     {
       const std::lock_guard lock(mutex_);
       last.swap(session_);
@@ -74,7 +75,7 @@ class PySession {
     check_process();
     std::unique_lock lock(mutex_, std::defer_lock);
     {
-      const nb::gil_scoped_release release;
+      const GilRelease release;
       lock.lock();
     }
     // A finalizer or a signal handler may close it during the call.
@@ -87,7 +88,7 @@ class PySession {
   template <typename Change>
   void change(Change&& change) {
     check_process();
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     const std::lock_guard lock(mutex_);
     const std::shared_ptr<runtime::Session> session = session_;  // as in with()
     DYNO_CHECK(ClosedError, session != nullptr, "[session] the session is closed");

@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dyno import _effective, _expert_use, _selection
+from dyno._at_exit import stop_at_exit
 from dyno._embedding import file_pooling
 from dyno._locks import for_one_call, is_mine
 from dyno._model_path import model_path
@@ -119,9 +120,11 @@ class OpenModel:
             force=force_profile,
         )
         self.settings: EffectiveSettings = self._resolve()
-        self._session, self._rejected_kernels = _selection.open_session(
-            self._selection, functools.partial(self._new_session, file)
-        )
+        stop_at_exit(self)
+        with self._own_lock:
+            self._session, self._rejected_kernels = _selection.open_session(
+                self._selection, functools.partial(self._new_session, file)
+            )
         self.settings = self._resolve()
         self._selection.report()
         for warning in self._session.warnings:
