@@ -294,6 +294,13 @@ def test_facts(client: httpx.Client) -> None:
     assert told
     assert all('path="/v1/models/{name}"' in line for line in told)
     tokens = client.post("/tokenize", json={"content": "a b"}).json()["tokens"]
+    body = {"content": "a é<|end|>", "with_pieces": True}
+    pieces = client.post("/tokenize", json=body).json()["tokens"]
+    bare = client.post("/tokenize", json={**body, "with_pieces": False}).json()["tokens"]
+    assert [each["id"] for each in pieces] == bare
+    text = b"".join(p.encode() if isinstance(p := each["piece"], str) else bytes(p) for each in pieces)
+    assert text.decode() == "a é<|end|>"
+    assert any(isinstance(each["piece"], list) for each in pieces), "a byte of é alone is no text"
     assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": "a b"}
     props = client.get("/props").json()
     assert props["settings"]["ctx"] == 256

@@ -380,6 +380,8 @@ class TokenizeBody(Whole):
     content: str
     add_special: bool = False
     parse_special: bool = True
+    with_pieces: bool = False
+    """Give the text of each token too, or its bytes if they are only a part of a character."""
 
 
 class DetokenizeBody(Whole):

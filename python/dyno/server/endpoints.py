@@ -222,7 +222,17 @@ class Endpoints:
             add_special=body.add_special,
             parse_special=body.parse_special,
         )
+        if body.with_pieces:
+            named = ({"id": token, "piece": self._piece(token)} for token in tokens)
+            return await self._threads.run(lambda: written({"tokens": list(named)}))
         return JSONResponse({"tokens": tokens})
+
+    def _piece(self, token: int) -> str | list[int]:
+        piece = self._engine.tokenizer.piece(token, special=True)
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return list(piece)
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._body(request, DetokenizeBody)

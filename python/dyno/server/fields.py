@@ -131,7 +131,6 @@ _REFUSED: dict[str, _Refused] = {
     "t_max_predict_ms": _Refused(_is_unlimited, "use timeout"),
     "thinking_budget_tokens": _only(-1),
     "top_n_sigma": _Refused(_is_unlimited),
-    "with_pieces": _only(False),
 }
 
 
