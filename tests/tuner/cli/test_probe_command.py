@@ -29,3 +29,12 @@ def test_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ["probe", "--device", "cpu", "--no-keep", "--json"])
     assert json.loads(done.stdout) == {"cpu": SOME}
     assert not other.exists()
+
+
+def test_a_virtual_device_has_no_rates_of_its_own() -> None:
+    runner = CliRunner()
+    assert "virtual" not in runner.invoke(app, ["probe", "--help"]).output
+    done = runner.invoke(app, ["probe", "--device", "cpu:1"])
+    assert done.exit_code == 1
+    assert "'cpu:1' is a virtual device" in str(done.exception or done.output)
+    assert "use --device cpu" in str(done.exception or done.output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Annotated, Any
 
@@ -10,12 +11,17 @@ import typer
 from dyno import _core, _rates
 from dyno._shell import escaped
 from dyno.devices import resolve_device
+from dyno.errors import DeviceError
 
 from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
 
+_VIRTUAL = re.compile(r"cpu:\d+")
+
 
 def probe(
-    device: o.Device = "auto",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda:N, or auto (the first usable GPU, or the CPU if there is none).")
+    ] = "auto",
     gpu: o.OneGpu = None,
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Store the rates for placements and expected times.")
@@ -28,6 +34,11 @@ def probe(
     """Measure memory bandwidth and compute speed of the CPU, and those and the link of a GPU.
 
     This takes a few seconds. dyno uses the rates to place models and to compute expected times."""
+    if _VIRTUAL.fullmatch(device):
+        raise DeviceError(
+            f"[device] {device!r} is a virtual device: it has the rates of the CPU and the link of its "
+            "limits; use --device cpu"
+        )
     found = resolve_device(device if gpu is None else f"cuda:{gpu}")
     devices: dict[str, dict[str, Any]] = {"cpu": dict(_core.cpu_info())}
     if found.kind != "cpu":
