@@ -200,10 +200,12 @@ std::unique_ptr<DraftHead> Session::make_draft_head() const {
   // It holds the same positions as the model, and a draft of each sequence.
   if (context.cache_tokens > 0) context.cache_tokens += context.sequences * kMostDraft;
   context.window_cache = plan::WindowCache::full;
+  DeviceInfo device = plan_.main_device();
+  if (device.kind == DeviceKind::cpu) device.ordinal = 0;  // a virtual device belongs to the model's plan alone
   load.cpu_repack = false;  // embedding and output are pages of the file, shared with the model without a second copy
-  auto head = std::make_unique<Session>(
-      file_, load, context, settings_, plan_.main_device(), std::vector<profile::KernelEntry>(),
-      executor_ != nullptr ? Loading::weights : Loading::plan_only, model::Part::draft_head, this);
+  auto head = std::make_unique<Session>(file_, load, context, settings_, device, std::vector<profile::KernelEntry>(),
+                                        executor_ != nullptr ? Loading::weights : Loading::plan_only,
+                                        model::Part::draft_head, this);
   return std::make_unique<DraftHead>(std::move(head), model_.n_embd, static_cast<size_t>(context.sequences));
 }
 

@@ -390,6 +390,26 @@ def test_rows_come_from_the_device_that_has_them(
         assert nmse(s.draft([(0, int(tokens[5])), (1, int(tokens[31]))]), want[[4, 30]]) < 1e-8
 
 
+@pytest.mark.parametrize("placed", [{}, {"n_gpu_layers": 2}, {"rules": ["^(token_embd|output)=cpu"]}])
+def test_a_virtual_main_device_has_its_head_on_the_cpu(
+    placed: dict[str, Any], tiny_dir: Path, golden: dict[str, np.ndarray]
+) -> None:
+    tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
+    s = _core.Session(
+        tiny_dir / "qwen35-tiny.gguf",
+        load={"device": "cpu:1", "numerics": "exact"},
+        context=F32,
+        session={"offload_min_tokens": 4},
+        placement={"virtual_devices": [{"streams": True}], **placed},
+    )
+    s.load_draft_head()
+    for token in np.split(tokens, [31, 32, 33, 60]):  # streamed prompts, and single tokens
+        s.decode([(0, token.copy())], "none")
+        at = s.position(0)
+        if at < len(tokens):
+            assert nmse(s.draft([(0, int(tokens[at]))]), want[[at - 1]]) < 1e-8
+
+
 def test_rows_of_a_decode_that_failed_take_no_memory(tmp_path: Path) -> None:
     """The first u-batch fills sequence 1, and the device is lost in the second one."""
     s = _core.Session(
