@@ -1,12 +1,12 @@
-"""Tokens of several sequences together: what a server's step costs, by how many sequences it serves.
+"""The time of a server's step, by the number of sequences that it decodes together.
 
     python benchmarks/bench_batches.py a.gguf b.gguf … --sequences 1,2,4,8,16,32,64,128 --json out.json
 
-Every step appends one random token to each sequence and draws one token for each where the logits are, with
-settings of its own (`drawn`). Steps that bring the logits of all to the host are timed as well. A row
-has the median over the steps, tokens a second in all, and the time of the graph on the device, op by op.
-The rest of the step is the draw or the copy of the logits, and the host. --depth tokens stand in each
-sequence before.
+Each step appends one random token to each sequence. It then samples one token per sequence on the device that
+holds the logits, with separate sampling settings (`drawn`). Steps that copy all logits to the host are timed
+as well. A row has the median over the steps, total tokens/s, and the time of the graph on the device, op by
+op. The rest of a step is sampling or the copy of the logits, and host time. Each sequence begins with --depth
+tokens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""What each session setting does on a device: its other values against its default, in turn.
+"""The effect of each session setting on a device: its other values against its default, in turn.
 
     python benchmarks/bench_settings.py model.gguf --json out.json
 
-Rounds alternate between the default and a value (default, value, value, default), so that a drift meets both.
+Rounds alternate between the default and a value (default, value, value, default), so that a drift affects
+both.
 Prompt: 4096 tokens, at the default u-batch and at one of 4096; generation: 64 tokens at depth 0 and 4096. A
-ratio is that of the medians, value over default; values that the engine refuses are listed with the reason.
+ratio is the median with the value over the median with the default. Values that the engine refuses are listed
+with the reason.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What a CUDA build costs: core-seconds, seconds, and sizes, one architecture after the other.
+"""The cost of a CUDA build for each architecture: core-seconds, seconds and sizes.
 
     python benchmarks/cuda_build.py --arch 75 --arch 80 --arch 90a --out benchmarks/results/cuda_build.json
 
-Each build starts from nothing in a folder of its own, without a compiler cache. Core-seconds are what all
-processes of the step used. The targets: at most 1,700 core-seconds and 40 MB of device code for one
-architecture. Runs are added to those in the file. A run replaces an older one of the same architecture and
-switches.
+Each build starts in an empty folder, without a compiler cache. Core-seconds are what all processes of the
+step used. The targets: at most 1,700 core-seconds and 40 MB of device code for one architecture. Runs are
+added to those in the file. A run replaces an older one of the same architecture and switches.
 """
 
 from __future__ import annotations

@@ -9,17 +9,17 @@ tokens, one change at a time; the best kernels of a metric together are one chan
 are measured again in paired rounds, and a change with a ratio above 1.05 and an interval above 1 is a gain.
 Then the tune runs. A gain counts as written if the profile holds the change, or if the whole interval of
 further rounds lies at or below 1.05: the profile with the change is at most 5 % faster than the profile. If
-the ratio is above 1.05 and the interval above 1, the gain is missed. Else the rounds cannot tell, and more
---rounds may.
+the ratio is above 1.05 and the interval above 1, the gain is missed. Otherwise the rounds cannot decide, and
+more --rounds are needed.
 
-From good defaults there may be no gain, so that nothing can be missed. With `--slow` the defaults of the
-engine are slow on purpose: settings (u-batches of 32, one thread) and kernels (of the two heaviest ops of
-generation, about half as fast alone). The exhaustive run and the tune both begin from these.
+Good defaults may leave no gain that a tune could miss. With `--slow` the defaults of the engine are slow on
+purpose: settings (u-batches of 32, one thread) and kernels (of the two heaviest ops of generation, about half
+as fast alone). The exhaustive run and the tune both begin from these.
 
-A job can be measured in pieces: until it ends, its results stand in a file beside the JSON
-(x.MODEL.SEED.part.json), and the same command goes on. All pieces of a job belong to one machine and build.
-The journal of the tune lies beside it (x.MODEL.SEED.journal.jsonl), to learn why a gain was not written.
-`--until` gives a piece its seconds. The jobs in the JSON are not run again.
+A job can be measured in pieces: until it ends, its results are in a file beside the JSON
+(x.MODEL.SEED.part.json), and the same command continues it. All pieces of a job belong to one machine and
+build. The journal of the tune is beside it (x.MODEL.SEED.journal.jsonl), to find out why a gain was not
+written. `--until` limits the seconds of a piece. The jobs in the JSON are not run again.
 
 Exit code 1 if a gain was not written or a job failed, 3 if jobs are left.
 """

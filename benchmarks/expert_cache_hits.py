@@ -1,11 +1,11 @@
-"""The share of chosen experts that a cache holds: static or adaptive, with or without recorded use.
+"""The hit rate of an expert cache: static or adaptive, with or without recorded use.
 
     python benchmarks/expert_cache_hits.py models/pycode-moe-20m-Q4_K_M.gguf --json out.json
 
-The passages come one behind the other, token by token, as in generation: Python, English, C++ and Python
-again, from files of this repository. The use is recorded from another part of the Python file. A static cache
-of `all passages` knows their use beforehand. The experts lie on the CPU and the cache on a virtual device
-without a link, so hits are counts that depend on no time.
+The passages follow each other, token by token, as in generation: Python, English, C++ and Python again, from
+files of this repository. The use is recorded from another part of the Python file. A static cache of `all
+passages` knows their use beforehand. The experts lie on the CPU and the cache on a virtual device without a
+link, so hits are counts that depend on no time.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@
     python benchmarks/gpu_engines.py llama-8b.gguf --sequences 1,8,32,64 --json out.json \\
         --peer "llama.cpp=llama.cpp/build/bin/llama-batched-bench -fa on"
 
-Each measurement is a process of its own, and every round begins with another engine. dyno runs with its
-defaults and no profile. All samples of all rounds are kept, and the median counts. A cell is a prompt or
-generated tokens, as llama-bench measures them: random tokens, no sampling.
+Each measurement is a new process, and each round begins with another engine. dyno runs with its defaults and
+no profile. All samples of all rounds are kept, and the median counts. A cell is a prompt or generated tokens,
+as llama-bench measures them: random tokens, no sampling.
 
---sequences measures steps instead, which append one random token to each of N sequences and bring the logits
-of all to the host. --depth tokens stand in each sequence before. Then a peer is the command of its
-llama-batched-bench. A peer that cannot open a file leaves an error in its place.
+--sequences measures steps instead, which append one random token to each of N sequences and copy all logits
+to the host. Each sequence begins with --depth tokens. Then a peer is the command of its llama-batched-bench.
+A peer that cannot open a file leaves an error in its place.
 """
 
 from __future__ import annotations

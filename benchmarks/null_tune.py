@@ -1,4 +1,4 @@
-"""Tunes an engine over settings of which every value runs the same code: nothing may be written.
+"""Tunes an engine over settings whose values all run the same code: nothing may be written.
 
     python benchmarks/null_tune.py x.gguf --device cuda:0 --budget 90s --seeds 2 --json null.json
 

@@ -2,9 +2,9 @@
 
     python benchmarks/placement_gpu.py model.gguf --threads 16 --json out.json
 
-Rates are measured first with so many threads, unless --kept takes those that `tune probe` kept. Each
-placement is opened once. It reads a prompt of 512 tokens and generates 128 behind it. Both times are compared
-with the expected ones, and so is their sum, by which `auto` chooses. The median of all samples counts.
+Rates are measured first with --threads threads; --kept takes those that `tune probe` has stored instead. Each
+placement is opened once, decodes a prompt of 512 tokens and generates 128. Both times are compared with the
+expected ones, as is their sum, by which `auto` chooses. The median of all samples is reported.
 """
 
 from __future__ import annotations

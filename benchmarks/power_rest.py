@@ -1,4 +1,4 @@
-"""How long a GPU at its power limit needs until it reads prompts at full speed again.
+"""The rest that a GPU at its power limit needs before it processes prompts at full speed again.
 
     python benchmarks/power_rest.py model.gguf --device cuda:0 --ubatch 512,2048 --json rest.json
 

@@ -6,11 +6,11 @@
 
 For every model and every path (`mmq_max_tokens`, with experts `mmq_id_max_tokens`: 65536 for the quantised
 kernels at every size, 0 for dequantised products) a fresh process of `dyno bench` measures a prompt at each
-u-batch. `--vary` multiplies the paths by the values of a setting. The paths come in rounds of a process for
-each, in a random order, so that a drift of the machine does not look like a difference, and an end at any
-time leaves about as many processes of each. One JSON line for each configuration
-and process, with the names of llama-bench and all samples; the first of a process is cold. A file's name
-without `.gguf` is the name of the model, so that files that differ in their routing alone are two.
+u-batch. `--vary` multiplies the paths by the values of a setting. Each round has one process per path, in
+random order. So a drift of the machine does not look like a difference, and an interruption leaves about as
+many processes of each path. One JSON line for each configuration and process, with the names of llama-bench
+and all samples; the first of a process is cold. A file's name without `.gguf` is the name of the model, so
+that files that differ in their routing alone are two.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How near the best of a recorded sweep a search is after so many measurements, over seeds.
+"""The distance of a search from the best of a recorded sweep, by number of measurements and over seeds.
 
     python benchmarks/search_visits.py --json benchmarks/results/search_visits.json
 

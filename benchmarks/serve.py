@@ -3,7 +3,7 @@
     dyno serve model.gguf --sequences 16 --ctx 1024 --port 8080 &
     python benchmarks/serve.py http://127.0.0.1:8080 --concurrency 1,4,16 --pp 512 --tg 64 --json out.json
 
-Several servers are measured in turn, round by round, so that a drift of the machine meets all of them:
+Several servers are measured in turn, round by round, so that a drift of the machine affects all of them:
 
     python benchmarks/serve.py dyno=http://127.0.0.1:8080 llama.cpp=http://127.0.0.1:8081 --rounds 3
 

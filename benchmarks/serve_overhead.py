@@ -2,11 +2,11 @@
 
     python benchmarks/serve_overhead.py model.gguf --sequences 32,64 --pp 64 --tg 256 --rounds 3 --sampled
 
-Each way reads as many prompts as there are sequences and draws --tg tokens behind each. `batch` calls
-the engine for each step, in one thread. `scheduler` has a thread for each text. `server` is `dyno serve` in a
-process of its own, with a client for each text that reads a stream. The ways take turns, round by round. A
-share is the rate of a way over the rate of `batch` in the same round; the report gives medians. Each token is
-the most probable one, or with --sampled a random one.
+Each way decodes one prompt per sequence and samples --tg tokens after each. `batch` calls the engine for each
+step, in one thread. `scheduler` has a thread for each text. `server` is a new process of `dyno serve`, with a
+streaming client for each text. The ways take turns, round by round. A share is the rate of a way over the
+rate of `batch` in the same round; the report gives medians. Each token is the most probable one, or with
+--sampled a random one.
 
 Of steps that draw a token for every text, the report gives the median time, and the part of it in which the
 thread does not wait for the engine's call. On a GPU that part is the host's, and the device has no work then.

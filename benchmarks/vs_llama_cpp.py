@@ -7,13 +7,12 @@
     python benchmarks/vs_llama_cpp.py model.gguf … -p 4096 --kv q8_0    # tokens at a depth of 4096
     python benchmarks/vs_llama_cpp.py model.gguf … --busy 1    # beside one thread of another program
 
-Every measurement is a process of its own: load, warm up, then samples. Every round begins with another
-engine, so that a drift of the machine meets all of them. The ratio of medians over all samples is what
-counts; the spread between rounds is printed beside it. pp reads a prompt of random tokens and computes the
-last row's logits; tg feeds random tokens one by one behind it, without sampling. The llama-bench of an engine
-does the same. Its flags beside the common ones are `--llama-args` and `--ik-args`. If `--ik-args` is given
-several times, each is measured, and the fastest counts. The first sample of each test warms up and does not
-count.
+Each measurement is a new process: load, warm-up, then samples. Each round begins with another engine, so that
+a drift of the machine affects all of them. The result is the ratio of medians over all samples; the spread
+between rounds is printed beside it. pp decodes a prompt of random tokens and computes the logits of the last
+one. tg then decodes random tokens one by one, without sampling. The llama-bench of an engine does the same.
+Its flags beside the common ones are `--llama-args` and `--ik-args`. If `--ik-args` is given several times,
+each is measured, and the fastest counts. The first sample of each test warms up and does not count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layers with a sliding window: speed and memory if they keep all rows, and if they keep their window alone.
+"""Layers with a sliding window: speed and memory if their cache keeps all rows, or only the window.
 
     python benchmarks/window_cache.py gpt-oss-20b-MXFP4.gguf --device cuda:0 --ctx 32768 --json out.json
 

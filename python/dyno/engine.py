@@ -389,7 +389,8 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
     def _ready(
         self, batch: list[tuple[int, NDArray[np.int32]]], reset: bool, owner: Owner | None = None
     ) -> _core.Session:
-        """The session, where these sequences may be fed, and start at position 0 with `reset`."""
+        """The session, after a check that `owner` may decode tokens of these sequences. With `reset`, they
+        start at position 0."""
         session = self._open()
         self._check_batch(session, batch, reset, owner)
         if reset:
