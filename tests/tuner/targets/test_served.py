@@ -62,14 +62,14 @@ def test_a_load_is_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("serve:clients=3", "no 'clients'; there are concurrency"),
+        ("serve:clients=3", "no parameter 'clients'; known: concurrency"),
         ("serve:pp=0", "pp=0; give 1 to"),
         ("serve:pp=many", "pp='many'"),
         ("serve:pp=4,pp=5", "given more than once"),
         ("serve:shared=2", "a share from 0 to 1"),
         ("serve:ttft=0", "seconds above 0"),
         ("serve:text=", "give a file without a comma"),
-        ("serve:text=a,b.txt", "no 'b.txt'"),
+        ("serve:text=a,b.txt", "no parameter 'b.txt'"),
     ],
 )
 def test_wrong_loads(text: str, words: str) -> None:
@@ -89,8 +89,9 @@ def test_the_engine_serves_the_load(file: Path) -> None:
     target = target_of(file, WORK)
     defaults = target.describe().engine["defaults"]
     assert (defaults["sequences"], defaults["ctx"]) == (4, 26)
-    for sequences in (1, 3):
-        target.apply(Configuration({"sequences": sequences}), NOW)
+    # A step has room for each sequence, whatever its setting.
+    for settings in ({"sequences": 1}, {"sequences": 3}, {"sequences": 3, "step_tokens": 2}):
+        target.apply(Configuration(settings), NOW)
         for prompt in (0, 1):
             sample = target.measure(WORK, "tg6_served3", prompt)
             assert sample.tokens == 36

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from dyno._effective import EffectiveSettings
 from dyno._requests import Handling
 from dyno._sampling import Sampling
 from dyno._slots import Slots
@@ -40,7 +41,8 @@ class _SessionEngine:
 
     def __init__(self, session: Any, settings: Mapping[str, Any]) -> None:
         self._session = session
-        self.settings = dict(settings)
+        # A step that is too small for the sequences of a trial gets room for them, so it is no argument here.
+        self.settings = EffectiveSettings(settings, dict.fromkeys(settings, "tune"))
         self.model = session.model
         self._file = None  # texts of a load do not end at a token
         self.tokenizer = _NoEnds()
