@@ -13,7 +13,7 @@ if(DYNO_WERROR)
   target_compile_options(dyno_flags INTERFACE -Werror)
 endif()
 if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # gcc takes each source of a unit for a header, whose classes must hold nothing of an unnamed namespace.
+  # gcc treats each source of a unit as a header, and warns of classes with members from an unnamed namespace.
   target_compile_options(dyno_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
 endif()
 
@@ -33,8 +33,8 @@ if(DYNO_BUILD_FUZZ)
   ]] DYNO_HAVE_LIBFUZZER)
   unset(CMAKE_REQUIRED_FLAGS)
   if(DYNO_HAVE_LIBFUZZER AND DYNO_SANITIZE MATCHES "address")
-    # The session target runs everything: all of it tells libFuzzer which branches it took. Its mutator knows the
-    # format, and would gain nothing from every compared value; the reader's own target has these as well.
+    # The session target runs the whole engine, so all code reports its branches to libFuzzer. Its mutator knows the
+    # format and does not need compared values; only the target of the reader traces these.
     target_compile_options(dyno_flags INTERFACE -fsanitize=fuzzer-no-link -fno-sanitize-coverage=trace-cmp)
   endif()
 endif()
@@ -107,7 +107,7 @@ function(dyno_add_isa_sources)
 endfunction()
 
 # dyno_unity_groups(TARGET FILE…): files of one folder, eight at a time, that CMAKE_UNITY_BUILD compiles together. The
-# groups are the same in every build, so that names of file scope meet in none unseen.
+# groups are the same in every build, so that a clash of names at file scope shows in every build.
 function(dyno_unity_groups target)
   foreach(_file IN LISTS ARGN)
     cmake_path(ABSOLUTE_PATH _file BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} OUTPUT_VARIABLE _path)

@@ -133,7 +133,7 @@ if(DYNO_CUDA)
     if(_arch STREQUAL "native" AND _gpu_capabilities)
       foreach(_capability IN LISTS _gpu_capabilities)
         string(REPLACE "." "" _number ${_capability})
-        # From 9.0 on the chip's own matrix instructions exist only in code for exactly this chip.
+        # From 9.0 on, some matrix instructions exist only in code for exactly one chip (such as 90a).
         if(_number GREATER_EQUAL 90)
           list(APPEND _archs ${_number}a-real)
         else()
@@ -173,7 +173,7 @@ if(DYNO_CUDA)
     message(FATAL_ERROR "GGML_CUDA_FORCE_MMQ=ON contradicts GGML_CUDA_FORCE_CUBLAS=ON: leave out the one or the other")
   endif()
   if(GGML_CUDA_LTO)
-    # The device link makes machine code alone, which later generations of chips cannot run.
+    # The device link only makes machine code, which later generations of chips cannot run.
     set(_real "")
     foreach(_arch IN LISTS _archs)
       if(_arch MATCHES "-virtual$")
@@ -235,7 +235,7 @@ if(DYNO_CUDA)
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
-  if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # older CMake does not know that nvcc 12 learnt it
+  if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # older CMake does not know C++20 in nvcc 12
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   endif()
@@ -245,7 +245,7 @@ if(DYNO_CUDA)
   message(STATUS "GGML_CUDA: ON (${_cuda_why}), CUDA ${CUDAToolkit_VERSION}, architectures "
                  "${CMAKE_CUDA_ARCHITECTURES} (${_arch_why})")
   if(_arch_why MATCHES "^no GPU was seen" AND NOT GGML_CUDA_LTO)
-    # The oldest architecture serves every chip without code of its own.
+    # Code of the oldest architecture serves all chips without their own code.
     list(GET _archs 0 _oldest)
     message(STATUS "The driver will compile intermediate code for ${_oldest} on all chips but Hopper. Such code uses no "
                    "instruction that came later. For the cards that you have, pass "
@@ -298,11 +298,11 @@ if(DYNO_CUDA)
   if(GGML_CUDA_FORCE_CUBLAS)
     list(APPEND DYNO_CUDA_DEFINITIONS DYNO_CUDA_FORCE_CUBLAS=1)
   endif()
-  # Which chips have code, in ascending order, for the message of a chip that has none: "75;90a".
+  # Chips with code, in ascending order ("75;90a"), for the message about a chip without code.
   string(REPLACE ";" "," _arch_text "${CMAKE_CUDA_ARCHITECTURES}")
   list(APPEND DYNO_CUDA_DEFINITIONS "DYNO_CUDA_ARCHITECTURES=\"${_arch_text}\"")
   foreach(_library IN LISTS _cuda_libraries)
-    set_target_properties(${_library} PROPERTIES UNITY_BUILD OFF)  # sources have options of their own
+    set_target_properties(${_library} PROPERTIES UNITY_BUILD OFF)  # sources have their own options
     target_include_directories(${_library} PRIVATE ${CMAKE_SOURCE_DIR}/csrc ${DYNO_GENERATED})
     target_compile_options(${_library} PRIVATE ${_cuda_options})
     target_compile_definitions(${_library} PRIVATE ${DYNO_CUDA_DEFINITIONS})
@@ -384,7 +384,7 @@ function(_dyno_add_cuda _target)
     if(GGML_CUDA_FAST_MATH AND NOT _add_EXACT)
       set_property(SOURCE ${_file} TARGET_DIRECTORY ${_target} APPEND PROPERTY COMPILE_OPTIONS -use_fast_math)
     endif()
-    # The optimiser decides whether instructions of one chip run beside each other, and reports it.
+    # The optimiser decides whether matrix instructions overlap, and reports it.
     if(DYNO_CUDA_QUICK AND NOT _add_CHIP)
       set_property(SOURCE ${_file} TARGET_DIRECTORY ${_target} APPEND PROPERTY COMPILE_OPTIONS --Ofast-compile=max)
     endif()
@@ -420,7 +420,7 @@ function(dyno_report_link module)
   if(GGML_CUDA_LTO)
     set(_before --before ${DYNO_DEVICE_LINK_REPORT})
   endif()
-  # Before CMake 3.27 a launcher knows no generator expressions: the script finds the output in the command.
+  # Before CMake 3.27 a launcher takes no generator expressions, so the script reads the output from the command.
   set_property(TARGET ${module} PROPERTY CXX_LINKER_LAUNCHER
     ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/csrc/cmake/link_report.py --step module_link --report ${_report} ${_before} --)
   set_target_properties(${module} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)

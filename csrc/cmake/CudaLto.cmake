@@ -6,8 +6,8 @@ if(CUDAToolkit_VERSION VERSION_LESS 12.8)
 endif()
 
 # ---- libnvvm -------------------------------------------------------------------------------------------------------
-# Some packages of the toolkit leave it out, which would show only after everything was compiled. One that was put
-# together from Python packages has it among its other libraries, where nvcc does not look.
+# Some packages of the toolkit lack it, and without this check the error would come after the whole compilation. A
+# toolkit from Python packages has it in another folder, where nvcc does not look.
 set(_nvvm_home "${CUDAToolkit_LIBRARY_ROOT}/nvvm/lib64")
 find_library(DYNO_LIBNVVM nvvm PATHS ${_nvvm_home} NO_DEFAULT_PATH)
 mark_as_advanced(DYNO_LIBNVVM)
@@ -20,7 +20,7 @@ if(NOT _libnvvm)
                   ERROR_STRIP_TRAILING_WHITESPACE)
   if(NOT _nvvm_result EQUAL 0)
     set(_libnvvm "")
-    if(NOT "${DYNO_LIBNVVM}" STREQUAL "")  # an empty one leaves the toolkit's out
+    if(NOT "${DYNO_LIBNVVM}" STREQUAL "")  # empty: do not use the toolkit's
       find_library(_libnvvm_beside nvvm PATHS ${CUDAToolkit_LIBRARY_ROOT}/lib64 ${CUDAToolkit_LIBRARY_ROOT}/lib
                    NO_DEFAULT_PATH NO_CACHE)
       set(_libnvvm "${_libnvvm_beside}")
@@ -34,8 +34,8 @@ if(NOT _libnvvm)
 endif()
 message(STATUS "GGML_CUDA_LTO: ON, with ${_libnvvm}")
 
-# nvcc looks for it in its own toolkit alone, and takes for that the folder that it is called in. So a library from
-# elsewhere gets a folder of links that has everything of the toolkit, and it.
+# nvcc only searches its own toolkit, which it finds by the folder of its own path. For a library from elsewhere, a
+# folder of links holds the whole toolkit and this library.
 set(_linking_nvcc ${CMAKE_CUDA_COMPILER})
 if(NOT _libnvvm STREQUAL "${_nvvm_home}/libnvvm.so")
   set(_links ${CMAKE_BINARY_DIR}/toolkit_with_nvvm)

@@ -10,7 +10,7 @@ option(GGML_LTO "Link-time optimisation of host code" OFF)
 option(DYNO_BUILD_PYTHON "Build the Python module" ON)
 option(DYNO_BUILD_FUZZ "Build the fuzz targets; with DYNO_SANITIZE=thread the program of sessions in threads" OFF)
 option(DYNO_WERROR "Warnings are errors" OFF)
-# Never for use: what the tuner's check of answers is tested with. benchmarks/quality_gate.py needs such a build.
+# For tests only: wrong kernels, to test the tuner's check of answers. benchmarks/quality_gate.py needs such a build.
 option(DYNO_TEST_FAULTS "Compile configurations of products that are wrong by a few percent" OFF)
 set(DYNO_SANITIZE "off" CACHE STRING "Sanitizers: off, address, undefined, address+undefined, thread")
 set_property(CACHE DYNO_SANITIZE PROPERTY STRINGS off address undefined address+undefined thread)
