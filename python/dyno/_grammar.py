@@ -123,7 +123,7 @@ def _source(llguidance: Any, kind: str, rules: Any) -> str:
     """
     try:
         if kind == "json_schema":
-            text = rules if isinstance(rules, str) else json.dumps(rules)
+            text = rules if isinstance(rules, str) else json.dumps(rules, ensure_ascii=False)
             _check_length(kind, text)
             if not isinstance(json.loads(text), (dict, bool)):
                 raise ValueError(f"{text[:80]} is not a JSON schema")

@@ -209,6 +209,15 @@ def test_requests_at_the_same_time_read_the_vocabulary_once(
     assert len(read) == 1
 
 
+def test_a_schema_counts_as_its_author_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As JSON with escapes, a Chinese text is six times as long."""
+    monkeypatch.setattr(_grammar, "_LONGEST", 24)
+    library = pytest.importorskip("llguidance")
+    assert "長長長" in _grammar._source(library, "json_schema", {"enum": ["長長長"]})
+    with pytest.raises(PlanError, match="json_schema has 27 characters; expected at most 24"):
+        _grammar._source(library, "json_schema", {"enum": ["長" * 13]})
+
+
 def test_rules_end_with_their_text(engine: dyno.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client may send others, so a cache of them would need a bound."""
     made: list[weakref.ref[Grammar]] = []
