@@ -56,7 +56,7 @@ app = typer.Typer(
     context_settings=CONTEXT,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Run GGUF models with settings that were measured and proven.",
+    help="Run GGUF models with tuned, verified settings.",
     epilog="\b\nExamples:\n  dyno run model.gguf -p 'def main'\n  dyno chat model.gguf\n"
     "  dyno serve model.gguf --port 8080\n  dyno tune model.gguf",
 )

@@ -88,7 +88,7 @@ def resolve_device(name: str, virtual_devices: Sequence[VirtualDevice] = ()) -> 
         if int(virtual[1]) > len(virtual_devices):
             raise DeviceError(
                 f"[device] {name!r} does not exist; it needs virtual_devices={virtual[1]} or more, "
-                f"and that is {len(virtual_devices)}"
+                f"it is {len(virtual_devices)}"
             )
         limits = virtual_devices[int(virtual[1]) - 1].describe()
         return Device(name, {**_core.cpu_info(), **({"virtual": limits} if limits else {})})

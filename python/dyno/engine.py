@@ -383,7 +383,7 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
             raise PlanError(f"[engine] rows must be 'all', 'last' or 'none', not {rows!r}")
         batch = [(int(slot), token_array(tokens)) for slot, tokens in sequences.items()]
         if not batch:
-            raise PlanError("[engine] no sequences given")
+            raise PlanError("[engine] the batch holds no sequence; give at least one slot with its tokens")
         return batch
 
     def _ready(
@@ -434,7 +434,7 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         for row in session.captures():
             if row["reason"]:
                 _log.warning(
-                    "%s is not captured as a graph and slower for it: %s; tried again at its use %d",
+                    "%s runs without a CUDA graph, which is slower: %s; the next attempt is at use %d",
                     "drawing" if row["work"] == "draw" else f"decoding {row['tokens']} tokens at a time",
                     row["reason"],
                     row["next_attempt"],

@@ -570,12 +570,12 @@ def test_a_failed_capture_is_told_once(
         session.capture_failures = 1
         engine.diagnostics.greedy_after([1, 2])
         engine.logits([1, 2])
-        said = "drawing is not captured as a graph and slower for it: no memory; tried again at its use 4"
+        said = "drawing runs without a CUDA graph, which is slower: no memory; the next attempt is at use 4"
         assert caplog.messages == [said]
         session.capture_failures = 2
         session.rows = ({**decode, "reason": "worse", "next_attempt": 8},)
         engine.logits([1, 2])
         assert caplog.messages[1:] == [
-            "decoding 3 tokens at a time is not captured as a graph and slower for it: worse; "
-            "tried again at its use 8"
+            "decoding 3 tokens at a time runs without a CUDA graph, which is slower: worse; "
+            "the next attempt is at use 8"
         ]

@@ -483,5 +483,5 @@ def test_a_body_that_comes_too_slowly_is_refused(model: Path, path: str) -> None
         error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
         assert error["type"] == "timeout_error"
         assert error.get("code") == (None if path == "/v1/messages" else "body_timeout")
-        assert "came within 0.3 s, and its end did not; send it faster" in error["message"]
+        assert "arrived within 0.3 s, but not its end; send it faster" in error["message"]
         assert server.client.get("/health").status_code == 200

@@ -140,7 +140,8 @@ class Crossing(StrictModel):
     """The u-batch at which one of two paths takes over from the other, for one threshold setting."""
 
     verdict: Literal["crossing", "always", "never", "tie"] = Field(
-        description="The path below the threshold wins up to a u-batch, at all of them, at none; or both tie."
+        description="U-batches at which the path below the threshold is faster: up to `up_to` (crossing), "
+        "all (always) or none (never). `tie`: both paths are equally fast."
     )
     up_to: Count | None = Field(
         default=None, description="Largest u-batch of the grid at which the path below the threshold wins."
@@ -294,6 +295,7 @@ class Provenance(StrictModel):
     seconds: NonNegative | None = Field(default=None, description="Duration of the tune.")
     status: Literal["complete", "interrupted", "budget", "unproven"] | None = Field(
         default=None,
-        description="The end of the search: by itself, by an interrupt, or by its budget; `unproven`: "
-        "settings looked faster, but failed twice in rounds, or their answers could not be compared.",
+        description="Reason why the search ended: `complete`, `interrupted` by the user, or out of `budget`. "
+        "`unproven`: settings looked faster, but failed twice in rounds, or their answers could not be "
+        "compared.",
     )

@@ -323,7 +323,7 @@ class Endpoints:
         except TimeoutError as error:
             raise ApiError(
                 408,
-                f"{len(data)} bytes of the body came within {seconds:g} s, and its end did not; send it "
+                f"{len(data)} bytes of the body arrived within {seconds:g} s, but not its end; send it "
                 "faster, or start the server with a longer --body-timeout",
                 kind="timeout_error",
                 code="body_timeout",

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _CYCLES = 6e9  # cycles of a core in a second
-_CPU_OPERATIONS = 4096  # per core and cycle: twice those of the widest int8 matrix unit
+_CPU_OPERATIONS = 4096  # per core and cycle: twice the rate of the widest int8 matrix unit
 _CORE_BYTES, _CPU_BYTES = 1e11, 4e12  # read per second, by one core and by a machine
 _CPU_CACHES = 4e9  # bytes of all caches of a machine
-# Operations of a multiprocessor in a cycle, from a compute capability on. They are twice those of its tensor
-# cores for the narrowest type, or of its int8 units.
+# Operations of a multiprocessor in a cycle, from a compute capability on: twice the rate of its tensor cores
+# for the narrowest type, or of its int8 units.
 _SM_OPERATIONS = ((10.0, 65536), (9.0, 16384), (7.5, 8192), (0.0, 4096))
 # Above the bytes and operations per second of all GPUs today.
 _MOST_BYTES, _MOST_OPERATIONS = 2e13, 2e16

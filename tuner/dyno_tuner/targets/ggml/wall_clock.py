@@ -83,7 +83,7 @@ class Walls:
 
         Args:
             longer: claim of a process of the same configuration with more repetitions.
-            times: the additional repetitions, as a share of those of `claim`.
+            times: the additional repetitions, relative to the repetitions of `claim`.
         """
         default = self._of_default(workload, claim)
         if default is None:

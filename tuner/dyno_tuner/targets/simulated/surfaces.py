@@ -1,6 +1,6 @@
 """Response surfaces with known true rates, for tests of the method.
 
-A surface has knobs and a function from settings to true rates. The shapes are those of real engines:
+A surface has knobs and a function from settings to true rates. They have the shapes of real engines:
 saturation, a crossover of two paths, a memory cliff, ruggedness, and gains that need two settings together.
 """
 
