@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(bool(lacks_memory_figures("VmHWM")), reason=lacks_memory_figures("VmHWM"))
 
-# argv: model, settings as JSON. Prints the peak beyond what Python and its modules need, after loading and
-# after two u-batches of random tokens, which touch embedding rows all over the table.
+# argv: model, settings as JSON, small model. Prints the peak after loading and after two u-batches of random tokens,
+# which touch embedding rows all over the table. The peak counts from the end of the same work with a small model, so
+# that modules, stacks of threads and arenas of malloc are not in it.
 PROBE = """
 import json, sys
 import numpy as np
@@ -31,13 +32,16 @@ def peak():
     with open("/proc/self/status") as status:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
 
-settings = json.loads(sys.argv[2])
-start = peak()
-with Engine(sys.argv[1], device="cpu", profile=None, **settings) as engine:
-    loaded = peak() - start
-    tokens = np.random.default_rng(1).integers(0, engine.model["n_vocab"], settings["ctx"]).astype(np.int32)
-    engine.logits(tokens, rows="last")
-    print(json.dumps({"loaded": loaded, "decoded": peak() - start, "plan": dict(engine.plan)}, default=str))
+def run(model):
+    start = peak()
+    with Engine(model, device="cpu", profile=None, **json.loads(sys.argv[2])) as engine:
+        loaded = peak() - start
+        tokens = np.random.default_rng(1).integers(0, engine.model["n_vocab"], engine.settings["ctx"])
+        engine.logits(tokens.astype(np.int32), rows="last")
+        return {"loaded": loaded, "decoded": peak() - start, "plan": dict(engine.plan)}
+
+run(sys.argv[3])
+print(json.dumps(run(sys.argv[1]), default=str))
 """
 
 
@@ -62,7 +66,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def measured(model: Path, **settings: object) -> dict[str, int]:
-    result = probed(PROBE, model, json.dumps({"ctx": 1024, "ubatch": 512, "threads": 2, **settings}))
+    small = tiny_model(model.parent / "small.gguf", "qwen3", n_ctx=1024, dtype="q8_0", vocabulary=False)
+    result = probed(PROBE, model, json.dumps({"ctx": 1024, "ubatch": 512, "threads": 2, **settings}), small)
     return {
         "loaded": result["loaded"],
         "decoded": result["decoded"],
@@ -75,8 +80,8 @@ def measured(model: Path, **settings: object) -> dict[str, int]:
 def test_peak_stays_within_the_plan(model: Path, repack: bool) -> None:
     found = measured(model, cpu_repack=repack)
     assert found["total"] == found["weights"] + found["kv"] + found["arena"] + found["scratch"]
-    assert found["loaded"] <= 1.1 * found["total"], found
-    assert found["decoded"] <= 1.1 * found["total"], found
+    assert found["loaded"] <= 1.05 * found["total"], found
+    assert found["decoded"] <= 1.05 * found["total"], found
     # The measurement sees the model: without its weights no answer can have been computed.
     assert found["decoded"] >= 0.5 * found["weights"], found
 
