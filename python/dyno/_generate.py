@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dyno.tokenizer import TextStream
 
 
-_MOST_STOPS = 32
-_LONGEST_STOP = 256
+MOST_STOPS = 32
+LONGEST_STOP = 256
 """Characters. Each piece of text is searched for each prefix of a stop string, so long ones would be slow."""
 
 
@@ -87,11 +87,11 @@ class StopFilter:
             raise PlanError(f"[generate] stop must be a string or a list of strings, not {stop!r}")
         if any(not s for s in stop):
             raise PlanError("[generate] a stop string must not be empty")
-        if len(stop) > _MOST_STOPS:
-            raise PlanError(f"[generate] stop has {len(stop)} strings; expected at most {_MOST_STOPS}")
-        if (longest := max(map(len, stop), default=0)) > _LONGEST_STOP:
+        if len(stop) > MOST_STOPS:
+            raise PlanError(f"[generate] stop has {len(stop)} strings; expected at most {MOST_STOPS}")
+        if (longest := max(map(len, stop), default=0)) > LONGEST_STOP:
             raise PlanError(
-                f"[generate] a stop string has {longest} characters; expected at most {_LONGEST_STOP}"
+                f"[generate] a stop string has {longest} characters; expected at most {LONGEST_STOP}"
             )
         self._stop = stop
         self._held = ""

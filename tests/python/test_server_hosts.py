@@ -71,7 +71,9 @@ def test_a_local_server_refuses_other_names(local: Served, host: str) -> None:
     assert f"--allow-host {name}" in error["message"]
 
 
-@pytest.mark.parametrize("path", ["/", "/page.js", "/props", "/metrics", "/nothing", "/v1/models"])
+@pytest.mark.parametrize(
+    "path", ["/", "/page.js", "/props", "/openapi.json", "/metrics", "/nothing", "/v1/models"]
+)
 def test_every_path_is_closed_to_other_names(local: Served, path: str) -> None:
     assert asked(local, "evil.example", path).status_code == 403
 

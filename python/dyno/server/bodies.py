@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -13,15 +13,21 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictInt,
+    WithJsonSchema,
     model_validator,
 )
 
-from dyno._generate import StopFilter
+from dyno._generate import LONGEST_STOP, MOST_STOPS, StopFilter
 from dyno._requests import Handling
 from dyno._sampling import BOUNDS, DrawOptions, Sampling
 from dyno.errors import PlanError
 
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+
 __all__ = [
+    "TEXT_PARTS",
     "ChatBody",
     "CompletionBody",
     "DetokenizeBody",
@@ -45,6 +51,9 @@ _MAX_ENTRIES = 1 << 14
 """Most messages with their parts, or tools. No other client is served while pydantic creates an object for
 each."""
 
+_NULL = {"type": "null"}
+_TEXT = {"type": "string"}
+_NAME = {"type": "string", "minLength": 1}
 T = TypeVar("T")
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list that is only checked up to the first wrong item. Otherwise a body could cause millions of errors."""
@@ -69,9 +78,10 @@ def _few_entries(given: object) -> object:
 
 Few = BeforeValidator(_few_entries)
 """Marks a list of messages, parts of messages, or tools."""
+_Token = Annotated[StrictInt, Field(json_schema_extra={"minimum": 0})]
 _Texts = Annotated[
     # Strict, because an item "42" is a text and not a token.
-    str | Items[StrictInt] | Items[str] | Items[Items[StrictInt]], Field(union_mode="left_to_right")
+    str | Items[_Token] | Items[str] | Items[Items[_Token]], Field(union_mode="left_to_right")
 ]
 """One text, the tokens of one text, or a list of either."""
 
@@ -95,6 +105,17 @@ class Whole(Known):
         if not isinstance(given, dict):
             return given
         return {k: v for k, v in given.items() if v is not None or k not in cls.model_fields}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The described schema, in which each field that may be missing may also be null."""
+        described = handler(core_schema)
+        own = handler.resolve_ref_schema(described)
+        for name, field in own.get("properties", {}).items():
+            if name not in own.get("required", ()) and _NULL not in field.get("anyOf", ()):
+                about = {key: field.pop(key) for key in ("default", "title") if key in field}
+                own["properties"][name] = {"anyOf": [field, _NULL], **about}
+        return described
 
 
 def _can_stop(given: list[str]) -> list[str]:
@@ -129,7 +150,9 @@ def draw_field(name: str, default: float | None = None) -> Any:
     )
 
 
-Stops = Annotated[Items[str], AfterValidator(_can_stop)]
+_STOP = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
+_STOPS = {"type": "array", "items": _STOP, "maxItems": MOST_STOPS}
+Stops = Annotated[Items[str], AfterValidator(_can_stop), WithJsonSchema(_STOPS)]
 """Stop strings in the form of `StopFilter`."""
 
 
@@ -174,10 +197,16 @@ class DrawBody(RequestBody):
     dry_multiplier: float = draw_field("dry_multiplier")
     dry_base: float = draw_field("dry_base")
     dry_allowed_length: int = draw_field("dry_allowed_length")
-    dry_sequence_breakers: Items[str] = Field(default_factory=lambda: list(Sampling.dry_sequence_breakers))
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_few)] = Field(default_factory=dict)
+    dry_sequence_breakers: Items[Annotated[str, Field(json_schema_extra={"minLength": 1})]] = Field(
+        default_factory=lambda: list(Sampling.dry_sequence_breakers)
+    )
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_few)] = Field(
+        default_factory=dict, json_schema_extra={"propertyNames": {"pattern": "^[0-9]+$"}}
+    )
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: Annotated[Stops | None, BeforeValidator(_as_list)] = None
+    stop: Annotated[
+        Stops | None, BeforeValidator(_as_list), WithJsonSchema({"anyOf": [_STOP, _STOPS, _NULL]})
+    ] = None
     n: int = Field(default=1, ge=1, le=_MAX_CHOICES)
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -250,14 +279,46 @@ class FunctionChoice(Known):
     function: _Function
 
 
+TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
+"""The field with the text, by the type of a part of a chat message."""
+
+
+def _fields(required: tuple[str, ...], **fields: Any) -> dict[str, Any]:
+    """The schema of an object with some fields."""
+    return {"type": "object", "properties": fields, "required": [*required]}
+
+
+_PARTS = [_fields(("type", name), type={"const": kind}, **{name: _TEXT}) for kind, name in TEXT_PARTS.items()]
+_CONTENTS = [_TEXT, {"type": "array", "items": {"anyOf": [_TEXT, *_PARTS]}}]
+_Message = Annotated[
+    dict[str, Any],
+    Field(
+        json_schema_extra={
+            "anyOf": [
+                _fields(("role", "content"), role=_NAME, content={"anyOf": _CONTENTS}),
+                _fields(("role",), role={"const": "assistant"}, content={"anyOf": [*_CONTENTS, _NULL]}),
+            ]
+        }
+    ),
+]
+"""A message, which `conversation` checks."""
+_FUNCTION = _fields(("name",), name=_NAME, parameters={"type": ["object", "null"]})
+_Tool = Annotated[
+    dict[str, Any],
+    Field(json_schema_extra=_fields(("function",), type={"const": "function"}, function=_FUNCTION)),
+]
+"""A tool, which `functions` checks."""
+_CHOICES = ("auto", "none", "required")
+
+
 class ChatBody(DrawBody):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[Items[dict[str, Any]], Few] = Field(min_length=1)
+    messages: Annotated[Items[_Message], Few] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=-1)
     max_completion_tokens: int | None = Field(default=None, ge=-1)
-    tools: Annotated[Items[dict[str, Any]] | None, Few] = None
-    tool_choice: str | FunctionChoice | None = None
+    tools: Annotated[Items[_Tool] | None, Few] = None
+    tool_choice: Annotated[str, Field(json_schema_extra={"enum": [*_CHOICES]})] | FunctionChoice | None = None
     continue_final_message: bool = False
     """Continue the last message, which is the assistant's."""
     parallel_tool_calls: bool | None = None
@@ -271,9 +332,9 @@ class ChatBody(DrawBody):
 
     @model_validator(mode="after")
     def _can_be_done(self) -> ChatBody:
-        if isinstance(self.tool_choice, str) and self.tool_choice not in ("auto", "none", "required"):
+        if isinstance(self.tool_choice, str) and self.tool_choice not in _CHOICES:
             raise ValueError(
-                f"tool_choice is {self.tool_choice!r:.80}; supported: auto, none, required, "
+                f"tool_choice is {self.tool_choice!r:.80}; supported: {', '.join(_CHOICES)}, "
                 '{"type": "function", "function": {"name": ...}}'
             )
         return self
@@ -310,7 +371,7 @@ class ChatBody(DrawBody):
 class CompletionBody(DrawBody):
     """The body of POST /v1/completions."""
 
-    prompt: _Texts
+    prompt: _Texts = Field(examples=["Hello"])
     max_tokens: int = Field(default=16, ge=-1)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool = False
@@ -347,7 +408,7 @@ class CompletionBody(DrawBody):
 class EmbeddingBody(RequestBody):
     """The body of POST /v1/embeddings."""
 
-    input: _Texts
+    input: _Texts = Field(examples=["Hello"])
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
     pooling: Literal["mean", "last", "cls"] | None = None
@@ -387,5 +448,5 @@ class TokenizeBody(Whole):
 class DetokenizeBody(Whole):
     """The body of POST /detokenize."""
 
-    tokens: Items[StrictInt]
+    tokens: Items[_Token]
     special: bool = False

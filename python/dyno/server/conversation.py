@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dyno.server.bodies import TEXT_PARTS
 from dyno.server.errors import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["conversation", "functions"]
-
-_TEXTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
-"""The field with the text, by the type of a part."""
 
 
 def conversation(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -50,7 +48,7 @@ def _text(place: str, part: object) -> str:
     if not isinstance(part, dict):
         raise _wrong(place, "expected an object with a type and a text")
     kind = part.get("type")
-    name = _TEXTS.get(kind) if isinstance(kind, str) else None
+    name = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if name is None:
         raise _wrong(f"{place}.type", f"{kind!r:.80} is not supported; expected text")
     text = part.get(name)

@@ -20,6 +20,7 @@ from dyno.server.fields import Fields
 from dyno.server.messages import Messages, count_tokens
 from dyno.server.messages_body import CountBody, MessagesBody
 from dyno.server.metrics import CONTENT_TYPE_LATEST, Metrics
+from dyno.server.openapi import document_bytes
 from dyno.server.running import Bell, Deadline, Pieces, Threads, unless_gone
 from dyno.server.wire import MESSAGES, OPENAI, path_of, written
 
@@ -247,6 +248,10 @@ class Endpoints:
             )
         text = await self._threads.run(self._engine.detokenize, body.tokens, special=body.special)
         return JSONResponse({"content": text})
+
+    async def openapi(self, request: Request) -> Response:
+        written_once = document_bytes(needs_key=self._options.api_key is not None)
+        return Response(written_once, media_type="application/json")
 
     async def props(self, request: Request) -> Response:
         from dyno import __version__
