@@ -134,7 +134,7 @@ def _blamed(text: str, prompt: str | None, given: Collection[str]) -> tuple[str,
     subject, _, rest = text.removeprefix("the ").partition(" ")
     if subject in ("prompt", "token"):
         return text, prompt
-    known = _FIELDS.get(subject, ())
+    known = _FIELDS.get(subject, (subject,))
     field = next((each for each in known if each in given), None)
     if field is None or field == subject or subject == "conversation":
         return text, field
