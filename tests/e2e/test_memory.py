@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(bool(lacks_memory_figures("VmHWM")), reason=lacks_memory_figures("VmHWM"))
 
-# argv: model, settings as JSON, small model. Prints the peak after loading and after two u-batches of random tokens,
-# which touch embedding rows all over the table. The peak counts from the end of the same work with a small model, so
-# that modules, stacks of threads and arenas of malloc are not in it.
+# argv: model, settings as JSON, small model. Prints the peak after loading and after two u-batches of random
+# tokens, which touch embedding rows all over the table. The peak counts from the end of the same work with a
+# small model, so that modules, stacks of threads and arenas of malloc are not in it.
 PROBE = """
 import json, sys
 import numpy as np
