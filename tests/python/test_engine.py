@@ -180,7 +180,7 @@ def test_slots_and_rows_that_do_not_exist(engine: dyno.Engine) -> None:
         engine.logits_batch({3: TOKENS})
     with pytest.raises(PlanError, match="rows must be"):
         engine.logits(TOKENS, rows="first")  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match="no sequences"):
+    with pytest.raises(PlanError, match="the batch holds no sequence; give at least one slot"):
         engine.logits_batch({})
 
 
