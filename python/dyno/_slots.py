@@ -60,7 +60,7 @@ class Slots:
         else:
             self.check_exists(slot, count)
             self.check_free(slot, count)
-        # The owner is told first. If an interrupt comes between the two lines, it still gives the slot back.
+        # The owner learns its slot first: after an interrupt between the two lines it gives the slot back.
         owner.slot = slot
         self._owners[slot] = owner
         return slot

@@ -116,7 +116,7 @@ class Workload:
         - the load of a server: ``serve``, or ``serve:concurrency=8,pp=1024,tg=256,shared=0.5,ttft=2``.
 
         Raises:
-            TuneError: The text is none of these. The message says what is wrong.
+            TuneError: The text has another form. The message names the fault.
         """
         if text.strip() == "serve" or text.strip().startswith("serve:"):
             return cls.of_served(ServedLoad.parse(text.strip()))
