@@ -14,6 +14,7 @@ from dyno import _core
 from dyno.server import Options
 from dyno.testing import Array, tiny_model
 from served import GREEDY, HELLO, KEY, Served, chat, serving, stream
+from vocabularies import byte_level, sentencepiece
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,6 +186,42 @@ def test_echo_scores_the_prompt(served: Served) -> None:
         assert "".join(each["text"] for each in mine) == choice["text"]
         told = [token for each in mine for token in each["logprobs"]["tokens"]]
         assert told == choice["logprobs"]["tokens"]
+
+
+@pytest.mark.parametrize("blank", [False, True], ids=["bytes", "blank in front"])
+def test_places_of_tokens_are_those_in_the_text(tmp_path: Path, device: str, blank: bool) -> None:
+    prompt = "the é中 x"
+    tokenizer = sentencepiece() if blank else byte_level()
+    count = max(len(tokenizer["tokenizer.ggml.tokens"]), 288)
+    model = tiny_model(tmp_path / "m.gguf", n_vocab=count, vocabulary=False, metadata=as_metadata(tokenizer))
+    with serving(model, Options(model="tiny", api_key=KEY), device=device) as server:
+        engine, client = server.engine, server.client
+        tokens = engine.tokenize(prompt)
+        (x,) = engine.tokenize("x")[-1:]
+        body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 3, "temperature": 0}
+        body |= {"logit_bias": {str(x): 1e6}}
+        whole = client.post("/v1/completions", json=body).json()["choices"][0]
+        *chunks, _ = stream(client, "/v1/completions", body)
+        pieces = [engine.tokenizer.piece(token) for token in tokens]
+    assert whole["text"] == prompt + "xxx"
+    assert len(tokens) > len(prompt) - 3, "the bytes of some characters are tokens"
+    ends = [len(b"".join(pieces[:i]).decode(errors="ignore")) for i in range(len(pieces))]
+    wanted = [max(end - blank, 0) for end in ends] + [len(prompt) + i for i in range(3)]
+    assert whole["logprobs"]["text_offset"] == wanted
+    assert [at for each in chunks for at in each["choices"][0]["logprobs"]["text_offset"]] == wanted
+
+
+def as_metadata(tokenizer: dict[str, Any]) -> dict[str, object]:
+    """Metadata as a file holds it."""
+    kinds = {np.dtype(np.int32): "int32", np.dtype(np.float32): "float32"}
+    return {
+        key: Array(kinds[value.dtype], value.tolist())
+        if isinstance(value, np.ndarray)
+        else Array("string", value)
+        if isinstance(value, list)
+        else value
+        for key, value in tokenizer.items()
+    }
 
 
 def reference(engine: Engine, tokens: list[int]) -> np.ndarray:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dyno.chat import ChatTemplate
     from dyno.engine import Engine
     from dyno.server.bodies import ChatBody, CompletionBody
+    from dyno.tokenizer import Tokenizer
 
 __all__ = ["Chat", "Completions", "Head", "joined"]
 
@@ -225,7 +226,7 @@ class Completions:
         self._echoed = [engine.detokenize(run.prompt) if body.echo else "" for run in self.texts]
         self._begun = [False] * len(self.texts)
         self._told = [0] * len(self.texts)
-        self._offset = [0] * len(self.texts)
+        self._places = [_Places(engine.tokenizer) for _ in self.texts]
         self._head = Head.of("cmpl", "text_completion", model)
 
     def whole(self, pieces: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -285,19 +286,16 @@ class Completions:
         run = self.texts[index]
         known = run.logprobs
         new: list[TokenLogprobs | int] = []
+        offsets: list[int] = []
         if self._body.echo and not self._told[index]:
             new += [run.prompt[0], *run.prompt_logprobs]
-        new += [] if self._scores_only else known[self._told[index] : len(known)]
+            offsets += self._places[index].of_prompt(run.prompt[: len(new)], self._echoed[index])
+        drawn = [] if self._scores_only else known[self._told[index] : len(known)]
+        new += drawn
+        offsets += [self._places[index].of(each.token) for each in drawn]
         if known:
             self._told[index] = len(known)
-        names: list[str] = []
-        offsets: list[int] = []
-        for each in new:
-            token = each if isinstance(each, int) else each.token
-            names.append(self._name(token))
-            offsets.append(self._offset[index])
-            # The text does not contain names of control tokens.
-            self._offset[index] += len(self._engine.tokenizer.piece(token).decode(errors="replace"))
+        names = [self._name(each if isinstance(each, int) else each.token) for each in new]
         scored = [None if isinstance(each, int) else each for each in new]
         return {
             "tokens": names,
@@ -317,6 +315,30 @@ class Completions:
             return piece.decode()
         except UnicodeDecodeError:  # part of a character, written as in the public API
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+class _Places:
+    """The places of tokens in the text of a completion, in characters.
+
+    A token that continues a character has the place of this character. A control token takes no room.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream, self._end = tokenizer.stream(), 0
+
+    def of(self, token: int) -> int:
+        """The place of the next token."""
+        place = self._end
+        self._end += len(self._stream.push(token))
+        return place
+
+    def of_prompt(self, tokens: Sequence[int], text: str) -> list[int]:
+        """The places of the tokens of a prompt with this text. The next token follows the text."""
+        places = [self.of(token) for token in tokens]
+        blank = self._end + len(self._stream.finish()) - len(text)  # some vocabularies put one in front
+        self._stream, self._end = self._tokenizer.stream(), len(text)
+        return [max(place - blank, 0) for place in places]
 
 
 def joined(pieces: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
