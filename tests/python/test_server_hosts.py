@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -16,7 +16,7 @@ from dyno.server.hosts import host_name
 from served import HELLO, KEY, Served, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 LOOPBACK = (
@@ -116,11 +116,23 @@ def test_other_machines_use_addresses(model: Path) -> None:
         assert asked(server, "evil.example").status_code == 403
 
 
+@pytest.mark.parametrize("given", ["2001:db8::5", "[2001:0DB8:0::5]", "2001:DB8::5", "2001:db8::5%eth0"])
+@pytest.mark.parametrize("host", ["[2001:db8::5]:80", "[2001:DB8:0:0::5]", "[2001:db8::5%25eth0]"])
+def test_all_spellings_of_an_address_are_one_name(model: Path, given: str, host: str) -> None:
+    with serving(model, Options(listens="127.0.0.1", allowed_hosts=(given,))) as server:
+        assert asked(server, host).status_code == 200
+        assert asked(server, "[2001:db8::6]").status_code == 403
+
+
 def test_names_are_the_ones_that_browsers_send() -> None:
     for given, name in (
         ("Chat.Example.", "chat.example"),
         ("[::1]", "::1"),
         ("::1", "::1"),
+        ("[0:0::1]", "::1"),
+        ("2001:DB8:0::1", "2001:db8::1"),
+        ("[fe80::1%eth0]", "fe80::1"),
+        ("::ffff:10.0.0.5", "10.0.0.5"),
         (" a ", "a"),
         ("*", "*"),
     ):
@@ -148,12 +160,27 @@ def test_names_are_the_ones_that_browsers_send() -> None:
         (("--api-key", KEY), 200),
         (("--host", "0.0.0.0"), 200),
         (("--host", "0.0.0.0", "--allow-host", "other.example"), 403),
+        (("--host", "127.1"), 403),
+        (("--host", "2130706433"), 403),
+        (("--host", "inside.example"), 403),
+        (("--host", "outside.example"), 200),
+        (("--host", "outside.example", "--allow-host", "other.example"), 403),
     ],
 )
 def test_the_command_knows_its_names(
     model: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], status: int
 ) -> None:
-    """Without a process for each: the recipe that the command line gives to the server."""
+    recipe, _ = _begun(model, monkeypatch, words)
+    with serving(model, recipe.options) as server:
+        answer = server.client.get("/health", headers={"Host": "evil.example"})
+        assert answer.status_code == status
+
+
+NAMES = {"inside.example": "127.0.0.3", "outside.example": "0.0.0.0"}
+
+
+def _begun(model: Path, monkeypatch: pytest.MonkeyPatch, words: Sequence[str]) -> tuple[Any, str]:
+    """The recipe that the command line gives to the server, and the messages, without a process."""
     from dyno.cli import app
     from typer.testing import CliRunner
 
@@ -163,12 +190,60 @@ def test_the_command_knows_its_names(
         recipes.append(recipe)
         raise OSError("far enough")
 
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **k: real(NAMES.get(host, host), *a, **k))
     monkeypatch.setattr("dyno.server.opening.opened", opened)
-    CliRunner().invoke(app, ["serve", str(model), "--port", "0", "--device", "cpu", *words])
+    done = CliRunner().invoke(app, ["serve", str(model), "--port", "0", "--device", "cpu", *words])
     (recipe,) = recipes
+    return recipe, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "hosts"),
+    [
+        ("127.1", "127.0.0.1", ("127.1", "127.0.0.1", "localhost")),
+        ("inside.example", "127.0.0.3", ("Inside.Example:80", "127.0.0.3")),
+        ("localhost", "127.0.0.1", ("localhost",)),
+        ("[0:0::1]", "::1", ("[::1]",)),
+    ],
+)
+def test_the_bound_address_decides_whether_the_server_is_local(
+    model: Path, monkeypatch: pytest.MonkeyPatch, host: str, address: str, hosts: tuple[str, ...]
+) -> None:
+    """A name of a loopback address is one of the server's names, and nothing warns about other machines."""
+    if ":" in address and not _has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    recipe, said = _begun(model, monkeypatch, ("--host", host))
+    assert recipe.options.listens == address
+    assert "accepts connections from other machines" not in said
     with serving(model, recipe.options) as server:
-        answer = server.client.get("/health", headers={"Host": "evil.example"})
-        assert answer.status_code == status
+        for each in hosts:
+            assert asked(server, each).status_code == 200, each
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_name_of_an_open_address_warns_about_other_machines(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, said = _begun(model, monkeypatch, ("--host", "outside.example"))
+    assert "--host outside.example accepts connections from other machines" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("host", ["", "[::1", "a" * 64 + ".b"])
+def test_a_host_without_an_address_is_refused_before_the_model_is_read(tmp_path: Path, host: str) -> None:
+    broken = tmp_path / "m.gguf"
+    broken.write_bytes(b"no model")
+    command = [sys.executable, "-m", "dyno", "serve", str(broken), "--host", host, "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 1
+    assert f"--host {host!r} leads to no address; give" in " ".join(done.stderr.split())
 
 
 def test_a_name_that_no_request_holds_is_refused_at_the_start(model: Path) -> None:

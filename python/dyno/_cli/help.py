@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -31,6 +32,7 @@ _PROBLEMS = {
     "float_parsing": "is not a number",
     "greater_than_equal": "is too small; give {ge} or more",
     "less_than_equal": "is too large; give {le} or less",
+    "not_finite": "is no finite number",
 }
 """By the kind of a validation error: the end of a sentence that begins with the value."""
 
@@ -116,6 +118,22 @@ def _with_value(error: Any) -> str:
     if problems is None:
         return str(error.message)
     (first, *_) = problems()
-    if (rest := _PROBLEMS.get(first["type"])) is None:
+    kind = "not_finite" if _is_nan(first["input"]) else first["type"]
+    if (rest := _PROBLEMS.get(kind)) is None:
         return str(error.message)
     return f"{first['input']!r} {rest.format(**first.get('ctx', {}))}"
+
+
+def _is_nan(word: Any) -> bool:
+    """Whether a word is the number NaN, which is outside every range but neither too small nor too large."""
+    try:
+        return math.isnan(float(word))
+    except (TypeError, ValueError):
+        return False
+
+
+def finite(value: float | None) -> float | None:
+    """A callback for options. Raises typer.BadParameter if the value is infinite."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"'{value}' is no finite number")
+    return value

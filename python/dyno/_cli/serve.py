@@ -11,14 +11,18 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 import typer
 
 from dyno._cli import drawing, groups, options, state
+from dyno._cli.help import finite
 
 if TYPE_CHECKING:
     from dyno.server.opening import Recipe
+
+_Address: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
+"""An address of IPv4 or IPv6 with a port."""
 
 
 @groups.grouped
@@ -62,7 +66,10 @@ def serve(
     timeout: Annotated[
         float | None,
         typer.Option(
-            "--timeout", help="End a request after this many seconds, even if it is incomplete.", min=0.001
+            "--timeout",
+            help="End a request after this many seconds, even if it is incomplete.",
+            min=0.001,
+            callback=finite,
         ),
     ] = None,
     step_tokens: Annotated[
@@ -125,7 +132,8 @@ def serve(
         ),
     ] = None,
     max_body: Annotated[
-        float, typer.Option("--max-body", help="Maximum size of a request body in MiB.", min=0.001)
+        float,
+        typer.Option("--max-body", help="Maximum size of a request body in MiB.", min=0.001, callback=finite),
     ] = 8.0,
     body_timeout: Annotated[
         float,
@@ -133,14 +141,17 @@ def serve(
             "--body-timeout",
             help="Reject a request whose body takes longer than this many seconds to arrive.",
             min=0.001,
+            callback=finite,
         ),
     ] = 60.0,
     drain_timeout: Annotated[
         float,
         typer.Option(
             "--drain-timeout",
-            help="After SIGTERM or Ctrl-C, cut off requests that take longer than this many seconds.",
+            help="After SIGTERM or Ctrl-C, cut off requests that take longer than this many seconds. With "
+            "--ray, the end can take 10 s more.",
             min=0.001,
+            callback=finite,
         ),
     ] = 60.0,
     strict_fields: Annotated[
@@ -212,7 +223,6 @@ def serve(
         from dyno.server import Options
         from dyno.server.connections import Connection
         from dyno.server.ending import EndingServer
-        from dyno.server.hosts import is_loopback
         from dyno.server.opening import Recipe, opened
         from dyno.server.options import KEEP_ALIVE_S
     except ImportError as error:
@@ -228,7 +238,6 @@ def serve(
             body_timeout_s=body_timeout,
             timeout_s=timeout,
             strict_fields=strict_fields,
-            listens=host if allow_host or is_loopback(host) else None,
             allowed_hosts=tuple(allow_host or ()),
             cors_origins=tuple(cors_origin or ()),
         ),
@@ -237,19 +246,15 @@ def serve(
         draft=None if model_draft is None else str(model_draft.resolve()),
         chat_template=chat_template,
     )
-    if api_key is None and not is_loopback(host):
-        print(
-            f"warning: --host {host} accepts connections from other machines and no API key is set; anyone "
-            "who can reach the port can use the model. To require a key, give --api-key KEY",
-            file=sys.stderr,
-        )
     if port_file is not None:
         _check_port_file(port_file)
+    address = _resolved(host, port)
+    recipe = _named(recipe, host, address[0])
     if ray is not None:
-        _serve_replicas(recipe, ray, host, port, port_file, drain_timeout)
+        _serve_replicas(recipe, ray, host, address, port_file, drain_timeout)
         return
     # Bind the address first, since loading a model can take a minute.
-    with _bound(host, port) as listening, opened(recipe) as (engine, app):
+    with _bound(host, address) as listening, opened(recipe) as (engine, app):
         config = uvicorn.Config(
             app,
             host=host,
@@ -275,8 +280,31 @@ def serve(
         EndingServer(config, app.state.scheduler, drain_timeout).run(sockets=[listening])
 
 
+def _named(recipe: Recipe, host: str, address: str) -> Recipe:
+    """A recipe whose server knows its names, given the address to which --host leads.
+
+    Prints a warning if other machines reach the address and no key is set.
+    """
+    from dyno.server.hosts import host_name, is_loopback
+
+    given = recipe.options
+    alone = is_loopback(address)
+    if given.api_key is None and not alone:
+        print(
+            f"warning: --host {host} accepts connections from other machines and no API key is set; anyone "
+            "who can reach the port can use the model. To require a key, give --api-key KEY",
+            file=sys.stderr,
+        )
+    if not alone and not given.allowed_hosts:
+        return recipe
+    names = (*given.allowed_hosts, host_name(host))
+    return dataclasses.replace(
+        recipe, options=dataclasses.replace(given, listens=address, allowed_hosts=names)
+    )
+
+
 def _serve_replicas(
-    recipe: Recipe, count: int, host: str, port: int, port_file: Path | None, drain_s: float
+    recipe: Recipe, count: int, host: str, address: _Address, port_file: Path | None, drain_s: float
 ) -> None:
     """Serve through Ray until SIGTERM or Ctrl-C."""
     from dyno.devices import resolve_device
@@ -286,8 +314,9 @@ def _serve_replicas(
     on_gpu = resolve_device(recipe.device).name.startswith("cuda")
     if on_gpu:  # in each replica Ray shows one GPU, as number 0
         recipe = dataclasses.replace(recipe, device="cuda:0")
+    port = address[1]
     if port == 0:
-        with socket.create_server((host, 0)) as free:
+        with socket.create_server((address[0], 0), family=_family(address)) as free:
             port = int(free.getsockname()[1])
     ends = threading.Event()
     cpus = float(recipe.arguments.get("threads", 1))
@@ -297,7 +326,7 @@ def _serve_replicas(
             end_at_once(sig)
         ends.set()
 
-    with replicas(recipe, count, host, port, gpus=float(on_gpu), cpus=cpus, drain_s=drain_s):
+    with replicas(recipe, count, address[0], port, gpus=float(on_gpu), cpus=cpus, drain_s=drain_s):
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, end)
         print(f"serving {Path(recipe.model).name} with {count} replicas", file=sys.stderr)
@@ -305,19 +334,42 @@ def _serve_replicas(
         ends.wait()
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket that is bound to the address but does not listen yet.
+def _resolved(host: str, port: int) -> _Address:
+    """The address to which a host leads, as `bind` takes it.
+
+    Addresses of IPv4 come first, as clients expect it of localhost.
+
+    Raises:
+        OSError: The host leads to no address.
+    """
+    try:
+        found = socket.getaddrinfo(_bare(host), port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise OSError(
+            f"--host {host!r} leads to no address; give an address or a name of this machine, such as "
+            "127.0.0.1, ::1 or localhost, or 0.0.0.0 for all of its addresses"
+        ) from error
+    address: Any = min(found, key=lambda each: each[0] != socket.AF_INET)[4]
+    return cast("_Address", address)
+
+
+def _family(address: _Address) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+
+
+def _bound(host: str, address: _Address) -> socket.socket:
+    """A socket that is bound to the address of a host but does not listen yet.
 
     Raises:
         OSError: The port is in use, or the address does not belong to this machine.
     """
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    bound = socket.socket(_family(address))
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
+        bound.bind(address)
     except OSError as error:
         bound.close()
-        raise _unusable(host, port, error) from error
+        raise _unusable(host, address[1], error) from error
     return bound
 
 
@@ -333,7 +385,13 @@ def _tell(host: str, port: int, port_file: Path | None) -> None:
         _write(port_file, f"{port}\n")
 
 
+def _bare(host: str) -> str:
+    """A host without the brackets that an address of IPv6 has in a URL."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
 def _in_url(host: str) -> str:
+    host = _bare(host)
     return f"[{host}]" if ":" in host else host
 
 

@@ -33,12 +33,12 @@ class HostCheck:
 
     Args:
         app: Answers these.
-        listens: The address or name that the server listens on.
+        listens: The address or the name of loopback that the server listens on.
         names: Further names, as `host_name` returns them; `*` allows any.
     """
 
     def __init__(self, app: ASGIApp, listens: str, names: Sequence[str]) -> None:
-        self._app, self._names = app, {listens.lower(), *names}
+        self._app, self._names = app, {_canonical(listens.lower()), *names}
         self._alone = is_loopback(listens)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +64,7 @@ def is_loopback(host: str) -> bool:
     host = host.lower().removesuffix(".")
     address = _address(host)
     if address is not None:
-        return bool((getattr(address, "ipv4_mapped", None) or address).is_loopback)
+        return bool(address.is_loopback)
     return host == "localhost" or host.endswith(".localhost")
 
 
@@ -79,7 +79,7 @@ def host_name(given: str) -> str:
         return name
     bare = name.removeprefix("[").removesuffix("]")
     if _address(bare) is not None:
-        return bare
+        return _canonical(bare)
     if not _NAME.fullmatch(name):
         raise PlanError(
             f"[server] {given!r:.80} is not the name of a host; give a name without scheme, port and path, "
@@ -92,15 +92,25 @@ def host_name(given: str) -> str:
 def _without_port(host: str) -> str:
     """The name or the address in a header Host; a header of another form stays whole."""
     found = _HEADER.fullmatch(host.strip().lower())
-    return host if found is None else (found["address"] or found["name"]).removesuffix(".")
+    return host if found is None else _canonical((found["address"] or found["name"]).removesuffix("."))
+
+
+def _canonical(host: str) -> str:
+    """The same text for all spellings of an address; a name stays as it is."""
+    address = _address(host)
+    return host if address is None else str(address)
 
 
 def _address(host: str) -> Any:
-    """An IP address; None for a name."""
+    """An IP address without its zone, which is no part of a header Host; None for a name.
+
+    An address of IPv4 in the form of IPv6 is one of IPv4.
+    """
     try:
-        return ipaddress.ip_address(host)
+        address = ipaddress.ip_address(host.partition("%")[0] if ":" in host else host)
     except ValueError:
         return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _refused(host: str) -> ApiError:
