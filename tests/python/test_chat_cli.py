@@ -217,6 +217,29 @@ def test_a_conversation_remembers(engine: dyno.Engine, says: Any, capsys: pytest
     assert talk.messages == []
 
 
+def test_two_slashes_send_a_message_that_begins_with_one(
+    engine: dyno.Engine, says: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk, _ = conversation(engine)
+    for line, message in (
+        ("//reset", "/reset"),
+        ("///", "//"),
+        ("//", "/"),
+        (" /reset", " /reset"),
+        ("//a\n//b", "/a\n//b"),
+    ):
+        says("x")
+        assert talk.say(line)
+        assert talk.messages[-2] == {"role": "user", "content": message}
+    assert len(talk.messages) == 10
+    capsys.readouterr()
+    talk.say("/usr/bin")
+    assert "write two: //usr/bin" in capsys.readouterr().err
+    talk.say("/help")
+    assert "//TEXT " in capsys.readouterr().err
+    assert len(talk.messages) == 10
+
+
 def test_what_was_said_is_not_read_again(engine: dyno.Engine, capsys: pytest.CaptureFixture[str]) -> None:
     talk, _ = conversation(engine, max_tokens=8, options={"temperature": 0.0})
     talk.say("Hello")

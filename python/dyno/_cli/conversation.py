@@ -28,6 +28,7 @@ HELP = """\
 /set                show the settings
 /set NAME VALUE     change one, such as /set temperature 0.5 or /set max_tokens 200
 /exit               end (also Ctrl-D)
+//TEXT              send /TEXT as a message
 Enter sends, Alt-Enter begins a new line, the arrow keys bring back what was sent.
 Ctrl-C ends an answer and keeps its text."""
 
@@ -88,8 +89,8 @@ class Conversation:
                 "message as UTF-8, and set LANG=C.UTF-8 if the terminal expects another encoding"
             )
             return True
-        if not text.startswith("/"):
-            self._answer(text)
+        if not text.startswith("/") or text.startswith("//"):
+            self._answer(text[1:] if text.startswith("/") else text)
             return True
         name, _, rest = text.strip().partition(" ")
         commands = {
@@ -103,7 +104,10 @@ class Conversation:
         if name in commands:
             commands[name](rest.strip())
         else:
-            self._tell(f"{escaped(name)} is not a command; /help lists the commands")
+            self._tell(
+                f"{escaped(name)} is not a command; /help lists the commands. To send a message that begins "
+                f"with a slash, write two: /{escaped(name)}"
+            )
         return True
 
     # ---- commands ----
