@@ -146,7 +146,11 @@ class OpenModel:
             PlanError: A name is unknown, a value is impossible, or the setting only takes effect when the
             engine is opened.
         """
-        self._change("session", settings, lambda session, values: session.set(values))
+        self._change(
+            "session",
+            settings,
+            lambda session, wanted: session.set(wanted.of_kind(self._device.kind, "session")),
+        )
 
     def set_context(self, **settings: Any) -> None:
         """Change context settings. The KV cache is replaced by an empty one; the weights stay.
@@ -156,15 +160,36 @@ class OpenModel:
             small, a generation owns a slot, or a scheduler is open.
         """
 
-        def change(session: _core.Session, values: dict[str, Any]) -> None:
+        def change(session: _core.Session, wanted: EffectiveSettings) -> None:
             if self._scheduler is not None or self._scheduler_opens:
                 raise PlanError(
                     "[engine] set_context() was called while a scheduler is open; close the scheduler first"
                 )
             self._slots.check_free(None, int(self.settings["sequences"]))
-            session.set_context(values)
+            self._replace_context(session, wanted)
 
         self._change("context", settings, change)
+
+    def _replace_context(self, session: _core.Session, wanted: EffectiveSettings) -> None:
+        """Replace the context settings, and the u-batch if its default depends on them."""
+        now, then = (each.of_kind(self._device.kind, "session") for each in (self.settings, wanted))
+        context = wanted.of_kind(self._device.kind, "context")
+        if then == now:
+            session.set_context(context)
+        elif then["ubatch"] < now["ubatch"]:  # first, because its memory may be needed
+            session.set(then)
+            try:
+                session.set_context(context)
+            except DynoError:
+                session.set(now)
+                raise
+        else:
+            session.set_context(context)
+            try:
+                session.set(then)
+            except DynoError:
+                session.set_context(self.settings.of_kind(self._device.kind, "context"))
+                raise
 
     @contextlib.contextmanager
     def _opens_scheduler(self) -> Iterator[None]:
@@ -183,15 +208,15 @@ class OpenModel:
         self,
         kind: str,
         settings: Mapping[str, Any],
-        change: Callable[[_core.Session, dict[str, Any]], None],
+        change: Callable[[_core.Session, EffectiveSettings], None],
     ) -> None:
         """Change settings of one kind. After an error of the session, nothing has changed."""
         checked = _effective.check_arguments(settings, self._device.kind, kinds=(kind,))
         before, self._arguments = self._arguments, {**self._arguments, **checked}
-        wanted = self._resolve()
         try:
+            wanted = self._resolve()
             with self._lock:
-                change(self._open(), wanted.of_kind(self._device.kind, kind))
+                change(self._open(), wanted)
         except DynoError:
             self._arguments = before
             raise

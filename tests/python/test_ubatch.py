@@ -211,3 +211,43 @@ def test_it_is_a_default_and_no_more() -> None:
     assert len(asked) == 1
     with dyno.Engine(MODEL, "cpu", profile=None, plan_only=True) as engine:
         assert engine.settings["ubatch"] == 512
+
+
+def test_a_new_context_brings_its_own_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, whose cache and u-batch share its memory."""
+
+    def usual(values: dict[str, Any]) -> int:
+        if values["ctx"] == 50:
+            raise dyno.PlanError("[plan] no plan")
+        return {1: 64, 2: 16, 3: 1 << 40}[values["sequences"]]
+
+    def found(engine: dyno.Engine) -> tuple[int, int, int]:
+        assert engine.plan["settings"]["ubatch"] == engine.settings["ubatch"]
+        return engine.settings["sequences"], engine.settings["ctx"], engine.plan["settings"]["ubatch"]
+
+    with dyno.Engine(MODEL, profile=None, ctx=64, threads=1) as engine:
+        monkeypatch.setattr(engine, "_usual_ubatch", usual)
+        engine.set_context(ctx=32)
+        assert found(engine) == (1, 32, 64)
+        engine.set_context(sequences=2)
+        assert found(engine) == (2, 32, 16)
+        for wrong in (
+            {"sequences": 3},
+            {"ctx": 50},
+            {"kv_type_k": "q8_0"},
+            {"kv_type_k": "q8_0", "sequences": 1},
+        ):
+            with pytest.raises(dyno.PlanError):
+                engine.set_context(**wrong)
+            assert found(engine) == (2, 32, 16), wrong
+        engine.set(threads=2)
+        engine.set_context(sequences=1)
+        assert found(engine) == (1, 32, 64)
+        with pytest.raises(dyno.PlanError):
+            engine.set_context(kv_type_k="q8_0", sequences=2)
+        assert found(engine) == (1, 32, 64)
+        engine.set_context(sequences=2, ctx=48)
+        assert found(engine) == (2, 48, 16)
+        engine.set(ubatch=8)
+        engine.set_context(sequences=1)
+        assert found(engine) == (1, 48, 8)
