@@ -56,6 +56,16 @@ def test_it_describes_what_a_profile_names(target: Any) -> None:
     assert type(described).from_dict(described.to_dict()) == described
 
 
+@pytest.mark.parametrize("fixed", [{}, {"threads": usable_cores() + 1}, {"numerics": "exact"}], ids=str)
+def test_defaults_beside_fixed_settings_are_those_of_an_engine(fixed: dict[str, Any]) -> None:
+    made = DynoTarget(str(MODEL), settings=fixed)
+    defaults = made.describe().engine["defaults"]
+    made.close()
+    with Engine(MODEL, profile=None, plan_only=True, **fixed) as engine:
+        wanted = {name: ",".join(v) if isinstance(v, list) else v for name, v in engine.settings.items()}
+    assert {name: defaults[name] for name in wanted} == {**wanted, "ctx": defaults["ctx"]}
+
+
 def test_a_visit_with_every_setting(target: Any, default: Configuration) -> None:
     described = target.describe()
     for change in (

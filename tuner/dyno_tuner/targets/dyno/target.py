@@ -128,7 +128,11 @@ class DynoTarget(Target):
             raise TargetUnusable(str(error)) from error
         limit = int(self._model.get("n_ctx_train") or 4096)
         self._ctx = min(ctx or min(limit, 4096), limit)
+        # Of the fixed settings, other defaults depend on these two, as in an engine opened with them.
+        threads = self._fixed.get("threads")
         given = DefaultsFor(cores=usable_cores(), latent_cache=has_latent_cache(self._model),
+            numerics=str(self._fixed.get("numerics", "default")),
+            threads=threads if isinstance(threads, int) else None,
             n_ctx_train=limit, compute_capability=int(self._device.get("compute_capability", 0)),
             dense_quantised=is_dense_quantised(self._model),
             cuda_graphs=bool(engine_defaults().get("cuda_graphs", True)))  # fmt: skip
