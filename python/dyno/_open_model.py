@@ -130,6 +130,7 @@ class OpenModel:
         for warning in self._session.warnings:
             _log.warning("%s", warning)
         self._warn_of_unknown_use()
+        self._placement.warn_of_idle_devices(self.device, self.settings["placement"])
         if 0 < int(self.settings["layers"]) < int(model["n_layers"]):
             _log.warning(
                 "layers=%d of %d: the answers are meaningless; only speed and memory can be measured",

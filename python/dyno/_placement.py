@@ -153,6 +153,32 @@ class Placement:
         if layers >= 0 and device == "cpu":
             _log.warning("n_gpu_layers=%d has no effect with device cpu: all layers are on the CPU", layers)
 
+    def warn_of_idle_devices(self, device: str, rules: Sequence[str]) -> None:
+        """Warn if no virtual device takes part.
+
+        Args:
+            device: The main device.
+            rules: The setting `placement` in force.
+        """
+        idle = bool(self.virtual_devices) and not self.split_layers and not device.startswith("cpu:")
+        if idle and not any("=cpu:" in rule.lower() for rule in rules):
+            _log.warning(
+                "virtual devices have no effect: all weights are on %s; choose one as the device "
+                "(--device cpu:1), or place weights there (-ot REGEX=cpu:1, -sm layer)", device,
+            )  # fmt: skip
+
+    def words(self, device: str) -> list[str]:
+        """The options of `tune` for this main device and these limits."""
+        kind, _, number = device.partition(":")
+        found = ["--gpu", number] if kind == "cuda" else ["--device", device] if number else []
+        for n, one in enumerate(self.virtual_devices, 1):
+            if number and kind == "cpu":
+                limits = [f"{name}={float(value):g}" for name, value in one.to_dict().items()]
+                found += ["--virtual-device", ",".join([f"cpu:{n}", *limits])]
+        for name, size in (("--vram", self.vram), ("--ram", self.ram)):
+            found += [name, f"{size >> 20}MiB"] if size else []
+        return found
+
 
 def _bytes(name: str, value: int | str) -> int:
     if not isinstance(value, str) and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):

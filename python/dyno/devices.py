@@ -87,8 +87,8 @@ def resolve_device(name: str, virtual_devices: Sequence[VirtualDevice] = ()) -> 
     if virtual is not None:
         if int(virtual[1]) > len(virtual_devices):
             raise DeviceError(
-                f"[device] {name!r} does not exist; it needs virtual_devices={virtual[1]} or more, "
-                f"it is {len(virtual_devices)}"
+                f"[device] {name!r} is a virtual device that does not exist; create it with "
+                f"--virtual-devices {virtual[1]} (virtual_devices={virtual[1]})"
             )
         limits = virtual_devices[int(virtual[1]) - 1].describe()
         return Device(name, {**_core.cpu_info(), **({"virtual": limits} if limits else {})})

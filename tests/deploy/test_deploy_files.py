@@ -149,7 +149,7 @@ def test_the_init_container_asks_for_the_profile() -> None:
     (script,) = pod["initContainers"][0]["args"]
     assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
     lines = [shlex.split(line.split(">")[0]) for line in script.splitlines() if line.startswith("dyno ")]
-    assert [line[1] for line in lines] == ["info", "profiles"]
+    assert [line[1:3] for line in lines] == [["profiles", "match"]]
     for line in lines:
         parse(*line[1:])
 

@@ -151,11 +151,22 @@ def test_errors_reach_the_caller(caplog: pytest.LogCaptureFixture) -> None:
     ):
         with pytest.raises(PlanError, match=message):
             opened(**given)
-    with pytest.raises(DeviceError, match=r"'cpu:2' does not exist; it needs virtual_devices=2"):
+    with pytest.raises(
+        DeviceError, match=r"'cpu:2' is a virtual device that does not exist; .*virtual_devices=2"
+    ):
         opened(device="cpu:2", virtual_devices=1)
     with caplog.at_level(logging.WARNING, "dyno"):
         opened(n_gpu_layers=99)
     assert "n_gpu_layers=99 has no effect with device cpu" in caplog.text
+    idle = "virtual devices have no effect: all weights are on cpu"
+    assert idle not in caplog.text
+    with caplog.at_level(logging.WARNING, "dyno"):
+        opened(device="cpu:1", virtual_devices=1)
+        opened(virtual_devices=2, split="layer")
+        opened(virtual_devices=1, placement=["output=cpu:1"])
+        assert idle not in caplog.text
+        opened(virtual_devices=1)
+    assert idle in caplog.text
 
 
 def test_options_of_the_command_line() -> None:

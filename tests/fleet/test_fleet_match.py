@@ -208,6 +208,31 @@ def test_the_model_decides(trained_model: Path, tmp_path: Path) -> None:
     assert "cores 2, here 16" in json.loads(output)["nodes"][0]["why"]
 
 
+def test_without_a_description_the_answer_is_for_this_machine(trained_model: Path, tmp_path: Path) -> None:
+    info = tmp_path / "here.json"
+    info.write_text(CliRunner().invoke(app, ["info", "--json"]).output)
+    described = run("--labels", str(info), "--model", str(trained_model))
+    assert (
+        run(str(trained_model), "--model", str(trained_model)) == described
+    )  # a model given twice counts once
+    assert described[0] in (0, 3, 4)
+    assert described[1].count(trained_model.name) == 1
+
+
+def test_reasons_are_short_unless_verbose(trained_model: Path) -> None:
+    near = json.dumps({"devices": [_cpu("avx512_vnni", 16)]})
+    _, output = run("--labels", "-", str(trained_model), given=near)
+    head, differs = output.splitlines()
+    assert "(shipped; nearest device)" in head
+    assert differs == "       differs: cores 2, here 16"
+    _, output = run("--labels", "-", str(trained_model), "-v", given=near)
+    assert "same instruction set and cores: none" in output
+    code, output = run("--labels", "-", str(trained_model), given=json.dumps(labels()))
+    assert code == 4
+    assert "the engine's defaults" in output.splitlines()[0]
+    assert not any(line.endswith(": none") for line in output.splitlines())
+
+
 def _cpu(isa: str, cores: int) -> dict[str, Any]:
     shipped = next(
         item.profile.match.device
@@ -252,8 +277,6 @@ def test_a_folder_of_profiles_replaces_the_usual_ones(tmp_path: Path) -> None:
 
 
 def test_wrong_usage() -> None:
-    code, output = run()
-    assert (code, "for this machine, `dyno explain plan MODEL -v`" in " ".join(output.split())) == (2, True)
     code, output = run("--labels", "-", "--all", ".", given="")
     assert (code, "give one of them" in " ".join(output.replace("│", " ").split())) == (2, True), output
     assert run("--all", "/nonexistent-folder")[0] == 1

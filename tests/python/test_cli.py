@@ -117,6 +117,10 @@ def test_run(dyno: Any, trained_model: Path) -> None:
     assert done.stderr == (
         f"profile: none for this model and device; run: tune --model {trained_model}\n"  # this line alone
     )
+    limits = ("--virtual-device", "cpu:1,link_gbps=8,memory_mib=4096", "--vram", "2GiB")
+    virtual = dyno("run", trained_model, "-p", "x", "-n", 1, "--device", "cpu:1", *limits).stderr
+    same = "--device cpu:1 --virtual-device cpu:1,link_gbps=8,memory_mib=4096 --vram 2048MiB"
+    assert virtual.splitlines()[-1].endswith(f"run: tune --model {trained_model} {same}")
     chain = dyno("run", "-v", "--model", trained_model, "--prompt", prompt, "-n", 1).stderr
     assert "  exact match: none (no profiles found)\n" in chain
     again = dyno("run", "-m", trained_model, "-p", "-", "-n", 24, "--no-echo", "-v", stdin=prompt)
@@ -165,7 +169,9 @@ def test_names_of_a_hostile_file_reach_no_terminal_raw(dyno: Any, tmp_path: Path
 def test_run_with_a_profile(dyno: Any, tiny: Path, trained_model: Path, tmp_path: Path) -> None:
     missing = dyno("run", "-m", trained_model, "-p", "x", "--require-profile")
     assert (missing.returncode, missing.stdout) == (1, "")
-    assert missing.stderr.splitlines()[-1].startswith("error: [profile] a profile is required")
+    last = missing.stderr.splitlines()[-1]
+    assert last.startswith("error: [profile] a profile is required")
+    assert "run `tune` for this model on this device, or leave out --require-profile" in last
     both = dyno("run", "-m", trained_model, "-p", "x", "--no-profile", "--require-profile")
     assert both.returncode == 2
     none = dyno("run", "-m", trained_model, "-p", "x", "--profile", tmp_path / "none.yaml")

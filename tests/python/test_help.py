@@ -81,6 +81,33 @@ def test_the_sentences_about_commands_are_whole(words: tuple[str, ...]) -> None:
     assert set(command.first) <= set(names)
 
 
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_arguments_are_named_in_capitals_without_braces(words: tuple[str, ...]) -> None:
+    (usage,) = re.findall(r"^Usage: (.*)$", shown(words), re.MULTILINE)
+    rest = usage.removeprefix(" ".join(words))
+    assert rest.startswith(" [OPTIONS]")
+    assert rest == rest.upper()
+    assert not set("{}") & set(rest)
+
+
+def test_the_usage_of_tune_has_the_model() -> None:
+    assert "Usage: tune [OPTIONS] [MODEL | COMMAND [ARGS]...]\n" in shown(("tune",))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("dyno", "profiles", "show"), "FILE is missing: Profile file."),
+        (("tune", "verify", "x.gguf"), "PROFILE is missing: Profile to verify."),
+        (("tune", "diff", "a.yaml"), "SECOND is missing: Second profile."),
+    ],
+)
+def test_an_error_says_what_is_missing(words: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(APPS[words[0]], list(words[1:]))
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+
+
 def test_the_options_of_run_stand_in_sections() -> None:
     text = shown(("dyno", "run"))
     titles = re.findall(r"^(\S.*):$", text, re.MULTILINE)

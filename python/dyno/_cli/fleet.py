@@ -20,12 +20,16 @@ _SUFFIXES = (".json", ".yaml", ".yml", ".xml", ".txt", ".labels")
 
 
 def match(
+    model_files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="MODEL", help="GGUF files; the same as --model."),
+    ] = None,
     labels: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|-",
             help="Description of a node: its labels (kubectl get node -o json, or key=value lines), "
-            "`nvidia-smi -q -x`, or `dyno info --json`; - reads standard input.",
+            "`nvidia-smi -q -x`, or `dyno info --json`; - reads standard input. Default: this machine.",
         ),
     ] = None,
     all_: Annotated[
@@ -56,7 +60,9 @@ def match(
     json_: options.Json = False,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Show which profile a node would use, and why, without access to its GPU.
+    """Show which profile this machine would use, or a node that a file describes, and why.
+
+    The description of a node suffices; its GPU is not needed.
 
     Exit codes, for example for an init container: 0 exact match, 3 near match, 4 no match. With several
     models, the best match determines the code. With --all, the worst match does."""
@@ -68,20 +74,15 @@ def match(
 
     if labels is not None and all_ is not None:
         raise typer.BadParameter("--labels describes one node and --all a folder of nodes; give one of them")
-    if labels is None and all_ is None:
-        raise typer.BadParameter(
-            "give a description of a node with --labels, or a folder of them with --all; "
-            "for this machine, `dyno explain plan MODEL -v` names the profile and the reasons"
-        )
     if labels is not None and Path(labels).is_dir():
         raise typer.BadParameter(f"--labels {labels} is a folder; --all takes a folder of descriptions")
-    nodes = _folder(all_) if all_ is not None else _one(str(labels))
+    nodes = _folder(all_) if all_ is not None else _one(labels) if labels is not None else _here()
     layers = [profiles.Layer(str(f), f) for f in folders] if folders else profiles.default_layers()
     absent = [f for f in folders or [] if not f.is_dir()]
     if absent:
         raise ProfileError(f"[fleet] --profiles {absent[0]} is not a folder")
     engine = profiles.engine_from_build(_core.build_info())
-    wants = _wants(models, layers)
+    wants = _wants(list(dict.fromkeys([*(model_files or []), *(models or [])])), layers)
     if not wants:
         raise ProfileError(
             "[fleet] no profile was found, so there is no model to match; give one with --model"
@@ -94,7 +95,7 @@ def match(
         rows = {"nodes": [row.to_dict() for row in fleet.rows], "exit_code": code}
         print(json.dumps({**rows, "tune_next": [t.to_dict() for t in fleet.to_tune()]}, indent=2))
     else:
-        print(single(fleet) if all_ is None else table(fleet))
+        print(single(fleet, verbose=verbose > 0) if all_ is None else table(fleet))
     if code:
         raise typer.Exit(code)
 
@@ -143,6 +144,14 @@ def drift(
         raise typer.Exit(code)
 
 
+def _here() -> list[Node]:
+    """The GPUs of this machine, or its CPU if there is no GPU."""
+    from dyno import info
+    from dyno.fleet import read_nodes
+
+    return read_nodes(json.dumps(info.collect()), "this machine")
+
+
 def _one(place: str) -> list[Node]:
     from dyno.fleet import read_nodes
 
@@ -185,7 +194,7 @@ def _folder(folder: Path) -> list[Node]:
     return [node for path in files for node in read_nodes(_text(path), path.stem)]
 
 
-def _wants(models: list[Path] | None, layers: list[Layer]) -> list[Want]:
+def _wants(models: list[Path], layers: list[Layer]) -> list[Want]:
     from dyno import _core, profiles
     from dyno.fleet import Want
     from dyno.fleet.matching import known_models

@@ -45,8 +45,16 @@ class Sections:
         try:
             return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
         except USAGE_ERROR as error:
+            missing: Any = getattr(error, "param", None)
+            if type(error).__name__ == "MissingParameter" and missing.param_type_name == "argument":
+                name = _name(missing.get_usage_pieces(ctx)[0])
+                raise USAGE_ERROR(f"{name} is missing: {missing.help}", ctx) from None
             error.message = _with_value(error)
             raise
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the usage line, with arguments as `FILE` or `[FILE]...`."""
+        return [_usage(piece) for piece in super().collect_usage_pieces(ctx)]  # type: ignore[misc]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Print arguments, then the sections in the order of their first options."""
@@ -59,7 +67,7 @@ class Sections:
             usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
             section = getattr(parameter, "rich_help_panel", None) or usual
             if parameter.param_type_name == "argument":
-                record = (parameter.get_usage_pieces(ctx)[0].strip("[]{}."), record[1])
+                record = (_name(parameter.get_usage_pieces(ctx)[0]), record[1])
             sections.setdefault(LAST if _of_every_command(parameter) else section, []).append(_plain(*record))
         if rest := sections.pop(LAST, None):
             sections[LAST] = rest
@@ -96,6 +104,21 @@ class Group(Sections, typer.core.TyperGroup):
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
+
+
+def _usage(piece: str) -> str:
+    """An argument without the braces of a required one. A name in small letters becomes capitals, as the
+    values of options are written."""
+    found = re.fullmatch(r"([\[{])([^\[\]{}]+)[\]}](\.\.\.)?", piece)
+    if found is None:
+        return piece
+    name, many = _name(piece), found[3] or ""
+    return f"{name}{many}" if found[1] == "{" else f"[{name}]{many}"
+
+
+def _name(piece: str) -> str:
+    name = piece.strip("[]{}.")
+    return name.upper() if name.islower() else name
 
 
 def _of_every_command(parameter: Any) -> bool:

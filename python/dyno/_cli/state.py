@@ -67,8 +67,8 @@ def print_choices(engine: Engine) -> None:
     match = engine.match
     advice = ""
     if match.profile is None and not match.switched_off:
-        gpu = f" --gpu {engine.device.partition(':')[2]}" if engine.device.startswith("cuda:") else ""
-        advice = f"; run: tune --model {shell_word(engine.path)}{gpu}"
+        words = ["tune", "--model", engine.path, *engine._placement.words(engine.device)]
+        advice = f"; run: {' '.join(map(shell_word, words))}"
     print(f"{escaped(match.headline)}{advice}", file=sys.stderr)
     if verbosity():
         for line in match.chain:

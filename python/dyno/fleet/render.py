@@ -13,15 +13,36 @@ if TYPE_CHECKING:
 _WORD = {EXACT_CODE: "exact", NEAR_CODE: "near"}
 
 
-def single(fleet: Fleet) -> str:
-    """The answer for one node: the profile for each model, and the reasons."""
+def single(fleet: Fleet, *, verbose: bool = False) -> str:
+    """The answer for one node: the profile for each model, and the reasons; with `verbose`, each step of the
+    search."""
     lines = []
     for row in fleet.rows:
         node = f"{row.node.count} × {row.node.title}" if row.node.count > 1 else row.node.title
-        lines.append(f"{_word(row):5}  {row.want.title} on {node}: {_profile(row)}")
-        lines += [f"       {line}" for line in (row.result.chain if row.result else [row.node.problem])]
+        lines.append(f"{_word(row):5}  {row.want.title} on {node}: {_answer(row)}")
+        lines += [f"       {line}" for line in _reasons(row, verbose=verbose)]
         lines += [f"       assumed: {a}" for a in row.node.assumed]
     return "\n".join(escaped(line) for line in lines)
+
+
+def _answer(row: Row) -> str:
+    """The profile with its folder and its level, or the defaults."""
+    result = row.result
+    if result is None or result.profile is None:
+        return "the engine's defaults"
+    level = "" if row.code == EXACT_CODE else f"; {result.level.describe(result.kind)}"
+    return f"{_profile(row)} ({result.layer}{level})"
+
+
+def _reasons(row: Row, *, verbose: bool) -> Sequence[str]:
+    result = row.result
+    if result is None:
+        return [row.node.problem]
+    if verbose:
+        return result.chain
+    if result.profile is not None:
+        return [f"differs: {'; '.join(result.reasons)}"] if row.code != EXACT_CODE else []
+    return [line for line in result.chain[:-1] if not line.endswith(": none")]
 
 
 def table(fleet: Fleet) -> str:

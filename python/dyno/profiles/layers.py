@@ -207,7 +207,8 @@ def find_profile(
     if require and result.level is not Level.EXACT:
         broken = f"; {len(warnings)} files could not be used: {'; '.join(warnings)}" if warnings else ""
         raise ProfileError(
-            f"[profile] a profile is required and none matches exactly: {'; '.join(result.chain)}{broken}"
+            f"[profile] a profile is required and none matches exactly: {'; '.join(result.chain)}{broken}; "
+            "run `tune` for this model on this device, or leave out --require-profile (require_profile=True)"
         )
     return result
 

@@ -423,7 +423,15 @@ def test_diff_of_two_profiles(tmp_path: Path) -> None:
     assert (rows["settings.kv_type_k"].first, rows["settings.kv_type_k"].second) == ("(absent)", "default")
     assert all(row.verdict == "equal" for row in rows.values())
     b.write_text(a.read_text().replace("value: 2048", "value: 1024"))
-    assert CliRunner().invoke(app, ["diff", str(a), str(a)]).exit_code == 0
+    same = CliRunner().invoke(app, ["diff", str(a), str(a)])
+    assert same.exit_code == 0
+    (line,) = same.stdout.splitlines()  # equal entries are only counted
+    assert line.endswith("entries agree")
+    every = CliRunner().invoke(app, ["diff", str(a), str(a), "--all"]).stdout.splitlines()
+    assert len(every) == 1 + len(compare_profiles(a, a))
+    assert every[0].startswith("equal ")
+    differs = CliRunner().invoke(app, ["diff", str(a), str(b)]).stdout.splitlines()
+    assert any(row.startswith("differs   settings.ubatch: 2048 | 1024") for row in differs)
     assert CliRunner().invoke(app, ["diff", str(a), str(b), "--json"]).exit_code == 1
 
 

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="tune",
     cls=Commands,
+    subcommand_metavar="[MODEL | COMMAND [ARGS]...]",
     context_settings=help.CONTEXT,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -52,7 +52,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")
 
 # ---- of tune
 
-Model = Annotated[str | None, typer.Option("--model", "-m", help="GGUF file.")]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="GGUF file; the same as MODEL.")]
 Gpu = Annotated[
     str | None,
     typer.Option(

@@ -17,9 +17,11 @@ from . import options as o  # noqa: TC001  (typer reads annotations when the com
 def diff(
     first: Annotated[Path, typer.Argument(help="First profile.")],
     second: Annotated[Path, typer.Argument(help="Second profile.")],
+    every: Annotated[bool, typer.Option("--all", help="Also print the entries that are equal.")] = False,
     as_json: o.Json = False,
 ) -> None:
-    """Compare two profiles entry by entry. The exit code is 1 if they disagree."""
+    """Compare two profiles entry by entry, and print the entries that differ. The exit code is 1 if the
+    profiles disagree."""
     from ..output.diff import apart, compare_profiles
 
     rows = compare_profiles(first, second)
@@ -34,7 +36,8 @@ def diff(
         print(json.dumps([row.to_dict() for row in rows]))
     else:
         for row in rows:
-            print(f"{row.verdict:<9} {row.entry}: {row.first} | {row.second}")
+            if every or row.verdict != "equal":
+                print(f"{row.verdict:<9} {row.entry}: {row.first} | {row.second}")
         same = sum(row.verdict != "differs" for row in rows)
         print(f"{same} of {len(rows)} entries agree")
     if any(row.verdict == "differs" for row in rows):
