@@ -119,6 +119,22 @@ def test_the_closing_line_counts_in_words_of_that_number(number: int, voided: st
     assert f"; {voided}; {unstable}" in _told(tuned)
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("budget", "; the budget ended before everything was tried"),
+        ("interrupted", "; interrupted: --resume continues the run"),
+        ("unproven", "; no setting that looked faster was proven"),
+    ],
+)
+def test_the_closing_line_says_how_the_run_ended(status: str, said: str) -> None:
+    tuned = Simulated("null", 1, max_trials=4).outcome
+    assert "; no setting that" not in _told(tuned)
+    tuned.status = status
+    (line,) = [line for line in _told(tuned).splitlines() if line.startswith("Measured ")]
+    assert line.endswith(said)
+
+
 @pytest.mark.parametrize(("number", "said"), [(1, "1 block repeated"), (2, "2 blocks repeated")])
 def test_the_table_counts_blocks_in_words_of_that_number(number: int, said: str) -> None:
     progress = Progress("m", None, quiet=True)

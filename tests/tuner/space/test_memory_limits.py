@@ -12,7 +12,7 @@ from dyno_tuner.record.journal import load
 from dyno_tuner.run.session import Request, limit_memory, run, space_for, target_of
 from dyno_tuner.run.tune import Options
 from dyno_tuner.space.knobs import Knob
-from dyno_tuner.space.memory_limits import MemoryLimit, gib, parse_bytes, told_apart
+from dyno_tuner.space.memory_limits import MemoryLimit, NearMiss, gib, parse_bytes, told_apart
 from dyno_tuner.targets.dyno.target import DynoTarget
 from dyno_tuner.targets.simulated.target import SimulatedTarget
 from typer.testing import CliRunner
@@ -72,6 +72,8 @@ def test_a_context_is_not_cut_below_the_workload() -> None:
     assert miss.value == 8192
     assert miss.cures == ()
     assert "no setting here makes it fit" in str(miss)
+    whole = NearMiss("n_gpu_layers", -1, 3 << 20, ())
+    assert str(whole) == "the whole model on the device needs 3.0 MiB more; no setting here makes it fit"
 
 
 def test_what_the_engine_refuses_is_left_to_the_engine() -> None:

@@ -367,13 +367,17 @@ def _print_result(result: Result, request: Request, as_json: bool) -> None:
             said["why_none"] = result.why_none
         print(json.dumps(said))
         return
+    from ..output.next_step import next_step
     from ..output.report import print_outcome
     from ..run.session import stderr_log
 
     print_outcome(result.outcome, request.options.workload, Console(highlight=False))
+    foreign = declaration_of(request.engine).foreign
     print(f"profile: {result.path or result.why_none}")
+    if result.path is not None and (step := next_step(result.path, request.model, foreign=foreign)):
+        print(f"next:    {step}")
     print(f"journal: {result.journal}")
-    if declaration_of(request.engine).foreign:
+    if foreign:
         print(f"stderr:  {stderr_log(request)}")
     if result.pareto is not None:
         print(f"pareto:  {result.pareto}")

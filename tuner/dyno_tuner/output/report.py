@@ -98,13 +98,17 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         + (f"; failed: {failed}" if failed else "")
         + (f"; {counted(outcome.voided, *_REPEATED)} repeated" if outcome.voided else "")
         + (f"; {counted(outcome.unstable, 'measurement')} did not become stable" if outcome.unstable else "")
-        + (f" ({outcome.status})" if outcome.status != "complete" else "")
-        + ("; --resume continues the run" if outcome.status == "interrupted" else "")
+        + _ENDED.get(outcome.status, "")
     )
     for line in not_proven(outcome):
         console.print(line, soft_wrap=True)
 
 
+_ENDED = {
+    "budget": "; the budget ended before everything was tried",
+    "interrupted": "; interrupted: --resume continues the run",
+    "unproven": "; no setting that looked faster was proven",
+}
 _REPEATED = "measurement or block", "measurements or blocks"
 
 

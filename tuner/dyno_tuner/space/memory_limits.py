@@ -58,6 +58,8 @@ class NearMiss:
 
     def __str__(self) -> str:
         what = f"{_NAMES.get(self.name, self.name)} {self.value}"
+        if (self.name, self.value) == ("n_gpu_layers", -1):
+            what = "the whole model on the device"
         cures = " or ".join(self.cures)
         return f"{what} needs {gib(self.short)} more; {cures or 'no setting here'} makes it fit"
 
