@@ -220,7 +220,7 @@ def test_the_first_example_shows_no_line_over_and_over() -> None:
     """The prompt of `make demo` and that of the README, with the model that both name."""
     makefile, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "README.md"))
     demo = re.search(r"printf '([^']+)' \|", makefile)
-    page = re.search(r"--model (models/\S+) -n (\d+) --prompt \$'([^']+)'", readme)
+    page = re.search(r"dyno run (models/\S+) -n (\d+) --prompt \$'([^']+)'", readme)
     assert demo
     assert page
     with Engine(ROOT / page[1], device="cpu", profile=None) as engine:
