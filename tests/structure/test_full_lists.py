@@ -55,7 +55,7 @@ def test_cuda_build_has_a_section_for_every_switch(switch: str) -> None:
 
 @pytest.mark.parametrize("knob", [spec.name for spec in KNOBS])
 def test_the_tuning_guide_names_every_knob(knob: str) -> None:
-    assert f"`{knob}`" in read("docs/user/tuning.md")
+    assert f"`{knob}`" in read("docs/user/knobs.md")
 
 
 @pytest.mark.parametrize("architecture", _core.architectures())

@@ -100,7 +100,8 @@ def fetch(url: str, timeout: float = 10.0) -> str:
         raise ProfileError(f"[fleet] {whole}: the server answers {error.code} {error.reason}") from error
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise ProfileError(f"[fleet] {whole}: {reason}") from error
+        reason = getattr(reason, "strerror", None) or reason  # without [Errno 111]
+        raise ProfileError(f"[fleet] {whole} does not answer: {reason}") from error
     if len(data) > MOST_BYTES:
         raise ProfileError(
             f"[fleet] {whole}: more than {MOST_BYTES >> 20} MiB, so this is not a page of metrics"
