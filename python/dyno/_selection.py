@@ -168,6 +168,11 @@ def select(
     }
     selection.reject({d.path: d.reason for d in decisions if d.action == "reject"} | unknown)
     selection.unchecked = [d.path for d in decisions if d.action == "fit_check"]
+    ubatch = profiles.setting_path("ubatch")
+    beside_cpu = device.kind == "cuda" or bool(getattr(device, "virtual", None))
+    if match.level is profiles.Level.EXACT and beside_cpu and ubatch in dict(match.profile.entries()):
+        # With a longer context than the measured one, its memory may lack for weights.
+        selection.unchecked = [ubatch]
     return selection
 
 
@@ -217,6 +222,9 @@ def _settle(selection: Selection, new_session: Callable[[bool], _core.Session]) 
         if selection.unchecked and wanted > memory:
             _reject_unchecked(selection, f"the plan needs {wanted >> 20} MiB of {memory >> 20} MiB")
             continue
+        if selection.unchecked and _is_moved(session.plan) and not _moves_without(selection, new_session):
+            _reject_unchecked(selection, f"weights would leave {session.plan['devices'][0]['name']} for it")
+            continue
         rejected = [row for row in session.kernel_report() if row["status"] == "rejected"]
         if rejected:
             kernels = selection.kernels
@@ -234,7 +242,25 @@ def _main_bytes(plan: Mapping[str, Any]) -> tuple[int, int]:
     return int(plan["scratch_bytes"]) + sum(int(main[part]) for part in parts), int(main["memory_limit"])
 
 
+def _is_moved(plan: Mapping[str, Any]) -> bool:
+    """Whether the plan keeps weights on the CPU because the model does not fit its main device."""
+    return bool(plan["placement"]["note"])
+
+
+def _moves_without(selection: Selection, new_session: Callable[[bool], _core.Session]) -> bool:
+    """Whether the model does not fit its main device either if no unchecked entry applies."""
+    settings = selection.settings
+    unchecked = set(selection.unchecked)
+    selection.settings = {n: v for n, v in settings.items() if profiles.setting_path(n) not in unchecked}
+    try:
+        return _is_moved(new_session(True).plan)
+    except (PlanError, OutOfMemoryError):
+        return True
+    finally:
+        selection.settings = settings
+
+
 def _reject_unchecked(selection: Selection, why: str) -> None:
-    """Remove the entries that were measured on another machine or model and do not fit here."""
+    """Remove the entries that were measured under other conditions and do not fit here."""
     paths, selection.unchecked = selection.unchecked, []
     selection.reject({path: f"does not fit here: {why}" for path in paths})

@@ -22,13 +22,13 @@ OPENED: dict[str, Any] = {"device": "cpu:1", "virtual_devices": 1, "ctx": 64, "u
 LAYERS = 3
 
 
-def profile_of(tmp_path: Path, **values: Any) -> Path:
-    """A profile that matches this machine and the model exactly."""
+def profile_of(tmp_path: Path, device: dict[str, Any] | None = None, **values: Any) -> Path:
+    """A profile that matches this machine, or a device, and the model exactly."""
     made = profiles.Profile(
         schema=1,
         label="placement",
         match=profiles.Match(
-            device=profiles.device_from_info(_core.cpu_info()),
+            device=profiles.device_from_info(device or _core.cpu_info()),
             model=profiles.model_from_description(_core.describe_model(str(MODEL))),
             engine=profiles.engine_from_build(_core.build_info()),
         ),
@@ -151,3 +151,44 @@ def test_a_placement_cannot_change_while_the_engine_is_open() -> None:
         for name, value in (("n_cpu_moe", 1), ("placement", ["exps=cpu"])):
             with pytest.raises(PlanError, match=f"'{name}' is a load setting"):
                 engine.set(**{name: value})
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["exact", "of more memory"])
+def test_a_u_batch_moves_no_weights_off_the_device(tmp_path: Path, elsewhere: bool) -> None:
+    """The model takes 2.8 MiB, and the arena of the u-batch 10.6 MiB instead of 1.8."""
+    given: dict[str, Any] = {"device": "cpu:1", "threads": 1}
+
+    def room(mib: int) -> dict[str, Any]:
+        return {**given, "virtual_devices": {"cpu:1": {"memory_mib": mib}}}
+
+    with dyno.Engine(MODEL, profile=None, plan_only=True, ctx=64, **room(16)) as engine:
+        info = {**engine.device_info, **({"memory_bytes": 1 << 40} if elsewhere else {})}
+    given["profile"] = profile_of(tmp_path, info, ubatch=3000)
+    level = profiles.Level.SAME_DEVICE if elsewhere else profiles.Level.EXACT
+    short, long = {"ctx": 64}, {"ctx": 4096, "sequences": 3}
+    with dyno.Engine(MODEL, **short, **room(16)) as engine:
+        assert (engine.match.level, engine.settings["ubatch"]) == (level, 3000)
+    with dyno.Engine(MODEL, **long, **room(16)) as engine:
+        assert (engine.match.level, engine.settings["ubatch"]) == (level, 512)
+        assert engine.plan["placement"]["note"] == ""
+        [line] = engine.fallbacks
+        assert line.endswith(
+            "engine default instead of 3000: does not fit here: weights would leave cpu:1 for it"
+        )
+    with dyno.Engine(MODEL, **long, placement=[], **room(16)) as engine:
+        [line] = engine.fallbacks
+        assert "the plan needs 22 MiB of 16 MiB" in line
+    if not elsewhere:
+        with pytest.raises(ProfileError, match="weights would leave cpu:1"):
+            dyno.Engine(MODEL, require_profile=True, **long, **room(16))
+
+
+def test_a_u_batch_stays_where_weights_lie_on_the_cpu_anyway(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"device": "cpu:1", "threads": 1, "ctx": 64}
+    given["virtual_devices"] = {"cpu:1": {"memory_mib": 4}}
+    with dyno.Engine(MODEL, profile=None, **given) as engine:
+        assert engine.plan["placement"]["note"]
+        path = profile_of(tmp_path, engine.device_info, ubatch=1024)
+    with dyno.Engine(MODEL, profile=path, require_profile=True, **given) as engine:
+        assert engine.settings["ubatch"] == 1024
+        assert engine.plan["placement"]["note"]
