@@ -90,6 +90,7 @@ def resolve(
     compute_capability: int = 0,
     dense_quantised: bool = False,
     ubatch: Callable[[Mapping[str, Any]], int] | None = None,
+    sequences: int = 1,
 ) -> EffectiveSettings:
     """Every setting of a device with its value and origin.
 
@@ -102,6 +103,7 @@ def resolve(
         compute_capability: Of the GPU, times ten; 0 on a CPU.
         dense_quantised: Whether the model has no experts, and most of its weights are quantised.
         ubatch: Computes the default u-batch from the load and context settings, if it depends on them.
+        sequences: Default number of sequences.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -124,6 +126,7 @@ def resolve(
                 latent_cache=latent_cache,
                 compute_capability=compute_capability,
                 dense_quantised=dense_quantised,
+                sequences=sequences,
                 cuda_graphs=bool(engine_defaults().get("cuda_graphs", True)),
             )
             values[name], origins[name] = setting.default_value(given), "default"

@@ -47,6 +47,9 @@ class OpenModel:
     `Engine` describes the arguments.
     """
 
+    _usual_sequences = 1
+    """Default of the setting `sequences`."""
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -378,6 +381,7 @@ class OpenModel:
             int(self._device.info.get("compute_capability", 0)),
             self._dense_quantised,
             self._usual_ubatch,
+            self._usual_sequences,
         )
 
     def _new_session(self, file: _core.Gguf, plan_only: bool) -> _core.Session:

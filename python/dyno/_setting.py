@@ -52,6 +52,8 @@ class DefaultsFor:
     """Compute capability of the GPU, times ten; 0: unknown, or a CPU."""
     ubatch: int = 512
     """Default u-batch of the device and the model; see `dyno._ubatch`."""
+    sequences: int = 1
+    """Number of sequences that the user of the engine needs at least; a server needs several."""
     cuda_graphs: bool = True
     """Whether this build can capture CUDA graphs (GGML_CUDA_USE_GRAPHS)."""
 

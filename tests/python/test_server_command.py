@@ -7,15 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from chat_model import chat_model
-from dyno import Engine, ModelError
+from dyno import Engine, ModelError, _core, profiles
 from dyno.server import Options, create_app
 from dyno.server.hosts import is_loopback
-from dyno.server.opening import Recipe, opened
+from dyno.server.opening import Recipe, ServedEngine, opened
 from dyno.testing import tiny_model
 from served import GREEDY
 from waiting import until
@@ -166,13 +166,39 @@ def test_too_few_tokens_of_a_step_are_refused_before_the_model_is_read(tmp_path:
 
 
 def test_sequences_of_a_server(model: Path) -> None:
-    from dyno.server.opening import give_default_sequences
-
     for given, expected in (({}, 4), ({"sequences": 3}, 3), ({"sequences": 1}, 1)):
-        with Engine(model, device="cpu", profile=None, ctx=64, **given) as engine:
-            give_default_sequences(engine)
+        with ServedEngine(model, device="cpu", profile=None, ctx=64, **given) as engine:
+            assert engine.settings["sequences"] == engine.plan["settings"]["sequences"] == expected
+            assert engine.settings.origins["sequences"] == ("argument" if given else "default")
+            engine.set_context(ctx=32)
             assert engine.settings["sequences"] == expected
+            made = profile_of(engine, sequences=1)
+    with ServedEngine(model, device="cpu", profile=made, ctx=64) as engine:
+        assert engine.settings["sequences"] == engine.plan["settings"]["sequences"] == 1
     with Engine(model, device="cpu", profile=None, ctx=64) as engine:
-        engine.settings.origins["sequences"] = "profile.yaml:12"  # as a profile that says 1
-        give_default_sequences(engine)
         assert engine.settings["sequences"] == 1
+
+
+def profile_of(engine: Engine, **values: int) -> profiles.Profile:
+    """A profile that matches exactly."""
+    return profiles.Profile(
+        schema=1,
+        label="served",
+        match=profiles.Match(
+            device=profiles.device_from_info(engine.device_info),
+            model=profiles.model_from_description(engine.model),
+            engine=profiles.engine_from_build(_core.build_info()),
+        ),
+        settings={name: profiles.SettingEntry(value=value) for name, value in values.items()},
+    )
+
+
+def test_the_placement_of_a_server_is_for_all_its_sequences(tiny_dir: Path) -> None:
+    """The cache of one sequence fits beside all weights, and that of four does not."""
+    given: dict[str, Any] = {"profile": None, "ctx": 1024, "threads": 1}
+    given["virtual_devices"] = {"cpu:1": {"memory_mib": 7}}
+    with Engine(tiny_dir / "qwen3moe-tiny.gguf", "cpu:1", **given) as engine:
+        assert not engine.plan["placement"]["note"]
+    with ServedEngine(tiny_dir / "qwen3moe-tiny.gguf", "cpu:1", **given) as engine:
+        assert engine.settings["sequences"] == 4
+        assert engine.plan["placement"]["note"].startswith("auto: ")

@@ -13,6 +13,7 @@ from dyno._drafting import speculation_of
 from dyno._vocabulary import has_vocabulary
 from dyno.engine import Engine
 from dyno.errors import ModelError
+from dyno.scheduler import DEFAULT_SEQUENCES
 from dyno.server.app import create_app
 
 if TYPE_CHECKING:
@@ -22,11 +23,20 @@ if TYPE_CHECKING:
 
     from dyno.server.options import Options
 
-__all__ = ["Recipe", "give_default_sequences", "opened"]
+__all__ = ["Recipe", "ServedEngine", "opened"]
 
 _SWITCH_S = 0.001
 """Switch interval of Python threads in seconds, for which the event loop may delay the next step of the
 scheduler. The default of 5 ms is longer than a step."""
+
+
+class ServedEngine(Engine):
+    """An engine of a server, with several sequences unless the command line or the profile sets their number.
+
+    Its placement and its profile are chosen for them from the start.
+    """
+
+    _usual_sequences = DEFAULT_SEQUENCES
 
 
 @dataclass(frozen=True)
@@ -57,8 +67,7 @@ def opened(recipe: Recipe) -> Iterator[tuple[Engine, Starlette]]:
     with contextlib.ExitStack() as stack:
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(_SWITCH_S)
-        engine = stack.enter_context(Engine(recipe.model, recipe.device, **recipe.arguments))
-        give_default_sequences(engine)
+        engine = stack.enter_context(ServedEngine(recipe.model, recipe.device, **recipe.arguments))
         draft = None
         if recipe.draft is not None and engine.settings["spec"] == "draft":
             draft = stack.enter_context(_open_draft(recipe.draft, engine))
@@ -97,12 +106,3 @@ def _open_draft(path: str, engine: Engine) -> Engine:
         ctx=min(int(engine.settings["ctx"]), shorter),
         **threads,
     )
-
-
-def give_default_sequences(engine: Engine) -> None:
-    """Set the number of sequences to the default of a server, unless the command line or the profile sets
-    it."""
-    from dyno.scheduler import DEFAULT_SEQUENCES
-
-    if engine.settings.origins["sequences"] == "default":
-        engine.set_context(sequences=DEFAULT_SEQUENCES)
