@@ -120,3 +120,11 @@ function(dyno_unity_groups target)
     set_source_files_properties(${_file} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${_folder}_${_number})
   endforeach()
 endfunction()
+
+# dyno_precompile(TARGET HEADER…): CMAKE_UNITY_BUILD compiles the headers of nearly every unit once. Other builds do not, so
+# that they show a header that a file lacks. gcc and clang refuse the result in a source with options of its own.
+function(dyno_precompile target)
+  if(CMAKE_UNITY_BUILD)
+    target_precompile_headers(${target} PRIVATE ${ARGN})
+  endif()
+endfunction()

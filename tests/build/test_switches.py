@@ -138,6 +138,16 @@ def test_several_files_as_one_unit(configure: Configure) -> None:
     assert not any("dyno_kernels" in name and "Unity" in name for name in built.commands)
 
 
+def test_common_headers_are_compiled_once_for_units(configure: Configure) -> None:
+    """If each file is a unit, the build shows the headers that a file lacks."""
+    apart, built = configure(), configure(CMAKE_UNITY_BUILD="ON")
+    assert not any("cmake_pch" in word for command in apart.commands.values() for word in command)
+    assert built.of("dyno_host.dir/cmake_pch.hxx")
+    for part, headers in (("ops/norm/norm.cpp", True), ("gguf/dequantize.cpp", False)):
+        (command,) = built.of(part)
+        assert any("cmake_pch" in word for word in command) == headers
+
+
 def test_lto(configure: Configure) -> None:
     built = configure(GGML_LTO="ON")
     if not built.ok:

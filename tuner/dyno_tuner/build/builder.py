@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 TOOLS = ("llama-bench", "llama-perplexity")
 """Programs of another engine that are used for measurements."""
+PRECOMPILED = (".gch", ".pch")
+"""Endings of compiled headers, whose code is in the objects that include them."""
 _METER = Path(__file__).with_name("link_meter.py")
 LONGEST = 6 * 3600.0  # seconds that a build may take if there is no budget
 
@@ -270,7 +272,7 @@ class Builder:
         objects = {
             name: code_of(tree / name).to_list()
             for name in sorted(commands.compile)
-            if name not in skipped and (tree / name).is_file()
+            if name not in skipped and not name.endswith(PRECOMPILED) and (tree / name).is_file()
         }
         artifacts = self._artifacts(place)
         links = _rows(place / "links.jsonl")
