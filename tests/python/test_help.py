@@ -108,6 +108,25 @@ def test_an_error_says_what_is_missing(words: tuple[str, ...], said: str) -> Non
     assert said in " ".join(done.output.split())
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("dyno", "run"), "Error: --model: no model was given"),
+        (("dyno", "serve", "x.gguf", "--port", "99999"), "Error: --port: '99999' is too large"),
+        (("dyno", "run", "x.gguf", "-p", "x", "--no-mmap"), "Error: --no-mmap: in dyno, use --set mmap=off"),
+        (("dyno", "profiles", "match", "--labels", "a", "--all", "b"), "Error: --labels describes one node"),
+        (("dyno", "explain", "x.gguf"), "Error: STAGE: 'x.gguf' is not a stage"),
+        (("tune", "-c", "5", "x.gguf"), "Error: -c: write --ctx N for a tune"),
+        (("tune", "doctor"), "Error: no command line was given"),
+    ],
+)
+def test_an_error_begins_with_the_option(words: tuple[str, ...], said: str) -> None:
+    """Typer begins with "Invalid value for", which is wrong if nothing was given."""
+    done = CliRunner().invoke(APPS[words[0]], list(words[1:]))
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+
+
 def test_the_options_of_run_stand_in_sections() -> None:
     text = shown(("dyno", "run"))
     titles = re.findall(r"^(\S.*):$", text, re.MULTILINE)

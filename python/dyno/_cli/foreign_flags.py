@@ -383,7 +383,7 @@ def _without_foreign(params: list[Any], args: list[str]) -> list[str]:
         raise typer.BadParameter(refused[0][1], param_hint=refused[0][0])
     if refused:
         lines = "".join(f"\n  {word}: {answer}" for word, answer in refused)
-        raise typer.BadParameter(lines, param_hint=f"{len(refused)} flags")
+        raise typer.BadParameter(f"{len(refused)} flags are not options of dyno:{lines}")
     return kept
 
 

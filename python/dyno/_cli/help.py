@@ -52,6 +52,21 @@ class Sections:
             error.message = _with_value(error)
             raise
 
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Parse the words of the command line, with `_without_prefix` for errors."""
+        try:
+            return super().make_context(*args, **extra)  # type: ignore[misc]
+        except typer.BadParameter as error:
+            raise _without_prefix(error) from error.__cause__
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, with `_without_prefix` for errors."""
+        try:
+            return super().invoke(ctx)  # type: ignore[misc]
+        except typer.BadParameter as error:
+            error.ctx = error.ctx or ctx
+            raise _without_prefix(error) from error.__cause__
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words of the usage line, with arguments as `FILE` or `[FILE]...`."""
         return [_usage(piece) for piece in super().collect_usage_pieces(ctx)]  # type: ignore[misc]
@@ -104,6 +119,20 @@ class Group(Sections, typer.core.TyperGroup):
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
+
+
+def _without_prefix(error: Any) -> Any:
+    """The error with the names of its option, and without typer's "Invalid value for", which is wrong for a
+    value that is missing or for flags that exclude each other."""
+    if type(error).__name__ == "MissingParameter":
+        return error
+    names, parameter = error.param_hint, error.param
+    if names is None and parameter is not None:
+        is_argument = parameter.param_type_name == "argument"
+        names = _name(parameter.get_usage_pieces(error.ctx)[0]) if is_argument else parameter.opts
+    if isinstance(names, (list, tuple)):
+        names = " / ".join(names)
+    return USAGE_ERROR(f"{names}: {error.message}" if names else error.message, error.ctx)
 
 
 def _usage(piece: str) -> str:
