@@ -82,8 +82,8 @@ $(VENV)/.created:
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.created $(SOURCES)
-	@echo "building the engine: some minutes, about 7 on one core; pip shows nothing of it until the end"
-	$(BIN)/pip install .
+	@echo "building the engine: about 7 minutes on one core; pip prints nothing until it has ended"
+	$(BIN)/pip install --quiet .
 	touch $@
 
 # The extras of the package that is installed: naming the source tree would build it again.
