@@ -483,3 +483,24 @@ def test_a_short_budget_measures_short_runs_of_a_large_file(
         file.truncate(bytes_)
     assert usual_workload(device, budget, str(model)) == Workload(pp=pp, tg=tg)
     assert usual_workload("cpu", budget, str(tmp_path)) == Workload(pp=512, tg=64)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["x.gguf", "-p", "512", "-n", "128"],
+            "-p: a tune takes lengths as a workload, such as --workload pp=512",
+        ),
+        (
+            ["x.gguf", "--profile", "x.yaml"],
+            "--out FILE names it, and `tune verify FILE` measures an old one",
+        ),
+        (["x.gguf", "--virtual-device", "cpu:1"], "--virtual-device has no effect unless --device names it"),
+        (["."], "is neither a command nor a .gguf file; to tune it, give --model"),
+    ],
+)
+def test_words_of_other_commands_are_answered(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -54,6 +55,9 @@ class Commands(help.Group):
 
             if args[0] in getattr(typer.main.get_command(profiles.app), "commands", ()):
                 raise help.USAGE_ERROR(f"tune has no command {args[0]!r}; use `dyno profiles {args[0]}`", ctx)
+            if os.path.exists(args[0]):
+                text = f"{args[0]} is neither a command nor a .gguf file; to tune it, give --model {args[0]}"
+                raise help.USAGE_ERROR(text, ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
@@ -73,6 +77,17 @@ _SETTING_OF = {
 }  # fmt: skip
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(("-c", "--ctx-size"), "write --ctx N for a tune"),
+    **dict.fromkeys(
+        ("-p", "-n", "-d", "-pg", "--n-prompt", "--n-gen", "--n-depth"),
+        "a tune takes lengths as a workload, such as --workload pp=512,tg=128,depth=0",
+    ),
+    "--profile": "a tune writes a profile: --out FILE names it, and `tune verify FILE` measures an old one",
+}
+"""Options of other commands, and the way to the same thing in a tune."""
+
+
 def _refuse_flags_of_run(args: list[str]) -> None:
     """Refuse options of `dyno run`, and name the way to fix such a setting.
 
@@ -80,8 +95,8 @@ def _refuse_flags_of_run(args: list[str]) -> None:
         typer.BadParameter: There is such an option.
     """
     for word in args:
-        if word in ("-c", "--ctx-size"):
-            raise typer.BadParameter("write --ctx N for a tune", param_hint=word)
+        if word in _ELSEWHERE:
+            raise typer.BadParameter(_ELSEWHERE[word], param_hint=word)
         if (name := _SETTING_OF.get(word)) is not None:
             raise typer.BadParameter(
                 f"a tune searches this setting itself; to fix it, give --set {name}=VALUE. "

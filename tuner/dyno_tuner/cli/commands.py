@@ -222,6 +222,9 @@ def tune(
     if workload is not None:
         usage(Workload.parse, workload)
     device_names(device, gpu)
+    placed = any("=cpu:" in str(rule) for rule in held.get("placement", ()))
+    if virtual_device and not device.startswith("cpu:") and not placed:
+        raise typer.BadParameter("--virtual-device has no effect unless --device names it, such as cpu:1")
     check_model(model)
     with contextlib.ExitStack() as stack:
         cluster = _cluster(ray, stack) if ray is not None else None

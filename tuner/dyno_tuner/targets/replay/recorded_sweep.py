@@ -168,7 +168,8 @@ def _text(path: Path) -> str:
             raise TuneError(f"replay {path}: more than {_MAX_BYTES >> 20} MiB of text")
         return str(data.decode("utf-8-sig"))
     except (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError) as error:
-        raise TuneError(f"replay {path}: cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error  # without [Errno 2]
+        raise TuneError(f"replay {path}: cannot be read: {reason}") from error
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
