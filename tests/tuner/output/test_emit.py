@@ -161,6 +161,13 @@ def test_the_head_of_a_file_names_the_command_that_takes_it(run: Simulated) -> N
     command = "Use: dyno run --model MODEL.gguf --profile THIS_FILE"
     assert use(plain) == f"{command} (without --profile, dyno takes it only from your profile folder)"
     assert use(plain, searched=False) == command
+    made = plain.provenance
+    assert made is not None
+    fixed = made.model_copy(
+        update={"command": "tune --set threads=3 --set=numa=off -- llama-server --set x=1"}
+    )
+    held = plain.model_copy(update={"provenance": fixed})
+    assert use(held, searched=False) == f"{command} --set threads=3 --set numa=off"
     device = plain.match.device.model_copy(update={"virtual": "link_gbps=8 memory_mib=4096"})
     virtual = plain.model_copy(update={"match": plain.match.model_copy(update={"device": device})})
     assert use(virtual, searched=False) == f"{command} and the --virtual-device of the tune"

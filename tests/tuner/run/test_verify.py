@@ -339,3 +339,31 @@ def test_a_command_that_no_shell_can_read_is_no_crash(profile: Path, tmp_path: P
     profiles.save_profile(made.model_copy(update={"provenance": odd}), path)
     with pytest.raises(TuneError, match="give --model"):
         verify(path, quiet=True)
+
+
+def test_a_verification_holds_what_the_tune_held(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = profiles.load_profile(profile)
+    engine = profiles.EngineIdentity(name="dyno", version="0.2.0", ops_revision=1)
+    assert made.provenance is not None
+    command = "tune --model m.gguf --set threads=3 --set cpu_repack=off -- llama-server --set x=1"
+    made = made.model_copy(
+        update={
+            "match": made.match.model_copy(update={"engine": engine}),
+            "provenance": made.provenance.model_copy(update={"command": command}),
+        }
+    )
+    profiles.save_profile(made, tmp_path / "p.yaml")
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(64))
+    asked: dict[str, Any] = {}
+
+    def started(_: str, options: dict[str, Any]) -> None:
+        asked.update(options)
+        raise TuneError("the rest is not of interest")
+
+    monkeypatch.setattr("dyno_tuner.run.verify.WorkerExecutor", started)
+    monkeypatch.setattr("dyno_tuner.run.verify.check_model", lambda _: None)
+    with pytest.raises(TuneError, match="not of interest"):
+        verify(tmp_path / "p.yaml", str(tmp_path / "m.gguf"))
+    assert asked["settings"] == {"threads": 3, "cpu_repack": False}

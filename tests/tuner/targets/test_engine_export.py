@@ -13,8 +13,9 @@ from dyno_tuner.cli import export as cli_export
 from dyno_tuner.cli.arguments import command_line
 from dyno_tuner.core.errors import TuneError
 from dyno_tuner.core.machine_match import device_of, model_of
+from dyno_tuner.core.recorded_command import held_with
 from dyno_tuner.run.verify import verify
-from dyno_tuner.targets.ggml.export import binaries_folder, export, held_with, tuned_with
+from dyno_tuner.targets.ggml.export import binaries_folder, export, tuned_with
 from dyno_tuner.targets.ggml.installation import Installation, engine_in
 from dyno_tuner.targets.ggml.target import GgmlTarget
 from fake_engines import calls, fake
@@ -187,6 +188,9 @@ def test_what_a_profile_was_tuned_with() -> None:
     assert tuned_with(_profile("llama.cpp", {})) == (None, None, [])
     held = "tune --engine llama.cpp --set threads=3 --set=cpu_repack=off -- llama-server --set x=1"
     assert held_with(_profile("llama.cpp", {}, held)) == {"threads": 3, "cpu_repack": False}
+    own_type = "tune --engine llama.cpp --set kv_type_k=q4_0 --set placement=exps=cpu,x=cuda:0"
+    found_held = held_with(_profile("llama.cpp", {}, own_type))
+    assert found_held == {"kv_type_k": "q4_0", "placement": "exps=cpu,x=cuda:0"}
     with pytest.raises(TuneError, match="--set threads=many"):
         held_with(_profile("llama.cpp", {}, "tune --set threads=many"))
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from dyno import profiles
 
 from ..core.errors import TuneError
+from ..core.recorded_command import held_with
 from ..output.emit import incumbent_settings
 from ..targets import declared
-from ..targets.ggml.export import binaries_folder, held_with, tuned_with
+from ..targets.ggml.export import binaries_folder, tuned_with
 from ..targets.ggml.installation import engine_in
 from .dyno_side import DynoSide
 from .ggml_side import GgmlSide

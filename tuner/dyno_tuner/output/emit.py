@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
+from dyno._shell import shell_word
 from dyno.settings import SETTINGS
 
 from .. import __version__
 from ..core.errors import TuneError
 from ..core.machine_match import device_of, engine_of, model_of
 from ..core.options import SPEED
+from ..core.recorded_command import held_pairs
 from ..core.workload import Part, Workload, kind_of
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ def _use(profile: profiles.Profile, *, searched: bool) -> str:
         return ""
     served = evidence is not None and (evidence.workload.name or "").startswith("serve:")
     line = f"Use: dyno {'serve' if served else 'run'} --model MODEL.gguf --profile THIS_FILE"
+    line += "".join(f" --set {shell_word(pair)}" for pair in held_pairs(profile))
     if match.device.kind == "cpu" and match.device.virtual:
         line += " and the --virtual-device of the tune"
     return line + " (without --profile, dyno takes it only from your profile folder)" if searched else line

@@ -17,6 +17,7 @@ from ..core.errors import BudgetError, TuneError
 from ..core.model_file import check_model
 from ..core.options import ENERGY, MEMORY, SPEED
 from ..core.protocol import METRICS, Configuration, KernelChoice, Switch, TrialStatus, Workload, kind_of
+from ..core.recorded_command import held_with
 from ..core.scratch import scratch_folder
 from ..decide.ablation import FULL, Part, left_out, rest_of, rests, variants, without
 from ..decide.acceptance import Evidence, accept, gains
@@ -30,7 +31,7 @@ from ..space.knobs import Fidelity, Kind, Knob
 from ..space.search_space import Space
 from ..targets import declared
 from ..targets.declaration import TargetRequest
-from ..targets.ggml.export import binaries_folder, held_with, tuned_with
+from ..targets.ggml.export import binaries_folder, tuned_with
 from .tune import Options, Tune
 
 if TYPE_CHECKING:
@@ -487,12 +488,12 @@ def verify(
             check_model(file)
             where, engine = device or profile.match.device.kind, profile.match.engine.name
             target = declared(engine)
-            held, own_options = _binaries(path, profile, where, binaries) if target.foreign else ({}, {})
+            own_options = _binaries(path, profile, where, binaries) if target.foreign else {}
             text = text_beside(workload, path)
             if target.foreign and text is not None:
                 own_options["text"] = text
             asked = TargetRequest(
-                os.path.abspath(file), where, workload.longest, settings=held, scratch=scratch,
+                os.path.abspath(file), where, workload.longest, settings=held_with(profile), scratch=scratch,
                 options=own_options, served=workload.served is not None,
                 text=None if target.foreign else text,
             )  # fmt: skip
@@ -525,15 +526,13 @@ def text_beside(workload: Workload, profile: Path) -> str | None:
     )
 
 
-def _binaries(
-    path: Path, profile: profiles.Profile, device: str, binaries: str | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings and options of the target for a profile of another engine. Raises TuneError."""
+def _binaries(path: Path, profile: profiles.Profile, device: str, binaries: str | None) -> dict[str, Any]:
+    """The options of the target for a profile of another engine. Raises TuneError."""
     command = tuned_with(profile)[2]
     folder = binaries_folder(path, profile, binaries)
     number = int(device.removeprefix("cuda:")) if device.startswith("cuda:") else 0
     gpu = number if device.startswith("cuda") else None
-    return held_with(profile), {"binaries": folder, "command": command, "gpu": gpu}
+    return {"binaries": folder, "command": command, "gpu": gpu}
 
 
 def _verify(

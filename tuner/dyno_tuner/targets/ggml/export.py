@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import typer
 from dyno import profiles
 from dyno._shell import escaped, shell_word
-from dyno.settings import SETTINGS
 
 from ...core.errors import TuneError
+from ...core.recorded_command import held_with, recorded, values_of
 from ...core.redaction import HIDDEN, names_secret, redact_words
 from .. import declared
 from . import deployment
@@ -38,31 +38,11 @@ _OFF = ("-nr", "-nkvo")
 FORMS = ("llama-server", "env", "systemd", "compose", "helm-values", "models.ini")
 
 
-def _recorded(profile: profiles.Profile) -> tuple[list[str], list[str]]:
-    """The command that made a profile: its own words, and the words after `--`."""
-    try:
-        words = shlex.split(profile.provenance.command or "") if profile.provenance else []
-    except ValueError:
-        words = []  # the profile is not from this tuner
-    cut = words.index("--") if "--" in words else len(words)
-    return words[:cut], words[cut + 1 :]
-
-
-def _options(words: Sequence[str], *names: str) -> list[str]:
-    """Values of an option under any of its names, in order."""
-    found: list[str] = []
-    for n, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name in names and (equals or n + 1 < len(words)):
-            found.append(value if equals else words[n + 1])
-    return found
-
-
 def tuned_with(profile: profiles.Profile) -> tuple[str | None, str | None, list[str]]:
     """The folder of the binaries, the model and the user's command line, read from the command that made a
     profile."""
-    words, own = _recorded(profile)
-    folders, models = _options(words, "--bin"), _options(words, "--model", "-m")
+    words, own = recorded(profile)
+    folders, models = values_of(words, "--bin"), values_of(words, "--model", "-m")
     return folders[-1] if folders else None, models[-1] if models else None, own
 
 
@@ -96,24 +76,10 @@ def binaries_folder(path: Path, profile: profiles.Profile, given: str | None) ->
     )
 
 
-def held_with(profile: profiles.Profile) -> dict[str, Value]:
-    """Settings that `--set` held fixed while the profile was tuned. Raises TuneError for an invalid value."""
-    held: dict[str, Value] = {}
-    for pair in _options(_recorded(profile)[0], "--set"):
-        name, equals, text = pair.partition("=")
-        if equals and name in SETTINGS:
-            try:
-                value = SETTINGS[name].parse(text)
-            except ValueError as error:
-                raise TuneError(f"the command that made the profile: --set {pair}: {error}") from error
-            held[name] = rules_text(value) if isinstance(value, list) else value
-    return held
-
-
 def _visible(profile: profiles.Profile, install: Installation) -> dict[str, str | None]:
     """The variable that limits a process to the tuned GPUs, as in every measurement."""
-    words, _ = _recorded(profile)
-    named = [*_options(words, "--gpu"), *_options(words, "--device")]
+    words, _ = recorded(profile)
+    named = [*values_of(words, "--gpu"), *values_of(words, "--device")]
     numbers = re.fullmatch(r"(?:cuda:)?([0-9]+(?:,[0-9]+)*)", named[0]) if named else None
     if profile.match.device.kind == "cpu":
         # A build without CUDA sees no GPU anyway.
