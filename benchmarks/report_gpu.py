@@ -110,33 +110,9 @@ def drawn_steps() -> str:
 
 def other_engines() -> str:
     """Models that fit one GPU beside others: weight types, mixtures, steps of several sequences."""
-    data = load("h100_engines.json")
-    parts = []
-    for title, models in data["groups"].items():
-        cells = list(dict.fromkeys(cell for of in models.values() for cell in of["dyno"]["cells"]))
-        present = [name for name in COLOURS if any(name in of for of in models.values())]
-        rows: list[list[str]] = []
-        ratios: dict[str, list[float]] = {}
-        for name, engines in models.items():
-            row = [name]
-            for cell in cells:
-                rates = {e: of["cells"][cell]["median"] for e, of in engines.items()}
-                best = max(value for engine, value in rates.items() if engine != "dyno")
-                ratios.setdefault(cell, []).append(rates["dyno"] / best)
-                row += [
-                    *(rate(rates[e]) if e in rates else "–" for e in present),
-                    f"{rates['dyno'] / best:.2f} ×",
-                ]
-            rows.append(row)
-        head = [title]
-        for cell in cells:
-            head += [f"{cell}, dyno", *present[1:], "ratio"]
-        parts.append(table(head, rows))
-        means = (
-            f"{cell} {math.prod(of) ** (1 / len(of)):.2f} ({min(of):.2f})" for cell, of in ratios.items()
-        )
-        if len(models) > 2:
-            parts.append(f"Geometric mean of the ratios, and in brackets the smallest: {', '.join(means)}.")
+    data, later = load("h100_engines.json"), load("h200_engines.json")
+    parts = [part for title, models in data["groups"].items() for part in beside_others(title, models)]
+    more = [part for title, models in later["groups"].items() for part in beside_others(title, models)]
     versions = " and ".join(f"{name} {version}" for name, version in data["versions"].items())
     return f"""## Other engines on one GPU
 
@@ -145,17 +121,73 @@ def other_engines() -> str:
 {data["note"]} The weights are random, in the shapes of the public models. The ratio is to the faster of the
 other engines. A dash stands for an engine that does not read the type or was not measured.
 
-{(chr(10) * 2).join(part.strip() for part in parts)}"""
+{(chr(10) * 2).join(part.strip() for part in parts)}
+
+The same mixtures beside both other engines on one {later["device"]}, {later["date"]}, commit
+{later["commit"]} (`h200_engines.json`):
+
+{(chr(10) * 2).join(part.strip() for part in more)}"""
+
+
+def beside_others(title: str, models: Json) -> list[str]:
+    """A table of one group of models, and the means of its ratios if it has more than two."""
+    cells = list(dict.fromkeys(cell for of in models.values() for cell in of["dyno"]["cells"]))
+    present = [name for name in COLOURS if any(name in of for of in models.values())]
+    rows: list[list[str]] = []
+    ratios: dict[str, list[float]] = {}
+    for name, engines in models.items():
+        row = [name]
+        for cell in cells:
+            rates = {e: of["cells"][cell]["median"] for e, of in engines.items()}
+            best = max(value for engine, value in rates.items() if engine != "dyno")
+            ratios.setdefault(cell, []).append(rates["dyno"] / best)
+            row += [
+                *(rate(rates[e]) if e in rates else "–" for e in present),
+                f"{rates['dyno'] / best:.2f} ×",
+            ]
+        rows.append(row)
+    head = [title]
+    for cell in cells:
+        head += [f"{cell}, dyno", *present[1:], "ratio"]
+    parts = [table(head, rows)]
+    if len(models) > 2:
+        means = (
+            f"{cell} {math.prod(of) ** (1 / len(of)):.2f} ({min(of):.2f})" for cell, of in ratios.items()
+        )
+        parts.append(f"Geometric mean of the ratios, and in brackets the smallest: {', '.join(means)}.")
+    return parts
 
 
 def vram_limits() -> str:
-    """A mixture of experts with less memory than it needs, beside the best of the other engines."""
-    data = load("h100_vram_limits.json")
+    """Mixtures of experts with less memory than they need, beside the best of the other engines."""
+    data, later = load("h100_vram_limits.json"), load("h200_vram_limits.json")
+    tables = "\n\n".join(
+        f"{name}:\n\n{within_limits(limits, ('pp512', 'pp2048', 'tg64')).strip()}"
+        for name, limits in later["models"].items()
+    )
+    return f"""## A model larger than the GPU's memory
+
+{data["device"]}, {data["date"]}, {data["model"]}, {data["threads"]} threads (`h100_vram_limits.json`). dyno
+places the weights by itself under `--vram`. The others run with a u-batch of 4096 and the smallest
+`--n-cpu-moe` that stays within the limit. Each cell takes the best of llama.cpp and of ik_llama.cpp with and
+without `-rtr 1`. With a smaller u-batch the others would have room for more experts: faster tokens, and
+slower long prompts. That was not measured.
+
+{within_limits(data["limits"], ("pp512", "pp4096", "tg64")).strip()}
+
+{later["device"]}, {later["date"]}, {later["threads"]} threads (`h200_vram_limits.json`). The others also ran
+with a u-batch of 512, and each cell takes the best of all their runs. dyno of deepseek2-lite ran on another
+machine of the same kind.
+
+{tables}"""
+
+
+def within_limits(limits: Json, names: tuple[str, ...]) -> str:
+    """A table of dyno beside the best of the other engines at each limit, for the cells of these names."""
     rows = []
-    for limit, engines in data["limits"].items():
-        where = f"{limit} GiB" if float(limit) else "all experts in host memory"
-        cells = [where]
-        for cell in ("pp512", "pp4096", "tg64"):
+    for limit, engines in limits.items():
+        cells = [f"{limit} GiB" if float(limit) else "all experts in host memory"]
+        for cell in names:
             ours = engines["dyno"]["cells"][cell]["median"]
             others = {
                 name: of["cells"][cell]["median"]
@@ -166,14 +198,6 @@ def vram_limits() -> str:
             cells += [rate(ours), f"{rate(others[name])} ({name})", f"{ours / others[name]:.2f} ×"]
         rows.append(cells)
     head = ["memory of the GPU"]
-    for cell in ("pp512", "pp4096", "tg64"):
+    for cell in names:
         head += [f"{cell}, dyno", "best other", "ratio"]
-    return f"""## A model larger than the GPU's memory
-
-{data["device"]}, {data["date"]}, {data["model"]}, {data["threads"]} threads (`h100_vram_limits.json`). dyno
-places the weights by itself under `--vram`. The others run with a u-batch of 4096 and the smallest
-`--n-cpu-moe` that stays within the limit. Each cell takes the best of llama.cpp and of ik_llama.cpp with and
-without `-rtr 1`. With a smaller u-batch the others would have room for more experts: faster tokens, and
-slower long prompts. That was not measured.
-
-{table(head, rows)}"""
+    return table(head, rows)

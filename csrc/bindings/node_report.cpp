@@ -50,7 +50,8 @@ nb::dict fields_dict(const plan::Plan& p, const model::ModelDesc& model, const O
 nb::list node_list(const runtime::Session& session) {
   const plan::Plan& p = session.plan();
   nb::list out;
-  for (const plan::NodeList* list : {&p.general, &p.fused, &p.single, &p.batched, &p.expanded, &p.draw, &p.streamed}) {
+  for (const plan::NodeList* list :
+       {&p.general, &p.fused, &p.single, &p.batched, &p.expanded, &p.draw, &p.streamed, &p.streamed_expanded}) {
     for (const plan::Node& node : list->nodes) {
       nb::dict d;
       d["list"] = std::string(plan::list_name(list->id));

@@ -165,7 +165,7 @@ class Estimate {
   double share_of(const Node& node) const {
     if (!node.divided || node.layer < 0 || plan_.shared_experts[static_cast<size_t>(node.layer)] == 0)
       return node.share;
-    if (plan_.list_for(load_.tokens).id != ListId::streamed) return node.share;
+    if (!is_streamed(plan_.list_for(load_.tokens).id)) return node.share;
     const double cpu = cpu_share(node.layer);
     return node.at_home ? cpu : 1 - cpu;
   }

@@ -138,8 +138,8 @@ std::string describe_devices(const Plan& plan) {
 
 std::string_view numerics_name(Numerics numerics) { return numerics == Numerics::exact ? "exact" : "default"; }
 std::string_view list_name(ListId list) {
-  constexpr std::array<std::string_view, kListCount> names = {"general",  "fused", "single",  "batched",
-                                                              "expanded", "draw",  "streamed"};
+  constexpr std::array<std::string_view, kListCount> names = {"general",  "fused", "single",   "batched",
+                                                              "expanded", "draw",  "streamed", "streamed_expanded"};
   return names[static_cast<size_t>(list)];
 }
 std::string_view numa_name(NumaMode mode) {
@@ -370,16 +370,21 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
     plan.fused = fuse(plan, model, plan.general);
     plan.single = join_shared(plan, model, plan.fused);
     plan.batched = batch(plan, model, plan.general);
-    if (has_latents(model)) plan.expanded = expand_mla(plan, model, plan.general);
+    if (has_latents(model)) plan.expanded = expand_mla(plan, model, plan.general, ListId::expanded);
   }
   // A token is sampled on the GPU if it computes the whole step.
   if (gpu && plan.devices.size() == 1) plan.draw = emit_draw(plan, model);
   mark_streamed(plan, model);
   mark_refilled(plan, model);
   const auto streamed = [](const WeightPlacement& weight) { return weight.stream.wanted; };
-  if (std::any_of(plan.weights.begin(), plan.weights.end(), streamed)) plan.streamed = emit_streamed(plan, model);
-  for (NodeList* list :
-       {&plan.general, &plan.fused, &plan.single, &plan.batched, &plan.expanded, &plan.draw, &plan.streamed}) {
+  if (std::any_of(plan.weights.begin(), plan.weights.end(), streamed)) {
+    plan.streamed = emit_streamed(plan, model);
+    if (!plan.expanded.nodes.empty()) {
+      plan.streamed_expanded = expand_mla(plan, model, plan.streamed, ListId::streamed_expanded);
+    }
+  }
+  for (NodeList* list : {&plan.general, &plan.fused, &plan.single, &plan.batched, &plan.expanded, &plan.draw,
+                         &plan.streamed, &plan.streamed_expanded}) {
     own_values(plan, *list);
     place_nodes(plan, model, *list);
     transfer(plan, *list);
@@ -388,7 +393,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
     check_head_values(plan, model, *list);
     segment(plan, *list);
   }
-  stream(plan, plan.streamed);
+  stream(plan);
   check_places(plan, model);
   layout_states(plan);
   count_weights(plan, model);

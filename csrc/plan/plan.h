@@ -190,18 +190,21 @@ struct WeightPlacement {
 // A plan has several op lists over the same weights and cache. A u-batch runs one of them. On a GPU, the list `draw`
 // samples a token from the logits.
 enum class ListId : uint8_t {
-  general,   // any number of tokens
-  fused,     // fewer, larger launches for at most kFusedTokens tokens
-  single,    // one token: the fused list with launches that are faster for one token only
-  batched,   // up to kBatchedTokens tokens: products as in the general list, other ops fused
-  expanded,  // for prompts: latent attention over keys and values of all heads
-  draw,      // after any other list: samples from one row of logits
-  streamed,  // for prompts: products with CPU weights on the main device
+  general,            // any number of tokens
+  fused,              // fewer, larger launches for at most kFusedTokens tokens
+  single,             // one token: the fused list with launches that are faster for one token only
+  batched,            // up to kBatchedTokens tokens: products as in the general list, other ops fused
+  expanded,           // for prompts: latent attention over keys and values of all heads
+  draw,               // after any other list: samples from one row of logits
+  streamed,           // for prompts: products with CPU weights on the main device
+  streamed_expanded,  // the streamed list with expanded latent attention
 };
-inline constexpr size_t kListCount = 7;
+inline constexpr size_t kListCount = 8;
 inline constexpr int64_t kFusedTokens = 8;
 inline constexpr int64_t kBatchedTokens = 64;
 std::string_view list_name(ListId list);
+constexpr bool is_streamed(ListId list) { return list == ListId::streamed || list == ListId::streamed_expanded; }
+constexpr bool is_expanded(ListId list) { return list == ListId::expanded || list == ListId::streamed_expanded; }
 
 // How a GPU computes latent attention. absorbed: attention over the latents themselves. expanded: for every u-batch,
 // keys and values of all heads are computed from the latents of the whole context. This costs products and memory, but
@@ -307,7 +310,7 @@ struct NodeList {
   // and the streamed list have it. If the model has a draft head, which reads these rows too, all lists have it.
   int32_t hidden_node = -1;
   ValueId hidden = kNoValue;
-  std::vector<Fetch> fetches{};  // of the streamed list, in the order of nodes
+  std::vector<Fetch> fetches{};  // of the streamed lists, in the order of nodes
 };
 
 struct KvLayer {
@@ -363,9 +366,10 @@ struct Plan {
   bool fusion = true;                         // whether fused, single and batched lists are used
   NodeList expanded{.id = ListId::expanded};  // for latent attention on a GPU, if it can be expanded
   MlaMode mla_mode = MlaMode::automatic;
-  bool expands_f32 = false;                   // `automatic` expands an f32 cache, see expands()
-  NodeList draw{.id = ListId::draw};          // empty on the CPU, where the session samples
-  NodeList streamed{.id = ListId::streamed};  // empty if nothing is streamed
+  bool expands_f32 = false;                                     // `automatic` expands an f32 cache, see expands()
+  NodeList draw{.id = ListId::draw};                            // empty on the CPU, where the session samples
+  NodeList streamed{.id = ListId::streamed};                    // empty if nothing is streamed
+  NodeList streamed_expanded{.id = ListId::streamed_expanded};  // empty if nothing is streamed or expanded
   OffloadOptions offload;
   int64_t streams_from = 0;       // tokens in a u-batch
   std::vector<OpUse> keys;        // of all lists
@@ -412,7 +416,7 @@ struct Plan {
   DType type_of(model::WeightId id) const { return weights[static_cast<size_t>(id)].type; }
   // The device and layout of a weight for the nodes of a list.
   bool streams(ListId list, model::WeightId id) const {
-    return list == ListId::streamed && weights[static_cast<size_t>(id)].stream.wanted;
+    return is_streamed(list) && weights[static_cast<size_t>(id)].stream.wanted;
   }
   // The list whose weights a node reads.
   static ListId weights_list(const Node& node, ListId list) { return node.at_home ? ListId::general : list; }
@@ -448,8 +452,12 @@ struct Plan {
   }
   // The list for a u-batch of `tokens` tokens in `runs` sequences.
   const NodeList& list_for(int64_t tokens, int64_t runs = 1) const {
-    if (!streamed.nodes.empty() && tokens >= streams_from) return streamed;
-    if (expands() && (mla_mode == MlaMode::expanded || tokens >= kExpandTokens * runs)) return expanded;
+    const bool long_enough = mla_mode == MlaMode::expanded || tokens >= kExpandTokens * runs;
+    const bool expand = expands() && long_enough;
+    if (!streamed.nodes.empty() && tokens >= streams_from) {
+      return expand && !streamed_expanded.nodes.empty() ? streamed_expanded : streamed;
+    }
+    if (expand) return expanded;
     if (fusion && tokens == 1 && fused_tokens > 0 && !single.nodes.empty()) return single;
     if (fusion && tokens <= fused_tokens && !fused.nodes.empty()) return fused;
     return fusion && tokens <= kBatchedTokens && !batched.nodes.empty() ? batched : general;

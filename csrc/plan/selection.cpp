@@ -1,6 +1,7 @@
 #include "plan/selection.h"
 
 #include <algorithm>
+#include <array>
 
 #include "core/error.h"
 
@@ -14,8 +15,9 @@ std::string_view entry_status_name(EntryStatus status) {
 namespace {
 
 bool only_expanded(const OpUse& use) {
-  return use.count_in(ListId::expanded) > 0 && use.count_in(ListId::general) == 0 && use.count_in(ListId::fused) == 0 &&
-         use.count_in(ListId::single) == 0 && use.count_in(ListId::batched) == 0 && use.count_in(ListId::streamed) == 0;
+  constexpr std::array kOthers = {ListId::general, ListId::fused, ListId::single, ListId::batched, ListId::streamed};
+  return use.count_in(ListId::expanded) + use.count_in(ListId::streamed_expanded) > 0 &&
+         std::ranges::all_of(kOthers, [&](ListId list) { return use.count_in(list) == 0; });
 }
 
 size_t index_of(ops::ProductPath path) { return static_cast<size_t>(path); }

@@ -1,5 +1,6 @@
 // The entries of a profile: applies those that can run, and reports why the others cannot.
 #include <algorithm>
+#include <array>
 
 #include "core/error.h"
 #include "plan/selection.h"
@@ -25,9 +26,8 @@ model::WeightId gate_of(const Node& node) {
 
 int64_t Selection::most_tokens(int32_t key) const {
   const OpUse& op = use(key);
-  if (op.count_in(ListId::general) > 0 || op.count_in(ListId::expanded) > 0 || op.count_in(ListId::streamed) > 0) {
-    return kAnyTokens;
-  }
+  constexpr std::array kAny = {ListId::general, ListId::expanded, ListId::streamed, ListId::streamed_expanded};
+  if (std::ranges::any_of(kAny, [&](ListId list) { return op.count_in(list) > 0; })) return kAnyTokens;
   if (op.count_in(ListId::batched) > 0) return kBatchedTokens;
   return op.count_in(ListId::fused) > 0 ? kFusedTokens : 1;
 }

@@ -381,7 +381,7 @@ void CpuExecutor::count_experts(const plan::Node& node) {
 // A launch, and its wait for the link of a virtual device.
 void CpuExecutor::launch_and_wait(const plan::Node& node) {
   const auto* moved = std::get_if<plan::TransferOperands>(&node.operands);
-  if (node.divided && !node.at_home && env_->list != plan::ListId::streamed) count_experts(node);
+  if (node.divided && !node.at_home && !plan::is_streamed(env_->list)) count_experts(node);
   if (moved == nullptr || plan_.devices.size() == 1) {
     launch_node(node, *env_);
     return;

@@ -207,7 +207,7 @@ void SegmentExecutor::run_pieces(const plan::NodeList& list, const NodeRange& ra
   auto tokens = static_cast<int64_t>(batch.tokens.size());
   const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
   const std::vector<Piece> pieces = pieces_of(list, range);
-  if (stream_ != nullptr) stream_->begin();
+  if (stream_ != nullptr) stream_->begin(list);
   const bool may_start_ahead = gpus_.size() == 1 && wanted == tokens;
   size_t fetched = 0;
   bool ahead = false;  // the next piece has already been started

@@ -25,9 +25,12 @@ class WeightStream {
   // Called before the node of a fetch is launched, with the number of tokens: starts all copies that it needs, and
   // makes launches wait for them.
   void fetch(size_t index, int64_t tokens);
-  // Called before the first node of a u-batch.
-  void begin() { taken_.assign(model_.layers.size(), kUnknown); }
-  // Whether a node of the streamed list is skipped, because the CPU computes no expert of its layer.
+  // Called before the first node of a u-batch, with its list.
+  void begin(const plan::NodeList& list) {
+    list_ = &list;
+    taken_.assign(model_.layers.size(), kUnknown);
+  }
+  // Whether a node of a streamed list is skipped, because the CPU computes no expert of its layer.
   bool leaves_out(const plan::Node& node) const {
     return node.for_cpu_share && taken_[static_cast<size_t>(node.layer)] == 0;
   }
@@ -36,7 +39,7 @@ class WeightStream {
   const StreamCounts& counts() const { return counts_; }
 
  private:
-  const std::vector<plan::Fetch>& fetches() const { return plan_.streamed.fetches; }
+  const std::vector<plan::Fetch>& fetches() const { return list_->fetches; }
   const plan::StreamedWeight& streamed(model::WeightId id) const {
     return plan_.weights[static_cast<size_t>(id)].stream;
   }
@@ -63,6 +66,7 @@ class WeightStream {
   void predict_layer(int32_t order, int64_t tokens);
 
   const plan::Plan& plan_;
+  const plan::NodeList* list_ = nullptr;  // of this u-batch
   const model::ModelDesc& model_;
   ExpertPlaces& places_;
   Backend& cpu_;

@@ -130,7 +130,9 @@ def test_exact_tokens_after_a_streamed_prompt(name: str) -> None:
     g = golden(name)
     for which, where in placements(name).items():
         s = opened_at(name, {**where, "session": {"offload_min_tokens": 4, "ubatch": 64}})
-        parts = np.split(g["tokens_long"], [60, 61, 62, 63, 130, 131])
+        tokens = g["tokens_long"]
+        parts = np.split(tokens, [40, 41, 42, 43, tokens.size - 10, tokens.size - 9])
+        assert min(part.size for part in parts) > 0
         found = [decode(s, part) for part in parts]
         assert nmse(np.concatenate(found), g["logits_long"]) < 1e-7, which
 

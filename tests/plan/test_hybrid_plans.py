@@ -65,7 +65,7 @@ def check(session: _core.Session) -> None:
         name, device, family = node["name"], node["device"], node["key"].split()[0]
         read = [o for o in node["operands"].values() if isinstance(o, str) and o in tensors]
         # Prompts read copies of the CPU's weights on the GPU.
-        copied = {"cpu"} if node["list"] == "streamed" and device == "cuda:0" else set()
+        copied = {"cpu"} if node["list"].startswith("streamed") and device == "cuda:0" else set()
         assert {tensors[weight]["device"] for weight in read} <= {device} | copied, name
         if family == "transfer":
             x, y = operands(node)

@@ -264,3 +264,69 @@ def test_more_warps_than_shared_memory_holds_are_refused() -> None:
     assert not ok
     assert "shared memory" in why
     assert "65536" in why
+
+
+def hybrid(name: str, mode: str = "auto", **load: Any) -> _core.Session:
+    """A model whose weights lie partly on the CPU, beside a GPU; prompts from 4 tokens on stream them."""
+    return _core.Session(
+        TINY / f"{name}-tiny.gguf",
+        load=load,
+        context={"ctx": 256, "kv_type_k": "f16"},
+        session={"cuda_graphs": False, "mla_mode": mode, "offload_min_tokens": 4},
+        plan_only=True,
+        device=HOPPER,
+        placement={"beside_gpu": [dict(_core.cpu_info())]},
+    )
+
+
+@pytest.mark.parametrize("name", LATENT)
+def test_prompts_that_stream_weights_expand_latent_attention(name: str) -> None:
+    session = hybrid(name, cpu_moe=True)
+    assert lists(session, 31) == {"streamed"}
+    assert lists(session, 32) == lists(session, 512) == {"streamed_expanded"}
+    families = {op["family"]: op for op in session.ops(512)}
+    assert families["mla_expand"]["count"] == families["attention"]["count"] == session.model["n_layers"]
+    assert "mla_expand" not in {op["family"] for op in session.ops(31)}
+    session.set({"mla_mode": "absorbed"})
+    assert lists(session, 512) == {"streamed"}
+    session.set({"mla_mode": "expanded"})
+    assert lists(session, 31) == {"streamed_expanded"}
+    assert lists(session, 3) == {"expanded"}
+
+
+@pytest.mark.parametrize("name", LATENT)
+def test_both_streamed_lists_copy_the_same_weights(name: str) -> None:
+    """Each list names the same copies of a layer, in the same order."""
+    nodes = hybrid(name, cpu_moe=True).nodes()
+    on_cpu = {t["name"] for t in hybrid(name, cpu_moe=True).plan["tensors"] if t["device"] == "cpu"}
+
+    def copied(which: str) -> list[tuple[int, str]]:
+        mine = [node for node in nodes if node["list"] == which and node["device"] == "cuda:0"]
+        read = [(node["layer"], o) for node in mine for o in node["operands"].values()]
+        return [(layer, o) for layer, o in read if isinstance(o, str) and o in on_cpu]
+
+    assert copied("streamed") == copied("streamed_expanded") != []
+
+
+def test_layers_whose_attention_is_on_the_cpu_are_not_expanded() -> None:
+    session = hybrid("deepseek2-lite", n_gpu_layers=1 + 2)
+    layers = session.model["n_layers"]
+    assert layers > 2
+    assert lists(session, 64) == {"streamed_expanded"}
+    expanded = {
+        node["layer"]
+        for node in session.nodes()
+        if node["list"] == "streamed_expanded" and node["key"].startswith("mla_expand")
+    }
+    assert expanded == {layers - 2, layers - 1}
+    session = hybrid("deepseek2-lite", n_gpu_layers=0)
+    assert lists(session, 64) == {"streamed"}
+
+
+def test_the_arena_holds_the_keys_that_streamed_prompts_expand() -> None:
+    arenas = {}
+    for mode in ("auto", "absorbed"):
+        session = hybrid("deepseek2-lite", mode, cpu_moe=True)
+        session.set({"ubatch": 32})
+        arenas[mode] = session.plan["devices"][0]["arena_bytes"]
+    assert arenas["auto"] > arenas["absorbed"]

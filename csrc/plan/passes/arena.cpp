@@ -17,7 +17,7 @@ size_t aligned(size_t bytes) { return checked_align(bytes, kAlignment, "the aren
 
 bool in_arena(const Plan& plan, ValueId id) {
   const Value& value = plan.values[static_cast<size_t>(id)];
-  const bool used = value.list != ListId::expanded || plan.expands();
+  const bool used = !is_expanded(value.list) || plan.expands();
   return used && value.first_use >= 0 && id != plan.logits;
 }
 

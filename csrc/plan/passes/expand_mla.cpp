@@ -10,7 +10,8 @@ namespace {
 
 // Replaces the absorbing product, the copy of the rotary part, attention over the latents and the product with v_b by
 // the expansion and attention over its keys and values.
-void expand_layer(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
+void expand_layer(Plan& plan, const model::ModelDesc& model, NodeList& list, int32_t layer) {
+  Nodes& nodes = list.nodes;
   const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
   const Span span = layer_span(nodes, layer);
   const auto product = [&](model::WeightId w) {
@@ -30,7 +31,7 @@ void expand_layer(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32
   const DType type = ops::expanded_type(plan.kv_type_k);
   const auto made = [&](const char* name, int64_t width) {
     const size_t bytes = row_bytes(type, plan.context.ctx * a.heads * width);
-    return Operand{.value = add_value(plan, p + name, 0, bytes, ListId::expanded)};
+    return Operand{.value = add_value(plan, p + name, 0, bytes, list.id)};
   };
   const Operand keys = made("keys", key_head), values = made("values", a.v_head);
   Node expand = make_node(p + "mla_expand", layer,
@@ -60,8 +61,9 @@ void expand_layer(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32
 
 }  // namespace
 
-NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general) {
-  NodeList list = list_from(model, general, ListId::expanded);
+NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& from, ListId id) {
+  NodeList list = list_from(model, from, id);
+  bool expands = false;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::AttentionSpec& a = model.layers[i].attention;
     if (a.kind != model::AttentionKind::mla || !model.layers[i].has_attention()) continue;
@@ -70,9 +72,10 @@ NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& g
     // A layer on several devices stays as it is, because values of the expanded form cannot move between its launches.
     const bool together = stand_together(plan, {a.q_a != model::kNone ? a.q_b : a.q, a.kv_a, a.k_b, a.v_b});
     if (!together || plan.device(plan.kv[i].device).kind != DeviceKind::cuda) continue;
-    expand_layer(plan, model, list.nodes, static_cast<int32_t>(i));
+    expand_layer(plan, model, list, static_cast<int32_t>(i));
+    expands = true;
   }
-  return list;
+  return expands ? list : NodeList{.id = id};
 }
 
 }  // namespace dyno::plan

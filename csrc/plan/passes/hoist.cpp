@@ -60,7 +60,7 @@ size_t place_of(const Plan& plan, const Nodes& nodes, size_t i, bool streamed) {
 void hoist(Plan& plan, NodeList& list) {
   Nodes& nodes = list.nodes;
   for (size_t i = 1; i < nodes.size(); ++i) {
-    const size_t to = place_of(plan, nodes, i, list.id == ListId::streamed);
+    const size_t to = place_of(plan, nodes, i, is_streamed(list.id));
     if (to == i) continue;
     if (i + 1 < nodes.size()) nodes[i + 1].beside = false;
     nodes[to].beside = false;

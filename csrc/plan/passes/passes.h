@@ -4,7 +4,7 @@
 //   fuse           a list of fewer, larger launches for few tokens, from the general one
 //   join_shared    a list for one token, from the fused one: gate and up of shared experts in the launch of the experts
 //   batch          a list for some dozens of tokens, from the general one
-//   expand_mla     a list with latent attention over keys and values of all heads, from the general one
+//   expand_mla     a list with latent attention over keys and values of all heads, from another list
 //   place_nodes    the device of each node: the device of its weights
 //   transfer       a launch for each value that moves from one device to another
 //   hoist          moves nodes that do not depend on another device before its turn
@@ -39,7 +39,8 @@ NodeList list_from(const model::ModelDesc& model, const NodeList& general, ListI
 NodeList fuse(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 NodeList join_shared(Plan& plan, const model::ModelDesc& model, const NodeList& fused);
 NodeList batch(Plan& plan, const model::ModelDesc& model, const NodeList& general);
-NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general);
+// The list `from` with expanded latent attention, as the list `id`. Empty if no layer can be expanded.
+NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& from, ListId id);
 void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list);
 // Called when the nodes of all lists have a device: throws PlanError if two lists need a vector on two devices.
 void check_places(const Plan& plan, const model::ModelDesc& model);
@@ -49,7 +50,8 @@ void finish_list(Plan& plan, NodeList& list);
 void segment(Plan& plan, NodeList& list);
 // Part of finish_list(): sets Node::gives and gets.
 void pair_tiles(Plan& plan, NodeList& list);
-void stream(Plan& plan, NodeList& list);
+// Finds the fetches of the streamed lists, and the memory of the copies, which both lists share.
+void stream(Plan& plan);
 
 // Called before place_nodes: values of the list from which this one was made become separate values. All lists write
 // the same logits.

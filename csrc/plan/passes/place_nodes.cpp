@@ -80,7 +80,7 @@ class Placer {
       return plan_.kv[static_cast<size_t>(of_another ? attention->cache_layer : node.layer)].device;
     }
     // The general list, which comes first, decides where a state is.
-    if (const int32_t state = state_of(node); state >= 0 && list_ == ListId::streamed) {
+    if (const int32_t state = state_of(node); state >= 0 && is_streamed(list_)) {
       return plan_.states[static_cast<size_t>(state)].device;
     }
     // A sum from another device moves to the residual stream.
@@ -132,9 +132,9 @@ class Placer {
   // Vectors follow their op. Lists share their nodes, so each op must be on the same device in all of them.
   void check(const Node& node, WeightId id) {
     WeightPlacement& weight = plan_.weights[static_cast<size_t>(id)];
-    if (is_vector(id) && list_ == ListId::streamed && weight.device != node.device && node.device == kMainDevice) {
+    if (is_vector(id) && is_streamed(list_) && weight.device != node.device && node.device == kMainDevice) {
       weight.stream = {.wanted = true, .layout = weight.layout, .bytes = weight.bytes};  // copied with its matrix
-    } else if (is_vector(id) && list_ != ListId::streamed) {
+    } else if (is_vector(id) && !is_streamed(list_)) {
       weight.device = node.device;
     }
     DYNO_CHECK(PlanError, plan_.device_in(Plan::weights_list(node, list_), id) == node.device, "[placement] ",
@@ -161,7 +161,8 @@ void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list) {
 }
 
 void check_places(const Plan& plan, const model::ModelDesc& model) {
-  for (const NodeList* list : {&plan.general, &plan.fused, &plan.single, &plan.expanded, &plan.streamed}) {
+  for (const NodeList* list :
+       {&plan.general, &plan.fused, &plan.single, &plan.expanded, &plan.streamed, &plan.streamed_expanded}) {
     for (const Node& node : list->nodes) {
       for_each_weight(node, [&](WeightId id) {
         DYNO_CHECK(PlanError, plan.device_in(Plan::weights_list(node, list->id), id) == node.device, "[placement] ",

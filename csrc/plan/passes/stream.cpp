@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/checked.h"
+#include "core/error.h"
 #include "plan/passes/passes.h"
 
 namespace dyno::plan {
@@ -38,9 +39,8 @@ Fetch fetch_of(const Plan& plan, const Node& node) {
   return fetch;
 }
 
-}  // namespace
-
-void stream(Plan& plan, NodeList& list) {
+// Finds the fetches of a list, and places the copies. Layers take turns in the two halves of the memory for copies.
+void stream_list(Plan& plan, NodeList& list) {
   list.fetches.clear();
   PlannedDevice& main = plan.devices.front();
   main.stream_bytes = 0;
@@ -71,6 +71,24 @@ void stream(Plan& plan, NodeList& list) {
   }
   main.stream_bytes = checked_add(checked_mul(half, orders.size() > 1 ? 2 : 1, "streamed weights"),
                                   checked_mul(kStages, plan.stage_bytes(), "streamed weights"), "streamed weights");
+}
+
+std::vector<size_t> offsets_of(const Plan& plan) {
+  std::vector<size_t> offsets;
+  for (const WeightPlacement& weight : plan.weights) offsets.push_back(weight.stream.offset);
+  return offsets;
+}
+
+}  // namespace
+
+void stream(Plan& plan) {
+  stream_list(plan, plan.streamed);
+  if (plan.streamed_expanded.nodes.empty()) return;
+  // A copy that one list has made serves the other, so both must have it at the same place.
+  const std::vector<size_t> offsets = offsets_of(plan);
+  stream_list(plan, plan.streamed_expanded);
+  DYNO_CHECK(PlanError, offsets_of(plan) == offsets,
+             "[plan] the two lists for prompts copy weights to different places");
 }
 
 }  // namespace dyno::plan

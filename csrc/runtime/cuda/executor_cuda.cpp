@@ -463,7 +463,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   const bool routing = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
   Captured* work = nullptr;
   // A launch over expanded latents depends on the depth of the context.
-  const bool fixed = list_for(batch).id != plan::ListId::expanded;
+  const bool fixed = !plan::is_expanded(list_for(batch).id);
   // A copy of rows to the caller's memory cannot be part of a graph: it follows the graph, or nothing is captured.
   const bool captures = graphs_wanted_ && repeats && fixed && !routing && batch.hidden == nullptr && !drops_rows(batch);
   if (captures && batch.op_times == nullptr) {

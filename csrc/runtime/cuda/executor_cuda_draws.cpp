@@ -97,7 +97,7 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   // Several kernels read runs, and cache rows of earlier tokens, before they wait for the previous launch. This is
   // correct if all work of the last token is complete when the first kernel of this token starts. Graph launches
   // guarantee it: early starts occur only between nodes of one graph, and a stream runs its graphs one after the other.
-  const bool fixed = list_for(batch).id != plan::ListId::expanded;  // as in run()
+  const bool fixed = !plan::is_expanded(list_for(batch).id);  // as in run()
   if (graphs_wanted_ && fixed && !computed && ready(d.step, [&] { launch_step(/*capturing=*/true); })) {
     DYNO_CUDA_CHECK(cudaGraphLaunch(d.step.graph.get(), stream_.get()));
     return;

@@ -78,7 +78,7 @@ CudaExecutor::CapturedPiece* CudaExecutor::piece_of(const plan::NodeList& list, 
   if (!graphs_wanted_ || !repeats || routing || batch.op_times != nullptr || nodes.size() < 2) return nullptr;
   // A copy to or from pageable memory would make the capture fail.
   const bool host = std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) { return crosses_host(node); });
-  if (list.id == plan::ListId::expanded || (host && !values_->host_locked())) return nullptr;
+  if (plan::is_expanded(list.id) || (host && !values_->host_locked())) return nullptr;
   CapturedPiece& piece = pieces_[{list.id,
                                   begin,
                                   end,
