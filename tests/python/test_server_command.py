@@ -202,3 +202,12 @@ def test_the_placement_of_a_server_is_for_all_its_sequences(tiny_dir: Path) -> N
     with ServedEngine(tiny_dir / "qwen3moe-tiny.gguf", "cpu:1", **given) as engine:
         assert engine.settings["sequences"] == 4
         assert engine.plan["placement"]["note"].startswith("auto: ")
+
+
+def test_a_draft_model_opens_beside_a_virtual_device_and_without_a_profile(model: Path) -> None:
+    given: dict[str, Any] = {"ctx": 64, "threads": 1, "virtual_devices": 1, "spec": "draft"}
+    for arguments in (given, {**given, "profile": None}):
+        recipe = Recipe(str(model), Options(model="tiny"), "cpu:1", arguments, draft=str(model))
+        with opened(recipe) as (_, app):
+            draft = app.state.scheduler._drafting._speculation.draft
+            assert (draft.device, draft.match.switched_off) == ("cpu", "profile" in arguments)

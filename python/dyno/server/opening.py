@@ -70,7 +70,7 @@ def opened(recipe: Recipe) -> Iterator[tuple[Engine, Starlette]]:
         engine = stack.enter_context(ServedEngine(recipe.model, recipe.device, **recipe.arguments))
         draft = None
         if recipe.draft is not None and engine.settings["spec"] == "draft":
-            draft = stack.enter_context(_open_draft(recipe.draft, engine))
+            draft = stack.enter_context(_open_draft(recipe.draft, engine, recipe.arguments))
         options = dataclasses.replace(recipe.options, speculation=speculation_of(engine.settings, draft))
         if recipe.chat_template is not None:
             template = engine.chat_template(recipe.chat_template)
@@ -93,15 +93,23 @@ def _check_vocabulary(path: str) -> None:
         )
 
 
-def _open_draft(path: str, engine: Engine) -> Engine:
-    """Open the draft model of an engine, on the same device and with as many sequences."""
+def _open_draft(path: str, engine: Engine, arguments: Mapping[str, Any]) -> Engine:
+    """Open the draft model of an engine, on the same device and with as many sequences. Instead of a virtual
+    device, it is on the CPU.
+
+    Args:
+        path: File of the draft model.
+        engine: The engine.
+        arguments: Its arguments. If they switch profiles off, the draft model gets none either.
+    """
     from dyno import _core
 
     shorter = int(_core.describe_model(path)["n_ctx_train"])
     threads = {name: engine.settings[name] for name in ("threads", "threads_batch")}
     return Engine(
         path,
-        engine.device,
+        "cpu" if engine.device.startswith("cpu:") else engine.device,
+        "auto" if arguments.get("profile", "auto") is not None else None,
         sequences=engine.settings["sequences"],
         ctx=min(int(engine.settings["ctx"]), shorter),
         **threads,
