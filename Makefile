@@ -12,7 +12,8 @@ demo: $(VENV)/.installed
 	$(BIN)/tune --model $(MODEL) --device cpu --budget 2m --force --out $(PROFILE)
 	printf 'class Shape:\n    def __init__(self, name):\n' | \
 	  $(BIN)/dyno run --model $(MODEL) --profile $(PROFILE) --prompt - --max-tokens 44
-	@echo "Next: . $(BIN)/activate, then dyno chat MODEL.gguf, or tune MODEL.gguf; docs/user/getting-started.md goes on."
+	@echo "Next: . $(BIN)/activate && pip install 'gguf-dyno[chat,serve]', then dyno chat MODEL.gguf or tune MODEL.gguf."
+	@echo "docs/user/getting-started.md goes on."
 
 # Most tests run beside each other; the second command runs those that measure this machine or load it. It names their files,
 # since to collect all tests takes half a minute of one core.
