@@ -173,6 +173,16 @@ def test_sanitizers(configure: Configure, sanitizers: str) -> None:
         assert not any(word.startswith("-fno-sanitize=") for word in command)
 
 
+def test_only_bindings_are_not_optimised_for_sanitizers(configure: Configure) -> None:
+    pytest.importorskip("nanobind", reason="configuring the module needs nanobind (in the test extra)")
+    module = {"DYNO_BUILD_PYTHON": "ON", "Python_EXECUTABLE": sys.executable}
+    for sanitizer, wanted in (("undefined", True), ("off", False)):
+        built = configure(**module, DYNO_SANITIZE=sanitizer)
+        for part, optimised in (("_core.dir/bind_session", not wanted), ("dyno_host.dir/plan/cost", True)):
+            (command,) = built.of(part)
+            assert ([word for word in command if word.startswith("-O")][-1] != "-O0") == optimised
+
+
 @pytest.mark.parametrize("value", ["memory", "adress", "address,undefined", ""])
 def test_an_unknown_sanitizer_is_refused(configure: Configure, value: str) -> None:
     built = configure(DYNO_SANITIZE=value)
