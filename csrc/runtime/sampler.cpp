@@ -12,6 +12,7 @@ namespace dyno::runtime {
 namespace {
 
 constexpr float kExcluded = -std::numeric_limits<float>::infinity();
+constexpr float kMost = std::numeric_limits<float>::max();
 
 struct Candidate {
   float logit;
@@ -25,6 +26,10 @@ void check_number(const char* name, float value, float least, float most) {
   DYNO_CHECK(PlanError, value >= least && value <= most, "[sample] ", name, " is ", value, "; expected ", least, " to ",
              most);
 }
+
+// A logit after a finite change. If that overflows, the token is neither excluded nor infinitely probable, because two
+// such tokens would have no distribution. An excluded token stays excluded.
+float bounded(float before, float after) { return before > kExcluded ? std::clamp(after, -kMost, kMost) : before; }
 
 double weigh(std::vector<Candidate>& kept) {
   double total = 0;
@@ -84,7 +89,6 @@ void exclude_top(std::vector<Candidate>& kept, double threshold) {
 }  // namespace
 
 Sampler::Sampler(SamplerSettings settings, int64_t n_vocab) : settings_(std::move(settings)), n_vocab_(n_vocab) {
-  constexpr float kMost = std::numeric_limits<float>::max();
   DYNO_CHECK(PlanError, n_vocab > 0, "[sample] a vocabulary of ", n_vocab, " tokens; expected 1 or more");
   ops::check_settings(settings_.base);
   check_number("typical_p", settings_.typical_p, 0, 1);
@@ -134,15 +138,16 @@ void Sampler::penalize() {
     recent.erase(std::unique(recent.begin(), recent.end()), recent.end());
     for (const int32_t token : recent) {
       float& logit = logits_[static_cast<size_t>(token)];
-      logit = logit > 0 ? logit / settings_.repeat_penalty : logit * settings_.repeat_penalty;
+      logit = bounded(logit, logit > 0 ? logit / settings_.repeat_penalty : logit * settings_.repeat_penalty);
     }
   }
   if (settings_.presence_penalty != 0.0f || settings_.frequency_penalty != 0.0f) {
     std::unordered_map<int32_t, int64_t> counts;
     for (size_t i = prompt_; i < tokens_.size(); ++i) ++counts[tokens_[i]];
     for (const auto& [token, count] : counts) {
-      logits_[static_cast<size_t>(token)] -=
-          settings_.presence_penalty + settings_.frequency_penalty * static_cast<float>(count);
+      float& logit = logits_[static_cast<size_t>(token)];
+      const float penalty = settings_.presence_penalty + settings_.frequency_penalty * static_cast<float>(count);
+      logit = bounded(logit, logit - penalty);
     }
   }
 }
@@ -174,8 +179,8 @@ void Sampler::dry() {
     if (length == 0 || over < 0) continue;
     const double penalty = static_cast<double>(settings_.dry_multiplier) *
                            std::pow(static_cast<double>(settings_.dry_base), static_cast<double>(over));
-    logits_[static_cast<size_t>(token)] -=
-        static_cast<float>(std::min(penalty, static_cast<double>(std::numeric_limits<float>::max())));
+    float& logit = logits_[static_cast<size_t>(token)];
+    logit = bounded(logit, logit - static_cast<float>(std::min(penalty, static_cast<double>(kMost))));
   }
 }
 
@@ -221,7 +226,10 @@ int32_t Sampler::draw(std::span<const float> logits, float uniform, float xtc_un
   DYNO_CHECK(PlanError, xtc_uniform >= 0.0f && xtc_uniform < 1.0f, "[sample] xtc_uniform ", xtc_uniform,
              " is not in [0, 1)");
   logits_.assign(logits.begin(), logits.end());
-  for (const auto& [token, value] : settings_.bias) logits_[static_cast<size_t>(token)] += value;
+  for (const auto& [token, value] : settings_.bias) {
+    float& logit = logits_[static_cast<size_t>(token)];
+    logit = value > kExcluded ? bounded(logit, logit + value) : kExcluded;
+  }
   penalize();
   dry();
   if (!mask.empty()) {

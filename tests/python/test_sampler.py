@@ -211,6 +211,32 @@ def test_masks() -> None:
         _core.Sampler({"logit_bias": [(i, -math.inf) for i in range(N)]}, N).draw(logits, 0.0)
 
 
+def test_penalties_that_overflow_exclude_no_token() -> None:
+    logits = rows(4)[0]
+    alone = np.array([1 << 5, 0], np.int32)
+    for penalties in (
+        {"presence_penalty": 3e38, "frequency_penalty": 3e38},
+        {"repeat_penalty": 3e38, "logit_bias": [(5, -1e30)]},
+    ):
+        sampler = _core.Sampler({"temperature": 0.0, **penalties}, N)
+        assert [sampler.draw(logits, 0.0, 0.0, alone) for _ in range(3)] == [5, 5, 5], penalties
+    for rewards in (
+        {"presence_penalty": -3e38, "frequency_penalty": -3e38},
+        {"repeat_penalty": 1e-30, "logit_bias": [(7, 3e38), (9, 3e38)]},
+    ):
+        for more in ({}, {"typical_p": 0.99}):
+            found = set()
+            for u in UNIFORMS:
+                sampler = _core.Sampler({**rewards, **more}, N)
+                for token in (7, 9):
+                    sampler.draw(logits, 0.0, 0.0, np.array([1 << token, 0], np.int32))
+                found.add(sampler.draw(logits, u, 0.0))
+            assert found == {7, 9}, (rewards, more)
+    # An excluded token stays excluded.
+    settings = {"logit_bias": [(int(logits.argmax()), -math.inf)], "presence_penalty": -3e38}
+    assert _core.Sampler({"temperature": 0.0, **settings}, N).draw(logits, 0.0) != logits.argmax()
+
+
 def test_logprobs_are_those_of_the_model() -> None:
     logits = rows(11)[0]
     x = logits.astype(np.float64)
