@@ -370,15 +370,17 @@ def _print_result(result: Result, request: Request, as_json: bool) -> None:
             said["why_none"] = result.why_none
         print(json.dumps(said))
         return
-    from ..output.next_step import next_step
+    from ..output.next_step import next_step, same_options
     from ..output.report import print_outcome
     from ..run.session import stderr_log
 
     print_outcome(result.outcome, request.options.workload, Console(highlight=False))
     foreign = declaration_of(request.engine).foreign
     print(f"profile: {result.path or result.why_none}")
-    if result.path is not None and (step := next_step(result.path, request.model, foreign=foreign)):
-        print(f"next:    {step}")
+    if result.path is not None:
+        options = [] if foreign else same_options(result.profile, request.device, request.placement)
+        if step := next_step(result.path, request.model, foreign=foreign, options=options):
+            print(f"next:    {step}")
     print(f"journal: {result.journal}")
     if foreign:
         print(f"stderr:  {stderr_log(request)}")
