@@ -110,7 +110,7 @@ def speculation(kind: str, dice: random.Random, twin: Engine) -> Speculation:
 
 
 def check(scheduler: Scheduler, engine: Engine, cache_tokens: int) -> None:
-    """What the scheduler believes is what the session holds."""
+    """The session holds the tokens that the scheduler believes in."""
     session = engine._open()
     for request in scheduler._running:
         assert session.position(request.owner.slot) == len(request.held)
