@@ -164,6 +164,10 @@ def test_sanitizers(configure: Configure, sanitizers: str) -> None:
     for command in built.commands.values():
         assert f"-fsanitize={sanitizers.replace('+', ',')}" in command
         assert "-fno-sanitize-recover=all" in command
+    called = "asan-instrumentation-with-call-threshold=0"
+    for name, command in built.commands.items():
+        kernel = "dyno_kernels" in name and "address" in sanitizers
+        assert any(called in word for word in command) == kernel
     # Only kernels are spared what their compiler cannot finish. The last option about a check holds.
     if "undefined" in sanitizers:
         for command in built.of("dyno_kernels_portable.dir"):
