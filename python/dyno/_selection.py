@@ -212,7 +212,7 @@ def _settle(selection: Selection, new_session: Callable[[bool], _core.Session]) 
         try:
             session = new_session(True)
         except PlanError as error:
-            if not selection.unchecked:
+            if not selection.unchecked or _plan_without(selection, new_session) is None:
                 selection.explain(error)
                 raise
             _reject_unchecked(selection, str(error))
@@ -249,13 +249,21 @@ def _is_moved(plan: Mapping[str, Any]) -> bool:
 
 def _moves_without(selection: Selection, new_session: Callable[[bool], _core.Session]) -> bool:
     """Whether the model does not fit its main device either if no unchecked entry applies."""
+    plan = _plan_without(selection, new_session)
+    return plan is None or _is_moved(plan)
+
+
+def _plan_without(
+    selection: Selection, new_session: Callable[[bool], _core.Session]
+) -> Mapping[str, Any] | None:
+    """The plan if no unchecked entry applies; None if there is no such plan."""
     settings = selection.settings
     unchecked = set(selection.unchecked)
     selection.settings = {n: v for n, v in settings.items() if profiles.setting_path(n) not in unchecked}
     try:
-        return _is_moved(new_session(True).plan)
+        return new_session(True).plan
     except (PlanError, OutOfMemoryError):
-        return True
+        return None
     finally:
         selection.settings = settings
 

@@ -192,3 +192,27 @@ def test_a_u_batch_stays_where_weights_lie_on_the_cpu_anyway(tmp_path: Path) -> 
     with dyno.Engine(MODEL, profile=path, require_profile=True, **given) as engine:
         assert engine.settings["ubatch"] == 1024
         assert engine.plan["placement"]["note"]
+
+
+@pytest.mark.parametrize(
+    ("values", "ctx", "kind", "words"),
+    [
+        ({}, 1 << 15, PlanError, "^.plan. ctx is 32768"),
+        (
+            {"placement": ["exps=cuda:1"]},
+            64,
+            ProfileError,
+            "placement of the profile does not fit this machine",
+        ),
+    ],
+)
+def test_a_u_batch_is_not_blamed_for_other_errors(
+    tmp_path: Path, values: dict[str, Any], ctx: int, kind: type[Exception], words: str
+) -> None:
+    given: dict[str, Any] = {"device": "cpu:1", "threads": 1, "plan_only": True}
+    given["virtual_devices"] = {"cpu:1": {"memory_mib": 16}}
+    with dyno.Engine(MODEL, profile=None, ctx=64, **given) as engine:
+        path = profile_of(tmp_path, engine.device_info, ubatch=32, **values)
+    with pytest.raises(kind, match=words) as caught:
+        dyno.Engine(MODEL, profile=path, require_profile=True, ctx=ctx, **given)
+    assert caught.type is kind
