@@ -538,6 +538,15 @@ TABLE: Final[tuple[Setting, ...]] = (
         engines=GGML_ENGINES,
     ),
     Setting(
+        "kv_unified",
+        "context",
+        "bool",
+        "Keep the caches of all sequences in one buffer (`-kvu`), instead of one buffer for each sequence.",
+        default=True,
+        fidelity="rounding",
+        engines=frozenset({"llama.cpp"}),
+    ),
+    Setting(
         "fused_moe",
         "load",
         "bool",

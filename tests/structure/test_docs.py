@@ -43,6 +43,8 @@ FOREIGN = {
     "--swa-full",
     "--kernel-name-exclude",
     "--spec-type",
+    "--cache-ram",
+    "--cache-reuse",
     "--kl-divergence-base",
 }
 

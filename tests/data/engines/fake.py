@@ -71,28 +71,59 @@ if name == "llama-server":
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     slots = threading.Semaphore(int(value("-np", "4")))
+    room = int(value("-c", "0")) // (1 if "-kvu" in args else int(value("-np", "4")))
+    ik = engine.startswith("ik")
+    looks = iter(range(1 << 30))
 
     class Handler(BaseHTTPRequestHandler):
-        """Each token takes a millisecond, and as many requests are answered at a time as there are slots."""
+        """Each token takes a millisecond, and as many requests are answered at a time as there are slots.
+
+        Statuses, events and errors have the form of the real servers.
+        """
 
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/health" else 404)
-            self.end_headers()
+            if next(looks) == 0:  # the model is read after the port is open
+                error = {"message": "Loading model", "type": "unavailable_error", "code": 503}
+                self._whole(503, {"error": error})
+            else:
+                self._whole(200, {"status": "ok", **({"slots_idle": 2, "slots_processing": 0} if ik else {})})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if len(body["prompt"]) + body["max_tokens"] > int(value("-c", "0")) // int(value("-np", "4")):
-                self.send_response(400)
-                self.end_headers()
+            prompt, most = len(body["prompt"]), min(body["max_tokens"], spec.get("most", 1 << 30))
+            if prompt >= room and not ik:
+                said = f"request ({prompt} tokens) exceeds the available context size ({room} tokens)"
+                error = {"code": 400, "message": said, "type": "exceed_context_size_error"}
+                self._whole(400, {"error": {**error, "n_prompt_tokens": prompt, "n_ctx": room}})
                 return
+            # The server of ik_llama.cpp cuts a prompt that is too long.
+            read = min(prompt if prompt < room else room // 2, spec.get("reads", prompt))
             with slots:
                 self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
                 self.end_headers()
-                for _ in range(body["max_tokens"]):
+                for _ in range(most):
                     time.sleep(0.001)
-                    self._say({"choices": [{"text": "x", "finish_reason": None}]})
-            self._say({"choices": [], "usage": {"completion_tokens": body["max_tokens"]}})
+                    self._say({"choices": [self._choice("x", None)]})
+                if "dies" in spec:
+                    print(spec["dies"], file=sys.stderr, flush=True)
+                    os.abort()
+            usage = {"completion_tokens": most, "prompt_tokens": read, "total_tokens": most + read}
+            usage["prompt_tokens_details"] = {"cached_tokens": 0}
+            # The last event of these servers holds the usage, too, whether it was asked for or not.
+            self._say({"choices": [self._choice("", "stop" if ik else "length")], "usage": usage})
             self.wfile.write(b"data: [DONE]\n\n")
+
+        def _choice(self, text: str, end: str | None) -> dict:
+            return {"text": text, "index": 0, "logprobs": None, "finish_reason": end}
+
+        def _whole(self, status: int, data: object) -> None:
+            text = json.dumps(data).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json; charset=utf-8")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
 
         def _say(self, data: object) -> None:
             self.wfile.write(b"data: " + json.dumps(data).encode() + b"\n\n")

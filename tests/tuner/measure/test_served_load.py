@@ -144,6 +144,10 @@ def test_errors_over_http(server: tuple[str, type[_Handler]]) -> None:
     handler.status, handler.end = 200, ('{"error": {"message": "out of memory"}}',)
     with pytest.raises(LoadError, match="out of memory"):
         HttpClient(address)([1], 1)
+    handler.end = ('{"choices": [], "usage": {"completion_tokens": 1, "prompt_tokens": 2}}',)
+    with pytest.raises(LoadError, match="the server read 2 of 3 tokens of a prompt"):
+        HttpClient(address)([1, 2, 3], 1)
+    assert HttpClient(address)([1, 2], 1).tokens == 1
     handler.end = ()
     with pytest.raises(LoadError, match="no token"):
         HttpClient(address)([1], 0)

@@ -65,6 +65,43 @@ def test_export_keeps_the_users_command_line(tmp_path: Path) -> None:
     )
 
 
+SERVED = {"workload": {"name": "serve:concurrency=3,pp=20,tg=6", "tg": 6}, "baseline": {"tg6_served3": 9.0}}
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "words"),
+    [
+        ("llama.cpp-0c1e570", {"sequences": 8}, "-np 8 -kvu"),
+        ("llama.cpp-0c1e570", {"sequences": 8, "kv_unified": False}, "-np 8 -no-kvu"),
+        ("llama.cpp-0c1e570", {"batch": 512}, "-b 512"),
+        ("llama.cpp-4227c9b", {"sequences": 8}, "-np 8"),
+        ("ik_llama.cpp-4840", {"sequences": 8}, "-np 8"),
+    ],
+)
+def test_a_tune_of_a_load_is_exported_as_it_was_measured(
+    tmp_path: Path, version: str, settings: dict[str, Any], words: str
+) -> None:
+    folder, engine = fake(tmp_path / "b", version), version.rpartition("-")[0]
+    whole = _profile(engine, settings).model_dump(mode="json", exclude_none=True) | {"evidence": SERVED}
+    profile = profiles.Profile.model_validate(whole)
+    text = export(profile, "llama-server", binaries=str(folder), model="/m.gguf")
+    assert text.split("-m /m.gguf ")[1].startswith(f"{words} -ngl 0")
+    own = ["llama-server", "-np", "2", "-b", "1024", "-c", "9000"]
+    merged = export(profile, "llama-server", binaries=str(folder), model="/m.gguf", command=own).split()
+    assert (merged.count("-np"), merged.count("-b")) == (1, 1)
+    assert merged[merged.index("-np") + 1] == str(settings.get("sequences", 2))
+    assert merged[merged.index("-b") + 1] == str(settings.get("batch", 1024))
+    assert merged[merged.index("-c") + 1] == "9000"
+    assert "-kvu" not in merged  # with a number of slots, the user's server has no buffer for all of them
+
+
+def test_a_model_without_an_option_name_is_found() -> None:
+    for words in ("tune /a/m.gguf --bin /b --force", "tune --force --bin /b /a/m.gguf", "tune -m /a/m.gguf"):
+        assert tuned_with(_profile("llama.cpp", {"ubatch": 64}, words))[1] == "/a/m.gguf"
+    other = _profile("llama.cpp", {"ubatch": 64}, "tune --bin /b -- llama-server -md /c/d.gguf")
+    assert tuned_with(other)[1] is None
+
+
 GPU = {"kind": "cuda", "compute_capability": "9.0", "sm_count": 132, "memory_mib": 143771}
 
 

@@ -265,6 +265,101 @@ def test_llama_server_serves_the_load(tmp_path: Path, file: Path, version: str) 
         given = {flag: words[words.index(flag) + 1] for flag in ("-np", "-b", "-ub", "-c")}
         assert given == {"-np": sequences, "-b": "512", "-ub": "64", "-c": str(int(sequences) * 34)}
         assert words.count("-b") == 1
+        assert ("-kvu" in words) == (not version.startswith("ik"))  # as if the server chose its slots
+    target.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "sequences", "unified"),
+    [
+        ("llama.cpp-0c1e570", 4, True),
+        ("llama.cpp-4227c9b", 1, False),
+        ("ik_llama.cpp-4840", 1, None),
+        ("ik_llama.cpp-3848", 1, None),
+    ],
+)
+def test_a_tune_begins_with_the_defaults_of_this_server(
+    tmp_path: Path, file: Path, version: str, sequences: int, unified: bool | None
+) -> None:
+    folder = fake(tmp_path / "b", version)
+    target = GgmlTarget(version.rpartition("-")[0], str(file), str(folder), served=True)
+    engine = target.describe().engine
+    assert (engine["defaults"]["sequences"], engine["defaults"].get("kv_unified")) == (sequences, unified)
+    assert not {"sequences", "batch", "kv_unified"} & set(engine["refused"])
+    target.close()
+    alone = GgmlTarget(version.rpartition("-")[0], str(file), str(folder))
+    assert {"sequences", "batch"} <= set(alone.describe().engine["refused"])
+    assert ("kv_unified" in alone.describe().engine["refused"]) == version.startswith("llama")
+    alone.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "on", "words"),
+    [
+        ("llama.cpp-0c1e570", True, ["-kvu"]),
+        ("llama.cpp-0c1e570", False, ["-no-kvu"]),
+        ("llama.cpp-4227c9b", True, ["-kvu"]),
+        ("llama.cpp-4227c9b", False, []),
+    ],
+)
+def test_a_buffer_for_all_sequences(
+    tmp_path: Path, file: Path, version: str, on: bool, words: list[str]
+) -> None:
+    folder = fake(tmp_path / "b", version)
+    target = GgmlTarget("llama.cpp", str(file), str(folder), served=True)
+    target.apply(Configuration({"kv_unified": on, "sequences": 3}), NOW)
+    assert target.measure(WORK, "tg6_served3", 0).tokens == 36
+    (server,) = (call["args"] for call in calls(folder, "llama-server") if "--port" in call["args"])
+    assert [word for word in server if word.endswith("-kvu")] == words
+    assert target.quality(Configuration({"kv_unified": on}), NOW).status == "ok"
+    assert not [c for c in calls(folder, "llama-perplexity") if {"-kvu", "-no-kvu"} & set(c["args"])]
+    target.close()
+
+
+def test_the_command_line_of_a_server_is_measured(tmp_path: Path, file: Path) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
+    words = (
+        "llama-server -np 2 -b 1024 -no-kvu --spec-type ngram-simple --spec-ngram-simple-size-m 16 -c 9000 "
+        "--cache-reuse 64 -md draft.gguf --port 80"
+    )
+    target = GgmlTarget("llama.cpp", str(file), str(folder), command=words.split(), served=True)
+    own = target.describe().engine["incumbent"]
+    assert own == {"sequences": 2, "batch": 1024, "kv_unified": False, "spec": "ngram", "spec_max": 16}
+    knobs = {k.name: k for k in declared("llama.cpp").knobs(target.describe(), WORK, approx=True, held={})}
+    assert knobs["spec"].values == ("off", "ngram")  # the user's own value races, also without a text
+    target.apply(Configuration(own), NOW)
+    assert target.measure(WORK, "tg6_served3", 0).tokens == 36
+    (server,) = (call["args"] for call in calls(folder, "llama-server") if "--port" in call["args"])
+    text = " ".join(server)
+    for part in ("--cache-reuse 64", "-md draft.gguf", "-np 2", "-b 1024", "-no-kvu", "-c 68"):
+        assert f" {part} " in text + " ", part
+    assert all(server.count(flag) == 1 for flag in ("-np", "-b", "-c", "--port", "--spec-type"))
+    assert target.quality(Configuration(own), NOW).status == "ok"
+    assert not [c for c in calls(folder, "llama-perplexity") if {"-md", "--cache-reuse"} & set(c["args"])]
+    target.close()
+    with pytest.raises(TuneError, match="cannot be reproduced in llama-bench"):
+        GgmlTarget("llama.cpp", str(file), str(folder), command=words.split())
+
+
+@pytest.mark.parametrize(
+    ("version", "spec", "words"),
+    [
+        ("ik_llama.cpp-4840", {"reads": 12}, "read 12 of 20 tokens of a prompt"),
+        ("llama.cpp-0c1e570", {"most": 5}, "wrote 5 of 6 tokens of an answer"),
+        ("llama.cpp-0c1e570", {"dies": "x.c:7: GGML_ASSERT(n > 0) failed"}, "SIGABRT.*GGML_ASSERT"),
+    ],
+)
+def test_a_server_that_does_less_work_is_not_faster(
+    tmp_path: Path, file: Path, version: str, spec: dict[str, object], words: str
+) -> None:
+    folder = fake(tmp_path / "b", version, **spec)
+    log = tmp_path / "log"
+    target = GgmlTarget(version.rpartition("-")[0], str(file), str(folder), served=True, log=str(log))
+    target.apply(Configuration({}), NOW)
+    with pytest.raises(TargetFailure, match=words):
+        target.measure(WORK, "tg6_served3", 0)
+    assert "a log line on standard error" in log.read_text()
+    assert str(spec.get("dies", "")) in log.read_text()
     target.close()
 
 

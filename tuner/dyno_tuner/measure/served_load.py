@@ -192,18 +192,21 @@ class HttpClient:
             if response.status != 200:
                 text = response.read(2000).decode(errors="replace")
                 raise LoadError(f"the server answers with status {response.status}: {text}")
-            timing = self._read(begun, response)
+            timing = self._read(begun, response, len(prompt))
             return dataclasses.replace(timing, other_clock=(clock_begun, timing.other_clock[1]))
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise LoadError(f"the server's answer ends early: {error!r}") from error
         finally:
             connection.close()
 
-    def _read(self, begun: float, response: http.client.HTTPResponse) -> Timing:
+    def _read(self, begun: float, response: http.client.HTTPResponse, prompt: int) -> Timing:
         first = last = clock_last = 0.0
         events = 0
         usage: dict[str, Any] = {}
         for line in response:
+            if line.startswith(b"error: "):  # as llama-server wrote until 2025
+                said = line[7:].decode(errors="replace").strip()
+                raise LoadError(f"the server ends a stream with an error: {said:.2000}")
             if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                 continue
             now = time.perf_counter()
@@ -223,6 +226,12 @@ class HttpClient:
             silent = f"no event for {tokens} tokens, so nothing tells when the first one came"
             held = silent if tokens else "no token"
             raise LoadError(f"the server's stream holds {held}")
+        # Some servers cut a prompt that does not fit, and would seem faster by that.
+        read = int(usage.get("prompt_tokens") or prompt)
+        if read < prompt:
+            raise LoadError(
+                f"the server read {read} of {prompt} tokens of a prompt; its context may be too short"
+            )
         details = usage.get("prompt_tokens_details") or {}
         return Timing(
             begun, first, last, tokens,

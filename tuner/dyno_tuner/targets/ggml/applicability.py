@@ -193,6 +193,7 @@ _RULES: dict[str, Callable[[Here, str], str]] = {
     "split_mode": _split,
     "ctx": lambda h, _: "it stays as the command line has it",
     "sequences": lambda h, _: "it stays as the command line has it",
+    "kv_unified": lambda h, _: "it changes nothing with one sequence",
     "spec": lambda h, _: "llama-bench does not draft; --workload serve with a text searches it",
     "spec_max": lambda h, _: "llama-bench does not draft; --workload serve with a text searches it",
     "batch": lambda h, _: "it follows ubatch, because one sequence does not use more",

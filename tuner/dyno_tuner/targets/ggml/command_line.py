@@ -52,6 +52,9 @@ _OF_REQUESTS = (
     "-ctx-ckpt-t -ctx-ckpt-e --checkpoint-min-step --context-shift --no-context-shift "
     "--slot-prompt-similarity --slot-save-path --slots --no-slots --props --metrics -dt"
 )
+# Flags of requests that change the speed of a server, whose load decides the length of the context.
+_OF_LOADS = frozenset(_OF_REQUESTS.split()) - {"-c", "-np", "-kvu", "--slot-save-path", "-dt"}
+_DRAFTS = {"none": "off", "ngram-simple": "ngram"}
 # The server and its logs.
 _OF_THE_SERVER = (
     "--host --port --reuse-port --path --api-prefix --cors-origins --cors-methods --cors-headers "
@@ -99,12 +102,16 @@ class Command:
     cuda: dict[str, str] = field(default_factory=dict)  # pairs of `-cuda` without a setting in dyno
     model: str | None = None  # the model file on the command line
     kept: list[str] = field(default_factory=list)  # all other words, as the user wrote them
+    served: bool = False
+    server: list[str] = field(default_factory=list)  # words for each run of llama-server
     batch: int = 2048
     host_weights: bool = False  # because of placement rules for tensors
     gpu_layers: int | None = None
 
 
-def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, help_of: str = "") -> Command:
+def parse_command(
+    tokens: Sequence[str], help_: Help, bench: Help, engine: str, help_of: str = "", *, served: bool = False
+) -> Command:
     """Parse a user's command line into settings and words that stay as they are.
 
     Args:
@@ -112,12 +119,13 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, 
         help_: help of the tool that the command line starts.
         bench: help of llama-bench.
         help_of: name of the tool of `help_`, for messages.
+        served: whether llama-server is measured, and not llama-bench.
 
     Raises:
         TuneError: this binary does not have a flag, or llama-bench cannot reproduce it. Without the flag, the
             measurement would differ from what the user runs.
     """
-    out = Command()
+    out = Command(served=served)
     rest = list(tokens)
     while rest and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", rest[0]):
         name, _, value = rest.pop(0).partition("=")
@@ -144,6 +152,8 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, 
                     f"the command line's {token!r} needs a value{wanted} in this version{follows}"
                 )
         _take(out, token, frozenset(flag.names), values, bench)
+    if "sequences" in out.incumbent and help_.has("-kvu"):
+        out.incumbent.setdefault("kv_unified", False)  # the default with a number of slots
     _variables(out, engine, bench)  # last, since the engine prefers a variable over a flag
     return out
 
@@ -183,6 +193,8 @@ def _take(out: Command, token: str, names: frozenset[str], values: list[str], be
     if knob == "mla_mode" and values == ["2"]:
         knob = None  # no setting for it, so it stays
     cache = next((_CACHE[n] for n in names if n in _CACHE), None)
+    if out.served and _take_served(out, token, own, names, values):
+        return
     if knob is not None:
         out.incumbent[knob] = _knob_value(knob, token, own, names, values)
     elif cache is not None:
@@ -200,6 +212,23 @@ def _take(out: Command, token: str, names: frozenset[str], values: list[str], be
         _keep(out, token, names, values, bench)
 
 
+def _take_served(out: Command, token: str, own: str, names: frozenset[str], values: list[str]) -> bool:
+    """Take a flag that sets a setting of a server. Returns whether it does."""
+    if names & {"-np", "-b"}:
+        number = _integer(values[0], token)
+        if number > 0:  # otherwise the server chooses, as without the flag
+            out.incumbent["sequences" if "-np" in names else "batch"] = number
+    elif "-kvu" in names:
+        out.incumbent["kv_unified"] = own not in ("-no-kvu", "--no-kv-unified")
+    elif "--spec-type" in names and values[0] in _DRAFTS:
+        out.incumbent["spec"] = _DRAFTS[values[0]]
+    elif "--spec-ngram-simple-size-m" in names:
+        out.incumbent["spec_max"] = _integer(values[0], token)
+    else:
+        return False
+    return True
+
+
 def _keep(out: Command, token: str, names: frozenset[str], values: list[str], bench: Help) -> None:
     """Keep words as they are, and pass those to llama-bench that it takes."""
     given = [token] if "=" in token else [token, *values]
@@ -211,8 +240,16 @@ def _keep(out: Command, token: str, names: frozenset[str], values: list[str], be
             raise TuneError("the command line's --fit lets the engine choose; give -ngl or -ot instead")
     elif names & _MODELS:
         raise TuneError(f"the command line's {token} names a model; give the file that it stands for as -m")
+    elif out.served and names & _OF_LOADS:
+        out.server += given
     elif not names & (_SERVING | _FITTED):
-        out.bench += _for_bench(token, names, values, bench)
+        try:
+            out.bench += _for_bench(token, names, values, bench)
+        except TuneError:
+            if not out.served:
+                raise
+            out.server += given  # llama-bench does not run, and llama-perplexity may lack the flag
+            return
         out.carried |= names
         out.common += given
         out.host_weights |= "-ot" in names

@@ -26,6 +26,7 @@ from .applicability import named_policy
 from .command_line import Command, parse_command, same_model
 from .help import Flag, Help
 from .installation import Installation
+from .server import own_defaults
 from .spelling import NoSpelling, Spelled, rules_text, spell
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def tuned_with(profile: profiles.Profile) -> tuple[str | None, str | None, list[
     profile."""
     words, own = recorded(profile)
     folders, models = values_of(words, "--bin"), values_of(words, "--model", "-m")
+    # A model without an option name; no value of another option is a file of this kind.
+    models = models or [word for word in words if word.endswith(".gguf") and not word.startswith("-")]
     return folders[-1] if folders else None, models[-1] if models else None, own
 
 
@@ -156,7 +159,8 @@ def export(
     if server is None:
         raise TuneError(f"{install.folder} has no llama-server; give --bin a folder that has one")
     help_ = install.help_of("llama-server") or Help()
-    own = parse_command(command, help_, install.bench_help, engine) if command else Command()
+    served = bool(profile.evidence and (profile.evidence.workload.name or "").startswith("serve:"))
+    own = parse_command(command, help_, install.bench_help, engine, served=served) if command else Command()
     chosen: dict[str, Value] = {}
     for name, entry in profile.settings.items():
         if isinstance(entry, profiles.SettingEntry):
@@ -168,6 +172,9 @@ def export(
     kept_values = _own_values(profile, own, fixed, tell)
     try:
         settings = {**own.base, **kept_values, **fixed, **chosen}
+        if served and "sequences" in settings and "kv_unified" in (usual := own_defaults(help_, own.batch)):
+            # With a number of slots on the command line, the server has another default.
+            settings.setdefault("kv_unified", usual["kv_unified"])
         spelled = spell(settings, engine, help_, bench=False, batch=own.batch, op_ids=ids, cuda=own.cuda)
     except NoSpelling as error:
         raise TuneError(f"{server}: {error}") from error

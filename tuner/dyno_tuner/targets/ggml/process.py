@@ -197,13 +197,22 @@ def judge(done: Finished) -> None:
         raise TargetFailure(TrialStatus.OOM, f"out of memory: {said}")
     found = _ASSERT.search(text)
     if found or done.code < 0:
-        name = f"signal {-done.code}" if done.code < 0 else f"exit code {done.code}"
+        name = _signal_name(-done.code) if done.code < 0 else f"exit code {done.code}"
         said = _line_of(text, found) if found else done.last_line()
+        if done.code == -signal.SIGILL:
+            said = f"the binary has instructions that this CPU does not have; its last line: {said}"
         raise TargetFailure(TrialStatus.CRASH, f"{name}: {said}")
     found = _REFUSED.search(text)
     status = TrialStatus.INVALID if found else TrialStatus.CRASH
     said = _line_of(text, found) if found else done.last_line()
     raise TargetFailure(status, f"exit code {done.code}: {said}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
 
 
 def _line_of(text: str, found: re.Match[str]) -> str:

@@ -18,23 +18,43 @@ from .process import Finished, _die_with_parent, judge, resident_peak
 from .spelling import spell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ...core.protocol import Value
     from ...core.serve_load import ServedLoad
     from .help import Help
 
-__all__ = ["BATCH", "DRAFT", "ITS_OWN", "SEQUENCES", "served", "server_words"]
+__all__ = ["BATCH", "DRAFT", "ITS_OWN", "SEQUENCES", "own_defaults", "served", "server_words"]
 
 SEQUENCES = 4
-"""Slots that llama-server opens by default."""
+"""Slots that llama-server opens if it chooses their number."""
 BATCH = 2048
 """Default logical batch of llama-server, in tokens per step."""
 DRAFT = 48
 """Maximum length of an n-gram draft, in tokens."""
-ITS_OWN = frozenset({"sequences", "batch", "spec", "spec_max"})
+ITS_OWN = frozenset({"sequences", "batch", "kv_unified", "spec", "spec_max"})
 """Settings that only a server has."""
+_END = 10.0  # seconds in which a server ends that has cut off an answer
 _LOOK = 0.05  # seconds between two looks at a server that starts
+
+
+def own_defaults(help_: Help, batch: int) -> dict[str, Value]:
+    """The settings of `ITS_OWN` that this llama-server has, with its defaults.
+
+    Args:
+        batch: logical batch of the user's command line, or the default.
+    """
+    slots, unified = help_.get("-np"), help_.get("-kvu")
+    count = slots.default if slots is not None else ""
+    found: dict[str, Value] = {
+        "sequences": int(count) if count.isdigit() and int(count) else SEQUENCES,
+        "batch": batch,
+    }
+    if unified is not None:
+        found["kv_unified"] = unified.default.lower() in ("enabled", "true", "1")
+    if help_.has("--spec-type"):
+        found |= {"spec": "off", "spec_max": DRAFT}
+    return found
 
 
 def server_words(
@@ -69,9 +89,11 @@ def _without(words: Sequence[str], flag: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _server(
-    command: Sequence[str], environment: Mapping[str, str | None], deadline: float, folder: str
-) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A context manager for a server that is ready; gives its address and process.
+    command: Sequence[str], environment: Mapping[str, str | None], deadline: float, folder: str,
+    ended: Callable[[Finished], None],
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:  # fmt: skip
+    """A context manager for a server that is ready; gives its address and process. At the end it calls
+    `ended` with the output of the process.
 
     Raises:
         TargetFailure: the server ended by itself, or was not ready within `deadline` seconds.
@@ -101,12 +123,20 @@ def _server(
             try:
                 yield f"http://127.0.0.1:{port}", child
             except LoadError as error:
-                if child.poll() is not None:
+                if _ends(child, cut_off=error.__cause__ is not None):
                     judge(_finished(out, time.monotonic() - begun, child.returncode))
                 raise TargetFailure(TrialStatus.CRASH, f"llama-server: {error}") from error
         finally:
             child.kill()
             child.wait()
+            ended(_finished(out, time.monotonic() - begun, child.returncode))
+
+
+def _ends(child: subprocess.Popen[bytes], *, cut_off: bool) -> bool:
+    """Whether a server has ended. If it `cut_off` an answer, it may still write a core."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_END if cut_off else 0)
+    return child.returncode is not None
 
 
 def _finished(out: IO[bytes], seconds: float, code: int) -> Finished:
@@ -134,6 +164,7 @@ def _is_ready(port: int) -> bool:
 def served(
     command: Sequence[str], environment: Mapping[str, str | None], load: ServedLoad,
     prompts: Sequence[Sequence[Sequence[int]]], *, deadline: float, folder: str,
+    ended: Callable[[Finished], None],
 ) -> tuple[list[Figures], float | None]:  # fmt: skip
     """Measure several loads on one server, after one warm-up request.
 
@@ -144,6 +175,7 @@ def served(
         prompts: prompts of each load.
         deadline: seconds in which the server must be ready.
         folder: working folder.
+        ended: called with the output of the process after its end.
 
     Returns:
         The figures of each load, and the peak resident memory in MiB.
@@ -152,9 +184,14 @@ def served(
         TargetFailure: the server ended, or refused a request.
     """
     found = []
-    with _server(command, environment, deadline, folder) as (address, child):
+    with _server(command, environment, deadline, folder, ended) as (address, child):
         client = HttpClient(address)
         client(prompts[0][0][::-1], 2)
         for each in prompts:
-            found.append(figures(drive(load, each, client)))
+            timings = drive(load, each, client)
+            if (short := min(timing.tokens for timing in timings)) < load.tg:
+                raise TargetFailure(
+                    TrialStatus.INVALID, f"llama-server wrote {short} of {load.tg} tokens of an answer"
+                )
+            found.append(figures(timings))
         return found, resident_peak(child.pid)

@@ -88,6 +88,8 @@ def spell(
         elif name in ("sequences", "batch"):
             if not bench:
                 out.args += [_need(help_, name, "-np" if name == "sequences" else "-b"), text]
+        elif name == "kv_unified" and not ik:
+            out.args += [] if bench else _unified(bool(value), help_)
         elif name in ("spec", "spec_max"):
             if name == "spec" and not bench:
                 out.args += _drafts(text, settings.get("spec_max"), help_, ik=ik)
@@ -157,6 +159,13 @@ def _drafts(kind: str, most: Value | None, help_: Help, *, ik: bool) -> list[str
         return [flag, "ngram-simple" if most is None else f"ngram-simple:n_max={most}"]
     length = [] if most is None else [_need(help_, "spec_max", "--spec-ngram-simple-size-m"), str(most)]
     return [flag, "ngram-simple", *length]
+
+
+def _unified(on: bool, help_: Help) -> list[str]:
+    """One buffer for all sequences. Older versions only have a switch for on, which is off by default."""
+    if on:
+        return [_need(help_, "kv_unified", "-kvu")]
+    return ["-no-kvu"] if help_.has("-no-kvu") else []
 
 
 def _need(help_: Help, setting: str, *names: str) -> str:

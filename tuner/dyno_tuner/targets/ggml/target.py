@@ -37,6 +37,7 @@ from .applicability import Here
 from .command_line import Command, parse_command, same_model
 from .device import cpu_device, cuda_device, gpu_facts, model_identity
 from .energy import Readings
+from .help import Help
 from .installation import Installation
 from .process import Finished, bench_rows, execute, judge
 from .process_log import RunLog
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from dyno._energy import Counters
 
     from ...core.serve_load import ServedLoad
-    from .help import Help
 
 # llama-perplexity of llama.cpp prints from a thread that may be cut off when the process exits. On a busy
 # machine a third of its successful runs lost their statistics.
@@ -101,7 +101,7 @@ class GgmlTarget(Target):
         self._gpu_facts = gpu_facts(self._gpus[0]) if self._gpus else {}
         self._log = RunLog(log)
         self._version = self._install.version(model)
-        self._command = self._read_command(command)
+        self._command = self._read_command(command, served=served)
         self._layers_on_gpu()
         self._cores = int(cpu_device()["cores"])
         offloads = engine == "ik_llama.cpp" and bool(self._gpus) and self._command.host_weights
@@ -119,10 +119,12 @@ class GgmlTarget(Target):
                 raise TargetUnusable(
                     f"{self._install.folder} has no llama-server, which --workload serve needs"
                 )
-            self._defaults |= {"sequences": server.SEQUENCES, "batch": self._command.batch}
-            flags = self._install.help_of("llama-server")
-            if flags is not None and flags.has("--spec-type"):
-                self._defaults |= {"spec": "off", "spec_max": server.DRAFT}
+            flags = self._install.help_of("llama-server") or Help()
+            self._defaults |= server.own_defaults(flags, self._command.batch)
+            drafts = () if text else ("spec", "spec_max")  # searched with a text only
+            self._refused = {
+                n: why for n, why in self._refused.items() if n not in self._defaults or n in drafts
+            }
         self._sweeps = any(n.startswith("op_offload.") for n in self._defaults)
         # Placement and cache of the command line stay, searched or not.
         self._fixed = {
@@ -159,7 +161,7 @@ class GgmlTarget(Target):
             raise TargetUnusable(f"the command line's {name} cannot be measured here: {why}") from error
         return value
 
-    def _read_command(self, tokens: Sequence[str]) -> Command:
+    def _read_command(self, tokens: Sequence[str], *, served: bool) -> Command:
         if not tokens:
             return Command()
         named = next((t for t in tokens if not t.startswith("-") and "=" not in t), "")
@@ -173,7 +175,7 @@ class GgmlTarget(Target):
                 f"{self._install.folder} has no llama-server, llama-cli or llama-perplexity, so the "
                 "command line cannot be read; give --bin a folder that has one"
             )
-        command = parse_command(tokens, help_, self._install.bench_help, self._engine, source)
+        command = parse_command(tokens, help_, self._install.bench_help, self._engine, source, served=served)
         if command.base.get("n_cpu_moe"):
             layers = min(int(command.base["n_cpu_moe"]), int(self._model["layers"]))
             command.base["n_cpu_moe"] = layers
@@ -445,7 +447,7 @@ class GgmlTarget(Target):
         words, variables = server.server_words(
             self._settings, load, self._engine, help_, self._op_ids, self._command.cuda
         )
-        command = [tool, "-m", self._path, *self._placed(help_), *words]
+        command = [tool, "-m", self._path, *self._placed(help_), *self._command.server, *words]
         names = _core.Gguf(self._path).get("tokenizer.ggml.tokens")
         if not isinstance(names, list):
             raise TargetUnusable(f"{self._path} has no vocabulary, so prompts cannot be sent to a server")
@@ -457,6 +459,7 @@ class GgmlTarget(Target):
         found, self.peak_mib = server.served(
             command, {**self._environment(), **variables}, load, prompts,
             deadline=self._deadline, folder=str(self._scratch),
+            ended=lambda done: self._log.add(command, variables, done),
         )  # fmt: skip
         for each in found:
             check_limits(load, each)
