@@ -34,7 +34,7 @@ DRAFT = 48
 """Maximum length of an n-gram draft, in tokens."""
 ITS_OWN = frozenset({"sequences", "batch", "kv_unified", "spec", "spec_max"})
 """Settings that only a server has."""
-_END = 10.0  # seconds in which a server ends that has cut off an answer
+_END = 60.0  # seconds in which a server ends that has cut off an answer
 _LOOK = 0.05  # seconds between two looks at a server that starts
 
 
