@@ -111,7 +111,7 @@ nb::tuple recode(const GgufFile& file, std::string_view name) {
   const TensorInfo& tensor = file.tensor(name);
   const DTypeInfo& info = dtype_info(tensor.type);
   const DType type = gpu_type(info.plain);
-  DYNO_CHECK(UnsupportedError, type != info.plain, "[gguf] tensor ", quoted(name), " of ", file.path(), " has type ",
+  DYNO_CHECK(UnsupportedError, type != info.plain, "[gguf] tensor ", in_quotes(name), " of ", file.path(), " has type ",
              dtype_name(tensor.type), ", which a GPU reads unchanged");
   const int64_t k = tensor.dims[0], each = info.rows;
   std::vector<std::byte> out(row_bytes(type, k) * static_cast<size_t>(tensor.n_rows()));
@@ -132,7 +132,7 @@ nb::tuple recode(const GgufFile& file, std::string_view name) {
 nb::object dequantize(const GgufFile& file, std::string_view name) {
   const TensorInfo& tensor = file.tensor(name);
   const DTypeInfo& info = dtype_info(tensor.type);
-  DYNO_CHECK(UnsupportedError, can_dequantize(info.plain), "[gguf] tensor ", quoted(name), " of ", file.path(),
+  DYNO_CHECK(UnsupportedError, can_dequantize(info.plain), "[gguf] tensor ", in_quotes(name), " of ", file.path(),
              " has type ", dtype_name(tensor.type), ", which has no kernels");
   const auto elements = static_cast<size_t>(tensor.n_elements());
   auto values = std::make_unique_for_overwrite<float[]>(elements);
@@ -188,7 +188,7 @@ nb::object value_as(const GgufFile& file, std::string_view key, std::string_view
   } else if (kind == "string[]") {
     for (const std::string_view text : metadata.get_string_array(key)) out.append(to_str(text));
   } else {
-    throw Error(str_cat("[gguf] kind ", quoted(kind),
+    throw Error(str_cat("[gguf] kind ", in_quotes(kind),
                         " of a metadata value; expected u32, i32, u64, i64, f32, bool, string, i64[], f32[], bool[] or "
                         "string[]"));
   }
@@ -198,7 +198,7 @@ nb::object value_as(const GgufFile& file, std::string_view key, std::string_view
 nb::bytes quantize(std::string_view dtype,
                    nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> values) {
   const auto type = dtype_from_name(dtype);
-  DYNO_CHECK(UnsupportedError, type && can_quantize(*type), "[gguf] no quantiser for type ", quoted(dtype));
+  DYNO_CHECK(UnsupportedError, type && can_quantize(*type), "[gguf] no quantiser for type ", in_quotes(dtype));
   const auto n = static_cast<int64_t>(values.size());
   // Blocks have 16-bit fields; a vector of 32-bit words is aligned for every type.
   std::vector<uint32_t> blocks((row_bytes(*type, n) + 3) / 4);

@@ -46,7 +46,7 @@ std::string GgufFile::describe() const {
   text += str_cat("version   ", version_, "\nalignment ", alignment_, "\n\nmetadata  ", metadata_.entries().size(),
                   " keys\n");
   for (const Metadata::Entry& entry : metadata_.entries()) {
-    const std::string key = quoted(entry.key, 200);
+    const std::string key = in_quotes(entry.key, 200);
     text += str_cat("  ", padded(key.substr(1, key.size() - 2), 44), " ",
                     padded(std::string(meta_type_name(entry.value.type)), 8), " ", describe_value(entry.value), "\n");
   }
@@ -66,7 +66,7 @@ std::string GgufFile::describe() const {
   }
   text += str_cat("\ntensors   ", tensors_.size(), " (dimensions in file order, row length first)\n");
   for (const TensorInfo& tensor : tensors_) {
-    const std::string name = quoted(tensor.name, 200);
+    const std::string name = in_quotes(tensor.name, 200);
     text += str_cat("  ", padded(name.substr(1, name.size() - 2), 44), " ",
                     padded(std::string(dtype_name(tensor.type)), 10), " ",
                     padded(short_number(bits_per_weight(tensor.type, tensor.dims[0])) + " bits", 12), " ",

@@ -112,7 +112,7 @@ void GgufFile::append(FileMapping mapping, ParsedFile parsed) {
   }
   for (const TensorInfo& tensor : parsed.tensors) {
     const auto [it, inserted] = by_name_.emplace(tensor.name, tensors_.size());
-    DYNO_CHECK(GgufError, inserted, "[gguf] ", mapping.path(), ": tensor ", quoted(tensor.name), " at byte ",
+    DYNO_CHECK(GgufError, inserted, "[gguf] ", mapping.path(), ": tensor ", in_quotes(tensor.name), " at byte ",
                tensor.offset, " is also in ", mappings_[tensors_[it->second].file].path());
     tensors_.push_back(tensor);
   }
@@ -138,7 +138,7 @@ const TensorInfo* GgufFile::find_tensor(std::string_view name) const {
 
 const TensorInfo& GgufFile::tensor(std::string_view name) const {
   const TensorInfo* tensor = find_tensor(name);
-  DYNO_CHECK(ModelError, tensor != nullptr, "[gguf] ", path(), ": no tensor ", quoted(name));
+  DYNO_CHECK(ModelError, tensor != nullptr, "[gguf] ", path(), ": no tensor ", in_quotes(name));
   return *tensor;
 }
 

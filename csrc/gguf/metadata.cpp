@@ -84,13 +84,13 @@ const Metadata::Entry* Metadata::find(std::string_view key) const {
 }
 
 void Metadata::fail_type(const Entry& entry, std::string_view expected) const {
-  throw GgufError(str_cat("[gguf] ", file_, ": key ", quoted(entry.key), " at byte ", entry.offset, " has type ",
+  throw GgufError(str_cat("[gguf] ", file_, ": key ", in_quotes(entry.key), " at byte ", entry.offset, " has type ",
                           meta_type_name(entry.value.type), " and value ", describe_value(entry.value), "; expected ",
                           expected));
 }
 
 void Metadata::fail_absent(std::string_view key) const {
-  throw ModelError(str_cat("[gguf] ", file_, ": key ", quoted(key), " is missing"));
+  throw ModelError(str_cat("[gguf] ", file_, ": key ", in_quotes(key), " is missing"));
 }
 
 template <typename T>
@@ -230,7 +230,7 @@ std::vector<uint32_t> Metadata::get_u32_per_layer(std::string_view key, size_t c
 
 std::string describe_value(const MetaValue& value, size_t max_items) {
   if (value.type == MetaType::boolean) return value.as_bool() ? "true" : "false";
-  if (value.type == MetaType::string) return quoted(value.as_string());
+  if (value.type == MetaType::string) return in_quotes(value.as_string());
   if (value.type != MetaType::array) {
     std::string text;
     visit_number(value.type, value.data, [&](auto number) {

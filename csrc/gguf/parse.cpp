@@ -27,7 +27,7 @@ struct Field {
   std::string_view name;
 };
 std::ostream& operator<<(std::ostream& out, const Field& field) {
-  return out << field.what << ' ' << quoted(field.name);
+  return out << field.what << ' ' << in_quotes(field.name);
 }
 
 std::string_view read_name(ByteReader& in, std::string_view what) {
@@ -35,10 +35,11 @@ std::string_view read_name(ByteReader& in, std::string_view what) {
   const std::string_view name = in.read_string(what);
   if (name.empty()) in.fail(start, what, " is empty");
   if (name.size() > kMaxNameBytes) {
-    in.fail(start, what, " ", quoted(name), " has ", name.size(), " bytes, more than ", kMaxNameBytes);
+    in.fail(start, what, " ", in_quotes(name), " has ", name.size(), " bytes, more than ", kMaxNameBytes);
   }
-  if (!is_utf8(name)) in.fail(start, what, " ", quoted(name), " is not valid UTF-8");
-  if (name.find('\0') != std::string_view::npos) in.fail(start, what, " ", quoted(name), " contains a NUL character");
+  if (!is_utf8(name)) in.fail(start, what, " ", in_quotes(name), " is not valid UTF-8");
+  if (name.find('\0') != std::string_view::npos)
+    in.fail(start, what, " ", in_quotes(name), " contains a NUL character");
   return name;
 }
 
@@ -105,7 +106,7 @@ void read_metadata(ByteReader& in, uint64_t count, Metadata& metadata) {
     const uint64_t offset = in.position();
     const std::byte* data = in.here();
     skip_value(in, type, field, 1);
-    if (!metadata.add({key, {type, data}, offset})) in.fail(start, "metadata key ", quoted(key), " appears twice");
+    if (!metadata.add({key, {type, data}, offset})) in.fail(start, "metadata key ", in_quotes(key), " appears twice");
   }
 }
 
@@ -211,8 +212,8 @@ void place_tensors(const ByteReader& in, std::span<const std::byte> bytes, Parse
     const TensorInfo& before = parsed.tensors[order[i - 1]];
     const TensorInfo& after = parsed.tensors[order[i]];
     if (before.offset + before.nbytes > after.offset) {
-      in.fail(after.offset, "the data of tensor ", quoted(after.name), " overlaps that of tensor ", quoted(before.name),
-              ", which has ", before.nbytes, " bytes at byte ", before.offset);
+      in.fail(after.offset, "the data of tensor ", in_quotes(after.name), " overlaps that of tensor ",
+              in_quotes(before.name), ", which has ", before.nbytes, " bytes at byte ", before.offset);
     }
   }
 }
@@ -232,7 +233,7 @@ ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path,
   parsed.metadata = Metadata(path);
   if (const auto magic = in.read<uint32_t>("the magic number"); magic != kMagic) {
     in.fail(0, "this is not a GGUF file: it starts with ",
-            quoted({reinterpret_cast<const char*>(bytes.data()), sizeof(magic)}), " instead of 'GGUF'");
+            in_quotes({reinterpret_cast<const char*>(bytes.data()), sizeof(magic)}), " instead of 'GGUF'");
   }
   parsed.version = in.read<uint32_t>("the version");
   if ((parsed.version & 0xffff) == 0 && parsed.version != 0) {
@@ -258,7 +259,7 @@ ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path,
     const uint64_t start = in.position();
     TensorInfo tensor = read_tensor(in, parsed.alignment);
     tensor.file = file;
-    if (!names.insert(tensor.name).second) in.fail(start, "tensor ", quoted(tensor.name), " appears twice");
+    if (!names.insert(tensor.name).second) in.fail(start, "tensor ", in_quotes(tensor.name), " appears twice");
     parsed.tensors.push_back(tensor);
   }
   parsed.header_bytes = in.position();

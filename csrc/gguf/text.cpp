@@ -33,7 +33,7 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-std::string quoted(std::string_view text, size_t max_bytes) {
+std::string in_quotes(std::string_view text, size_t max_bytes) {
   static constexpr char kHex[] = "0123456789abcdef";
   const bool cut = text.size() > max_bytes;
   text = text.substr(0, max_bytes);

@@ -11,6 +11,6 @@ bool is_utf8(std::string_view text);
 
 // `text` in single quotes, for error messages and tables: control characters and bytes that are not UTF-8 as \xNN,
 // cut after `max_bytes` bytes of the text.
-std::string quoted(std::string_view text, size_t max_bytes = 80);
+std::string in_quotes(std::string_view text, size_t max_bytes = 80);
 
 }  // namespace dyno

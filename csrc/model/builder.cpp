@@ -341,7 +341,7 @@ RopeSpec Builder::rope(bool neox, int64_t rotary_dims) {
     r.factor = 1.0;
   } else {
     throw UnsupportedError(
-        str_cat("[model] ", key("rope.scaling.type"), " is ", quoted(scaling), "; supported: none, linear, yarn"));
+        str_cat("[model] ", key("rope.scaling.type"), " is ", in_quotes(scaling), "; supported: none, linear, yarn"));
   }
   if (r.factor == 0) r.factor = 1.0;
   if (r.factor == 1.0) r.scaling = RopeScaling::none;
@@ -532,7 +532,7 @@ void Builder::finish() {
     // Without the bias of a matrix that it uses, an answer would be wrong.
     const std::string matrix = str_cat(name.substr(0, name.size() - kBias.size()), ".weight");
     DYNO_CHECK(UnsupportedError, !used_.contains(matrix), "[model] tensor ", name,
-               " is a bias, but models of architecture ", quoted(model.architecture),
+               " is a bias, but models of architecture ", in_quotes(model.architecture),
                " have none there; supported: files without it");
   }
 }

@@ -70,7 +70,7 @@ ModelDesc describe_model(const GgufFile& file, Part part) {
     ModelDesc model;
     model.architecture = std::string(*architecture);
     const std::string_view name = file.metadata().find_string("general.name").value_or("");
-    model.name = is_utf8(name) ? std::string(name) : quoted(name);
+    model.name = is_utf8(name) ? std::string(name) : in_quotes(name);
     Builder builder(file, model, part);
     known.build(builder);
     builder.finish();
@@ -78,11 +78,12 @@ ModelDesc describe_model(const GgufFile& file, Part part) {
     return model;
   }
   DYNO_CHECK(UnsupportedError, *architecture != "clip" && *architecture != "mmproj", "[model] the file holds only the ",
-             "vision or audio part of a model (general.architecture ", quoted(*architecture),
+             "vision or audio part of a model (general.architecture ", in_quotes(*architecture),
              "); open the file with its text model");
   std::string names;
   for (const Architecture& known : kArchitectures) names += str_cat(names.empty() ? "" : ", ", known.name);
-  throw UnsupportedError(str_cat("[model] architecture ", quoted(*architecture), " is not supported; known: ", names));
+  throw UnsupportedError(
+      str_cat("[model] architecture ", in_quotes(*architecture), " is not supported; known: ", names));
 }
 
 ModelDesc first_layers(ModelDesc model, int64_t count) {
@@ -200,7 +201,7 @@ std::string layer_text(const LayerSpec& layer) {
 }  // namespace
 
 std::string ModelDesc::describe() const {
-  std::string out = str_cat(architecture, name.empty() ? "" : " (" + quoted(name) + ")", "\n  layers ", n_layers,
+  std::string out = str_cat(architecture, name.empty() ? "" : " (" + in_quotes(name) + ")", "\n  layers ", n_layers,
                             ", embedding ", n_embd, ", vocabulary ", n_vocab, ", context ", n_ctx_train,
                             ", parameters ", parameters(), "\n  norm eps ", norm_eps);
   if (embedding_scale != 1.0) out += str_cat(", embedding scale ", embedding_scale);
