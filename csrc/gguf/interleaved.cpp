@@ -47,6 +47,10 @@ int upper_scale(const uint8_t* q, int at) { return low_bits(q[at % 16], 2 * (at 
 
 void copy_half(const uint8_t* from, int row, uint8_t* to) { std::memcpy(to, from + 2 * row, 2); }
 
+// ---- floats ---------------------------------------------------------------------------------------------------------
+
+void bf16_r16(const uint8_t* from, int row, uint8_t* to) { std::memcpy(to, from + 4 * row, 4); }
+
 // ---- blocks of 32 --------------------------------------------------------------------------------------------------
 
 void q4_0_r8(const uint8_t* from, int row, uint8_t* to) {

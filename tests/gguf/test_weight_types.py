@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TYPES: dict[str, dict[str, Any]] = {t["name"]: t for t in _core.tensor_types()}
 # Values of the reference carry a factor that its products apply to the scale: one more rounding.
 SCALED_LATER = {"iq2_kt", "iq3_kt"}
-BF16_R16 = 230  # of ik_llama.cpp, not supported
+PERMUTED = {"bf16_r16"}  # values as they are, in another order: see tests/e2e/test_interleaved.py
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_the_excerpt_has_every_type_that_the_engine_decodes(excerpt: dict[str, n
         for name, t in TYPES.items()
         if t["kernels"] != "no kernels" and "repacked" not in t["kernels"] and t["block"] > 1
     }
-    assert decoded == set(names_of(excerpt))
+    assert decoded - PERMUTED == set(names_of(excerpt))
 
 
 @pytest.mark.parametrize("name", sorted(n for n, t in TYPES.items() if t["block"] > 1))
@@ -121,7 +121,7 @@ def test_rows_of_an_interleaved_tensor_come_in_whole_units(
         dequantized(tmp_path / "x.gguf", "iq4_k_r4", raw, 256)
 
 
-@pytest.mark.parametrize("number", [BF16_R16, 500, 501, 502, 503, 504, 505])
+@pytest.mark.parametrize("number", [500, 501, 502, 503, 504, 505])
 def test_types_that_no_file_may_have(tmp_path: Path, number: int) -> None:
     bad = build_gguf({}, [TensorSpec("w", (16, 256), number, bytes(16 * 258))])
     (tmp_path / "x.gguf").write_bytes(bad.data)
@@ -173,6 +173,7 @@ def recoded_types() -> list[str]:
         name
         for name, t in TYPES.items()
         if t["block"] > 1 and t["kernels"] != "no kernels" and t["plain"] in TYPES and not read_in_place(name)
+        if name not in PERMUTED
     )
 
 
