@@ -159,6 +159,8 @@ class OpenModel:
     def set_context(self, **settings: Any) -> None:
         """Change context settings. The KV cache is replaced by an empty one; the weights stay.
 
+        If the new cache does not fit, the settings stay, but the cache can be empty.
+
         Raises:
             PlanError: A name is unknown, a value is impossible, a setting is of another kind, memory is too
             small, a generation owns a slot, or a scheduler is open.
@@ -214,7 +216,7 @@ class OpenModel:
         settings: Mapping[str, Any],
         change: Callable[[_core.Session, EffectiveSettings], None],
     ) -> None:
-        """Change settings of one kind. After an error of the session, nothing has changed."""
+        """Change settings of one kind. After an error, the settings are those from before."""
         checked = _effective.check_arguments(settings, self._device.kind, kinds=(kind,))
         before, self._arguments = self._arguments, {**self._arguments, **checked}
         try:

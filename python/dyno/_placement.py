@@ -163,9 +163,9 @@ class Placement:
         idle = bool(self.virtual_devices) and not self.split_layers and not device.startswith("cpu:")
         if idle and not any("=cpu:" in rule.lower() for rule in rules):
             _log.warning(
-                "virtual devices have no effect: all weights are on %s; choose one as the device "
-                "(--device cpu:1), or place weights there (-ot REGEX=cpu:1, -sm layer)", device,
-            )  # fmt: skip
+                "virtual devices have no effect: they hold no weights; choose one as the device "
+                "(--device cpu:1), or place weights there (-ot REGEX=cpu:1, -sm layer)"
+            )
 
     def words(self, device: str) -> list[str]:
         """The options of `tune` for this main device and these limits."""

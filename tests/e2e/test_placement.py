@@ -158,7 +158,7 @@ def test_errors_reach_the_caller(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "dyno"):
         opened(n_gpu_layers=99)
     assert "n_gpu_layers=99 has no effect with device cpu" in caplog.text
-    idle = "virtual devices have no effect: all weights are on cpu"
+    idle = "virtual devices have no effect: they hold no weights"
     assert idle not in caplog.text
     with caplog.at_level(logging.WARNING, "dyno"):
         opened(device="cpu:1", virtual_devices=1)

@@ -149,10 +149,10 @@ def test_the_options_of_run_stand_in_sections() -> None:
         (("serve", "x.gguf", "--port", "99999"), "'99999' is too large; give 65535 or less"),
         (("run", "x.gguf", "-p", "x", "-ncmoe", "-2"), "'-2' is too small; give 0 or more"),
         (("serve", "x.gguf", "--drain-timeout", "-1"), "'-1' is too small; give 0.001 or more"),
-        (("serve", "x.gguf", "--drain-timeout", "nan"), "'nan' is no finite number"),
-        (("serve", "x.gguf", "--drain-timeout", "inf"), "'inf' is no finite number"),
-        (("serve", "x.gguf", "--max-body", "1e999"), "'inf' is no finite number"),
-        (("serve", "x.gguf", "--spec-min-p", "nan"), "'nan' is no finite number"),
+        (("serve", "x.gguf", "--drain-timeout", "nan"), "'nan' is not a finite number"),
+        (("serve", "x.gguf", "--drain-timeout", "inf"), "'inf' is not a finite number"),
+        (("serve", "x.gguf", "--max-body", "1e999"), "'inf' is not a finite number"),
+        (("serve", "x.gguf", "--spec-min-p", "nan"), "'nan' is not a finite number"),
     ],
 )
 def test_an_error_about_a_number_names_it(words: tuple[str, ...], told: str) -> None:

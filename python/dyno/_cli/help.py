@@ -32,7 +32,7 @@ _PROBLEMS = {
     "float_parsing": "is not a number",
     "greater_than_equal": "is too small; give {ge} or more",
     "less_than_equal": "is too large; give {le} or less",
-    "not_finite": "is no finite number",
+    "not_finite": "is not a finite number",
 }
 """By the kind of a validation error: the end of a sentence that begins with the value."""
 
@@ -187,5 +187,5 @@ def _is_nan(word: Any) -> bool:
 def finite(value: float | None) -> float | None:
     """A callback for options. Raises typer.BadParameter if the value is infinite."""
     if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"'{value}' is no finite number")
+        raise typer.BadParameter(f"'{value}' is not a finite number")
     return value
