@@ -276,7 +276,7 @@ def test_a_model_that_is_not_there_is_asked_for(profile: Path) -> None:
         missing = CliRunner().invoke(app, ["verify", str(profile), *words])
         assert str(missing.exception) == "model absent.gguf: the file does not exist"
     swapped = CliRunner().invoke(app, ["verify", "absent.gguf"])
-    assert (swapped.exit_code, "Missing argument" in swapped.output) == (2, True), swapped.output
+    assert (swapped.exit_code, "PROFILE is missing" in swapped.output) == (2, True), swapped.output
 
 
 def test_history_lists_journals_with_their_gain(profile: Path, tmp_path: Path) -> None:
