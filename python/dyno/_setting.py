@@ -147,7 +147,7 @@ class Setting:
         elif self.type == "choice":
             value = text.lower()
         elif self.type == "rules":
-            value = [rule for rule in text.split(",") if rule]
+            value = split_rules(text)
         why = self.problem(value, engine)
         if why is not None:
             raise ValueError(f"{self.name}: {why}")
@@ -180,6 +180,21 @@ def _show(value: object) -> str:
 
 _DEVICE = re.compile(r"cpu|cuda:[0-9]{1,2}")
 _DEVICE_OF_DYNO = re.compile(r"cpu(:[0-9]{1,2})?|cuda:[0-9]{1,2}")
+
+
+def split_rules(text: str) -> list[str]:
+    """Split placement rules at commas.
+
+    A comma inside a regular expression, as in {1,2}, is not one: a rule ends with `=DEVICE`.
+    """
+    rules: list[str] = []
+    pending = ""
+    for piece in text.split(","):
+        pending = f"{pending},{piece}" if pending else piece
+        if re.search(r"=[\w:]*$", pending):
+            rules.append(pending)
+            pending = ""
+    return [*rules, pending] if pending else rules
 
 
 def _rules_problem(value: object, engine: str) -> str | None:

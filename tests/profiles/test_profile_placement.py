@@ -14,6 +14,8 @@ from dyno._cli.groups import EngineOptions
 from dyno._cli.options import once, settings
 from dyno.cli import app
 from dyno.errors import PlanError, ProfileError
+from dyno_tuner.output.emit import _plain
+from dyno_tuner.targets.dyno.placing import as_list, one_word
 from typer import BadParameter
 from typer.testing import CliRunner
 
@@ -153,6 +155,17 @@ def test_a_placement_cannot_change_while_the_engine_is_open() -> None:
                 engine.set(**{name: value})
 
 
+def test_a_comma_inside_a_regular_expression_ends_no_rule() -> None:
+    rules = [r"blk\.[0-9]{1,2}\.ffn_.*_exps=cpu", "attn_q=cpu:1"]
+    word = ",".join(rules)
+    assert settings([f"placement={word}"]) == {"placement": rules}
+    assert EngineOptions(override_tensor=[word]).placement() == {"placement": rules}
+    assert as_list("placement", one_word(rules)) == rules
+    assert _plain("placement", word) == rules
+    with pytest.raises(BadParameter, match="must read 'REGEX=DEVICE'"):
+        settings(["placement=attn_q,exps=cpu,ffn"])
+
+
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["exact", "of more memory"])
 def test_a_u_batch_moves_no_weights_off_the_device(tmp_path: Path, elsewhere: bool) -> None:
     """The model takes 2.8 MiB, and the arena of the u-batch 10.6 MiB instead of 1.8."""
@@ -192,6 +205,31 @@ def test_a_u_batch_stays_where_weights_lie_on_the_cpu_anyway(tmp_path: Path) -> 
     with dyno.Engine(MODEL, profile=path, require_profile=True, **given) as engine:
         assert engine.settings["ubatch"] == 1024
         assert engine.plan["placement"]["note"]
+
+
+def test_a_u_batch_of_a_near_device_displaces_no_weights(tmp_path: Path) -> None:
+    """Another memory holds another part of the model beside the same u-batch."""
+    given: dict[str, Any] = {"device": "cpu:1", "threads": 1, "ctx": 64, "plan_only": True}
+    given["virtual_devices"] = {"cpu:1": {"memory_mib": 4}}
+
+    def on_device(engine: dyno.Engine) -> int:
+        return int(engine.plan["devices"][0]["weights_bytes"])
+
+    with dyno.Engine(MODEL, profile=None, **given) as engine:
+        assert engine.plan["placement"]["note"]
+        usual, info = on_device(engine), engine.device_info
+    exact = profile_of(tmp_path, info, ubatch=1024)
+    with dyno.Engine(MODEL, profile=exact, **given) as engine:
+        assert on_device(engine) < usual
+    for ubatch in (1024, 256):
+        near = profile_of(tmp_path, {**info, "memory_bytes": 1 << 40}, ubatch=ubatch)
+        with dyno.Engine(MODEL, profile=near, **given) as engine:
+            assert engine.match.level is profiles.Level.SAME_DEVICE
+            assert on_device(engine) >= usual
+            assert engine.settings["ubatch"] == (512 if ubatch == 1024 else ubatch)
+            assert ["weights would leave cpu:1" in line for line in engine.fallbacks] == [True] * (
+                ubatch > 512
+            )
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ class EngineOptions(Group):
             or a share cannot be parsed.
         """
         from dyno._memory_size import parse_limit
+        from dyno._setting import split_rules
         from dyno._virtual_devices import parse_virtual_devices
 
         layers, shares_text = self.n_gpu_layers, self.tensor_split
@@ -156,7 +157,7 @@ class EngineOptions(Group):
             shares = [float(share) for share in (shares_text or "").split(",") if share]
         except ValueError as error:
             raise typer.BadParameter(f"{shares_text!r} is not N,N,…", param_hint="-ts") from error
-        rules = [rule for text in self.override_tensor or [] for rule in options.split_rules(text)]
+        rules = [rule for text in self.override_tensor or [] for rule in split_rules(text)]
         given = {
             "placement": rules or None,
             "n_gpu_layers": None if layers is None else -1 if layers == "all" else int(layers),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -291,18 +290,6 @@ def numa_argument(value: str | None) -> str | None:
     if problem := SETTINGS["numa"].problem(value):
         raise typer.BadParameter(problem, param_hint="--numa")
     return value
-
-
-def split_rules(text: str) -> list[str]:
-    """Split rules at commas, except those inside a regular expression, as in {1,2}."""
-    rules: list[str] = []
-    pending = ""
-    for piece in text.split(","):
-        pending = f"{pending},{piece}" if pending else piece
-        if re.search(r"=[\w:]*$", pending):
-            rules.append(pending)
-            pending = ""
-    return [*rules, pending] if pending else rules
 
 
 def profile_argument(

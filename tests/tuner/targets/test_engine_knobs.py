@@ -184,6 +184,8 @@ def test_rules_and_buffers() -> None:
     assert to_buffers("a=cpu,b=cuda:1") == "a=CPU,b=CUDA1"
     assert from_buffers("a=CUDA_Host") is None
     assert from_buffers("a") is None
+    with pytest.raises(NoSpelling, match=r"split 'blk.\{1,2\}x' at its comma"):
+        to_buffers("a=cpu,blk.{1,2}x=cuda:1")
 
 
 def _parse(version: str, line: str) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
+from dyno._setting import split_rules
 from dyno._shell import shell_word
 from dyno.settings import SETTINGS
 
@@ -170,7 +171,7 @@ def _digits(divergence: float) -> float:
 def _plain(name: str, value: Value) -> Any:
     """A value as plain data. Placement rules are searched as one word, but written as a list."""
     if SETTINGS[name].type == "rules":
-        return [rule for rule in str(value).split(",") if rule]
+        return split_rules(str(value))
     return value
 
 

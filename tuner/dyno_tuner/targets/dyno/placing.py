@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import _core, _rates
 from dyno._placement import NOWHERE_ELSE, is_placed
+from dyno._setting import split_rules
 from dyno._ubatch import GPU_PROPERTIES, RESERVE_BYTES, free_bytes
 from dyno._virtual_devices import read_virtual_devices
 from dyno.devices import limited, resolve_device
@@ -183,7 +184,7 @@ def as_list(name: str, value: Any) -> Any:
     """Placement rules as a list for the engine. Other values are not changed."""
     if SETTINGS[name].type != "rules" or not isinstance(value, str):
         return value
-    return [rule for rule in value.split(",") if rule]
+    return split_rules(value)
 
 
 ELSEWHERE = frozenset(NOWHERE_ELSE)

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dyno._setting import split_rules
+
 from ...core.errors import TargetFailure
 from ...core.protocol import TrialStatus
 
@@ -131,8 +133,17 @@ def rules_text(rules: Value | Iterable[str]) -> str:
 
 
 def to_buffers(rules: str) -> str:
-    """Placement rules with the engines' names of buffers: `exps=cpu,x=cuda:1` becomes `exps=CPU,x=CUDA1`."""
-    parts = [r.rpartition("=") for r in rules.split(",") if r]
+    """Placement rules with the engines' names of buffers: `exps=cpu,x=cuda:1` becomes `exps=CPU,x=CUDA1`.
+
+    Raises:
+        NoSpelling: A regular expression holds a comma, at which these engines split.
+    """
+    parts = [r.rpartition("=") for r in split_rules(rules)]
+    for pattern, *_ in parts:
+        if "," in pattern:
+            raise NoSpelling(
+                f"placement: llama.cpp and ik_llama.cpp split {pattern!r} at its comma; write it without one"
+            )
     return ",".join(f"{p}={'CPU' if d == 'cpu' else 'CUDA' + d.removeprefix('cuda:')}" for p, _, d in parts)
 
 
