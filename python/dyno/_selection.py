@@ -38,6 +38,8 @@ class Selection:
     """Total memory of the device in bytes."""
     unchecked: list[str] = field(default_factory=list)
     """Entries that apply only if the plan shows that they fit."""
+    other_memory: bool = False
+    """Whether the profile was measured on another chip, or with another size of memory."""
     settings: dict[str, tuple[SettingValue, str]] = field(default_factory=dict)
     """Settings of the profile: value and origin (`file.yaml:12`) by name."""
     kernels: list[KernelEntryTuple] = field(default_factory=list)
@@ -168,6 +170,7 @@ def select(
     }
     selection.reject({d.path: d.reason for d in decisions if d.action == "reject"} | unknown)
     selection.unchecked = [d.path for d in decisions if d.action == "fit_check"]
+    selection.other_memory = match.level is profiles.Level.NEAREST or "memory" in match.properties
     ubatch = profiles.setting_path("ubatch")
     beside_cpu = device.kind == "cuda" or bool(getattr(device, "virtual", None))
     if match.level is profiles.Level.EXACT and beside_cpu and ubatch in dict(match.profile.entries()):
@@ -222,7 +225,11 @@ def _settle(selection: Selection, new_session: Callable[[bool], _core.Session]) 
         if selection.unchecked and wanted > memory:
             _reject_unchecked(selection, f"the plan needs {wanted >> 20} MiB of {memory >> 20} MiB")
             continue
-        if selection.unchecked and _is_moved(session.plan) and not _moves_without(selection, new_session):
+        if (
+            selection.unchecked
+            and _is_moved(session.plan)
+            and _moves_weights(selection, session, new_session)
+        ):
             _reject_unchecked(selection, f"weights would leave {session.plan['devices'][0]['name']} for it")
             continue
         rejected = [row for row in session.kernel_report() if row["status"] == "rejected"]
@@ -247,10 +254,21 @@ def _is_moved(plan: Mapping[str, Any]) -> bool:
     return bool(plan["placement"]["note"])
 
 
-def _moves_without(selection: Selection, new_session: Callable[[bool], _core.Session]) -> bool:
-    """Whether the model does not fit its main device either if no unchecked entry applies."""
-    plan = _plan_without(selection, new_session)
-    return plan is None or _is_moved(plan)
+def _moves_weights(
+    selection: Selection, session: _core.Session, new_session: Callable[[bool], _core.Session]
+) -> bool:
+    """Whether unchecked entries move weights to the CPU.
+
+    If the model does not fit its main device without them either, they may move more of it on the measured
+    device only. How much a larger u-batch may displace depends on its memory and link.
+    """
+    without = _plan_without(selection, new_session)
+    if without is None:
+        return False
+    if not _is_moved(without):
+        return True
+    kept, usual = (int(plan["devices"][0]["weights_bytes"]) for plan in (session.plan, without))
+    return selection.other_memory and kept < usual
 
 
 def _plan_without(
