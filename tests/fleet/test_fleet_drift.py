@@ -94,12 +94,35 @@ def test_the_server_tells_its_own_promise(
     assert rows["tg"]["ratio"] == (None if tg is None else pytest.approx(tg))
 
 
-@pytest.mark.parametrize(("match", "noted"), [("exact", False), ("same_device", True), ("nearest", True)])
-def test_the_promise_of_another_device_is_noted(page: dict[str, str], match: str, noted: bool) -> None:
+@pytest.mark.parametrize(
+    ("match", "words"),
+    [
+        ("exact", None),
+        ("same_device", "on a similar device"),
+        ("nearest", "on a similar device"),
+        ("other_model", "with another model"),
+    ],
+)
+def test_less_than_the_promise_for_another_device_is_no_drift(
+    page: dict[str, str], match: str, words: str | None
+) -> None:
     page["text"] = of_dyno(0.4, 0.5, match)
     code, output = run("--metrics", page["url"])
-    assert (code, "note: the profile was measured on a similar device" in output) == (3, noted), output
-    assert ("note" in json.loads(run("--metrics", page["url"], "--json")[1])) == noted
+    assert code == (3 if words is None else 4)
+    assert "0.400 of the promise" in output
+    assert ("note: the profile was measured" in output) == (words is not None)
+    assert words is None or words in output
+    told = json.loads(run("--metrics", page["url"], "--json")[1])
+    assert (told["exit_code"], "note" in told) == (code, words is not None)
+    page["text"] = of_dyno(1.4, 1.5, match)
+    assert run("--metrics", page["url"])[0] == 0
+
+
+def test_a_profile_that_the_caller_names_is_a_promise(page: dict[str, str]) -> None:
+    page["text"] = of_dyno(0.4, 0.5, "nearest")
+    shipped = next(str(item.path) for item in list_profiles() if "qwen3moe-30b" in item.path)
+    code, output = run("--metrics", page["url"], "--profile", shipped)
+    assert (code, "note:" in output) == (3, False)
 
 
 def of_llama(folder: Path) -> str:

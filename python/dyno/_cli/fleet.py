@@ -117,7 +117,8 @@ def drift(
 ) -> None:
     """Compare the speed that a server reports with the speed that its profile promised.
 
-    Exit codes: 0 the promise holds, 3 the server is slower, 4 there is nothing to compare yet."""
+    Exit codes: 0 the promise holds, 3 the server is slower, 4 there is nothing to compare yet, or the server
+    is slower than a profile of another device or model."""
     state.verbosity(verbose)
     from dyno.fleet.drift import fetch, report
     from dyno.profiles import load_profile

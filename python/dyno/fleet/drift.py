@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 HOLDS_CODE, DRIFTED_CODE, UNKNOWN_CODE = 0, 3, 4
 MOST_BYTES = 16 << 20
+_MEASURED_WITH = {
+    "same_device": "on a similar device",
+    "nearest": "on a similar device",
+    "other_model": "with another model",
+}
 _LLAMA = {
     "pp": ("llamacpp:prompt_tokens", "llamacpp:prompt_seconds"),
     "tg": ("llamacpp:tokens_predicted", "llamacpp:tokens_predicted_seconds"),
@@ -57,24 +62,29 @@ class Report:
     rows: tuple[Drift, ...]
     profile: Mapping[str, str]
     """`state`, `match` and `hash` as dyno's server reports them; empty for llama-server."""
+    own_promise: bool = True
+    """Whether the server reports the promise, so that `match` says for which device it is."""
 
     @property
     def note(self) -> str:
-        """Why the promise may not be one of this device; "" where it is."""
-        if self.profile.get("match") not in ("same_device", "nearest"):
+        """The reason why the measured speed may be lower without any drift; "" if there is none."""
+        other = _MEASURED_WITH.get(self.profile.get("match", "")) if self.own_promise else None
+        if other is None:
             return ""
         return (
-            "the profile was measured on a similar device, so its speed is no promise for this one; tune the "
-            "server's machine"
+            f"the profile was measured {other}, so its speed is no promise here, and less is no drift "
+            f"(exit code {UNKNOWN_CODE}); tune the server's machine"
         )
 
     def code(self, within: float) -> int:
         """Exit code: 0 if all measures reach `1 - within` of their promise, 3 if one does not, 4 if nothing
-        can be compared."""
+        can be compared, or if the promise is for another device or model and one does not reach it."""
         ratios = [row.ratio for row in self.rows if row.ratio is not None]
         if not ratios:
             return UNKNOWN_CODE
-        return DRIFTED_CODE if min(ratios) < 1 - within else HOLDS_CODE
+        if min(ratios) >= 1 - within:
+            return HOLDS_CODE
+        return UNKNOWN_CODE if self.note else DRIFTED_CODE
 
 
 def fetch(url: str, timeout: float = 10.0) -> str:
@@ -143,7 +153,7 @@ def report(text: str, profile: Profile | None = None) -> Report:
             ratio = ratios.get(metric)
             measured = own * ratio if own is not None and ratio is not None else None
             rows.append(Drift(metric, promised.get(metric, own), measured))
-        return Report(tuple(rows), facts)
+        return Report(tuple(rows), facts, own_promise=not promised)
     values = {name.removesuffix("_total"): value for name, _, value in samples}
     if not any(name.startswith("llamacpp:") for name in values):
         raise ProfileError("[fleet] these metrics are neither of `dyno serve` nor of llama-server --metrics")
