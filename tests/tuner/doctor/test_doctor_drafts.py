@@ -25,6 +25,45 @@ def test_a_blank_in_an_override_is_not_trimmed(engine: str) -> None:
     assert "begins" in says(item("A=CUDA0, B=CPU", "llama-bench"))
 
 
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        (r"blk\.(1|2\.ffn", "a ( is not closed"),
+        (r"blk\.1)\.ffn", "a ) closes nothing"),
+        (r"blk\.[1-3\.ffn", "a [ is not closed"),
+        (r"blk\.[3-1]\.ffn", "ends before it begins"),
+        ("*exps", "follows nothing"),
+        ("exps\\", "escapes nothing"),
+    ],
+)
+@pytest.mark.parametrize("tensors", [None, [("blk.1.ffn_up_exps.weight", 1)]])
+def test_a_pattern_that_is_no_regular_expression(
+    pattern: str, why: str, tensors: list[tuple[str, int]] | None
+) -> None:
+    for program in ("llama-server", "llama-bench"):
+        line = diagnose([program, "-ot", f"{pattern}=CPU"], facts=Facts(tensors=tensors))
+        assert find(line, "-ot").status is Status.INVALID
+        assert why in says(find(line, "-ot"))
+        assert "the program stops" in says(find(line, "-ot"))
+    assert (
+        find(diagnose(["llama-server", "-ot", r"blk\.(1|2)\.[[:alpha:]]+=CPU"]), "-ot").status is Status.DOES
+    )
+
+
+def test_a_shell_stops_at_a_parenthesis_outside_quotes() -> None:
+    line = "llama-server -m x.gguf -ot {} -ngl 99"
+    for rule in (r"blk.(1|2).ffn=CPU", r"blk\.(1|2)\.ffn=CPU"):
+        said = find(diagnose([line.format(rule)]), "-ot")
+        assert said.status is Status.NEEDS
+        assert "write 'blk.(1|2).ffn=CPU'" in says(said)
+        for quoted in (f"'{rule}'", f'"{rule}"'):
+            assert find(diagnose([line.format(quoted)]), "-ot").status is Status.DOES
+    assert find(diagnose(["llama-server", "-ot", "blk.(1|2).ffn=CPU"]), "-ot").status is Status.DOES
+    assert "write '--override-tensor=a.(b)=CPU'" in says(
+        find(diagnose(["llama-server --override-tensor=a.(b)=CPU"]), "--override-tensor")
+    )
+
+
 def test_bench_of_llama_cpp_splits_overrides_at_semicolons_too() -> None:
     words = ["llama-bench", "-ot", "A=CUDA0; B=CUDA0"]
     assert "pattern ' B'" in says(find(diagnose(words, engine=MAIN), "-ot"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence  # noqa: TC003
 
 from ..core.errors import TuneError
@@ -25,7 +26,7 @@ from .line import (
 )  # fmt: skip
 from .op_ids import decode
 from .others import OTHERS
-from .parse import detect_engine, parse, split
+from .parse import detect_engine, parse, split, unquoted_parentheses
 from .rules import RULES
 from .switches import BUILD_NAMES, CUDA_KEYS, ENV_ELSEWHERE, ENV_NAMES, find_build, find_env
 from .versions import resolve_version
@@ -59,6 +60,10 @@ def diagnose(
         )
     for rule in RULES:
         rule(line)
+    for word in unquoted_parentheses(words):
+        for item in (one for one in items if word in (one.value, *one.text.split(" "))):
+            said = "a shell stops at a parenthesis outside quotes, so in a shell, write"
+            item.say(Status.NEEDS, f"{said} {shlex.quote(word)}")
     return line
 
 

@@ -8,6 +8,7 @@ out.
 from __future__ import annotations
 
 import re
+import warnings
 
 from .line import IK, IK_SOURCE, MAIN, MAIN_SOURCE, Line, Status, nearest
 
@@ -17,6 +18,14 @@ _BACKENDS = (
 _UNNUMBERED = ("Metal", "OpenCL")
 _BLAS = "BLAS"  # a device without a number, whose buffers belong to the CPU
 _NAMES = (*_BACKENDS, *_UNNUMBERED, _BLAS, "CPU", "RPC")
+_BROKEN = {
+    "missing )": "a ( is not closed; write \\( for a parenthesis",
+    "unbalanced parenthesis": "a ) closes nothing; write \\) for a parenthesis",
+    "unterminated character set": "a [ is not closed; write \\[ for a bracket",
+    "bad character range": "a range such as z-a ends before it begins",
+    "nothing to repeat": "a *, + or ? follows nothing; write .* for any characters",
+    "bad escape (end of pattern)": "a \\ at the end escapes nothing",
+}
 _SOURCES = {
     IK: f"{IK_SOURCE}, common.cpp parse_buft_overrides",
     MAIN: f"{MAIN_SOURCE}, common/arg.cpp parse_tensor_buffer_overrides",
@@ -44,6 +53,12 @@ def override_rules(line: Line) -> None:
                     f"it never matches; write {pattern.strip() + '=' + buffer.strip()!r}",
                     source,
                 )
+            if why := broken_pattern(pattern):
+                item.say(
+                    Status.INVALID,
+                    f"pattern {pattern!r} is no regular expression, so the program stops: {why}",
+                    source,
+                )
             if buffer != buffer.strip():
                 item.say(
                     Status.INVALID,
@@ -53,6 +68,35 @@ def override_rules(line: Line) -> None:
                 )
             elif why := unknown_place(buffer, line.facts.gpus, "buffer"):
                 item.say(Status.INVALID, f"{why}: the program stops", source)
+
+
+def broken_pattern(pattern: str) -> str:
+    """The reason why no engine can read a regular expression; "" if one may be able to.
+
+    Python reads other extensions than ECMAScript, but brackets and repeats mean the same.
+    """
+    try:
+        compiled(pattern)
+    except re.error as error:
+        return next((why for told, why in _BROKEN.items() if error.msg.startswith(told)), "")
+    except (RecursionError, OverflowError):
+        return ""
+    return ""
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern of the engines, which Python usually reads in the same way.
+
+    Raises:
+        re.error: Python cannot read it, or reads it otherwise, such as [[:alpha:]].
+        RecursionError, OverflowError: It is too deep, or repeats too often.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        try:
+            return re.compile(pattern)
+        except FutureWarning as error:
+            raise re.error(str(error), pattern) from error
 
 
 def unknown_place(name: str, gpus: int | None, what: str) -> str:

@@ -18,6 +18,7 @@ from .versions import engine_of_version
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _LIMIT = 4096
+_MARK = "\ue000"  # a character of no command line, from the private use area
 
 
 def split(words: Sequence[str]) -> list[str]:
@@ -40,6 +41,19 @@ def split(words: Sequence[str]) -> list[str]:
     if len(found) > _LIMIT:
         raise TuneError(f"the command line has {len(found)} words; at most {_LIMIT} are read")
     return found
+
+
+def unquoted_parentheses(words: Sequence[str]) -> list[str]:
+    """The words of a line that is one string which hold a parenthesis outside quotes. A shell stops at it."""
+    if len(words) != 1 or not re.search(r"\s", words[0]):
+        return []
+    marked = re.sub(
+        r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|[()]""",
+        lambda found: f"{_MARK}{found[0]}" if found[0] in ("(", ")") else found[0],
+        words[0].replace("\\\n", " "),
+        flags=re.DOTALL,
+    )
+    return [word.replace(_MARK, "") for word in shlex.split(marked) if _MARK in word]
 
 
 def program_of(word: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .line import MAIN, Status, nearest
+from .overrides import broken_pattern, compiled
 
 if TYPE_CHECKING:
     from .line import Item, Line
@@ -77,11 +78,13 @@ def _compiled(item: Item, pattern: str) -> re.Pattern[str] | None:
     """Compile a pattern. For usual patterns, Python reads the same as ECMAScript. A pattern that it cannot
     read is not checked."""
     try:
-        return re.compile(pattern)
+        return compiled(pattern)
     except (re.error, RecursionError, OverflowError):
-        item.say(
-            Status.UNKNOWN, f"dyno cannot read pattern {pattern!r}, so it is not checked against the model"
-        )
+        if not broken_pattern(pattern):  # which is reported without a model, too
+            item.say(
+                Status.UNKNOWN,
+                f"dyno cannot read pattern {pattern!r}, so it is not checked against the model",
+            )
         return None
 
 
