@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -210,7 +211,9 @@ def _rules_problem(value: object, engine: str) -> str | None:
         if len(rule) > MAX_RULE_LENGTH:
             return f"rule {_show(rule)} is longer than {MAX_RULE_LENGTH} characters"
         try:
-            re.compile(pattern)
+            with warnings.catch_warnings():  # of Python, about classes such as [[:alpha:]]
+                warnings.simplefilter("ignore", FutureWarning)
+                re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             return f"rule {_show(rule)}: bad regular expression: {error}"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,13 @@ def test_a_comma_inside_a_regular_expression_ends_no_rule() -> None:
     assert _plain("placement", word) == rules
     with pytest.raises(BadParameter, match="must read 'REGEX=DEVICE'"):
         settings(["placement=attn_q,exps=cpu,ffn"])
+
+
+def test_a_class_of_characters_in_a_rule_prints_no_warning_of_python() -> None:
+    rule = r"blk\.[[:digit:]]\.ffn_.*_exps=cpu"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert settings([f"placement={rule}"]) == {"placement": [rule]}
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["exact", "of more memory"])

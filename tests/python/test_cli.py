@@ -324,6 +324,20 @@ def test_explain(dyno: Any, tiny: Path, stage: str) -> None:
     assert text.strip()
 
 
+def test_explain_plan_of_several_sequences(dyno: Any, tiny: Path) -> None:
+    from dyno.server.opening import ServedEngine
+
+    given = ("explain", "plan", tiny, "--json", "--ctx", "64")
+    with ServedEngine(tiny, ctx=64, plan_only=True) as served:
+        count = int(served.settings["sequences"])
+        for option in ("--sequences", "--parallel", "-np"):
+            told = json.loads(dyno(*given, option, str(count)).stdout)
+            assert told["settings"]["sequences"] == {"value": count, "origin": "argument"}
+            assert told["kv_bytes"] == served.plan["kv_bytes"]
+    assert count * json.loads(dyno(*given).stdout)["kv_bytes"] == told["kv_bytes"]
+    assert dyno(*given, "--sequences", "0").returncode == 2
+
+
 def test_explain_plan_prints_every_launch_when_asked(dyno: Any, tiny: Path) -> None:
     assert "nodes" not in json.loads(dyno("explain", "plan", tiny, "--json").stdout)
     nodes = json.loads(dyno("explain", "plan", tiny, "--nodes", "--json").stdout)["nodes"]

@@ -56,6 +56,18 @@ def explain(
     ] = False,
     json_: options.Json = False,
     ctx: options.Ctx = None,
+    sequences: Annotated[
+        int | None,
+        typer.Option(
+            "--sequences",
+            "--parallel",
+            "-np",
+            rich_help_panel=options.SPEED,
+            help="Number of sequences that run in parallel. Default: the value of the profile, or 1. "
+            "`dyno serve` has 4 by default.",
+            min=1,
+        ),
+    ] = None,
     *,
     session: groups.SessionOptions,
     opening: groups.EngineOptions,
@@ -66,7 +78,7 @@ def explain(
     from dyno import explain as stages
 
     file = options.model_argument(model_file, model)
-    arguments = opening.arguments(ctx=options.ctx_argument(ctx, file), **session.given())
+    arguments = opening.arguments(sequences=sequences, ctx=options.ctx_argument(ctx, file), **session.given())
     if stage is Stage.gguf:
         result, text = stages.gguf(str(file))
     elif stage is Stage.model:
