@@ -221,6 +221,19 @@ def test_the_bound_address_decides_whether_the_server_is_local(
             assert asked(server, each).status_code == 200, each
 
 
+def test_ray_binds_no_address_of_one_interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Serve drops the number of the interface, so its proxy would fail after the model is read."""
+    from dyno.cli import app
+    from typer.testing import CliRunner
+
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0, 0, 2))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    words = ["serve", str(tmp_path / "none.gguf"), "--ray", "2", "--host", "fe80::1%eth0", "--port", "0"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "--host fe80::1%eth0 is an address of one network interface" in " ".join(done.output.split())
+
+
 def _has_ipv6() -> bool:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()

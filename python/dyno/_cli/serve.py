@@ -251,6 +251,12 @@ def serve(
     address = _resolved(host, port)
     recipe = _named(recipe, host, address[0])
     if ray is not None:
+        if address[3:] not in ((), (0,)):
+            raise typer.BadParameter(
+                f"--host {host} is an address of one network interface, which Ray Serve cannot bind; give "
+                "another address of this machine, or :: for all of them",
+                param_hint="--ray",
+            )
         _serve_replicas(recipe, ray, host, address, port_file, drain_timeout)
         return
     # Bind the address first, since loading a model can take a minute.
