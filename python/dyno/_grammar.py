@@ -28,6 +28,9 @@ __all__ = ["Grammar", "check_rules"]
 
 _LONGEST = 1 << 20
 """Characters of rules. Compiled ones take some twenty times as much memory, until their text ends."""
+_LAYOUT = {"whitespace_pattern": "[ ]?"}
+"""Layout of JSON, unless the schema has its own as `x-guidance`: at most one blank between two parts. If any
+blanks were allowed anywhere, a weak model would write only blanks."""
 _compiled: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
 _compiling = threading.RLock()
 
@@ -125,9 +128,15 @@ def _source(llguidance: Any, kind: str, rules: Any) -> str:
         if kind == "json_schema":
             text = rules if isinstance(rules, str) else json.dumps(rules, ensure_ascii=False)
             _check_length(kind, text)
-            if not isinstance(json.loads(text), (dict, bool)):
+            schema = json.loads(text)
+            if not isinstance(schema, (dict, bool)):
                 raise ValueError(f"{text[:80]} is not a JSON schema")
-            return str(llguidance.LLMatcher.grammar_from_json_schema(text))
+            laid_out = schema is False or (isinstance(schema, dict) and "x-guidance" in schema)
+            return str(
+                llguidance.LLMatcher.grammar_from_json_schema(
+                    "{}" if schema is True else text, defaults=None if laid_out else _LAYOUT
+                )
+            )
         _check_length(kind, rules)
         if kind == "grammar":
             return str(llguidance.grammar_from("gbnf", rules))

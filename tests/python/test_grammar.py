@@ -75,6 +75,21 @@ def test_json_follows_its_schema(engine: dyno.Engine) -> None:
     assert texts(engine, json_schema=json.dumps(SCHEMA)) == found
 
 
+def test_blanks_do_not_fill_the_text(engine: dyno.Engine) -> None:
+    """A model of noise writes any blank that is allowed, and a greedy one for ever."""
+    plain = {name: value for name, value in SCHEMA.items() if name != "x-guidance"}
+    for blank in (9, 10, 13, 32):
+        given = {"json_schema": plain, "logit_bias": {blank: 50.0}}
+        text = "".join(engine.generate([5, 9], 200, **given))
+        assert list(json.loads(text)) == ["ok", "n", "kind", "list"]
+        assert not re.search(r"[\t\n\r]|  ", text)
+    own = {**plain, "x-guidance": {"whitespace_flexible": True}}
+    text = "".join(engine.generate([5, 9], 200, json_schema=own, logit_bias={10: 50.0}))
+    assert text.count("\n") > 100
+    anything = engine.generate([5, 9], 8, json_schema="true", logit_bias={ord("7"): 50.0})
+    assert "".join(anything) == "7" * 8
+
+
 @pytest.mark.parametrize("grammar", [GBNF, LARK], ids=["gbnf", "lark"])
 def test_text_follows_a_grammar(engine: dyno.Engine, grammar: str) -> None:
     found = texts(engine, grammar=grammar)
