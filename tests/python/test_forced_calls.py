@@ -89,6 +89,19 @@ def test_a_call_that_was_cut_off_is_shown() -> None:
     assert not parts(ForcedCalls(parser_for("", "", TOOLS)))
 
 
+@pytest.mark.parametrize(
+    ("end", "rest"),
+    [
+        ("", ""), (", ", ""), (', {"na', '{"na'), (', {"name": "b", "arguments": {"x": {}}', None), ("]", ""),
+    ],
+)  # fmt: skip
+def test_calls_before_one_that_was_cut_off_are_calls(end: str, rest: str | None) -> None:
+    calls = '[{"name": "a", "arguments": {"b": "}, ["}}, {"name": "c", "arguments": {}}'
+    found = parts(ForcedCalls(parser_for("", "", TOOLS)), calls + end)
+    assert [part.tool_call.name for part in found if part.tool_call is not None] == ["a", "c"]
+    assert "".join(part.content for part in found) == (end[2:] if rest is None else rest)
+
+
 HARMONY = "{# <|channel|>final<|message|> #}{{ messages[-1].content }}<|start|>assistant"
 
 

@@ -16,6 +16,8 @@ from dyno.errors import ChatError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from dyno.chat.calls import ToolCall
+
 __all__ = ["ForcedCalls", "call_grammar"]
 
 _ANY = {"type": "object"}
@@ -61,6 +63,19 @@ def _described(tools: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str,
             yield function["name"], parameters if isinstance(parameters, dict) and parameters else _ANY
 
 
+def _complete(text: str) -> tuple[list[ToolCall], str]:
+    """The complete calls of a list that may be cut off, and the text of the call that is not complete."""
+    decoder, calls, at = json.JSONDecoder(), [], text.find("[") + 1
+    try:
+        while (begin := text.find("{", at)) >= 0:
+            _, end = decoder.raw_decode(text, begin)
+            calls += read_json(text[begin:end], {})
+            at = end
+    except (ValueError, RecursionError):
+        return calls, text[begin:] if calls else text
+    return calls, "" if calls else text
+
+
 class ForcedCalls(AnswerParser):
     """A parser of answers that follow `call_grammar`: their content is a list of calls.
 
@@ -79,12 +94,10 @@ class ForcedCalls(AnswerParser):
         yield from self._without_content(self._inner.finish())
         if not self._content:
             return
-        try:
-            calls = read_json(self._content, {})
-        except (ValueError, RecursionError):  # it was cut off, and is shown as text so that nothing is lost
-            yield Part(content=self._content)
-        else:
-            yield from (Part(tool_call=call) for call in calls)
+        calls, rest = _complete(self._content)
+        yield from (Part(tool_call=call) for call in calls)
+        if rest:  # a call that was cut off is shown as text, so that nothing is lost
+            yield Part(content=rest)
 
     def _without_content(self, parts: Iterator[Part]) -> Iterator[Part]:
         for part in parts:
