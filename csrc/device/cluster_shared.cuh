@@ -16,6 +16,17 @@ __device__ __forceinline__ void cluster_arrive() {
   __syncwarp();  // the warp must be converged
   asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
 }
+// An arrival that orders accesses to shared memory only: those of this block, and loads from other blocks whose values
+// were used. A normal arrival waits until writes to global memory are visible on the whole GPU.
+__device__ __forceinline__ void cluster_arrive_shared() {
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8)
+  __syncwarp();
+  asm volatile("fence.release.sync_restrict::shared::cta.cluster;\n" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
+#else
+  cluster_arrive();  // the assembler has no such fence
+#endif
+}
 // An arrival that orders only what barrier_init_done() released; a normal arrival waits until all writes are complete.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   __syncwarp();

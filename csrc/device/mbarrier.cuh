@@ -43,11 +43,14 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
-// Increments a number in shared memory and returns its previous value. A thread that counts later sees all writes that
-// other threads made before they counted.
-__device__ __forceinline__ uint32_t count_in_order(uint32_t number) {
+// Increments a number in shared memory, which is 0 again after `most`, and returns its previous value. A thread that
+// counts later sees all writes that other threads made before they counted.
+__device__ __forceinline__ uint32_t count_up_to(uint32_t number, uint32_t most) {
   uint32_t before;
-  asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;\n" : "=r"(before) : "r"(number) : "memory");
+  asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;\n"
+               : "=r"(before)
+               : "r"(number), "r"(most)
+               : "memory");
   return before;
 }
 

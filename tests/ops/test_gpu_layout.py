@@ -282,6 +282,16 @@ def test_q4_k_takes_whole_numbers(family: str, m: int, n: int, k: int, taken: tu
     assert ops.supports(family, desc, config, machine) == (True, "")
 
 
+def test_blocks_of_64_rows_are_for_single_products_of_q4_k() -> None:
+    machine = {**H200, "shared_per_block_bytes": 227 << 10}
+    desc = {"type": "q4_k", "layout": "gpu", "act": "f32", "m": 32, "n": 4096, "k": 14336}
+    config = {"variant": "wgmma_codes", "tokens": 32, "rows": 64, "parts": 8, "blocks": 4}
+    assert ops.supports("matmul", desc, config, machine) == (True, "")
+    assert ops.supports("matmul", {**desc, "x_tiles": 32}, config, machine) == (True, "")
+    assert "q4_k, not q6_k" in ops.supports("matmul", {**desc, "type": "q6_k"}, config, machine)[1]
+    assert "fewer than parts=8" in ops.supports("matmul", {**desc, "k": 1792}, config, machine)[1]
+
+
 def test_a_ring_holds_two_stages_for_each_block_of_a_multiprocessor() -> None:
     desc = {"type": "q6_k", "layout": "gpu", "act": "f32", "m": 32, "n": 4096, "k": 4096}
     config = {"variant": "wgmma_ring", "tokens": 32, "rows": 256, "parts": 8, "blocks": 2}

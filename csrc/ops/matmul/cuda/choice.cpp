@@ -141,6 +141,10 @@ Support supports_tiles(const Shape& s, const Choice& choice) {
     return Support::no(str_cat("n=", s.n, " is not a multiple of ", HalfTiles::kBlock, ", the blocks of tiles"));
   }
   const GemmRingShape shape = ring_shape_of(s, choice);
+  if (s.y_tiles > 0 && choice.tokens % choice.parts != 0) {
+    return Support::no(str_cat("blocks that write f16 tiles have equal shares, but parts=", choice.parts,
+                               " does not divide tokens=", choice.tokens));
+  }
   if (shape.joint() * choice.parts > kMostOfCluster) {
     return Support::no(str_cat(shape.joint(), " blocks for 256 columns times parts=", choice.parts, " are more than ",
                                kMostOfCluster, ", a cluster"));
@@ -160,6 +164,10 @@ Support supports_gemm_ring(const Shape& s, const Choice& choice, const DeviceInf
   if (choice.kernel == Kernel::wgmma_codes && !has_code_tiles(s.type)) {
     return Support::no(str_cat("wgmma_codes reads q4_k, q5_k and q6_k, not ", dtype_name(s.type)));
   }
+  if (choice.rows == 64 && !has_small_blocks(s.type)) {
+    return Support::no(str_cat("blocks of 64 rows of w are for q4_k, not ", dtype_name(s.type)));
+  }
+  if (choice.rows == 64 && (s.gated || s.other)) return Support::no("blocks of 64 rows of w are for a single product");
   if (s.rows > kGemmRingMaxRows) {
     return Support::no(str_cat(s.rows, " rows: the ring takes at most ", kGemmRingMaxRows));
   }

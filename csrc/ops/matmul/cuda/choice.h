@@ -14,7 +14,7 @@
 //   wgmma_ring(tokens, rows, parts, blocks)  needs as wgmma; quantised weights through a ring in shared memory;
 //                               `rows` of w per block, `parts` blocks share k, `blocks` fit on a multiprocessor
 //   wgmma_codes(tokens, rows, parts, blocks)  the same for q4_k, q5_k and q6_k: operands are codes times small
-//                               scales
+//                               scales; 64 rows for single products of q4_k
 //   wgmma_wide(tokens, group)   needs as wgmma; dense products, tiles of 256 or 128 tokens by 128 rows per block;
 //                               `group` tiles of tokens are multiplied by all rows before the next group
 // Path dequantize:

@@ -39,15 +39,21 @@ struct CodeTile : WeightTile<kType> {
     return code;
   }
 
-  // For rows g and g + 8; signed scales of rows g + 8 are divided by 16.
+  // The high byte of 1024 as an f16, four times, in a register of each lane. If the compiler knew the value, each
+  // permutation would have it as its constant and load the selector to a register. `rows`: of w in a block.
+  static __device__ __forceinline__ uint32_t magic(int rows, int lane) {
+    return 0x64646464u ^ static_cast<uint32_t>(32 * rows + lane) >> 16;
+  }
+
+  // For rows g and g + 8; signed scales of rows g + 8 are divided by 16. `high_bytes`: of magic().
   template <int kStep>
-  __device__ __forceinline__ __half2 small_scales() const {
+  __device__ __forceinline__ __half2 small_scales(uint32_t high_bytes) const {
+    constexpr int kAt = kMin ? 0 : kStep % 2 * 2;
+    constexpr uint32_t kSelect = kAt | 4 << 4 | (kAt + 1) << 8 | 4 << 12;
+    const __half2 biased = as_half2(__byte_perm(scale[kStep / 2], high_bytes, kSelect));
     if constexpr (kMin) {
-      return bytes_to_half2<0, 1, 0>(scale[kStep / 2]);
-    } else {
-      constexpr int kAt = kStep % 2 * 2;
-      constexpr uint32_t kSelect = kAt | 4 << 4 | (kAt + 1) << 8 | 4 << 12;
-      const __half2 biased = as_half2(__byte_perm(scale[kStep / 2], 0x64646464u, kSelect));  // 1152 + scale
+      return __hsub2(biased, as_half2(0x64006400u));
+    } else {  // 1152 + scale
       return __hfma2(biased, as_half2(0x2c003c00u), as_half2(0xd480e480u));
     }
   }
@@ -64,8 +70,8 @@ struct CodeTile : WeightTile<kType> {
 
   // The A operand of step kStep.
   template <int kStep>
-  __device__ __forceinline__ void code_fragment(uint32_t (&a)[4]) const {
-    const __half2 s = small_scales<kStep>();
+  __device__ __forceinline__ void code_fragment(uint32_t (&a)[4], uint32_t high_bytes) const {
+    const __half2 s = small_scales<kStep>(high_bytes);
     a[0] = product<kStep, 0>(low2(s));
     a[1] = product<kStep, 1>(high2(s));
     a[2] = product<kStep, 2>(low2(s));

@@ -78,7 +78,7 @@ struct CodesTiles {
     if (shape.parts == 1) {
       __syncthreads();  // the sums of this block are written
     } else {
-      device::cluster_arrive();
+      device::cluster_arrive_shared();
       device::cluster_wait();  // the sums of all blocks are written
     }
 #pragma unroll
@@ -94,7 +94,7 @@ struct CodesTiles {
       }
       if (quad == 0) largest[column] = most;
     }
-    device::cluster_arrive();
+    device::cluster_arrive_shared();
     device::cluster_wait();  // the largest values of all blocks are written
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {

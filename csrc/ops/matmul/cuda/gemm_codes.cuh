@@ -6,7 +6,7 @@
 // As in gemm_ring.cuh, weights and x go through a ring in shared memory, and blocks of a cluster share k. But warps do
 // not wait for each other: each has a separate ring for its stripes of w, and requests the next chunk as soon as it has
 // read one. The last warp that reads a stage of x requests the next x for it. A block has eight warps with one or two
-// stripes each, or sixteen warps for 512 rows of w, which read x half as often.
+// stripes each, four warps for 64 rows of w, or sixteen warps for 512 rows, which read x half as often.
 //
 // Rows of x in HalfTiles have a scale per super-block, which multiplies the sums like the weights' factors. Products
 // with the minima then have separate sums, or are added before the others begin.
@@ -70,20 +70,20 @@ struct CodeRing {
     if (next >= chunks) return;
     ask_weights(next, stage, policy);
     // In order, because the copy must not overtake the reads of warps that counted earlier.
-    if (device::count_in_order(readers(stage)) % warps == warps - 1u) ask_x(next, stage);
+    if (device::count_up_to(readers(stage), warps - 1u) == warps - 1u) ask_x(next, stage);
   }
 };
 
 // Adds the sums of a super-block to the total sums. `unit`: of its stripes, for rows g and g + 8.
 template <int kTokens, int kStripes>
-__device__ __forceinline__ void add_super_block(CodeSums<kTokens, kStripes>& sums, CodeSums<kTokens, kStripes>& block,
+__device__ __forceinline__ void add_super_block(CodeSums<kTokens, kStripes>& sums,
+                                                const CodeSums<kTokens, kStripes>& block,
                                                 const float (&unit)[kStripes][2]) {
 #pragma unroll
   for (int i = 0; i < kStripes; ++i) {
 #pragma unroll
     for (int e = 0; e < kTokens / 2; ++e) {
       sums[i][e] = fmaf(block[i][e], unit[i][e / 2 % 2], sums[i][e]);
-      block[i][e] = 0.0f;
     }
   }
 }
@@ -98,8 +98,8 @@ __device__ __forceinline__ void load_scales(const uint8_t* x, int lane, float2 (
 
 // As add_super_block(), for rows of x with a scale per super-block. kApart: `minima` are added before the scale.
 template <bool kApart, int kTokens, int kStripes>
-__device__ __forceinline__ void add_scaled(CodeSums<kTokens, kStripes>& sums, CodeSums<kTokens, kStripes>& block,
-                                           CodeSums<kTokens, kStripes>& minima, const float (&unit)[kStripes][2],
+__device__ __forceinline__ void add_scaled(CodeSums<kTokens, kStripes>& sums, const CodeSums<kTokens, kStripes>& block,
+                                           const CodeSums<kTokens, kStripes>& minima, const float (&unit)[kStripes][2],
                                            const float2 (&scales)[kTokens / 8]) {
 #pragma unroll
   for (int i = 0; i < kStripes; ++i) {
@@ -108,10 +108,8 @@ __device__ __forceinline__ void add_scaled(CodeSums<kTokens, kStripes>& sums, Co
       float sum = block[i][e] * unit[i][e / 2 % 2];
       if constexpr (kApart) {
         sum = fmaf(block[i][e], unit[i][e / 2 % 2], minima[i][e]);
-        minima[i][e] = 0.0f;
       }
       sums[i][e] = fmaf(sum, e % 2 == 0 ? scales[e / 4].x : scales[e / 4].y, sums[i][e]);
-      block[i][e] = 0.0f;
     }
   }
 }
@@ -131,23 +129,27 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
   CodeSums<kTokens, kStripes> block = {};
   uint32_t a[2][kGroup][kStripes][4];  // running products read one while the other is written
   Tile w[2][kStripes];                 // [tile & 1]
-  const auto start = [&]<int kPlace, int kFirst>(uint64_t x) {
+  const uint32_t high_bytes = Tile::magic(ring.shape.rows, lane);
+  // `begun`: whether `block` has sums of this super-block already.
+  const auto start = [&]<int kPlace, int kFirst>(uint64_t x, bool begun) {
     device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kGroup; ++step) {
 #pragma unroll
-      for (int i = 0; i < kStripes; ++i) device::wgmma_f16(block[i], a[kPlace][step][i], x + 2 * (kFirst + step));
+      for (int i = 0; i < kStripes; ++i) {
+        device::wgmma_f16(block[i], a[kPlace][step][i], x + 2 * (kFirst + step), begun || kFirst + step > 0);
+      }
     }
     device::wgmma_commit();
     // At most the last products are running, so the other buffer is no longer read.
     device::wgmma_wait<1>();
   };
-  const auto multiply = [&]<int kTile>(const Tile(&tile)[kStripes], uint64_t x) {
+  const auto multiply = [&]<int kTile>(const Tile(&tile)[kStripes], uint64_t x, bool begun) {
     for_each_step([&]<int kStep>() {
       constexpr int kPlace = kGroup == 1 ? kStep & 1 : kTile, kAt = kGroup == 1 ? 0 : kStep;
 #pragma unroll
-      for (int i = 0; i < kStripes; ++i) tile[i].template code_fragment<kStep>(a[kPlace][kAt][i]);
-      if constexpr (kAt == kGroup - 1) start.template operator()<kPlace, kStep - kAt>(x);
+      for (int i = 0; i < kStripes; ++i) tile[i].template code_fragment<kStep>(a[kPlace][kAt][i], high_bytes);
+      if constexpr (kAt == kGroup - 1) start.template operator()<kPlace, kStep - kAt>(x, begun);
     });
   };
   int stage = 0;
@@ -175,9 +177,9 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
         if constexpr (!kScaled) {
           device::wgmma_f16(sums[i], a[1][0][i], x_sums);
         } else if constexpr (kApart) {
-          device::wgmma_f16(minima[i], a[1][0][i], x_sums);
+          device::wgmma_f16(minima[i], a[1][0][i], x_sums, false);
         } else {
-          device::wgmma_f16(block[i], a[1][0][i], x_sums);
+          device::wgmma_f16(block[i], a[1][0][i], x_sums, false);
         }
       }
       device::wgmma_commit();
@@ -193,12 +195,13 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
     }
     const uint64_t x = device::wgmma_descriptor(x_at);
     constexpr uint64_t kXTile = kTokens * 128 >> 4;
-#pragma unroll 1
+    // Without a loop where registers allow it.
+#pragma unroll(kGroup == 1 ? 1 : kChunkTiles / 2)
     for (int tile = 0; tile < kChunkTiles; tile += 2) {
       load(w[1], tile + 1);
-      multiply.template operator()<0>(w[0], x + tile * kXTile);
+      multiply.template operator()<0>(w[0], x + tile * kXTile, tile > 0);
       if (tile == 0) load(w[0], tile + 2);
-      multiply.template operator()<1>(w[1], x + (tile + 1) * kXTile);
+      multiply.template operator()<1>(w[1], x + (tile + 1) * kXTile, true);
     }
     float unit[kStripes][2];
 #pragma unroll
@@ -224,7 +227,7 @@ __device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>&
 
 // kSeveral: p.more has further products.
 template <DType kType, int kTokens, int kWarps, int kStripes, bool kSeveral, CodesForm kForm>
-__global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps == 16 ? 1 : 2)
+__global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps == 16 ? 1 : 16 / kWarps)
     gemm_codes_kernel(const __grid_constant__ Problem p, const __grid_constant__ TiledRows format,
                       const __grid_constant__ GemmRingShape shape) {
 #ifdef DYNO_DEVICE_WGMMA
@@ -282,10 +285,10 @@ __global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps 
     const GemmRingEpilogue<kTokens, kSeveral, Ring::kScaled> epilogue(p, product, format, shape, matrix, rank, ring.at,
                                                                       kWarps);
     const GemmRingItem first_item = epilogue.load(threadIdx.x);
-    device::cluster_arrive();
+    device::cluster_arrive_shared();
     device::cluster_wait();  // the sums of all blocks are written
     epilogue.finish(first_item);
-    device::cluster_arrive();
+    device::cluster_arrive_shared();
     device::cluster_wait();  // no block reads this block's shared memory any longer
   }
 #endif
@@ -301,6 +304,12 @@ void gemm_codes_launch(const Problem& p, const TiledRows& format, const GemmRing
 
 template <DType kType, int kTokens>
 void gemm_codes_of(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
+  if constexpr (has_small_blocks(kType)) {
+    if (shape.rows == 64) {
+      return gemm_ring_start(gemm_codes_kernel<kType, kTokens, 4, 1, false, CodesForm::rows>, 32 * 4, p, format, shape,
+                             stream);
+    }
+  }
   if (shape.rows == 128) return gemm_codes_launch<kType, kTokens, 8, 1>(p, format, shape, stream);
   if (shape.rows == 256) return gemm_codes_launch<kType, kTokens, 8, 2>(p, format, shape, stream);
   if constexpr (kTokens < 64) {
@@ -336,6 +345,10 @@ void gemm_codes_tiles_launch(const Problem& p, const TiledRows& format, const Ge
 template <DType kType>
 void gemm_codes_tiles(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
   const auto start = [&]<int kTokens>() {
+    if (shape.rows == 64 && shape.joint() == 1) {
+      return gemm_ring_start(gemm_codes_kernel<kType, kTokens, 4, 1, false, CodesForm::from_tiles>, 32 * 4, p, format,
+                             shape, stream);
+    }
     if (shape.rows == 128) return gemm_codes_tiles_launch<kType, kTokens, 1>(p, format, shape, stream);
     if (shape.rows == 256) return gemm_codes_tiles_launch<kType, kTokens, 2>(p, format, shape, stream);
     throw_no_tile("wgmma_codes", shape.rows, kTokens);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "ops/half_tiles.h"
 #include "ops/matmul/cuda/ring.h"
@@ -32,11 +33,13 @@ enum class CodesForm : uint8_t {
   to_tiles,    // y in HalfTiles, for a gated pair: blocks that together have 256 adjacent columns of y are one cluster
 };
 
-// A block multiplies `tokens` rows of x by `rows` (128, 256, 512) rows of w over one of `parts` of k. A stage has the
-// tiles of x, then a chunk of each stripe of w. After the last product, sums replace the stages: one plane for 256
+// A block multiplies `tokens` rows of x by `rows` (64, 128, 256, 512) rows of w over one of `parts` of k. A stage has
+// the tiles of x, then a chunk of each stripe of w. After the last product, sums replace the stages: one plane for 256
 // rows; two planes for 128 rows, where two warpgroups share k.
 struct GemmRingShape {
   int rows = 256, parts = 1, stages = 0;
+  int inverse_parts = 1 << 16;                        // 2^16 / parts, rounded up
+  int quads_log2 = 6;                                 // rows / 4 is this power of two
   int x_bytes = 0, stage_bytes = 0, sums_stride = 0;  // sums_stride: floats from one token to the next
   int64_t barriers = 0, bytes = 0;                    // offset of the barriers, and total size
   bool spread = false;  // if two blocks fit on a multiprocessor, the blocks of a cluster are placed on different ones
@@ -44,9 +47,16 @@ struct GemmRingShape {
   CodesForm form = CodesForm::rows;
 
   constexpr int planes() const { return rows == 128 && !codes ? 2 : 1; }
-  constexpr int warps() const { return rows == 512 ? 2 * kGemmRingWarps : kGemmRingWarps; }  // multiplying warps
+  // Multiplying warps.
+  constexpr int warps() const {
+    return rows == 512 ? 2 * kGemmRingWarps : rows == 64 ? kGemmRingWarps / 2 : kGemmRingWarps;
+  }
   // Blocks of one cluster along w.
   constexpr int joint() const { return form == CodesForm::to_tiles ? 2 * HalfTiles::kBlock / rows : 1; }
+  // In the epilogue, block `part` of those that share k adds the sums of rows [first_of(part), first_of(part + 1)) of
+  // the tile of x. If `parts` does not divide the tile, the shares differ by one row.
+  // This is tokens · part / parts without a division, because it is on the way from the last product to the store.
+  constexpr int first_of(int part, int tokens) const { return tokens * part * inverse_parts >> 16; }
   // Per stage. Codes: a barrier for the weights of each warp, one for x, and a counter of the warps that have read.
   constexpr int barrier_bytes() const { return codes ? 8 * warps() + 16 : kGemmRingBarrierBytes; }
   // Whether the ring is deep enough to be filled while it is read.
@@ -60,8 +70,15 @@ constexpr GemmRingShape gemm_ring_shape(DType type, int64_t k, int tokens, int r
   constexpr int kAlignment = 1024;
   // Of the 228 KiB of a multiprocessor, each block reserves one, and alignment takes another. If blocks share a
   // multiprocessor, some memory is left for the small launches between products.
-  const int64_t all = int64_t{blocks == 1 ? 228 : codes ? 222 : 220} << 10;
-  GemmRingShape s{.rows = rows, .parts = parts, .spread = blocks > 1, .codes = codes, .form = form};
+  // Four blocks need all of it for two stages of 32 tokens.
+  const int64_t all = int64_t{blocks == 1 || (blocks == 4 && tokens == 32) ? 228 : codes ? 222 : 220} << 10;
+  GemmRingShape s{.rows = rows,
+                  .parts = parts,
+                  .inverse_parts = ((1 << 16) + parts - 1) / parts,
+                  .quads_log2 = std::countr_zero(static_cast<unsigned>(rows)) - 2,
+                  .spread = blocks > 1,
+                  .codes = codes,
+                  .form = form};
   const int64_t room = all / blocks - (1 << 10) - kAlignment - kGemmRingMaxStages * s.barrier_bytes();
   s.x_bytes = gemm_ring_tiles(type) * tokens * 128 + (codes ? tokens * 32 : 0);
   if (form == CodesForm::from_tiles) s.x_bytes = tokens * HalfTiles::kRowBytes;
@@ -85,6 +102,8 @@ void run_gemm_ring(const Problem& p, const TiledRows& format, const GemmRingShap
 constexpr bool has_code_tiles(DType type) { return type == DType::q4_k || type == DType::q5_k || type == DType::q6_k; }
 // Types and rows of w whose products can read and write HalfTiles.
 constexpr bool has_half_tiles(DType type, int rows) { return type == DType::q4_k && rows <= 256; }
+// Blocks of 64 rows of w have instances for the type with most weights only.
+constexpr bool has_small_blocks(DType type) { return type == DType::q4_k; }
 // The same with gemm_codes.cuh: x with sums (TiledRows::sums), `shape` with `codes`, a type of has_code_tiles(). Forms
 // other than CodesForm::rows need a type of has_half_tiles(); format.height is then the height of the HalfTiles.
 void run_gemm_codes(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream);
