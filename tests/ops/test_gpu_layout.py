@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -261,10 +262,16 @@ def test_few_tokens_take_a_ring(
 @pytest.mark.parametrize(
     ("family", "m", "n", "k", "taken"),
     [
-        ("matmul", 4, 4096, 4096, (16, 256, 8, 2)),
-        ("matmul", 16, 4096, 14336, (16, 256, 8, 2)),
+        # As many blocks as a chip takes at once: 512 of 660 or 448 of 528 with 64 rows, 224 of 264 with 128
+        ("matmul", 4, 4096, 4096, (16, 64, 8, 4)),
+        ("matmul", 16, 4096, 14336, (16, 64, 8, 4)),
+        ("matmul", 16, 2048, 4096, (16, 256, 8, 2)),
         ("matmul", 32, 4096, 4096, (32, 128, 4, 2)),
-        ("matmul", 33, 4096, 14336, (64, 128, 4, 2)),
+        ("matmul", 32, 4096, 14336, (32, 64, 7, 4)),
+        ("matmul", 32, 8192, 8192, (32, 128, 3, 2)),
+        ("matmul", 32, 5120, 17408, (32, 64, 5, 4)),
+        ("matmul", 33, 4096, 14336, (64, 128, 7, 2)),
+        ("matmul", 64, 8192, 8192, (64, 128, 3, 2)),
         ("matmul", 32, 1024, 4096, (32, 128, 8, 2)),
         ("matmul", 32, 4096, 512, (32, 128, 2, 2)),
         ("up_gate", 16, 14336, 4096, (16, 256, 2, 2)),
@@ -280,6 +287,21 @@ def test_q4_k_takes_whole_numbers(family: str, m: int, n: int, k: int, taken: tu
     names = ("tokens", "rows", "parts", "blocks")
     assert (tuple(config[name] for name in names) if config["variant"] == "wgmma_codes" else None) == taken
     assert ops.supports(family, desc, config, machine) == (True, "")
+
+
+@pytest.mark.parametrize("sm_count", [7, 78, 114, 132, 148])
+def test_blocks_that_share_k_need_no_second_round(sm_count: int) -> None:
+    machine = {**H200, "shared_per_block_bytes": 227 << 10, "sm_count": sm_count}
+    for m, n, k in itertools.product((4, 32, 64), (1024, 2048, 4096, 5120, 8192), (2048, 4096, 14336)):
+        desc = {"type": "q4_k", "layout": "gpu", "act": "f32", "m": m, "n": n, "k": k, "path": "mmq"}
+        config = ops.default_config("matmul", desc, machine)
+        if config["variant"] != "wgmma_codes" or config["parts"] == 1:
+            continue
+        assert ops.supports("matmul", desc, config, machine) == (True, "")
+        blocks = -(-n // config["rows"]) * config["parts"]
+        # A multiprocessor takes five blocks of 64 rows by 16 tokens, although their memory is that of four.
+        each = 5 if (config["tokens"], config["rows"]) == (16, 64) else config["blocks"]
+        assert blocks <= sm_count * each
 
 
 def test_blocks_of_64_rows_are_for_single_products_of_q4_k() -> None:

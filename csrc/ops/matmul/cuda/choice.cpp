@@ -445,6 +445,38 @@ std::optional<Choice> default_split(const Shape& s, const DeviceInfo& device) {
   return Choice{.kernel = Kernel::wgmma_split, .tokens = tokens, .parts = parts};
 }
 
+// Measured on an H200 (h200_filled_chip.json). With fewer blocks than places, some multiprocessors take two blocks and
+// others none, and the slowest decides. So products of long parts, and of few tokens, get as many blocks as the chip
+// takes at once. More blocks would need a second round. A cluster stays in one group of multiprocessors, so up to a
+// tenth of the places is left; how many depends on the chip.
+void fill_chip(Choice& choice, const Shape& s, int64_t chunks, const DeviceInfo& device) {
+  constexpr int64_t kLongPart = 8;  // chunks
+  constexpr int kMostParts = 8;
+  const bool is_long = chunks > kLongPart * choice.parts;
+  // The largest number of parts for blocks of `rows`, if a multiprocessor takes `each`.
+  const auto parts_of = [&](int rows, int each) {
+    const int64_t blocks = s.matrices * ((s.n + rows - 1) / rows);
+    const int64_t fitting = int64_t{std::max(device.sm_count, 1)} * each * 9 / 10 / blocks;
+    return static_cast<int>(std::min({fitting, chunks, int64_t{kMostParts}}));
+  };
+  if (choice.tokens == 16 || (choice.tokens == 32 && is_long)) {
+    constexpr int kRows = 64, kLeastParts = 2, kBlocks = 4;
+    const int each = choice.tokens == 16 ? 5 : kBlocks;  // registers and shared memory are left for one more
+    const int parts = parts_of(kRows, each);
+    const int64_t found = s.matrices * ((s.n + kRows - 1) / kRows) * parts;
+    if (parts >= kLeastParts && found * 4 >= int64_t{device.sm_count} * each * 3) {
+      choice.rows = kRows, choice.parts = parts, choice.blocks = kBlocks;
+      return;
+    }
+  }
+  if (!is_long) return;
+  const int most = parts_of(choice.rows, choice.blocks);
+  for (int parts = choice.parts + 1; parts <= most; ++parts) {
+    const bool shorter = (chunks + parts - 1) / parts < (chunks + choice.parts - 1) / choice.parts;
+    if (shorter) choice.parts = parts;
+  }
+}
+
 // Measured on an H100 (h100_wgmma_codes.json): within 4 % of the best configuration for 16, 32 and 64 tokens. Two
 // blocks share a multiprocessor. More than three blocks for two multiprocessors gain less than their exchange costs.
 std::optional<Choice> default_gemm_codes(const Shape& s, const DeviceInfo& device) {
@@ -458,6 +490,7 @@ std::optional<Choice> default_gemm_codes(const Shape& s, const DeviceInfo& devic
   const int64_t room = std::max(device.sm_count, 1) * (choice.tokens == 16 ? 7 : 6) / 4;
   const int most = s.y_tiles > 0 ? choice.rows / 64 : 8;  // to_tiles adds further blocks to a cluster
   while (choice.parts < most && choice.parts * 2 <= chunks && blocks * choice.parts * 2 <= room) choice.parts *= 2;
+  if (!s.gated && !s.other && s.y_tiles == 0) fill_chip(choice, s, chunks, device);  // to_tiles: equal shares only
   if (!supports_choice(s, choice, device)) return std::nullopt;
   return choice;
 }
