@@ -367,13 +367,14 @@ def drawn(
     ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items()),
 )
 def test_few_kept_tokens_are_drawn_as_numpy_draws(sampling: ctypes.CDLL, settings: dict[str, float]) -> None:
-    """Of rows with ties, with holes, and with more equal logits than are sorted."""
+    """Of rows with ties, with holes, with more equal logits than are sorted, and of many chunks."""
     rng = np.random.default_rng(3)
     settings = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, **settings}
     rows = [3 * rng.standard_normal(300), np.round(rng.standard_normal(261)), np.zeros(600)]
     rows[1][rng.random(261) < 0.4] = -np.inf
     rows.append(np.full(203, -np.inf))
     rows[3][[5, 200]] = 1.0, 1.5
+    rows.append(4 * rng.standard_normal(45_001))
     for at, row in enumerate(rows):
         logits = row.astype(np.float32)
         for backwards, uniform in ((0, 0.0), (1, float(np.float32(rng.random())))):

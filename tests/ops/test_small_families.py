@@ -10,6 +10,7 @@ from dyno.errors import PlanError
 from ops import reference
 
 F32 = np.float32
+HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
 run = _core.ops.run
 
 
@@ -139,6 +140,13 @@ def test_routing_refuses_experts_that_do_not_exist() -> None:
         ok, reason = _core.ops.supports("moe_route", {"experts": 8, **change}, config)
         assert not ok
         assert message in reason
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 128), (2, 128), (8, 32), (32, 8), (512, 8)])
+def test_all_blocks_that_sample_run_at_once(rows: int, blocks: int) -> None:
+    config = _core.ops.default_config("sample", {"m": rows, "n_vocab": 128256}, HOPPER)
+    assert config == {"variant": "blocks", "blocks": blocks}
+    assert rows * blocks <= 2 * HOPPER["sm_count"] or blocks == 8
 
 
 def test_sampling_follows_the_distribution() -> None:

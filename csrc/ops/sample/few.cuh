@@ -22,10 +22,12 @@ __device__ __forceinline__ uint32_t id_of_rank(uint64_t rank) { return ~static_c
 // kFewCandidates, nothing is sorted.
 __device__ __forceinline__ int sort_few(const Row& row, Few& few, int32_t k, uint32_t best) {
   // At least k chunks have a logit that reaches the k-th best of the chunks' maxima. So the k-th best of all logits is
-  // there or higher.
-  const uint32_t bound = last_reaching(kMinusInfinity + 1, best, k, *row.shared, [&](uint32_t, const auto& add) {
-    for (uint32_t chunk = threadIdx.x; chunk < row.chunks; chunk += kThreads) add(row.best_of(chunk), 1);
-  });
+  // there or higher. Reading a few more chunks takes less time than the last steps of an exact search.
+  constexpr int32_t kMore = 32;
+  const uint32_t bound =
+      last_reaching(kMinusInfinity + 1, best, k, k + kMore, *row.shared, [&](uint32_t, const auto& add) {
+        for (uint32_t chunk = threadIdx.x; chunk < row.chunks; chunk += kThreads) add(row.best_of(chunk), 1);
+      });
   if (threadIdx.x == 0) few.count = 0;
   __syncthreads();  // the count
   row.for_each(bound, [&](uint32_t key, int32_t id, float) {

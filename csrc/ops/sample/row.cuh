@@ -163,8 +163,9 @@ struct Row {
 // The largest key in [low, high] such that the values of all keys from it on add up to `target`; `low` if there is none
 // above it. for_each(least, add) calls add(key, value) for every key from `least` on, and may call it for others. A
 // step tests eight parts of the remaining range at once, because it needs as many barriers as a step that halves it.
+// The search ends early at a key whose sum is at most `enough`, unless this is negative.
 template <typename T, typename ForEach>
-__device__ __forceinline__ uint32_t last_reaching(uint32_t low, uint32_t high, T target, Shared& shared,
+__device__ __forceinline__ uint32_t last_reaching(uint32_t low, uint32_t high, T target, T enough, Shared& shared,
                                                   const ForEach& for_each) {
   constexpr int kSteps = Shared::kSteps;
   T* sums_of_warps = reinterpret_cast<T*>(shared.steps);
@@ -185,12 +186,20 @@ __device__ __forceinline__ uint32_t last_reaching(uint32_t low, uint32_t high, T
     T sum = 0;
     for (int i = 0; i < kWarps && lane < kSteps; ++i) sum += sums_of_warps[i * kSteps + lane];
     const bool reaches = lane < kSteps && low + (lane + 1) * step <= high && sum >= target;
-    const auto passed = static_cast<uint32_t>(__ffs(~__ballot_sync(device::kFullMask, reaches)) - 1);
+    const unsigned all = __ballot_sync(device::kFullMask, reaches);
+    const bool is_enough = __ballot_sync(device::kFullMask, reaches && sum <= enough) != 0;
+    const auto passed = static_cast<uint32_t>(__ffs(~all) - 1);
     __syncthreads();  // … and read
     if (passed < kSteps) high = min(high, low + (passed + 1) * step - 1);
     low += passed * step;
+    if (is_enough) break;  // the sum from `low` on is the least that reaches the target
   }
   return low;
+}
+template <typename T, typename ForEach>
+__device__ __forceinline__ uint32_t last_reaching(uint32_t low, uint32_t high, T target, Shared& shared,
+                                                  const ForEach& for_each) {
+  return last_reaching(low, high, target, T{-1}, shared, for_each);
 }
 
 }  // namespace dyno::ops::sampling

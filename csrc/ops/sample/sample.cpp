@@ -7,6 +7,7 @@
 // At least one candidate is kept. A NaN logit is never sampled; with `finite_only`, neither is any token of its row.
 #include "ops/sample/sample.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -149,8 +150,14 @@ Support supports(const SampleDesc& desc, const Config& config, const DeviceInfo&
   return check_config(Family::sample, kVariants, kInstances, config, device);
 }
 
-Config default_config(const SampleDesc&, const DeviceInfo& device) {
-  return device.kind == DeviceKind::cuda ? Config(blocks_params{.blocks = 128}) : heap_params{.grain = 64};
+Config default_config(const SampleDesc& desc, const DeviceInfo& device) {
+  if (device.kind != DeviceKind::cuda) return heap_params{.grain = 64};
+  // A multiprocessor takes two blocks. More blocks than that wait, and each would only read a few chunks.
+  constexpr int64_t kLeast = 8, kMost = 128;
+  const int64_t places = int64_t{2} * std::max(device.sm_count, 1);
+  int64_t blocks = kMost;
+  while (blocks > kLeast && blocks * desc.m > places) blocks /= 2;
+  return blocks_params{.blocks = static_cast<int16_t>(blocks)};
 }
 
 Cost cost(const SampleDesc& desc) {

@@ -138,9 +138,12 @@ __global__ void __launch_bounds__(kThreads)
 
   uint64_t rank = 0;
   bool undefined = false;  // a logit of the row is NaN
-  for (uint32_t chunk = blockIdx.x * kWarps + warp; chunk < row.chunks; chunk += gridDim.x * kWarps) {
+  const uint32_t warps = gridDim.x * kWarps, own_chunk = blockIdx.x * kWarps + warp;
+  Four ahead = row.load(row.first_of(own_chunk, lane));
+  for (uint32_t chunk = own_chunk; chunk < row.chunks; chunk += warps) {
     const uint32_t first = row.first_of(chunk, lane);
-    const Four four = row.load(first);
+    const Four four = ahead;
+    ahead = row.load(row.first_of(chunk + warps, lane));  // past the row, nothing is read
     uint32_t key = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
