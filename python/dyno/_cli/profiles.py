@@ -99,17 +99,19 @@ def show(
 
 @app.command(cls=help.Command)
 def export(
-    file: Annotated[Path, typer.Argument(help="Profile for llama.cpp or ik_llama.cpp.")],
+    file: Annotated[Path, typer.Argument(help="Profile of dyno, llama.cpp or ik_llama.cpp.")],
     command: Annotated[
         list[str] | None,
         typer.Argument(help="After --: your own command line. Default: the one that the tune started from."),
     ] = None,
     form: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--as", help="Output format: llama-server, env, systemd, compose, helm-values or models.ini."
+            "--as",
+            help="Output format: systemd, compose or helm-values. For dyno also dyno-serve, the default. For "
+            "the others also llama-server, the default, env and models.ini.",
         ),
-    ] = "llama-server",
+    ] = None,
     binaries: Annotated[
         str | None,
         typer.Option(
@@ -121,6 +123,6 @@ def export(
     ] = None,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Print the command line, environment file or systemd unit for a profile of llama.cpp or ik_llama.cpp."""
+    """Print the command line, systemd unit or container that starts a server with a profile."""
     state.verbosity(verbose)
     print(plugins.load("profiles-export")(file, command, form, binaries, model), end="")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .help import Help
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_LLAMA_IMAGE = "${LLAMA_SERVER_IMAGE:?name an image whose entry point is llama-server}"
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -43,28 +44,32 @@ def _variables(env: Mapping[str, str | None], tell: Callable[[str], None]) -> di
 
 
 def compose(
-    words: Sequence[str], env: Mapping[str, str | None], profile: profiles.Profile, model: str,
-    tell: Callable[[str], None],
+    words: Sequence[str], env: Mapping[str, str | None], profile: profiles.Profile, files: Sequence[str],
+    tell: Callable[[str], None], *, name: str = "llama-server", image: str = _LLAMA_IMAGE,
 ) -> str:  # fmt: skip
-    """A service for Docker Compose. LLAMA_SERVER_IMAGE names an image whose entry point is llama-server.
+    """A service for Docker Compose.
 
     Args:
         words: the command line; the program is left out.
         env: variables; None for a variable that must be absent.
-        model: path of the model, whose folder is mounted read-only at the same place.
+        files: paths of files, such as the model, whose folders are mounted read-only at the same place.
         tell: called with a line about each thing that the text cannot hold.
+        name: the name of the service.
+        image: the image, whose entry point is the program.
     """
 
     def plain(text: str) -> str:
         return text.replace("$", "$$")  # Compose expands variables everywhere
 
     service: dict[str, Any] = {
-        "image": "${LLAMA_SERVER_IMAGE:?name an image whose entry point is llama-server}",
+        "image": image,
         "command": [plain(word) for word in words[1:]],
         "restart": "on-failure",
-        "volumes": [{"type": "bind", "source": plain(os.path.dirname(model)),
-                     "target": plain(os.path.dirname(model)), "read_only": True}],
-    }  # fmt: skip
+        "volumes": [
+            {"type": "bind", "source": plain(folder), "target": plain(folder), "read_only": True}
+            for folder in dict.fromkeys(map(os.path.dirname, files))
+        ],
+    }
     variables = _variables(env, tell)
     if variables:
         service["environment"] = {name: plain(value) for name, value in variables.items()}
@@ -73,12 +78,12 @@ def compose(
         which: dict[str, Any] = {"device_ids": gpus} if gpus else {"count": "all"}
         device = {"driver": "nvidia", **which, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
-    return _yaml({"services": {"llama-server": service}})
+    return _yaml({"services": {name: service}})
 
 
 def helm_values(
-    words: Sequence[str], env: Mapping[str, str | None], profile: profiles.Profile, model: str,
-    tell: Callable[[str], None],
+    words: Sequence[str], env: Mapping[str, str | None], profile: profiles.Profile,
+    files: Mapping[str, str], tell: Callable[[str], None],
 ) -> str:  # fmt: skip
     """Values for a chart that takes `args`, `env`, `resources` and `nodeSelector` as a pod does.
 
@@ -100,7 +105,7 @@ def helm_values(
         values["nodeSelector"] = {
             "nvidia.com/gpu.compute.major": major, "nvidia.com/gpu.compute.minor": minor,
         }  # fmt: skip
-    values["model"] = {"path": model}
+    values |= {name: {"path": path} for name, path in files.items()}
     return _yaml(values)
 
 

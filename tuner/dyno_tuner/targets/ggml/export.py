@@ -148,10 +148,7 @@ def export(
     """
     engine = profile.match.engine.name
     if not declared(engine).foreign:
-        raise TuneError(
-            f"this is a profile of {engine} itself, so there is nothing to export: `dyno serve --profile` "
-            "takes it, and deploy/compose.yaml and deploy/kubernetes.yaml mount one"
-        )
+        raise TuneError(f"a profile of {engine} has no binaries whose flags could spell it")
     if form not in FORMS:
         raise TuneError(f"--as {form!r}: give {', '.join(FORMS)}")
     install = Installation(binaries, engine)
@@ -198,12 +195,12 @@ def export(
         return _environment_file(["-m", place, *kept], spelled, help_.flags, tell)
     words = [os.path.abspath(server), "-m", place, *kept, *spelled.all_args()]
     if form == "compose":
-        return deployment.compose(words, spelled.env, profile, place, tell)
+        return deployment.compose(words, spelled.env, profile, [place], tell)
     if form == "helm-values":
-        return deployment.helm_values(words, spelled.env, profile, place, tell)
+        return deployment.helm_values(words, spelled.env, profile, {"model": place}, tell)
     if form == "models.ini":
         return deployment.models_ini(words, spelled.env, help_, place, tell)
-    return _shell(words, spelled) if form == "llama-server" else _unit(words, spelled, profile)
+    return _shell(words, spelled) if form == "llama-server" else unit(words, spelled.env, profile)
 
 
 def _without_model(tokens: Sequence[str]) -> list[str]:
@@ -235,10 +232,17 @@ def _quoted(text: str) -> str:
     return '"' + "".join(f"\\x{ord(c):02x}" if ord(c) < 32 or ord(c) == 127 else c for c in text) + '"'
 
 
-def _unit(words: Sequence[str], spelled: Spelled, profile: profiles.Profile) -> str:
+def unit(words: Sequence[str], env: Mapping[str, str | None], profile: profiles.Profile) -> str:
+    """A unit of systemd.
+
+    Args:
+        words: the command line, with the absolute path of the program.
+        env: variables; None for a variable that must be absent.
+        profile: the profile, whose label describes the unit.
+    """
     label = " ".join((profile.label or profile.match.engine.name).split())
     lines = ["[Unit]", f"Description={label.replace('%', '%%')}", "After=network.target", "", "[Service]"]
-    for name, value in sorted(spelled.env.items()):
+    for name, value in sorted(env.items()):
         pair = _quoted(f"{name}={value}").replace("$$", "$")
         lines.append(f"UnsetEnvironment={name}" if value is None else f"Environment={pair}")
     lines += [f"ExecStart={' '.join(_quoted(w) for w in words)}", "Restart=on-failure", ""]
