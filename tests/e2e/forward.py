@@ -367,6 +367,8 @@ class Forward:
         return layer % 4 != 3 if pattern is None else bool(pattern[layer])
 
     def kind(self, layer: int) -> Literal["attention", "linear", "ffn"]:
+        if layer == self.layers:  # of the head that drafts
+            return "attention"
         if self.arch in QWEN_LINEAR:
             recurrent = self.get("attention.recurrent_layers")
             if recurrent is not None:
@@ -450,9 +452,24 @@ class Forward:
         last = "token_embd_norm" if self.arch.startswith("lfm2") else "output_norm"
         return rms(h, self.w(f"{last}.weight"), self.eps)
 
+    def drafts(self, tokens: np.ndarray[Any, Any]) -> Rows:
+        """Logits of the head that drafts: row t is for the token after t + 1, which the text has."""
+        rows, layer = self.hidden(tokens)[:-1], self.layers
+        self.keys.append(None)
+
+        def norm(x: Rows, name: str) -> Rows:
+            return rms(x, self.w(f"nextn.{name}.weight", layer), self.eps)
+
+        given = norm(self.w("token_embd.weight")[tokens[1:]], "enorm")
+        h = np.hstack([given, norm(rows, "hnorm")]) @ self.w("nextn.eh_proj.weight", layer).T
+        return self.head(norm(self.block(h, layer), "shared_head_norm"))
+
     def logits(self, tokens: np.ndarray[Any, Any]) -> Rows:
-        head = "output.weight" if self.has("output.weight") else "token_embd.weight"
-        out = self.hidden(tokens) @ self.w(head).T
+        return self.head(self.hidden(tokens))
+
+    def head(self, rows: Rows) -> Rows:
+        name = "output.weight" if self.has("output.weight") else "token_embd.weight"
+        out = rows @ self.w(name).T
         scale = float(self.get("logit_scale", 1.0))
         out = out / scale if self.arch == "granitehybrid" else out * scale
         cap = float(self.get("final_logit_softcapping", 0.0))

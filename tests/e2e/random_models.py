@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dyno.testing import BLOCK_GEOMETRY, TensorSpec, pack_tensor, random_blocks, tiny_gguf
-from random_newer import NEWER, write_newer
+from random_newer import NEWER, draft_head, write_newer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -240,13 +240,16 @@ def _metadata(s: Shape) -> dict[str, Any]:
     return {f"{s.architecture}.{name}": value for name, value in {**keys, **s.metadata}.items()}
 
 
-def random_model(path: Path, shape: Shape, seed: int = 0) -> Path:
-    """Writes a model of `shape` without a vocabulary.
+def random_model(path: Path, shape: Shape, seed: int = 0, *, head: bool = False) -> Path:
+    """Writes a model of `shape` without a vocabulary. `head`: with one for drafts, of the qwen35 family.
 
     Raises:
         KeyError: Rows that are no multiple of a type's block, of a type that nothing stands in for.
     """
-    return tiny_gguf(path, *random_parts(shape, seed))
+    metadata, tensors = random_parts(shape, seed)
+    if head:
+        tensors += draft_head(Writer(shape, seed + 1), metadata)
+    return tiny_gguf(path, metadata, tensors)
 
 
 def random_parts(shape: Shape, seed: int = 0) -> tuple[dict[str, Any], list[TensorSpec]]:

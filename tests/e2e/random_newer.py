@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dyno.testing import TensorSpec
     from random_models import Shape, Writer
 
 NEMOTRON = ("nemotron_h", "nemotron_h_moe")
@@ -280,6 +281,24 @@ def write_newer(w: Writer, residual: float) -> dict[str, Any]:
         "ssm.time_step_rank": s.linear_values,
         "ssm.inner_size": s.linear_values * s.linear_dim,
     }
+
+
+def draft_head(w: Writer, metadata: dict[str, Any]) -> list[TensorSpec]:
+    """The tensors of a head for drafts of the qwen35 family, one block after the others. Changes the metadata
+    accordingly."""
+    s = w.shape
+    layer = f"blk.{s.n_layers}."
+    metadata[f"{s.architecture}.block_count"] = s.n_layers + 1
+    metadata[f"{s.architecture}.nextn_predict_layers"] = 1
+    metadata[f"{s.architecture}.attention.recurrent_layers"] += [False]
+    w.vector(layer + "attn_norm.weight", s.n_embd)
+    _attention(w, layer, 1.0, gated=True, head_dim=s.head_dim)
+    w.vector(layer + "post_attention_norm.weight", s.n_embd)
+    (_mixture if s.experts else _dense)(w, layer, 1.0)
+    w.matrix(layer + "nextn.eh_proj.weight", s.n_embd, 2 * s.n_embd)
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        w.vector(f"{layer}nextn.{name}.weight", s.n_embd)
+    return w.tensors
 
 
 def _gemma4_metadata(w: Writer) -> dict[str, Any]:

@@ -35,6 +35,33 @@ def test_the_second_implementation_against_the_public_one(path: Path) -> None:
     assert nmse(Forward(path).logits(tokens), want) < 1e-9
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("architecture", ["qwen35", "qwen35moe", "qwen3next"])
+def test_drafts_in_other_dimensions(architecture: str, seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    mixture = {"experts": 6, "used": 2, "n_ff_expert": 48, "shared": 1} if architecture != "qwen35" else {}
+    keys = int(rng.integers(1, 4))
+    shape = Shape(
+        architecture, ("f16", "bf16"), 32 * int(rng.integers(1, 4)), 2 * keys, keys, 24 + 8 * seed,
+        96, 120 + seed, n_layers=2, rotary=8, tied=bool(seed % 2), taps=2 + seed % 3,
+        linear_keys=keys, linear_values=keys * int(rng.integers(1, 4)), linear_dim=16, **mixture,
+    )  # fmt: skip
+    path = random_model(tmp_path / "m.gguf", shape, seed, head=True)
+    tokens = rng.integers(0, shape.n_vocab, 30).astype(np.int32)
+    want = Forward(path).drafts(tokens)
+    s = _core.Session(
+        path,
+        load={"device": "cpu", "numerics": "exact"},
+        context={"ctx": 64, "kv_type_k": "f32", "kv_type_v": "f32"},
+    )
+    s.load_draft_head()
+    at = 0
+    for size in (5, 1, 1, 9, 2, 7):
+        s.decode([(0, tokens[at : at + size].copy())], "none")
+        at += size
+        assert nmse(s.draft([(0, int(tokens[at]))])[0], want[at - 1]) < 1e-9, f"after {at} tokens"
+
+
 def test_the_second_implementation_covers_the_newer_architectures() -> None:
     """The others have one kind of layer, or latent attention, which other tests compare."""
     rest = set(_core.architectures()) - set(KNOWN)
