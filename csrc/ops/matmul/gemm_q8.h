@@ -77,9 +77,27 @@ inline float as_float(int32_t x) {
   return f;
 }
 
+// The weights that are unpacked next, one range of `bytes` per tile. The register tiles of a chunk prefetch them a few
+// lines at a time; while weights are unpacked there is too little work to hide the latency of memory.
+struct Ahead {
+  const uint8_t* at[4];
+  int bytes = 0;
+  int line = 0;       // the next one, in bytes
+  int per_block = 0;  // bytes of each range per block of 32
+};
+
+// Into the second-level cache: the first one holds the panel and has few fill buffers.
+template <int kNr>
+inline void prefetch_block(Ahead& ahead) {
+  const int wanted = ahead.line + ahead.per_block, end = wanted < ahead.bytes ? wanted : ahead.bytes;
+  for (; ahead.line < end; ahead.line += 64) {
+    for (int r = 0; r < kNr; ++r) __builtin_prefetch(ahead.at[r] + ahead.line, 0, 2);
+  }
+}
+
 template <typename Type, int kNr, int kMr>
 void register_tile(const Panel& panel, int n_blocks, int offset, const std::byte* const* rows, int64_t k, int64_t k0,
-                   bool first, float* c, int64_t ldc) {
+                   bool first, Ahead& ahead, float* c, int64_t ldc) {
   constexpr int kSteps = Type::group / 4;
   constexpr int kGroups = 32 / Type::group;  // in a block of 32
   alignas(64) int32_t start[kMr][kMaxChunk / 16];
@@ -99,6 +117,7 @@ void register_tile(const Panel& panel, int n_blocks, int offset, const std::byte
   const float* s = panel.s;
   const float* b = panel.b;
   for (int block = 0; block < n_blocks; ++block) {
+    prefetch_block<kNr>(ahead);
 #pragma GCC unroll 2
     for (int g = 0; g < kGroups; ++g) {
       Dot<Type::widen, kSteps> dot[kNr][kMr];
@@ -179,7 +198,8 @@ void register_tile(const Panel& panel, int n_blocks, int offset, const std::byte
   }
 }
 
-using RegisterTile = void (*)(const Panel&, int, int, const std::byte* const*, int64_t, int64_t, bool, float*, int64_t);
+using RegisterTile = void (*)(const Panel&, int, int, const std::byte* const*, int64_t, int64_t, bool, Ahead&, float*,
+                              int64_t);
 
 template <typename Type, int kNr, int kMr>
 RegisterTile pick_tokens(int mr) {
@@ -224,9 +244,37 @@ void unpack_chunk(Source& source, int64_t k0, int columns, uint8_t* q, float* s,
   }
 }
 
-// Computes nr tiles for all tokens.
+// The chunk after columns [k0, k0 + kc) of tiles [first, first + nr): the next columns, or the first columns of the
+// next tiles of the job or, after them, of the next task.
 template <typename Source>
-void gemm_tiles(const ProductJob& job, const WeightTile* tiles, int nr, float* c) {
+Ahead chunk_ahead(const ProductJob& job, int first, int nr, int64_t k0, int register_tiles) {
+  Ahead ahead;
+  if constexpr (requires { Source::bytes; }) {
+    const int64_t from = k0 + job.kc < job.k ? k0 + job.kc : 0;
+    int tile = from > 0 ? first : first + nr;
+    int64_t distance = from / Source::format.block * Source::bytes;
+    if (tile == job.n_tiles) {
+      if (job.next_bytes == 0) return ahead;
+      tile = 0;
+      distance = job.next_bytes;
+    }
+    const int64_t columns = job.k - from < job.kc ? job.k - from : job.kc;
+    for (int r = 0; r < nr; ++r) {
+      const int at = tile + r < job.n_tiles ? tile + r : job.n_tiles - 1;
+      ahead.at[r] = reinterpret_cast<const uint8_t*>(job.tiles[at].base) + distance;
+    }
+    ahead.bytes = static_cast<int>(columns / Source::format.block * Source::bytes);
+    const int blocks = register_tiles * (job.kc / 32);
+    ahead.per_block = (ahead.bytes / 64 + blocks) / blocks * 64;
+  }
+  return ahead;
+}
+
+// Computes tiles [first, first + nr) for all tokens.
+template <typename Source>
+void gemm_tiles(const ProductJob& job, int first, int nr) {
+  const WeightTile* const tiles = job.tiles + first;
+  float* const c = job.c + 16 * first;
   constexpr WeightFormat f = Source::format;
   using Type = Class<f.group, f.has_min, Source::tile.widen>;
   const int groups = job.kc / f.group;
@@ -245,12 +293,14 @@ void gemm_tiles(const ProductJob& job, const WeightTile* tiles, int nr, float* c
       unpack_chunk(source, k0, columns, q + r * q_stride, s + r * scale_stride, b + r * scale_stride);
     }
     const Panel panel = {q, q_stride, s, b, scale_stride};
+    Ahead ahead = chunk_ahead<Source>(job, first, nr, k0, (job.m + job.tokens - 1) / job.tokens);
     // Register tiles of nearly equal height: 7 tokens with tiles of at most 6 are 4 + 3, not 6 + 1.
     int left = job.m;
     for (int t = 0; t < job.m;) {
       const int tiles_left = (left + job.tokens - 1) / job.tokens;
       const int mr = (left + tiles_left - 1) / tiles_left;
-      pick_tile<Type>(nr, mr)(panel, columns / 32, offset, job.rows + t, job.k, k0, k0 == 0, c + t * job.ldc, job.ldc);
+      pick_tile<Type>(nr, mr)(panel, columns / 32, offset, job.rows + t, job.k, k0, k0 == 0, ahead, c + t * job.ldc,
+                              job.ldc);
       t += mr;
       left -= mr;
     }
@@ -262,7 +312,7 @@ void gemm_typed(const ProductJob& job) {
   for (int i = 0; i < job.n_tiles;) {
     const int left = job.n_tiles - i < job.nr ? job.n_tiles - i : job.nr;
     const int nr = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-    gemm_tiles<Source>(job, job.tiles + i, nr, job.c + 16 * i);
+    gemm_tiles<Source>(job, i, nr);
     i += nr;
   }
 }

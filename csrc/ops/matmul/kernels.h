@@ -37,6 +37,7 @@ struct ProductJob {
   int weight_rows = 4;           // dot: weight rows of a register tile
   int kc = 256;                  // gemm: k unpacked at a time, a multiple of 256
   int prefetch = 0;              // matvec, layout x16: prefetch distance in bytes, to the second-level cache
+  int64_t next_bytes = 0;        // gemm, layout x16: distance from a tile to its successor in the next task, or 0
 };
 
 // Scratch of gemm: `nr` unpacked tiles of kc columns with their scales.

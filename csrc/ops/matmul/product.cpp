@@ -106,6 +106,7 @@ void coded_product(ProductJob job, bool few, std::byte* room, CpuIsa isa) {
   const int total = job.n_tiles, step = few ? 1 : job.nr;
   float* const c = job.c;
   job.layout = Layout::x16;
+  job.next_bytes = 0;
   for (int first = 0; first < total; first += step) {
     WeightTile packed[kMaxGroupTiles];
     job.n_tiles = std::min(step, total - first);
@@ -141,6 +142,9 @@ void compute_product(const Tiling& tiling, const Weights& weights, const WeightT
   job.weight_rows = tiling.weight_rows;
   job.kc = tiling.kc;
   job.prefetch = tiling.prefetch;
+  if (weights.layout == Layout::x16) {
+    job.next_bytes = tiling.group * static_cast<int64_t>(layout_bytes(weights.type, Layout::x16, kTileRows, weights.k));
+  }
   if (tiling.method == Method::dot) {
     DYNO_DISPATCH_ISA(isa, dot_f32(job));
     return;
