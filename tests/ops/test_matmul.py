@@ -47,7 +47,7 @@ def shapes(type_name: str) -> list[tuple[int, int, int]]:
         ks = [step, 3 * step, 640, 256, 1152]
     else:
         ks = [256, 768, 256, 512, 1280]
-    return list(zip([1, 3, 8, 17, 70], [45, 16, 1, 100, 17], ks, strict=True))
+    return list(zip([1, 3, 8, 23, 70], [45, 16, 1, 100, 17], ks, strict=True))
 
 
 def run_matmul(
@@ -241,9 +241,10 @@ def test_refusals_name_the_reason(change: dict[str, Any], reason: str) -> None:
 
 
 def test_wrong_configurations_and_sizes_are_refused() -> None:
-    desc = {"type": "q4_0", "act": "q8", "m": 9, "n": 16, "k": 64}
+    desc = {"type": "q4_0", "act": "q8", "m": 33, "n": 16, "k": 64}
     matvec = {"variant": "matvec", "rows": 64, "prefetch": 4096, "split": 1}
-    assert ops.supports("matmul", desc, matvec) == (False, "m=9: matvec takes at most 8 tokens")
+    assert ops.supports("matmul", {**desc, "m": 32}, matvec) == (True, "")
+    assert ops.supports("matmul", desc, matvec) == (False, "m=33: matvec takes at most 32 tokens")
     narrow = device("avx2")
     wide = {"variant": "gemm", "rows": 64, "tokens": 3, "kc": 512, "block": 192, "split": 1}
     ok, why = ops.supports("matmul", desc, wide, narrow)
@@ -271,3 +272,29 @@ def test_defaults_are_candidates_on_any_machine(isa: str, m: int) -> None:
                 assert ops.default_config("matmul", desc, machine) in found
                 assert len(found) >= 3, "the tuner has a choice"
                 assert found == ops.candidates("matmul", desc, machine)
+
+
+@pytest.mark.parametrize(
+    ("isa", "layout", "type_name", "most"),
+    [
+        ("avx512_vnni", "x16", "q4_0", 24),
+        ("avx512_vnni", "x16", "q8_0", 24),
+        ("avx512_vnni", "x16", "q4_k", 16),
+        ("avx512_vnni", "x16", "iq4_xs", 16),
+        ("avx512_vnni", "x16", "q6_k", 8),
+        ("avx512_vnni", "plain", "q4_0", 4),
+        ("avx2", "x16", "q8_0", 24),
+        ("avx2", "x16", "q4_k", 8),
+        ("avx2", "x16", "q6_k", 4),
+        ("portable", "x16", "q4_0", 2),
+    ],
+)
+@pytest.mark.parametrize("family", ["matmul", "up_gate"])
+def test_few_tokens_pass_over_the_weights_by_default(
+    family: str, isa: str, layout: str, type_name: str, most: int
+) -> None:
+    desc = {"type": type_name, "layout": layout, "act": "q8", "n": 64, "k": 256}
+    desc |= {"activation": "silu"} if family == "up_gate" else {}
+    taken = [ops.default_config(family, {**desc, "m": m}, device(isa))["variant"] for m in range(1, 65)]
+    assert taken[:most] == ["matvec"] * most
+    assert "matvec" not in taken[most:]

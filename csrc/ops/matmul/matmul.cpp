@@ -50,7 +50,7 @@ Config default_config(const MatmulDesc& desc, const DeviceInfo& device) {
   Config wanted;
   if (desc.act == ActType::f32) {
     wanted = wide ? dot_params{.rows = 4, .tokens = 6, .split = 1} : dot_params{.rows = 4, .tokens = 2, .split = 1};
-  } else if (desc.m <= (desc.layout == Layout::x16 ? kMatvecTokens : 4)) {
+  } else if (desc.m <= default_matvec_tokens(desc.type, desc.layout, device.isa)) {
     wanted = matvec_params{.rows = 64, .prefetch = 8192, .split = 1};
   } else {
     wanted = wide ? gemm_params{.rows = 64, .tokens = 3, .kc = 512, .block = 192, .split = 1}

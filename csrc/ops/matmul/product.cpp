@@ -2,11 +2,27 @@
 
 #include "core/error.h"
 #include "gguf/dequantize.h"
+#include "gguf/weight_format.h"
 
 namespace dyno::ops {
 namespace {
 
 size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+const WeightFormat& format_of(DType type) {
+  static constexpr WeightFormat kNone = {};
+  switch (type) {
+#define DYNO_QUANT_TYPE(name, ...) \
+  case DType::name:                \
+    return kFormat<DType::name>;
+#define DYNO_CODED_TYPE(name, ...) \
+  case DType::name:                \
+    return kFormat<DType::name>;
+#include "core/weight_types.def"
+    default:
+      return kNone;
+  }
+}
 
 // Accumulators of the compiled register tiles, limited by the registers of the instruction set (kMaxAccumulators).
 int max_accumulators(CpuIsa isa) { return isa == CpuIsa::avx512_vnni ? 12 : 4; }
@@ -50,6 +66,17 @@ Support supports_tiling(const Tiling& tiling, DType type, ActType act, int64_t m
                                " kernels have at most ", room, " accumulators of 16 rows"));
   }
   return Support::yes();
+}
+
+int64_t default_matvec_tokens(DType type, Layout layout, CpuIsa isa) {
+  if (isa == CpuIsa::portable) return 2;  // one pass
+  if (layout == Layout::plain) return 4;  // rows are transposed while they are unpacked
+  const WeightFormat& f = format_of(type);
+  const bool whole = f.group == 32 && f.every == 0;
+  const bool one_plane = whole && !f.lookup && (f.bits == 2 || f.bits == 4 || f.bits == 8);
+  if (one_plane && !f.has_min) return 24;
+  if (isa == CpuIsa::avx512_vnni) return whole ? 16 : 8;
+  return one_plane ? 8 : 4;
 }
 
 ProductScratch::ProductScratch(std::byte* base, const Tiling& tiling, int matrices) {

@@ -15,8 +15,8 @@
 
 namespace dyno::ops {
 
-inline constexpr int64_t kMatvecTokens = 8;  // more tokens use gemm
-inline constexpr int kMaxGroupTiles = 16;    // weight tiles of a task, for both matrices of up_gate together
+inline constexpr int64_t kMatvecTokens = 32;  // the most tokens of matvec; more use gemm
+inline constexpr int kMaxGroupTiles = 16;     // weight tiles of a task, for both matrices of up_gate together
 
 enum class Method : uint8_t {
   matvec,  // q8: unpacks in registers, stores nothing
@@ -161,6 +161,11 @@ Tiling dot_tiling(const Dot& dot) {
   t.block = 48;
   return t;
 }
+
+// The number of tokens up to which matvec is the default for q8 activations. matvec passes over a tile once for every
+// few tokens and unpacks it in each pass; gemm unpacks once, stores, and loads again. So the number depends on the
+// tokens of a pass, and on the cost of unpacking.
+int64_t default_matvec_tokens(DType type, Layout layout, CpuIsa isa);
 
 // Returns `wanted` if `accepts` allows it; else the first allowed instance in `all` (a variants.def) of the same
 // variant, or of any variant. So a default is always a candidate. `accepts` rejects anything that is not an instance.
