@@ -66,6 +66,18 @@ def test_sequences_of_a_batch_get_what_they_get_alone(config: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(str(v) for v in c.values()))
+def test_sequences_with_few_rows_get_the_bits_of_decode(config: dict[str, Any]) -> None:
+    """Steps between and behind prompts: the rows of their tokens would not fill the tiles of a prompt."""
+    cache = Cache(7)
+    prompt, steps = (0, 0, 21), [(1, 70, 1), (2, 130, 2)]
+    runs = [steps[0], prompt, steps[1]]
+    together = cache.run(runs, config)
+    decode = {"variant": "decode", "splits": config.get("splits", 1)}
+    np.testing.assert_array_equal(together[[0, 22, 23]], cache.run(steps, decode))
+    np.testing.assert_array_equal(together[1:22], cache.run([prompt], config))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(str(v) for v in c.values()))
 @pytest.mark.parametrize("window", [None, 50])
 def test_pieces_of_a_prompt_give_what_the_whole_gives(config: dict[str, Any], window: int | None) -> None:
     cache = Cache(2)

@@ -431,12 +431,16 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
   if (config.variant == k_flash_split) {
     return attention_partials_bytes(desc, 16, flash_split_params::of(config).splits);
   }
+  const auto decode_floats = [&](int64_t splits) {
+    const DecodeLayout layout(desc, splits);
+    return layout.private_floats + layout.tiles_per_share * layout.tile_floats;
+  };
   if (config.variant == k_decode) {
-    const DecodeLayout layout(desc, decode_params::of(config).splits);
-    return static_cast<size_t>(layout.private_floats + layout.tiles_per_share * layout.tile_floats) * sizeof(float);
+    return static_cast<size_t>(decode_floats(decode_params::of(config).splits)) * sizeof(float);
   }
   const auto blocked = blocked_params::of(config);
-  return static_cast<size_t>(blocked_floats(blocked.q_tile, blocked.k_block, desc.dk, desc.dv)) * sizeof(float);
+  const int64_t floats = blocked_floats(blocked.q_tile, blocked.k_block, desc.dk, desc.dv);
+  return static_cast<size_t>(std::max(floats, decode_floats(kFewRowsSplits))) * sizeof(float);
 }
 
 static void check_scalars(const AttentionDesc& desc, const AttentionArgs& args) {

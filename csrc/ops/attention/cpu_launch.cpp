@@ -101,12 +101,24 @@ int64_t blocked_floats(int64_t q_tile, int64_t k_block, int64_t dk, int64_t dv) 
 
 void launch_blocked(int64_t q_tile, int64_t k_block, const AttentionDesc& desc, const AttentionArgs& args,
                     CpuContext& context) {
-  const AttentionTask base = task_of(desc, args);
-  const Tiles tiles{desc, args, q_tile};
-  parallel_items(context, tiles.count(), total_work(desc, args), kThreadWork, [&](int64_t item, std::byte* scratch) {
-    const AttentionTask task = tiles.get(base, item);
-    DYNO_DISPATCH_ISA(context.isa, attention_blocked(task, q_tile, k_block, reinterpret_cast<float*>(scratch)));
-  });
+  const auto few = [&](const SequenceRun& run) { return run.n_tokens * (desc.heads / desc.kv_heads) <= kDecodeRows; };
+  for (int32_t first = 0, end = 0; first < args.n_runs; first = end) {
+    const bool decode = few(args.runs[first]);
+    while (end < args.n_runs && few(args.runs[end]) == decode) ++end;
+    AttentionArgs part = args;
+    part.runs = args.runs + first;
+    part.n_runs = end - first;
+    if (decode) {
+      launch_decode(kFewRowsSplits, desc, part, context);
+      continue;
+    }
+    const AttentionTask base = task_of(desc, part);
+    const Tiles tiles{desc, part, q_tile};
+    parallel_items(context, tiles.count(), total_work(desc, part), kThreadWork, [&](int64_t item, std::byte* scratch) {
+      const AttentionTask task = tiles.get(base, item);
+      DYNO_DISPATCH_ISA(context.isa, attention_blocked(task, q_tile, k_block, reinterpret_cast<float*>(scratch)));
+    });
+  }
 }
 
 void launch_decode(int64_t splits, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {
