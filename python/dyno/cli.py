@@ -66,7 +66,7 @@ app.command(cls=foreign_flags.Command)(serve.serve)
 app.command(cls=foreign_flags.Command)(bench.bench)
 app.command(cls=foreign_flags.Command)(perplexity.perplexity)
 app.command(cls=explain.Command)(explain.explain)
-app.command(cls=Command)(experts.experts)
+app.command(cls=foreign_flags.Command)(experts.experts)
 app.command(cls=Command)(info.info)
 app.add_typer(profiles.app, name="profiles")
 

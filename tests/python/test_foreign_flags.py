@@ -120,6 +120,15 @@ def test_a_number_is_not_read_out_of_an_unknown_flag() -> None:
     assert dyno("run", MISSING, "-p", "x", "-n5")[0] == 1  # the option, joined
 
 
+@pytest.mark.parametrize("command", [["explain", "plan"], ["experts", "--text", "x"], ["bench"]])
+def test_other_commands_answer_flags_too(command: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    code, said = dyno(*command, MISSING, "-fa", "on", "--mlock")
+    assert (code, "--mlock" in said, "not locked in memory" in said) == (2, True, True), said
+    assert "-fa on is not needed in dyno" in caplog.text
+    code, said = dyno(*command, MISSING, "-sys", "x")
+    assert (code, "-sys" in said, "-s " in said) == (2, True, False), said
+
+
 @pytest.mark.parametrize("command", [["run", "-p", "x"], ["bench"], ["perplexity", "-f", "x"]])
 def test_a_bare_model(command: list[str]) -> None:
     code, said = dyno(*command, MISSING)

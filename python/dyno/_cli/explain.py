@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dyno._cli import groups, help, options, state
+from dyno._cli import foreign_flags, groups, options, state
 from dyno._shell import escaped
 
 
@@ -29,7 +29,7 @@ _MEANING = {
 }
 
 
-class Command(help.Command):
+class Command(foreign_flags.Command):
     """The command `dyno explain`, whose error lists the valid stages."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

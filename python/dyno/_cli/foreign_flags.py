@@ -392,7 +392,8 @@ def _is_switch(word: str | None) -> bool:
 
 
 def _refuse_cluster(word: str, own: dict[str, Any]) -> None:
-    """Refuse a cluster of short options such as `-nothing`. Otherwise the message would name `-n`, which
-    nobody typed."""
-    if word[:2] in _NUMBERS and word[:2] in own and re.fullmatch(r"-[A-Za-z][A-Za-z][\w-]*", word):
+    """Refuse a cluster of short options such as `-nothing` or `-sys`. Otherwise the message would name only
+    `-n` or `-s`."""
+    unreadable = word[:2] in _NUMBERS or word[:2] not in own
+    if unreadable and re.fullmatch(r"-[A-Za-z][A-Za-z][\w-]*", word):
         raise typer.BadParameter("no such option", param_hint=word)
