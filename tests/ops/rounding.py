@@ -150,22 +150,43 @@ def emulated(arithmetic: Arithmetic, stretch: float = 1.0) -> Iterator[None]:
         _rounding.reset(token)
 
 
-def expected(case: Case, arithmetic: Arithmetic, seed: int) -> list[float]:
-    """The NMSE that rounded operands cost each comparison of a case's check, in their order."""
-    _, outputs, check = case.make(np.random.default_rng(seed))
-    exact = recorded(check, outputs)
-    worst = [0.0] * len(exact)
+@dataclass(frozen=True)
+class Answers:
+    """References that the check of a case compares with, exact and with rounded operands."""
+
+    exact: list[NDArray[np.float64]]
+    rounded: dict[float, list[NDArray[np.float64]]]
+    """By stretch."""
+
+    def costs(self) -> list[float]:
+        """The NMSE that rounded operands cost each comparison, in their order."""
+        worst = [0.0] * len(self.exact)
+        for rounded in self.rounded.values():
+            worst = [max(w, nmse(got, want)) for w, got, want in zip(worst, rounded, self.exact, strict=True)]
+        return worst
+
+    def allowances(self, arithmetic: Arithmetic) -> list[float]:
+        """What each comparison may be off beyond what it allows float32."""
+        return [MARGIN * (value + arithmetic.sums) for value in self.costs()]
+
+
+def answers(case: Case, arithmetic: Arithmetic, seed: int) -> Answers:
+    """The references of a case whose operands an arithmetic rounds."""
+
+    def references() -> list[NDArray[np.float64]]:
+        _, outputs, check = case.make(np.random.default_rng(seed))
+        return recorded(check, outputs)
+
+    exact, found = references(), {}
     for stretch in STRETCHES:
         with emulated(arithmetic, stretch):
-            _, outputs, check = case.make(np.random.default_rng(seed))
-            rounded = recorded(check, outputs)
-        worst = [max(w, nmse(got, want)) for w, got, want in zip(worst, rounded, exact, strict=True)]
-    return worst
+            found[stretch] = references()
+    return Answers(exact, found)
 
 
 def allowances(case: Case, arithmetic: Arithmetic, seed: int) -> list[float]:
     """What each comparison of a case's check may be off beyond what it allows float32."""
-    return [MARGIN * (value + arithmetic.sums) for value in expected(case, arithmetic, seed)]
+    return answers(case, arithmetic, seed).allowances(arithmetic)
 
 
 def arithmetic_of(

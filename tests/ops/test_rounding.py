@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from dyno import _core
 from ops import rounding
 from ops.cache_types import to_bf16
 from ops.cases import all_cases
-from ops.harness import Case, allowing, expect_close, nmse, recorded
+from ops.harness import Case, allowing, expect_close, nmse
 from ops.rounding import Arithmetic
 
 HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
@@ -30,13 +31,27 @@ def pairs() -> list[tuple[Case, Arithmetic]]:
     return out
 
 
-by_pair = pytest.mark.parametrize(
-    ("case", "kind"), pairs(), ids=lambda v: f"{v.family}:{v.id}" if isinstance(v, Case) else str(v.bits)
-)
+def name_of(pair: tuple[Case, Arithmetic]) -> str:
+    case, kind = pair
+    return f"{case.family}:{case.id}-{kind.bits}"
 
 
-def seed_of(case: Case) -> int:
-    return zlib.crc32(case.id.encode())
+@dataclass(frozen=True)
+class Computed:
+    """A case computed exactly and with one arithmetic."""
+
+    case: Case
+    kind: Arithmetic
+    seed: int
+    answers: rounding.Answers
+
+
+@pytest.fixture(scope="module", params=pairs(), ids=name_of)
+def computed(request: pytest.FixtureRequest) -> Computed:
+    """A pair, computed once: both tests of a pair follow each other, because the module has the fixture."""
+    case, kind = request.param
+    seed = zlib.crc32(case.id.encode())
+    return Computed(case, kind, seed, rounding.answers(case, kind, seed))
 
 
 def test_bits_are_those_of_halves_and_bfloat16() -> None:
@@ -61,33 +76,25 @@ def test_a_product_of_many_numbers_loses_what_theory_says(dtype: str, bits: int)
     wanted = f"matmul-{dtype}-n=37-k=768-layout=gpu-m=3-"
     case = next(c for c in all_cases() if c.id.startswith(wanted))
     loss = 4.0 ** (11 - bits) * HALF
-    cost = np.median([rounding.expected(case, Arithmetic(bits, bits), seed)[0] for seed in range(8)])
+    cost = np.median([rounding.answers(case, Arithmetic(bits, bits), seed).costs()[0] for seed in range(8)])
     assert 1.5 * loss < cost < (5 if bits == 11 else 4) * loss
 
 
-@by_pair
-def test_an_allowance_is_small(case: Case, kind: Arithmetic) -> None:
+def test_an_allowance_is_small(computed: Computed) -> None:
     """Far from what one wrong element in a hundred costs."""
-    for value in rounding.allowances(case, kind, seed_of(case)):
-        assert 0 < value < (1e-3 if kind.bits == 8 else 1e-4)
-        if case.family == "matmul" and kind.bits >= 11:
+    for value in computed.answers.allowances(computed.kind):
+        assert 0 < value < (1e-3 if computed.kind.bits == 8 else 1e-4)
+        if computed.case.family == "matmul" and computed.kind.bits >= 11:
             assert value < 2e-6
 
 
-@by_pair
-def test_a_rounded_answer_passes_and_twice_its_error_and_more_does_not(case: Case, kind: Arithmetic) -> None:
-    seed = seed_of(case)
-    _, outputs, check = case.make(np.random.default_rng(seed))
-    exact = recorded(check, outputs)
-    allowed = rounding.allowances(case, kind, seed)
-    assert len(exact) == len(allowed)
-    with rounding.emulated(kind):
-        _, outputs, check = case.make(np.random.default_rng(seed))
-        rounded = recorded(check, outputs)
+def test_a_rounded_answer_passes_and_twice_its_error_and_more_does_not(computed: Computed) -> None:
+    exact, rounded = computed.answers.exact, computed.answers.rounded[1.0]
+    allowed = computed.answers.allowances(computed.kind)
     for want, got, more in zip(exact, rounded, allowed, strict=True):
         with allowing([more]):
             expect_close(got, want, 1e-11)
-        noise = np.random.default_rng(seed).standard_normal(want.shape)
+        noise = np.random.default_rng(computed.seed).standard_normal(want.shape)
         wrong = want + noise * math.sqrt(2 * (more + 1e-11) / nmse(want + noise, want))
         with allowing([more]), pytest.raises(AssertionError, match="NMSE"):
             expect_close(wrong, want, 1e-11)
