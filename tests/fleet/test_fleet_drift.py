@@ -33,11 +33,9 @@ llamacpp:tokens_predicted_seconds_total 10
 """
 
 
-def of_dyno(pp: float | None, tg: float | None, match: str = "exact") -> str:
+def of_dyno(pp: float | None, tg: float | None, match: str = "exact", state: str = "applied") -> str:
     registry = CollectorRegistry()
-    Info("dyno_profile", "The profile in force.", registry=registry).info(
-        {"state": "applied", "match": match}
-    )
+    Info("dyno_profile", "The profile in force.", registry=registry).info({"state": state, "match": match})
     promised = Gauge("dyno_profile_promised_tokens_per_second", "Speed.", ["metric"], registry=registry)
     ratio = Gauge("dyno_profile_speed_ratio", "Ratio.", ["metric"], registry=registry)
     promised.labels("pp").set(20000)
@@ -116,6 +114,15 @@ def test_less_than_the_promise_for_another_device_is_no_drift(
     assert (told["exit_code"], "note" in told) == (code, words is not None)
     page["text"] = of_dyno(1.4, 1.5, match)
     assert run("--metrics", page["url"])[0] == 0
+
+
+@pytest.mark.parametrize("state", ["none", "off"])
+def test_a_server_without_a_profile_measures_nothing(page: dict[str, str], state: str) -> None:
+    page["text"] = of_dyno(None, None, "default", state)
+    shipped = next(str(item.path) for item in list_profiles() if "qwen3moe-30b" in item.path)
+    for words in ((), ("--profile", shipped)):
+        code, output = run("--metrics", page["url"], *words)
+        assert (code, "note: the server runs without a profile" in output) == (4, True)
 
 
 def test_a_profile_that_the_caller_names_is_a_promise(page: dict[str, str]) -> None:

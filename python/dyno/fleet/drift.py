@@ -67,7 +67,10 @@ class Report:
 
     @property
     def note(self) -> str:
-        """The reason why the measured speed may be lower without any drift; "" if there is none."""
+        """The reason why the measured speed is missing, or may be lower without any drift; "" if there is
+        none."""
+        if self.profile.get("state") in ("none", "off"):
+            return "the server runs without a profile, so it measures no comparable speed; give it one"
         other = _MEASURED_WITH.get(self.profile.get("match", "")) if self.own_promise else None
         if other is None:
             return ""
