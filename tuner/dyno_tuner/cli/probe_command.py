@@ -13,6 +13,7 @@ from dyno._shell import escaped
 from dyno.devices import resolve_device
 from dyno.errors import DeviceError
 
+from ..measure.cpu_monitor import CpuWatch
 from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
 
 _VIRTUAL = re.compile(r"cpu:\d+")
@@ -24,8 +25,13 @@ def probe(
     ] = "auto",
     gpu: o.OneGpu = None,
     keep: Annotated[
-        bool, typer.Option("--keep/--no-keep", help="Store the rates for placements and expected times.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--keep/--no-keep",
+            help="Store the rates for placements and expected times. Default: yes, but rates that other "
+            "programs disturbed do not replace others.",
+        ),
+    ] = None,
     threads: Annotated[
         int, typer.Option("--threads", "-t", min=0, help="Number of CPU threads. 0: one per core.")
     ] = 0,
@@ -43,11 +49,22 @@ def probe(
     devices: dict[str, dict[str, Any]] = {"cpu": dict(_core.cpu_info())}
     if found.kind != "cpu":
         devices[found.name] = found.info
-    rates = {name: _rates.measure(name, threads) for name in devices}
+    with CpuWatch(threads or None).window() as load:
+        rates = {name: _rates.measure(name, threads) for name in devices}
     where = None
-    if keep:
-        for name, info in devices.items():
+    old = [
+        name for name, info in devices.items() if load.disturbed and _rates.remembered(info, threads=threads)
+    ]
+    for name, info in devices.items():
+        if keep or (keep is None and name not in old):
             where = _rates.remember(info, rates[name], threads=threads)
+    if load.disturbed:
+        kept = f"; the stored rates of {', '.join(old)} stay" if old and keep is None else ""
+        print(
+            f"warning: {escaped(load.disturbed)}, so these rates may be too low{kept}; run tune probe again "
+            "when no other program runs",
+            file=sys.stderr,
+        )
     if as_json:
         print(json.dumps(rates))
     else:
