@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 
 from report_text import COLOURS, RESULTS, ROOT, UBATCHES, Json, load, rate, table
 
@@ -104,7 +105,28 @@ def drawn_steps() -> str:
     head = ["model", "sequences", "logits to the host, tokens/s", "drawn on the GPU, tokens/s", "ratio"]
     return (
         f"\nA later build ({data['date']}, commit {data['commit']}, `h200_step_draws.json`) draws the tokens "
-        "on the GPU and runs q, k and v on parallel streams:\n\n" + table(head, rows)
+        "on the GPU and runs q, k and v on parallel streams:\n\n" + table(head, rows) + filled_chip()
+    )
+
+
+def filled_chip() -> str:
+    """Steps whose products fill the chip, in turns with the version before."""
+    data = load("h200_filled_chip.json")
+    steps: dict[str, dict[str, list[float]]] = {}
+    for run, counts in data["defaults_in_turns"]["steps"].items():
+        for count, samples in counts.items():
+            of = steps.setdefault(count, {}).setdefault(run.split()[0], [])
+            of += [us for part in samples.values() for us in part]
+    rows = []
+    for count in sorted(steps, key=int):
+        before, now = (
+            int(count) / statistics.median(steps[count][of]) * 1e6 for of in ("before", "defaults")
+        )
+        rows.append([count, rate(before), rate(now), f"{now / before:.2f}"])
+    head = ["sequences of llama-8b-Q4_K", "before, tokens/s", "products that fill the chip", "ratio"]
+    return (
+        "\nSteps that draw their tokens behind 128 positions, by the version before and after in turns "
+        f"({data['date']}, `h200_filled_chip.json`):\n\n" + table(head, rows)
     )
 
 
@@ -114,6 +136,7 @@ def other_engines() -> str:
     parts = [part for title, models in data["groups"].items() for part in beside_others(title, models)]
     more = [part for title, models in later["groups"].items() for part in beside_others(title, models)]
     versions = " and ".join(f"{name} {version}" for name, version in data["versions"].items())
+    commits = " and ".join(f"{commit} ({title})" for title, commit in later["commits"].items())
     return f"""## Other engines on one GPU
 
 {data["device"]}, {data["date"]}, dyno with its defaults (`h100_engines.json`). The other engines are
@@ -123,8 +146,8 @@ other engines. A dash stands for an engine that does not read the type or was no
 
 {(chr(10) * 2).join(part.strip() for part in parts)}
 
-The same mixtures beside both other engines on one {later["device"]}, {later["date"]}, commit
-{later["commit"]} (`h200_engines.json`):
+The same models beside both other engines on one {later["device"]}, {later["date"]}, commits {commits}
+(`h200_engines.json`):
 
 {(chr(10) * 2).join(part.strip() for part in more)}"""
 
@@ -176,8 +199,8 @@ slower long prompts. That was not measured.
 {within_limits(data["limits"], ("pp512", "pp4096", "tg64")).strip()}
 
 {later["device"]}, {later["date"]}, {later["threads"]} threads (`h200_vram_limits.json`). The others also ran
-with a u-batch of 512, and each cell takes the best of all their runs. dyno of deepseek2-lite ran on another
-machine of the same kind.
+with a u-batch of 512, and each cell takes the best of all their runs. dyno of deepseek2-lite in 8 and 5 GiB
+ran on another machine of the same kind.
 
 {tables}"""
 
