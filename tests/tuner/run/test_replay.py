@@ -51,9 +51,10 @@ def test_a_search_finds_the_best_in_twelve_configurations(sweep_path: Path) -> N
 def test_the_processes_of_a_code_are_told_apart() -> None:
     target = ReplayTarget(load_sweep(H200, model="gpt-oss-20b-MXFP4-uniform"), "pp")
     assert target.process_rates() == target.process_rates({"ubatch": 4096})
-    assert target.process_rates() == pytest.approx([44248, 44109], rel=1e-4)
+    fastest = pytest.approx([50949, 50562, 50516, 50269, 50246, 50156], rel=1e-4)
+    assert target.process_rates() == fastest
     second = target.process_rates({"ubatch": 4096, "mmq_max_tokens": 0})
-    assert second == pytest.approx([43945, 42916], rel=1e-4)
+    assert second == pytest.approx([49444, 49279, 49221, 49202, 49152, 48870], rel=1e-4)
 
 
 H200 = Path(__file__).parents[3] / "benchmarks" / "results" / "sweep_h200.jsonl.gz"
