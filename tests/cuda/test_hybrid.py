@@ -306,6 +306,33 @@ def test_streamed_weights_with_default_numerics(name: str) -> None:
         assert s.streamed["bytes"] + s.streamed["cached"] > 0
 
 
+@pytest.mark.parametrize(("cache", "mode"), [("f16", "auto"), ("f32", "expanded")])
+@pytest.mark.parametrize("name", ["deepseek2-lite", "deepseek2-v3"])
+def test_streamed_prompts_expand_latent_attention(name: str, cache: str, mode: str) -> None:
+    """As without streamed weights, also if sequences share a u-batch and the lists of a sequence change."""
+    tokens = golden(name)["tokens_long"].astype(np.int32)
+    routing = opened(name).decode([(0, tokens)], "none", capture_routing=True)[1]
+    session = {"mla_mode": mode, "fusion": False, "offload_min_tokens": 0, "ubatch": 128}
+    context = {"kv_type_k": cache, "sequences": 3}
+    batches = ({0: 40}, {2: 3, 0: 61, 1: 17}, {0: 1, 2: 1}, {1: 60, 2: 50}, {0: 40})
+    for where in ({"cpu_moe": True}, CACHED, {"n_gpu_layers": 2}):
+        whole = opened_at(name, {"session": session}, "default", **context)
+        s = opened_at(name, {**where, "session": session}, "default", **context)
+        assert {op["list"] for op in s.ops(128)} == {"streamed_expanded"}
+        for number, sizes in enumerate(batches):
+            if number == len(batches) - 1:
+                for each in (whole, s):
+                    each.set({"mla_mode": "absorbed"})
+            done = {slot: s.position(slot) for slot in sizes}
+            parts = [slice(done[slot], done[slot] + n) for slot, n in sizes.items()]
+            pinned = np.ascontiguousarray(np.concatenate([routing[:, part] for part in parts], axis=1))
+            batch = [(slot, tokens[part].copy()) for slot, part in zip(sizes, parts, strict=True)]
+            want, got = (each.decode(batch, "all", pinned_routing=pinned)[0] for each in (whole, s))
+            # Layers whose attention is on the CPU stay absorbed, and round differently.
+            assert nmse(got, want) < (1e-3 if "n_gpu_layers" in where else 1e-9), (where, sizes)
+        assert s.streamed["bytes"] + s.streamed["cached"] > 0, where
+
+
 @pytest.mark.parametrize("share", [0, 30, 100, -1])
 @pytest.mark.parametrize("name", [name for name in NAMES if has_experts(name)])
 def test_experts_shared_with_the_cpu(name: str, share: int) -> None:
