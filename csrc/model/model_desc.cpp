@@ -11,38 +11,11 @@
 namespace dyno::model {
 namespace {
 
+constexpr bool has_head = true, no_head = false;
+
 constexpr std::array kArchitectures = {
-    Architecture{"llama", build_llama},
-    Architecture{"qwen2", build_qwen2},
-    Architecture{"qwen3", build_qwen3},
-    Architecture{"qwen3moe", build_qwen3moe},
-    Architecture{"deepseek2", build_deepseek2, true},
-    Architecture{"deepseek32", build_deepseek2},
-    Architecture{"glm-dsa", build_deepseek2},
-    Architecture{"gemma3", build_gemma3},
-    Architecture{"gpt-oss", build_gpt_oss},
-    Architecture{"glm4moe", build_glm4moe, true},
-    Architecture{"granitemoe", build_granitemoe},
-    Architecture{"bailingmoe2", build_bailingmoe2},
-    Architecture{"seed_oss", build_seed_oss},
-    Architecture{"ernie4_5-moe", build_ernie45moe},
-    Architecture{"smollm3", build_smollm3},
-    Architecture{"minimax-m2", build_minimax_m2},
-    Architecture{"olmo2", build_olmo2},
-    Architecture{"hunyuan-moe", build_hunyuan_moe},
-    Architecture{"mistral3", build_mistral3},
-    Architecture{"muse-glimmer", build_muse_glimmer},
-    Architecture{"qwen2moe", build_qwen2moe},
-    Architecture{"qwen35", build_qwen35, true},
-    Architecture{"qwen35moe", build_qwen35, true},
-    Architecture{"qwen3next", build_qwen35, true},
-    Architecture{"lfm2", build_lfm2},
-    Architecture{"lfm2moe", build_lfm2},
-    Architecture{"gemma4", build_gemma4},
-    Architecture{"granitehybrid", build_granitehybrid},
-    Architecture{"kimi-linear", build_kimi_linear},
-    Architecture{"nemotron_h", build_nemotron_h},
-    Architecture{"nemotron_h_moe", build_nemotron_h},
+#define DYNO_ARCHITECTURE(name, builder, head, ...) Architecture{name, build_##builder, head},
+#include "model/architectures.def"
 };
 
 void check_types(const ModelDesc& model) {
