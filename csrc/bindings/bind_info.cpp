@@ -60,10 +60,13 @@ nb::dict build_info() {
   d["isas"] = split_list(DYNO_ISAS);
 #ifdef DYNO_HAVE_CUDA
   d["cuda_types"] = ops::types_compiled();
+  d["cuda_groups"] = ops::groups_compiled();
 #else
   d["cuda_types"] = nb::list();
+  d["cuda_groups"] = nb::list();
 #endif
   d["cuda_types_of"] = ops::kBuiltFor;
+  d["cuda_groups_of"] = ops::kGroupsFor;
   return d;
 }
 

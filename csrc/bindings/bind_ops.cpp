@@ -12,7 +12,9 @@
 #include "bindings/ops_run.h"
 #include "bindings/ops_time.h"
 #include "core/error.h"
+#include "ops/contract.h"
 #include "ops/names.h"
+#include "ops/registry.h"
 #include "ops/sample/sample.h"
 
 namespace nb = nanobind;
@@ -62,6 +64,15 @@ nb::list list_candidates(std::string_view family_text, const nb::dict& desc, con
     out.append(config_to_dict(family, config));
   }
   return out;
+}
+
+std::vector<std::string_view> groups_of_key(std::string_view key) {
+  const uint32_t bits = std::visit([](const auto& desc) { return ops::groups_of(desc); }, ops::parse_key(key, 1));
+  std::vector<std::string_view> names;
+#define DYNO_KERNEL_GROUP(name, words) \
+  if ((bits & ops::group_bit(ops::KernelGroup::name)) != 0) names.push_back(#name);
+#include "ops/kernel_groups.def"
+  return names;
 }
 
 int32_t sample_one(const nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>& logits,
@@ -126,6 +137,8 @@ void bind_ops(nb::module_& m) {
       },
       "key"_a, "tokens"_a = 1, nb::sig("def parse_key(key: str, tokens: int = 1) -> tuple[str, dict[str, typing.Any]]"),
       "(family, desc) of an op key. Raises ProfileError that names what is wrong.");
+  o.def("groups", &groups_of_key, "key"_a,
+        "The groups of GPU kernels that an op needs, by its key. A build for one model may lack groups.");
   o.def(
       "cost",
       [](std::string_view family, const nb::dict& desc) {

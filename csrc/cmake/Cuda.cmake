@@ -44,7 +44,7 @@ set(GGML_CUDA_COMPRESSION_MODE "size" CACHE STRING "Compression of device code: 
 set_property(CACHE GGML_CUDA_COMPRESSION_MODE PROPERTY STRINGS none speed balance size)
 set(GGML_CUDA_INSTANCES "all" CACHE STRING "Kernel instances that are compiled: all, or minimal (those that defaults take)")
 set_property(CACHE GGML_CUDA_INSTANCES PROPERTY STRINGS all minimal)
-set(GGML_CUDA_PROFILE "" CACHE FILEPATH "Compile kernels for the weight types of this profile's model, of the instances those that it names or defaults take")
+set(GGML_CUDA_PROFILE "" CACHE FILEPATH "Compile kernels that this profile's model needs: for its weight types, head sizes and kinds of layers; of the instances those that it names or defaults take")
 
 # ---- ON or OFF -----------------------------------------------------------------------------------------------------
 string(TOUPPER "${GGML_CUDA}" _cuda_mode)
@@ -210,10 +210,12 @@ if(DYNO_CUDA)
   file(GLOB _variants ${CMAKE_SOURCE_DIR}/csrc/ops/*/variants.def)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
                ${_variants} ${CMAKE_SOURCE_DIR}/csrc/core/weight_types.def ${CMAKE_SOURCE_DIR}/csrc/gguf/gpu_forms.def
-               ${CMAKE_SOURCE_DIR}/csrc/ops/matmul/cuda/mixed_types.def ${CMAKE_SOURCE_DIR}/csrc/cmake/cuda_instances.py)
+               ${CMAKE_SOURCE_DIR}/csrc/ops/matmul/cuda/mixed_types.def ${CMAKE_SOURCE_DIR}/csrc/cmake/cuda_instances.py
+               ${CMAKE_SOURCE_DIR}/csrc/ops/kernel_groups.def ${CMAKE_SOURCE_DIR}/csrc/model/architectures.def
+               ${CMAKE_SOURCE_DIR}/csrc/cmake/cuda_groups.py)
   execute_process(
     COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/csrc/cmake/cuda_instances.py ${_instances_arguments}
-            --csrc ${CMAKE_SOURCE_DIR}/csrc --output ${DYNO_GENERATED}/ops
+            "--architectures=${CMAKE_CUDA_ARCHITECTURES}" --csrc ${CMAKE_SOURCE_DIR}/csrc --output ${DYNO_GENERATED}/ops
     RESULT_VARIABLE _instances_result OUTPUT_VARIABLE _instances_text ERROR_VARIABLE _instances_error
     OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_STRIP_TRAILING_WHITESPACE)
   if(NOT _instances_result EQUAL 0)
@@ -225,6 +227,9 @@ if(DYNO_CUDA)
   # Weight types with kernels: floats, quantised types of files, and forms of other types.
   file(STRINGS ${DYNO_GENERATED}/ops/built_types.inc DYNO_CUDA_TYPES REGEX "^DYNO_BUILT_(FLOAT|QUANT|GPU)\\(")
   list(TRANSFORM DYNO_CUDA_TYPES REPLACE "^[A-Z_]+\\(([a-z0-9_]+)\\)" "\\1")
+  # Groups of kernels, see csrc/ops/kernel_groups.def.
+  file(STRINGS ${DYNO_GENERATED}/ops/built_groups.inc DYNO_CUDA_GROUPS REGEX "^DYNO_BUILT_GROUP\\(")
+  list(TRANSFORM DYNO_CUDA_GROUPS REPLACE "^[A-Z_]+\\(([a-z0-9_]+)\\)" "\\1")
 endif()
 
 # ---- Toolchain and target ------------------------------------------------------------------------------------------
@@ -306,32 +311,48 @@ if(DYNO_CUDA)
     target_include_directories(${_library} PRIVATE ${CMAKE_SOURCE_DIR}/csrc ${DYNO_GENERATED})
     target_compile_options(${_library} PRIVATE ${_cuda_options})
     target_compile_definitions(${_library} PRIVATE ${DYNO_CUDA_DEFINITIONS})
+    if(NOT GGML_CUDA_PROFILE STREQUAL "")
+      # No chip but the one of its machine code runs intermediate code for 90a.
+      set(_compiled "${CMAKE_CUDA_ARCHITECTURES}")
+      list(TRANSFORM _compiled REPLACE "^([0-9]+a)$" "\\1-real")
+      set_target_properties(${_library} PROPERTIES CUDA_ARCHITECTURES "${_compiled}")
+    endif()
   endforeach()
 else()
   message(STATUS "GGML_CUDA: OFF (${_cuda_why})")
 endif()
 
-# dyno_add_cuda_sources([EXACT] FILE…): CUDA sources, relative to the calling folder. EXACT ones never see fast math: they
-# serve numerics=exact.
+# dyno_add_cuda_sources([EXACT] [GROUP NAME] FILE…): CUDA sources, relative to the calling folder. EXACT ones never see
+# fast math: they serve numerics=exact. A build may leave out the kernels of a GROUP (csrc/ops/kernel_groups.def).
 function(dyno_add_cuda_sources)
   _dyno_add_cuda(dyno_cuda ${ARGN})
 endfunction()
 
-# dyno_add_cuda_instance(TEMPLATE NAME [EXACT] [CHIP]): a CUDA source made from TEMPLATE with the caller's variables.
+# dyno_add_cuda_instance(TEMPLATE NAME [EXACT] [CHIP] [GROUP NAME]): a CUDA source made from TEMPLATE with the caller's
+# variables.
 # These hold nearly all of the device code, and take part in link-time optimisation, so their kernels need external
 # linkage: nvlink 13.0 drops others when it splits the link. Two kinds stay out: CHIP, with instructions that exist in
 # code for exactly one chip, because it forgets the "a" of 90a; and EXACT with fast math, because it takes units of one
 # arithmetic alone.
 macro(dyno_add_cuda_instance _template _name)
-  configure_file(${_template} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu @ONLY)
-  set(_instance_target dyno_cuda_lto)
-  if(NOT GGML_CUDA_LTO OR "${ARGN}" MATCHES "CHIP" OR ("${ARGN}" MATCHES "EXACT" AND GGML_CUDA_FAST_MATH))
-    set(_instance_target dyno_cuda)
-  endif()
-  if(DYNO_CUDA_QUICK)
-    _dyno_group_cuda_instance(${_instance_target} ${_template} ${_name} ${ARGN})
-  else()
-    _dyno_add_cuda(${_instance_target} ${ARGN} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu)
+  cmake_parse_arguments(_instance "EXACT;CHIP" "GROUP" "" ${ARGN})
+  if(NOT _instance_GROUP OR _instance_GROUP IN_LIST DYNO_CUDA_GROUPS)
+    configure_file(${_template} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu @ONLY)
+    set(_instance_kind "")
+    foreach(_flag EXACT CHIP)
+      if(_instance_${_flag})
+        list(APPEND _instance_kind ${_flag})
+      endif()
+    endforeach()
+    set(_instance_target dyno_cuda_lto)
+    if(NOT GGML_CUDA_LTO OR _instance_CHIP OR (_instance_EXACT AND GGML_CUDA_FAST_MATH))
+      set(_instance_target dyno_cuda)
+    endif()
+    if(DYNO_CUDA_QUICK)
+      _dyno_group_cuda_instance(${_instance_target} ${_template} ${_name} ${_instance_kind})
+    else()
+      _dyno_add_cuda(${_instance_target} ${_instance_kind} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu)
+    endif()
   endif()
 endmacro()
 
@@ -377,7 +398,10 @@ function(_dyno_add_cuda _target)
   if(NOT DYNO_CUDA)
     return()
   endif()
-  cmake_parse_arguments(_add "EXACT;CHIP" "" "" ${ARGN})
+  cmake_parse_arguments(_add "EXACT;CHIP" "GROUP" "" ${ARGN})
+  if(_add_GROUP AND NOT _add_GROUP IN_LIST DYNO_CUDA_GROUPS)
+    return()
+  endif()
   foreach(_file IN LISTS _add_UNPARSED_ARGUMENTS)
     cmake_path(ABSOLUTE_PATH _file BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
     target_sources(${_target} PRIVATE ${_file})

@@ -106,6 +106,50 @@ Support type_built(DType type, const DeviceInfo& device) {
                              " out. Build without GGML_CUDA_PROFILE, or with a profile of this model"));
 }
 
+namespace {
+
+struct GroupInfo {
+  KernelGroup group;
+  std::string_view name, words;
+};
+constexpr GroupInfo kGroups[] = {
+#define DYNO_KERNEL_GROUP(name, words) {KernelGroup::name, #name, words},
+#include "ops/kernel_groups.def"
+};
+
+// The words for the groups among `bits`.
+std::string words_of(uint32_t bits) {
+  std::vector<std::string_view> words;
+  for (const GroupInfo& info : kGroups) {
+    if ((bits & group_bit(info.group)) != 0) words.push_back(info.words);
+  }
+  return words.empty() ? "none" : join(words, ", ");
+}
+
+std::string missing(uint32_t bits) {
+  return str_cat("this build has no GPU kernels for ", words_of(bits), ": GGML_CUDA_PROFILE=", kGroupsFor,
+                 " left such groups out, and kept ", words_of(kGroupsBuilt),
+                 ". Build without GGML_CUDA_PROFILE, or with a profile of this model");
+}
+
+}  // namespace
+
+std::vector<std::string_view> groups_compiled() {
+  std::vector<std::string_view> all;
+  for (const GroupInfo& info : kGroups) {
+    if (group_built(info.group)) all.push_back(info.name);
+  }
+  return all;
+}
+
+Support groups_built(uint32_t groups, const DeviceInfo& device) {
+  const uint32_t left_out = groups & ~kGroupsBuilt;
+  if (device.kind == DeviceKind::cpu || !compiled_for(device) || left_out == 0) return Support::yes();
+  return Support::no(missing(left_out));
+}
+
+void throw_left_out(KernelGroup group) { throw UnsupportedError(str_cat("[ops] ", missing(group_bit(group)))); }
+
 void throw_left_out(std::string_view variant, DType type, const Params& params) {
   throw UnsupportedError(str_cat("[ops] ", variant, " ", params[0], " ", params[1], " for ", dtype_name(type),
                                  " is not in this build (GGML_CUDA_INSTANCES, GGML_CUDA_PROFILE)"));

@@ -10,6 +10,7 @@
 
 #include "core/fields.h"
 #include "ops/instances.h"
+#include "ops/kernel_groups.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -33,6 +34,8 @@ Support clusters_supported(const DeviceInfo& device);
 // Whether this binary has kernels for weights of this type. If it has no code for the device at all, answers for a
 // build that does. The reason names the profile of a GGML_CUDA_PROFILE that left them out.
 Support type_built(DType type, const DeviceInfo& device);
+// The same for groups of kernels, of which `groups` has the bits.
+Support groups_built(uint32_t groups, const DeviceInfo& device);
 
 // The types of the weights that an op reads; for an op without weights of several types f32, which every build
 // supports.
@@ -57,6 +60,7 @@ bool holds_instance(const Desc& desc, std::span<const VariantInfo> variants, con
   for (const DType type : weight_types(desc)) {
     if (!type_compiled(type)) return false;
   }
+  if ((groups_of(desc, variant.name) & ~kGroupsBuilt) != 0) return false;
   uint64_t bit = kNoTypeBit;
   if constexpr (requires { desc.type; }) bit = type_bit(desc.type);
   return instance_compiled(variant.name, bit, config.params);

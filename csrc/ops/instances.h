@@ -1,8 +1,8 @@
 // The instances of variants.def and the weight types for which this build has code. DYNO_INSTANCE is in every build.
 // DYNO_OPTIONAL is separate code that no default needs: GGML_CUDA_INSTANCES and GGML_CUDA_PROFILE leave such instances
 // out, completely or for some weight types. GGML_CUDA_PROFILE also leaves out all kernels for types that its model does
-// not have. csrc/cmake/cuda_instances.py writes the lists; kernels and supports() both read them, so code that is not
-// compiled is never launched.
+// not have, and the groups of kernels that it does not need. csrc/cmake/cuda_instances.py writes the lists; kernels and
+// supports() both read them, so code that is not compiled is never launched.
 #pragma once
 
 #include <array>
@@ -72,6 +72,32 @@ constexpr bool type_compiled(DType type) { return (type_bit(type) & ~kTypesBuilt
 // The names of all types with kernels.
 std::vector<std::string_view> types_compiled();
 
+enum class KernelGroup : uint8_t {
+#define DYNO_KERNEL_GROUP(name, words) name,
+#include "ops/kernel_groups.def"
+};
+constexpr uint32_t group_bit(KernelGroup group) { return uint32_t{1} << static_cast<int>(group); }
+
+// The groups with kernels, and the file name of the GGML_CUDA_PROFILE that left out others ("" if none). A build
+// without CUDA answers as a build with all groups.
+#ifdef DYNO_HAVE_CUDA
+inline constexpr uint32_t kGroupsBuilt = 0
+#define DYNO_BUILT_GROUP(name) | group_bit(KernelGroup::name)
+#include "ops/built_groups.inc"
+    ;
+inline constexpr std::string_view kGroupsFor =
+#define DYNO_GROUPS_FOR(profile) profile
+#include "ops/built_groups.inc"
+    ;
+#else
+inline constexpr uint32_t kGroupsBuilt = ~uint32_t{0};
+inline constexpr std::string_view kGroupsFor = "";
+#endif
+
+constexpr bool group_built(KernelGroup group) { return (group_bit(group) & kGroupsBuilt) != 0; }
+// The names of all groups with kernels.
+std::vector<std::string_view> groups_compiled();
+
 constexpr bool instance_compiled(std::string_view variant, uint64_t bit, const Params& params) {
   for (const LeftOut& instance : kLeftOut) {
     if (instance.variant == variant && instance.params == params) return (instance.kept & bit) != 0;
@@ -84,5 +110,7 @@ constexpr bool instance_compiled(std::string_view variant, DType type, const Par
 
 // Called where a launch would use a missing instance. Throws UnsupportedError.
 [[noreturn]] void throw_left_out(std::string_view variant, DType type, const Params& params);
+// The same for a group of kernels.
+[[noreturn]] void throw_left_out(KernelGroup group);
 
 }  // namespace dyno::ops

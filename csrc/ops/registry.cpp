@@ -38,6 +38,9 @@ Support in_this_build(const OpDesc& desc, const Config& config, const DeviceInfo
   for (const DType type : std::visit([](const auto& d) { return weight_types(d); }, desc)) {
     if (Support built = type_built(type, device); !built) return built;
   }
+  const std::string_view variant = variants(family_of(desc))[config.variant].name;
+  const uint32_t groups = std::visit([&](const auto& d) { return groups_of(d, variant); }, desc);
+  if (Support built = groups_built(groups, device); !built) return built;
   const bool held =
       std::visit([&](const auto& d) { return holds_instance(d, variants(family_of(desc)), config); }, desc);
   if (held) return Support::yes();
@@ -107,6 +110,10 @@ Config default_config(const OpDesc& desc, const DeviceInfo& device) {
 Support supports(const OpDesc& desc, const Config& config, const DeviceInfo& device) {
   const Support legal = std::visit([&](const auto& d) { return supports(d, config, device); }, desc);
   return legal ? in_this_build(desc, config, device) : legal;
+}
+
+Support kernels_built(const OpDesc& desc, const DeviceInfo& device) {
+  return groups_built(std::visit([](const auto& d) { return groups_of(d); }, desc), device);
 }
 
 Cost cost(const OpDesc& desc) {

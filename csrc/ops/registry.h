@@ -45,6 +45,9 @@ OpDesc default_desc(Family family);              // a default-constructed desc
 std::vector<Config> candidates(const OpDesc& desc, const DeviceInfo& device, CandidateSet set);
 Config default_config(const OpDesc& desc, const DeviceInfo& device);
 Support supports(const OpDesc& desc, const Config& config, const DeviceInfo& device);
+// Whether this build has the groups of GPU kernels for any number of tokens. The reason names the missing groups, and
+// the GGML_CUDA_PROFILE that left them out.
+Support kernels_built(const OpDesc& desc, const DeviceInfo& device);
 Cost cost(const OpDesc& desc);
 // Scratch memory per thread of a CPU launch.
 size_t scratch_bytes(const OpDesc& desc, const Config& config);

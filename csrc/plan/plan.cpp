@@ -352,6 +352,16 @@ void check_head_values(const Plan& plan, const model::ModelDesc& model, const No
              " ops has no hidden rows, which the model's head needs");
 }
 
+// A build for one model lacks kernels of others: no op of the plan may need these.
+void check_kernels(const Plan& plan, const NodeList& list) {
+  for (const Node& node : list.nodes) {
+    const OpUse& use = plan.keys[static_cast<size_t>(node.key)];
+    const ops::Support built = ops::kernels_built(use.desc, plan.device(use.device));
+    DYNO_CHECK(UnsupportedError, built.ok, "[plan] ", node.name, " (", use.key, "): ", built.reason,
+               "; run with device=cpu");
+  }
+}
+
 }  // namespace
 
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
@@ -390,6 +400,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
     transfer(plan, *list);
     hoist(plan, *list);
     finish_list(plan, *list);
+    check_kernels(plan, *list);
     check_head_values(plan, model, *list);
     segment(plan, *list);
   }

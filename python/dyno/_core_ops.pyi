@@ -31,6 +31,11 @@ def parse_key(key: str, tokens: int = 1) -> tuple[str, dict[str, Any]]:
     (family, desc) of an op key. Raises ProfileError that names what is wrong.
     """
 
+def groups(key: str) -> list[str]:
+    """
+    The groups of GPU kernels that an op needs, by its key. A build for one model may lack groups.
+    """
+
 def cost(family: str, desc: dict[str, Any]) -> tuple[float, float]:
     """(bytes moved, floating-point operations), both the least possible."""
 

@@ -81,13 +81,17 @@ def _built_for(switches: dict[str, Any]) -> str:
 
 
 def _weight_types(build: dict[str, Any]) -> list[str]:
-    """The weight types that the GPU kernels of the build support."""
+    """The weight types of the build's GPU kernels. In a build for one model, also their groups."""
     types = build["cuda_types"]
     if not types:
         return []
     profile = build["cuda_types_of"]
     pruned = f"; GGML_CUDA_PROFILE={profile} left out others" if profile else ""
-    return [f"GPU weight types  {', '.join(types)}{pruned}"]
+    lines = [f"GPU weight types  {', '.join(types)}{pruned}"]
+    if profile := build["cuda_groups_of"]:
+        groups = ", ".join(build["cuda_groups"]) or "none"
+        lines.append(f"GPU kernel groups {groups}; GGML_CUDA_PROFILE={profile} left out others")
+    return lines
 
 
 def _links(report: dict[str, Any] | None) -> list[str]:

@@ -19,16 +19,21 @@ SELECT = ROOT / "csrc" / "cmake" / "cuda_instances.py"
 
 
 def write_profile(
-    folder: Path, kernels: Any, kind: str = "cuda", types: dict[str, float] | None = None
+    folder: Path,
+    kernels: Any,
+    kind: str = "cuda",
+    types: dict[str, float] | None = None,
+    model: dict[str, Any] | None = None,
 ) -> str:
     path = folder / "profile.yaml"
-    match = {"device": {"kind": kind}, **({"model": {"types": types}} if types else {})}
+    match = {"device": {"kind": kind}, **({"model": {**(model or {}), "types": types}} if types else {})}
     path.write_text(json.dumps({"schema": 1, "match": match, "kernels": kernels}))
     return str(path)
 
 
-def select(folder: Path, profile: str) -> subprocess.CompletedProcess[str]:
+def select(folder: Path, profile: str, architectures: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SELECT), "--select", "all", "--profile", profile]
+    command += ["--architectures", architectures]
     return subprocess.run(
         [*command, "--csrc", str(ROOT / "csrc"), "--output", str(folder / "ops")],
         capture_output=True,
@@ -97,6 +102,28 @@ def test_a_file_that_is_no_profile(tmp_path: Path, content: bytes | None, messag
     assert done.returncode == 1
     assert message in done.stderr
     assert "profile.yaml" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("architectures", "entry", "kept"),
+    [
+        ("90a", {}, 0),
+        ("90a-real", {}, 0),
+        ("75;90a", {}, 4),
+        ("", {}, 4),
+        ("90a", {"variant": "mma", "tokens": 64, "warps": 4}, 1),
+        ("90a", {"variant": "half_mma", "tokens": 64, "warps": 4}, 4),  # its kernels are of mma
+    ],
+)
+def test_a_build_for_hopper_alone_has_no_products_of_older_chips(
+    tmp_path: Path, architectures: str, entry: dict[str, Any], kept: int
+) -> None:
+    named = {"matmul q4_k n=1 k=256": {"m1": entry}} if entry else {}
+    done = select(tmp_path, write_profile(tmp_path, named, types={"Q4_K": 1.0}), architectures)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "ops" / "left_out.inc").read_text()
+    left = set(re.findall(r'^\{"mma", \{([\d, ]+)\}, 0\},$', text, re.MULTILINE))
+    assert len({"16, 4", "32, 4", "64, 4", "64, 8"} - left) == kept
 
 
 # ---- weight types ----
@@ -205,12 +232,39 @@ type q8_0 this build has no GPU kernels for weights of type q8_0: GGML_CUDA_PROF
 but f32, q4_k, q6_k out. Build without GGML_CUDA_PROFILE, or with a profile of this model
 type q8_0 for a chip without code built
 type q8_0 on a cpu built
+direct with heads of 128 held
+direct with heads of 64 left out
+rows with heads of 64 held
+rows with heads of 512 left out
+routing left out
+heads of 128 built
+heads of 64 this build has no GPU kernels for heads of up to 64: GGML_CUDA_PROFILE=profile.yaml left such \
+groups out, and kept heads of 65 to 128, latent attention, linear attention, short convolutions. \
+Build without GGML_CUDA_PROFILE, or with a profile of this model
+heads of 64 with exact numerics built
+experts of a chip without code built
+experts on a cpu built
+experts this build has no GPU kernels for mixtures of experts: GGML_CUDA_PROFILE=profile.yaml left such \
+groups out, and kept heads of 65 to 128, latent attention, linear attention, short convolutions. \
+Build without GGML_CUDA_PROFILE, or with a profile of this model
+a launch: [ops] this build has no GPU kernels for heads of up to 64
 """
 
+# A model with latents and without experts.
+GROUPED = {"architecture": "kimi-linear", "experts": 0}
+SIZES = {
+    "default": [
+        "m1 attention heads=4 kv_heads=1 dk=576 dv=512 k=f16 v=f16 v_in_k",
+        "m64 attention heads=4 kv_heads=4 dk=128 dv=128 k=f16 v=f16",
+    ]
+}
 
-def test_the_contract_knows_the_types_of_the_build(tmp_path: Path, compiler: str) -> None:
-    done = select(tmp_path, write_profile(tmp_path, {}, types={"Q4_K": 0.8, "Q6_K": 0.2}))
+
+def test_the_contract_knows_the_types_and_groups_of_the_build(tmp_path: Path, compiler: str) -> None:
+    profile = write_profile(tmp_path, SIZES, types={"Q4_K": 0.8, "Q6_K": 0.2}, model=GROUPED)
+    done = select(tmp_path, profile)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("no kernels for heads_64, heads_192, heads_256, heads_512, experts\n")
     core = (
         "allowed_cpus",
         "control_groups",

@@ -312,7 +312,20 @@ def built_types(built: Any) -> set[str]:
     return set(re.findall(r"^DYNO_BUILT_(?:FLOAT|QUANT|GPU)\((\w+)\)", text, re.MULTILINE))
 
 
-def test_a_profile_keeps_the_weight_types_of_its_model(cuda: Configure) -> None:
+# Sources that a llama with heads of 128 and without experts does not need.
+OTHER_GROUPS = {
+    *(f"flash_head_{size}" for size in (64, 192, 256)),
+    *(f"flash_wgmma_head_{size}" for size in (64, 192, 256)),
+    *(f"flash_pairs_head_{size}" for size in (64, 192)),
+    *(f"direct_head_{size}_{fused}" for size in (64, 256) for fused in ("false", "true")),
+    *("direct_head_512_false", "attention_flash_wide"),
+    *("attention_latent", "attention_latent_cluster", "expand_pairs", "expand_products", "expand_weights"),
+    *("moe_route_warps", "moe_split_ids", "moe_sum_columns", "norm_route", "norm_route_cluster"),
+    *("gemm_unpacked", "tokens", "chunks", "conv_threads"),
+}
+
+
+def test_a_profile_keeps_what_its_model_needs(cuda: Configure) -> None:
     shipped = ROOT / "profiles" / "h200-llama-8b-q4_k.yaml"
     built = works(cuda(GGML_CUDA_PROFILE=str(shipped)))
     kept = {"f32", "q4_k", "q6_k"}
@@ -328,11 +341,30 @@ def test_a_profile_keeps_the_weight_types_of_its_model(cuda: Configure) -> None:
         left = {name for name in tensor_cores if name.endswith(f"_{gone}.cu.o")}
         # Weights of any type, unpacked to halves, are multiplied by this one.
         assert left == ({"gemm_mma_f16.cu.o"} if gone == "f16" else set())
-    # All that has no weights stays, and without a profile every type.
-    assert built.of("flash_head_64.cu")
     whole = works(cuda())
     assert len(units(built)) < 0.5 * len(units(whole))
     assert built_types(whole) == ALL_TYPES
+    # Of the units without weights, the ones for other heads and other kinds of layers are left out.
+    assert "no kernels for heads_64, heads_192, heads_256, heads_512, latent, experts" in built.output
+    gone = {path.stem for path in sources(whole)} - {path.stem for path in sources(built)}
+    of_types = re.compile(rf"_({'|'.join(ALL_TYPES)})$")
+    assert {name for name in gone if not of_types.search(name)} == OTHER_GROUPS
+    assert {name for name in gone if name.endswith(("_q4_k", "_q6_k"))} == {
+        "ring_pair_q4_k",
+        "ring_pair_q6_k",
+    }
+
+
+def test_a_build_for_one_model_has_no_intermediate_code_that_no_chip_runs(
+    cuda: Configure, tmp_path: Path
+) -> None:
+    for profile, codes in (({"GGML_CUDA_PROFILE": write_profile(tmp_path)}, False), ({}, True)):
+        built = works(cuda(CMAKE_CUDA_ARCHITECTURES="80;90a", **profile))
+        (command, *_) = units(built)
+        text = " ".join(command)
+        assert ("code=[compute_90a" in text) == codes
+        assert "compute_80,sm_80" in text  # newer chips run this
+        assert "sm_90a" in text
 
 
 def test_a_wrong_profile_stops_the_configure_step(cuda: Configure, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""A build for one profile (GGML_CUDA_PROFILE) runs its model, and refuses weights that it has no kernels for.
+"""A build for one profile (GGML_CUDA_PROFILE) runs its model, and refuses models that it has no kernels for.
 
 cmake -S . -B build/pruned -GNinja -DGGML_CUDA=ON -DGGML_CUDA_PROFILE=profiles/h200-llama-8b-q4_k.yaml
 cmake --build build/pruned && cp build/pruned/csrc/bindings/_core*.so python/dyno/
-python -m pytest tests/cuda/test_pruned_build.py
+python -m pytest tests/cuda/test_pruned_build.py tests/e2e/test_kernel_groups.py
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ TYPES = [
 ]
 BUILD = _core.build_info()
 BUILT = set(BUILD["cuda_types"])
+GROUPS = set(BUILD["cuda_groups"])
 GPUS = [d for d in _core.devices() if d["kind"] == "cuda" and not _core.device_problem(d)]
 HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
 
@@ -37,9 +38,18 @@ def model(folder: Path, dtype: str) -> Path:
     return tiny_model(folder / "m.gguf", "llama", n_embd=512, n_ff=768, dtype=dtype)
 
 
-def test_info_names_the_types() -> None:
+def test_info_names_the_types_and_groups() -> None:
     text = info.text(info.collect("cpu"))
     assert f"GPU weight types  {', '.join(BUILD['cuda_types'])}; GGML_CUDA_PROFILE=" in text
+    assert f"GPU kernel groups {', '.join(BUILD['cuda_groups'])}; GGML_CUDA_PROFILE=" in text
+
+
+def test_attention_of_other_heads_has_its_exact_kernels_alone() -> None:
+    """The tuner compares with these."""
+    size = next(size for size in (64, 128, 256) if f"heads_{size}" not in GROUPS)
+    desc = {"m": 1, "heads": 4, "kv_heads": 2, "dk": size, "dv": size, "k_type": "f16", "v_type": "f16"}
+    assert {c["variant"] for c in _core.ops.candidates("attention", desc, HOPPER)} == {"rows"}
+    assert "direct" in {c["variant"] for c in _core.ops.candidates("attention", desc, HOPPER, "legal")}
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,11 @@ from dyno import _core
 
 ops = _core.ops
 
-FAMILIES = Path(__file__).resolve().parents[2] / "csrc" / "ops"
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+FAMILIES = CSRC / "ops"
+sys.path.insert(0, str(CSRC / "cmake"))
+import cuda_instances  # noqa: E402
+
 MACHINES = [
     {"kind": "cuda", "compute_capability": capability, "sm_count": count, "shared_per_block_bytes": shared}
     for capability, count, shared in (
@@ -53,3 +59,28 @@ def test_no_default_is_optional(family: str) -> None:
                     assert config not in left_out, (desc, machine)
                     taken.add(tuple(config.items()))
     assert len(taken) > 5
+
+
+@pytest.mark.skipif(
+    _core.build_info()["switches"]["GGML_CUDA"] == "ON", reason="a CUDA build replaces what it does not hold"
+)
+@pytest.mark.parametrize("family", ["matmul", "matmul_id", "up_gate", "moe_up_gate"])
+def test_no_default_of_hopper_is_of_older_chips(family: str) -> None:
+    """GGML_CUDA_PROFILE leaves these variants out of a build for 90a alone."""
+    older = cuda_instances.BEFORE_HOPPER
+    experts = {"experts": 64, "used": 6} if family in ("matmul_id", "moe_up_gate") else {}
+    assert older <= {variant["name"] for variant in ops.variants(family)}
+    for machine, path, compute in itertools.product(
+        (machine for machine in MACHINES if machine["compute_capability"] == 90),
+        ("any", "matvec", "mmq", "dequantize"),
+        ("f16", "bf16", "f32"),
+    ):
+        for m, (n, k), kind in itertools.product(
+            (1, 3, 8, 16, 17, 40, 100, 256, 700, 4096),
+            ((64, 512), (72, 96), (768, 2048), (4096, 4096), (151936, 1024)),
+            ("q4_0", "q4_k", "q6_k", "q8_0", "mxfp4", "f16", "bf16"),
+        ):
+            desc = {"type": kind, "layout": "gpu", "act": "f32", "m": m, "n": n, "k": k, **experts}
+            desc |= {"path": path, "compute": compute}
+            config = ops.default_config(family, desc, machine)
+            assert config["variant"] not in older, desc

@@ -124,7 +124,7 @@ def test_info_shows_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [d["device"] for d in info.collect("cpu")["devices"]] == ["cpu"]
 
 
-def test_info_names_the_weight_types_of_the_gpu_kernels() -> None:
+def test_info_names_the_weight_types_and_groups_of_the_gpu_kernels() -> None:
     facts = info.collect("cpu")
     build = {**facts["build"], "cuda_types": ["f32", "q4_k"]}
     assert "GPU weight types  f32, q4_k" in info.text({**facts, "build": build}).splitlines()
@@ -136,6 +136,10 @@ def test_info_names_the_weight_types_of_the_gpu_kernels() -> None:
     line = "GPU weight types  f32, q4_k; GGML_CUDA_PROFILE=p.yaml left out others"
     assert line in info.text({**facts, "build": pruned}).splitlines()
     assert "GPU weight types" not in info.text({**facts, "build": {**build, "cuda_types": []}})
+    assert "GPU kernel groups" not in info.text({**facts, "build": pruned})
+    grouped = {**pruned, "cuda_groups": ["heads_128", "latent"], "cuda_groups_of": "p.yaml"}
+    line = "GPU kernel groups heads_128, latent; GGML_CUDA_PROFILE=p.yaml left out others"
+    assert line in info.text({**facts, "build": grouped}).splitlines()
 
 
 # ---- memory of a GPU that is not here ----

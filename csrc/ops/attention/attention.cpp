@@ -462,6 +462,17 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
 }
 
 #ifdef DYNO_HAVE_CUDA
+static void launch_latent(const Config& config, const AttentionDesc& desc, const AttentionArgs& args,
+                          CudaStream& stream) {
+  if constexpr (!group_built(KernelGroup::latent)) {
+    throw_left_out(KernelGroup::latent);
+  } else if (config.variant == k_latent) {
+    attention_latent_cuda(args, desc, latent_params::of(config).splits, stream);
+  } else {
+    attention_latent_cluster_cuda(args, desc, latent_cluster_params::of(config).clusters, stream);
+  }
+}
+
 void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CudaStream& stream) {
   check_scalars(desc, args);
   // An op key does not distinguish a prompt from a step with more sequences than `direct` supports. Tiles of a prompt
@@ -487,10 +498,8 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
   } else if (config.variant == k_direct) {
     const auto direct = direct_params::of(config);
     attention_direct_cuda(args, desc, direct.rows, direct.splits, stream);
-  } else if (config.variant == k_latent) {
-    attention_latent_cuda(args, desc, latent_params::of(config).splits, stream);
-  } else if (config.variant == k_latent_cluster) {
-    attention_latent_cluster_cuda(args, desc, latent_cluster_params::of(config).clusters, stream);
+  } else if (config.variant == k_latent || config.variant == k_latent_cluster) {
+    launch_latent(config, desc, args, stream);
   } else {
     attention_rows_cuda(args, desc, rows_params::of(config).splits, stream);
   }

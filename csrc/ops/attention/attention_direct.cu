@@ -1,5 +1,6 @@
 // The launch of direct attention, alone or with norm, rotation and store: selects the instance.
 #include "ops/attention/direct.cuh"
+#include "ops/kernel_groups.h"
 
 namespace dyno::ops {
 
@@ -43,17 +44,23 @@ void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int mo
   const auto type = desc.k_type == DType::bf16   ? device::Scalar::bf16
                     : desc.k_type == DType::q8_0 ? device::Scalar::q8_0
                                                  : device::Scalar::f16;
+  const int head = direct_head(desc.dk > desc.dv ? desc.dk : desc.dv);
   const auto choose = [&]() -> void (*)(const DirectTask&, device::Scalar, int, const dim3&, CUstream_st*) {
-    switch (direct_head(desc.dk > desc.dv ? desc.dk : desc.dv)) {
+    switch (head) {
       case 64:
-        return fused ? direct_attention_64_true : direct_attention_64_false;
+        if constexpr (heads_built(64)) return fused ? direct_attention_64_true : direct_attention_64_false;
+        break;
       case 128:
-        return fused ? direct_attention_128_true : direct_attention_128_false;
+        if constexpr (heads_built(128)) return fused ? direct_attention_128_true : direct_attention_128_false;
+        break;
       case 256:
-        return fused ? direct_attention_256_true : direct_attention_256_false;
-      default:
-        return direct_attention_512_false;  // never fused, see rope_attention's supports()
+        if constexpr (heads_built(256)) return fused ? direct_attention_256_true : direct_attention_256_false;
+        break;
+      case 512:
+        if constexpr (heads_built(512)) return direct_attention_512_false;  // never fused, see rope_attention
+        break;
     }
+    throw_left_out(heads_of(head));
   };
   choose()(task, type, rows, grid, stream.handle);
 }

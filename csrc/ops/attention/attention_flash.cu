@@ -1,5 +1,6 @@
 // The launch of flash attention: selects the instance.
 #include "ops/attention/flash_launch.cuh"
+#include "ops/kernel_groups.h"
 
 namespace dyno::ops {
 
@@ -22,6 +23,12 @@ DYNO_FLASH_PAIRS(64)
 DYNO_FLASH_PAIRS(128)
 DYNO_FLASH_PAIRS(192)
 #undef DYNO_FLASH_PAIRS
+
+// A case of a switch over the sizes to which heads are padded, if this build has kernels for it.
+#define DYNO_HEAD_CASE(size, launch)                \
+  case size:                                        \
+    if constexpr (heads_built(size)) return launch; \
+    break;
 
 namespace {
 
@@ -63,16 +70,14 @@ void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, 
   const FlashTask task = make_task(args, desc, splits, stream);
   const FlashGrid grid = make_grid(args, desc, static_cast<int64_t>(shape), splits);
   const bool bf16 = flash_in_bf16(desc);
-  switch (flash_head(desc.dk, desc.dv)) {
-    case 64:
-      return flash_attention_64(task, shape, bf16, grid, stream.handle);
-    case 128:
-      return flash_attention_128(task, shape, bf16, grid, stream.handle);
-    case 192:
-      return flash_attention_192(task, shape, bf16, grid, stream.handle);
-    default:
-      return flash_attention_256(task, shape, bf16, grid, stream.handle);
+  const int head = flash_head(desc.dk, desc.dv);
+  switch (head) {
+    DYNO_HEAD_CASE(64, flash_attention_64(task, shape, bf16, grid, stream.handle))
+    DYNO_HEAD_CASE(128, flash_attention_128(task, shape, bf16, grid, stream.handle))
+    DYNO_HEAD_CASE(192, flash_attention_192(task, shape, bf16, grid, stream.handle))
+    DYNO_HEAD_CASE(256, flash_attention_256(task, shape, bf16, grid, stream.handle))
   }
+  throw_left_out(heads_of(head));
 }
 
 void attention_flash_wgmma_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
@@ -80,18 +85,15 @@ void attention_flash_wgmma_cuda(const AttentionArgs& args, const AttentionDesc& 
   const FlashTask task = make_task(args, desc, splits, stream);
   const FlashGrid grid = make_grid(args, desc, rows, splits);
   const bool bf16 = flash_in_bf16(desc);
-  switch (flash_head(desc.dk, desc.dv)) {
-    case 64:
-      return flash_wgmma_64(task, rows, bf16, grid, stream.handle);
-    case 128:
-      return flash_wgmma_128(task, rows, bf16, grid, stream.handle);
-    case 192:
-      return flash_wgmma_192(task, rows, bf16, grid, stream.handle);
-    case 256:
-      return flash_wgmma_256(task, rows, bf16, grid, stream.handle);
-    default:
-      return flash_wgmma_512(task, rows, bf16, grid, stream.handle);
+  const int head = flash_head(desc.dk, desc.dv);
+  switch (head) {
+    DYNO_HEAD_CASE(64, flash_wgmma_64(task, rows, bf16, grid, stream.handle))
+    DYNO_HEAD_CASE(128, flash_wgmma_128(task, rows, bf16, grid, stream.handle))
+    DYNO_HEAD_CASE(192, flash_wgmma_192(task, rows, bf16, grid, stream.handle))
+    DYNO_HEAD_CASE(256, flash_wgmma_256(task, rows, bf16, grid, stream.handle))
+    DYNO_HEAD_CASE(512, flash_wgmma_512(task, rows, bf16, grid, stream.handle))
   }
+  throw_left_out(heads_of(head));
 }
 
 void attention_flash_pairs_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
@@ -103,14 +105,13 @@ void attention_flash_pairs_cuda(const AttentionArgs& args, const AttentionDesc& 
                  aligned(args.k_cache, args.k_row_bytes, task.common.k_head_bytes) &&
                  (desc.v_in_k || aligned(args.v_cache, args.v_row_bytes, task.common.v_head_bytes));
   const FlashGrid grid = make_grid(args, desc, rows, splits);
-  switch (flash_head(desc.dk, desc.dv)) {
-    case 64:
-      return flash_pairs_64(task, rows, grid, stream.handle);
-    case 128:
-      return flash_pairs_128(task, rows, grid, stream.handle);
-    default:
-      return flash_pairs_192(task, rows, grid, stream.handle);
+  const int head = flash_head(desc.dk, desc.dv);
+  switch (head) {
+    DYNO_HEAD_CASE(64, flash_pairs_64(task, rows, grid, stream.handle))
+    DYNO_HEAD_CASE(128, flash_pairs_128(task, rows, grid, stream.handle))
+    DYNO_HEAD_CASE(192, flash_pairs_192(task, rows, grid, stream.handle))
   }
+  throw_left_out(heads_of(head));
 }
 
 }  // namespace dyno::ops

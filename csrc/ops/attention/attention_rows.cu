@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "device/dependent.cuh"
 #include "ops/attention/tile.cuh"
+#include "ops/kernel_groups.h"
 
 namespace dyno::ops {
 namespace {
@@ -164,10 +165,19 @@ __global__ void __launch_bounds__(kThreads) attention_rows(CudaAttention task) {
 }
 
 template <Scalar kKey, Scalar kValue>
+auto kernel_for(const CudaAttention& task) -> void (*)(CudaAttention) {
+  static_assert(kRowsNarrow == kThreads);
+  if (task.dv <= kThreads) return attention_rows<kKey, kValue, 1>;
+  constexpr bool kLatent = kKey == kValue && group_built(KernelGroup::latent);
+  if constexpr (kLatent || group_built(KernelGroup::heads_512)) {
+    return task.dv <= 2 * kThreads ? attention_rows<kKey, kValue, 2> : attention_rows<kKey, kValue, 4>;
+  }
+  throw_left_out(task.v_in_k ? KernelGroup::latent : KernelGroup::heads_512);
+}
+
+template <Scalar kKey, Scalar kValue>
 void launch_types(const CudaAttention& task, const dim3& grid, CudaStream& stream) {
-  const auto kernel = task.dv <= kThreads       ? attention_rows<kKey, kValue, 1>
-                      : task.dv <= 2 * kThreads ? attention_rows<kKey, kValue, 2>
-                                                : attention_rows<kKey, kValue, 4>;
+  const auto kernel = kernel_for<kKey, kValue>(task);
   const size_t shared = static_cast<size_t>(kRows * task.dk) * sizeof(float);
   launch_dependent("attention", kernel, grid, kThreads, shared, stream.handle, task);
 }

@@ -1,12 +1,13 @@
 // The launch of attention for one token of each of many sequences.
 #include "core/cuda/launch.h"
 #include "ops/attention/steps.cuh"
+#include "ops/kernel_groups.h"
 
 namespace dyno::ops {
 namespace {
 
 template <int kHead, bool kBf16>
-void start(const DirectTask& task, int64_t tiles, CUstream_st* stream) {
+void start_kernel(const DirectTask& task, int64_t tiles, CUstream_st* stream) {
   constexpr size_t kBytes = sizeof(steps::Shared<kHead>);
   static_assert(kBytes <= 48 * 1024, "what a block may have unasked");
   const dim3 grid(static_cast<unsigned>(task.common.args.n_runs), static_cast<unsigned>(task.common.kv_heads));
@@ -15,6 +16,15 @@ void start(const DirectTask& task, int64_t tiles, CUstream_st* stream) {
   } else {
     launch_dependent("attention", steps::steps_tiles_kernel<kHead, kBf16>, grid, 32 * steps::kWarps, kBytes, stream,
                      task, static_cast<int>(tiles));
+  }
+}
+
+template <int kHead>
+void start(const DirectTask& task, bool bf16, int64_t tiles, CUstream_st* stream) {
+  if constexpr (!heads_built(kHead)) {
+    throw_left_out(heads_of(kHead));
+  } else {
+    bf16 ? start_kernel<kHead, true>(task, tiles, stream) : start_kernel<kHead, false>(task, tiles, stream);
   }
 }
 
@@ -31,8 +41,7 @@ bool steps_attention_takes(const DirectTask& task) {
 }
 
 void steps_attention(const DirectTask& task, bool bf16, int64_t tiles, CUstream_st* stream) {
-  if (task.common.dk == 64) return bf16 ? start<64, true>(task, tiles, stream) : start<64, false>(task, tiles, stream);
-  return bf16 ? start<128, true>(task, tiles, stream) : start<128, false>(task, tiles, stream);
+  task.common.dk == 64 ? start<64>(task, bf16, tiles, stream) : start<128>(task, bf16, tiles, stream);
 }
 
 }  // namespace dyno::ops

@@ -2,12 +2,13 @@
 #include "core/cuda/launch_cluster.h"
 #include "core/error.h"
 #include "ops/attention/token.cuh"
+#include "ops/kernel_groups.h"
 
 namespace dyno::ops {
 namespace {
 
 template <int kHead, bool kBf16>
-void start(const DirectTask& task, bool clusters, CudaStream& stream) {
+void start_kernel(const DirectTask& task, bool clusters, CudaStream& stream) {
   constexpr size_t kBytes = sizeof(token::Shared<kHead>), kSent = sizeof(token::Sent<kHead>);
   static_assert(kBytes + kSent <= 48 * 1024 && kBytes % 16 == 0, "what a block may have unasked, and how it lies");
   const dim3 grid(1, static_cast<unsigned>(task.common.kv_heads), static_cast<unsigned>(task.common.splits));
@@ -17,6 +18,15 @@ void start(const DirectTask& task, bool clusters, CudaStream& stream) {
   }
   launch_dependent("rope_attention", token::token_kernel<kHead, kBf16, false>, grid, token::kThreads, kBytes,
                    stream.handle, task);
+}
+
+template <int kHead>
+void start(const DirectTask& task, bool bf16, bool clusters, CudaStream& stream) {
+  if constexpr (!heads_built(kHead)) {
+    throw_left_out(heads_of(kHead));
+  } else {
+    bf16 ? start_kernel<kHead, true>(task, clusters, stream) : start_kernel<kHead, false>(task, clusters, stream);
+  }
 }
 
 }  // namespace
@@ -29,8 +39,7 @@ void rope_attention_token_cuda(const RopeAttentionArgs& args, const RopeAttentio
              "[rope_attention] token: q, k, v, out and all rows of the cache (", args.k_row_bytes, " and ",
              args.v_row_bytes, " bytes) must start at multiples of 16 bytes");
   const bool bf16 = desc.k_type == DType::bf16;
-  if (desc.dk == 64) return bf16 ? start<64, true>(task, clusters, stream) : start<64, false>(task, clusters, stream);
-  return bf16 ? start<128, true>(task, clusters, stream) : start<128, false>(task, clusters, stream);
+  desc.dk == 64 ? start<64>(task, bf16, clusters, stream) : start<128>(task, bf16, clusters, stream);
 }
 
 }  // namespace dyno::ops

@@ -116,10 +116,14 @@ void launch(const Config& config, const LinearAttentionDesc& d, const LinearAtte
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const LinearAttentionDesc& desc, const LinearAttentionArgs& args,
             CudaStream& stream) {
-  if (config.variant == k_chunks) {
-    linear_attention_chunks(args, desc, stream);
+  if constexpr (!group_built(KernelGroup::linear_attention)) {
+    throw_left_out(KernelGroup::linear_attention);
   } else {
-    linear_attention_tokens(args, desc, stream);
+    if (config.variant == k_chunks) {
+      linear_attention_chunks(args, desc, stream);
+    } else {
+      linear_attention_tokens(args, desc, stream);
+    }
   }
 }
 #endif

@@ -157,29 +157,33 @@ void launch(const Config& config, const MlaExpandDesc& d, const MlaExpandArgs& a
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const MlaExpandDesc& desc, const MlaExpandArgs& args, CudaStream& stream) {
-  const size_t needed = scratch_bytes(desc, config);
-  DYNO_CHECK(DeviceError, stream.workspace_bytes >= needed, "[mla_expand] a workspace of ", stream.workspace_bytes,
-             " bytes; ", needed, " are needed");
-  if (config.variant == k_pairs) {
-    const int64_t key_halves = expand_key_halves(desc), value_halves = expand_value_halves(desc);
-    auto* halves = reinterpret_cast<uint16_t*>(stream.workspace);
-    uint16_t *k_rests = halves + key_halves, *v_halves = k_rests + key_halves, *v_rests = v_halves + value_halves;
-    auto* floats = reinterpret_cast<float*>(v_rests + value_halves);
-    const PairedWeights k{halves, k_rests, expand_padded(desc.nope)}, v{v_halves, v_rests, expand_padded(desc.lora)};
-    expand_weight_pairs_cuda(desc.k_type, desc.k_layout, args.k_b, args.k_b_stride_bytes, desc.heads, desc.lora,
-                             desc.nope, floats, halves, k_rests, k.pitch, stream);
-    expand_weight_pairs_cuda(desc.v_type, desc.v_layout, args.v_b, args.v_b_stride_bytes, desc.heads, desc.dv,
-                             desc.lora, floats, v_halves, v_rests, v.pitch, stream);
-    expand_pairs_cuda(args, desc, k, v, pairs_params::of(config).rows, stream);
-    return;
+  if constexpr (!group_built(KernelGroup::latent)) {
+    throw_left_out(KernelGroup::latent);
+  } else {
+    const size_t needed = scratch_bytes(desc, config);
+    DYNO_CHECK(DeviceError, stream.workspace_bytes >= needed, "[mla_expand] a workspace of ", stream.workspace_bytes,
+               " bytes; ", needed, " are needed");
+    if (config.variant == k_pairs) {
+      const int64_t key_halves = expand_key_halves(desc), value_halves = expand_value_halves(desc);
+      auto* halves = reinterpret_cast<uint16_t*>(stream.workspace);
+      uint16_t *k_rests = halves + key_halves, *v_halves = k_rests + key_halves, *v_rests = v_halves + value_halves;
+      auto* floats = reinterpret_cast<float*>(v_rests + value_halves);
+      const PairedWeights k{halves, k_rests, expand_padded(desc.nope)}, v{v_halves, v_rests, expand_padded(desc.lora)};
+      expand_weight_pairs_cuda(desc.k_type, desc.k_layout, args.k_b, args.k_b_stride_bytes, desc.heads, desc.lora,
+                               desc.nope, floats, halves, k_rests, k.pitch, stream);
+      expand_weight_pairs_cuda(desc.v_type, desc.v_layout, args.v_b, args.v_b_stride_bytes, desc.heads, desc.dv,
+                               desc.lora, floats, v_halves, v_rests, v.pitch, stream);
+      expand_pairs_cuda(args, desc, k, v, pairs_params::of(config).rows, stream);
+      return;
+    }
+    auto* k_b = reinterpret_cast<uint16_t*>(stream.workspace);
+    uint16_t* v_b = k_b + expand_key_halves(desc);
+    expand_weights_cuda(desc.k_type, desc.k_layout, args.k_b, args.k_b_stride_bytes, desc.heads, desc.lora, desc.nope,
+                        k_b, expand_padded(desc.nope), stream);
+    expand_weights_cuda(desc.v_type, desc.v_layout, args.v_b, args.v_b_stride_bytes, desc.heads, desc.dv, desc.lora,
+                        v_b, expand_padded(desc.lora), stream);
+    expand_products_cuda(args, desc, k_b, v_b, mma_params::of(config).rows, stream);
   }
-  auto* k_b = reinterpret_cast<uint16_t*>(stream.workspace);
-  uint16_t* v_b = k_b + expand_key_halves(desc);
-  expand_weights_cuda(desc.k_type, desc.k_layout, args.k_b, args.k_b_stride_bytes, desc.heads, desc.lora, desc.nope,
-                      k_b, expand_padded(desc.nope), stream);
-  expand_weights_cuda(desc.v_type, desc.v_layout, args.v_b, args.v_b_stride_bytes, desc.heads, desc.dv, desc.lora, v_b,
-                      expand_padded(desc.lora), stream);
-  expand_products_cuda(args, desc, k_b, v_b, mma_params::of(config).rows, stream);
 }
 #endif
 

@@ -70,7 +70,11 @@ void launch(const Config& config, const MoeRouteDesc& desc, const MoeRouteArgs& 
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const MoeRouteDesc& desc, const MoeRouteArgs& args, CudaStream& stream) {
-  moe_route_warps_cuda(args, desc, warp_params::of(config).warps, stream);
+  if constexpr (!group_built(KernelGroup::experts)) {
+    throw_left_out(KernelGroup::experts);
+  } else {
+    moe_route_warps_cuda(args, desc, warp_params::of(config).warps, stream);
+  }
 }
 #endif
 

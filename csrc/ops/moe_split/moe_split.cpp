@@ -51,7 +51,11 @@ void launch(const Config& config, const MoeSplitDesc& desc, const MoeSplitArgs& 
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const MoeSplitDesc& desc, const MoeSplitArgs& args, CudaStream& stream) {
-  moe_split_ids_cuda(args, desc, each_params::of(config).threads, stream);
+  if constexpr (!group_built(KernelGroup::experts)) {
+    throw_left_out(KernelGroup::experts);
+  } else {
+    moe_split_ids_cuda(args, desc, each_params::of(config).threads, stream);
+  }
 }
 #endif
 

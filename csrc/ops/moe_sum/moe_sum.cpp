@@ -42,7 +42,11 @@ void launch(const Config& config, const MoeSumDesc& desc, const MoeSumArgs& args
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const MoeSumDesc& desc, const MoeSumArgs& args, CudaStream& stream) {
-  moe_sum_columns_cuda(args, desc, columns_params::of(config).threads, stream);
+  if constexpr (!group_built(KernelGroup::experts)) {
+    throw_left_out(KernelGroup::experts);
+  } else {
+    moe_sum_columns_cuda(args, desc, columns_params::of(config).threads, stream);
+  }
 }
 #endif
 

@@ -148,13 +148,17 @@ void launch(const Config& config, const NormRouteDesc& desc, const NormRouteArgs
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const NormRouteDesc& desc, const NormRouteArgs& args, CudaStream& stream) {
-  if (config.variant == k_stripe) {
-    norm_route_stripe_cuda(args, desc, stripe_params::of(config).warps, stream);
-  } else if (config.variant == k_cluster) {
-    norm_route_cluster_cuda(args, desc, cluster_params::of(config).warps, stream);
+  if constexpr (!group_built(KernelGroup::experts)) {
+    throw_left_out(KernelGroup::experts);
   } else {
-    const auto p = rows_params::of(config);
-    norm_route_rows_cuda(args, desc, p.rows, p.warps, stream);
+    if (config.variant == k_stripe) {
+      norm_route_stripe_cuda(args, desc, stripe_params::of(config).warps, stream);
+    } else if (config.variant == k_cluster) {
+      norm_route_cluster_cuda(args, desc, cluster_params::of(config).warps, stream);
+    } else {
+      const auto p = rows_params::of(config);
+      norm_route_rows_cuda(args, desc, p.rows, p.warps, stream);
+    }
   }
 }
 #endif

@@ -229,6 +229,8 @@ void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAtten
     rope_attention_direct_cuda(args, desc, direct.rows, direct.splits, stream);
   } else if (is_token(config)) {
     rope_attention_token_cuda(args, desc, token_splits(config), config.variant == k_token_cluster, stream);
+  } else if constexpr (!group_built(KernelGroup::latent)) {
+    throw_left_out(KernelGroup::latent);
   } else {
     rope_attention_latent_cuda(args, desc, latent_cluster_params::of(config).clusters, stream);
   }

@@ -50,7 +50,11 @@ void launch(const Config& config, const ShortConvDesc& desc, const ShortConvArgs
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const ShortConvDesc& desc, const ShortConvArgs& args, CudaStream& stream) {
-  short_conv_cuda(args, desc, columns_params::of(config).threads, stream);
+  if constexpr (!group_built(KernelGroup::short_conv)) {
+    throw_left_out(KernelGroup::short_conv);
+  } else {
+    short_conv_cuda(args, desc, columns_params::of(config).threads, stream);
+  }
 }
 #endif
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from dyno_tuner.build import switches
-from dyno_tuner.build.builder import types_left
+from dyno_tuner.build.builder import groups_left, types_left
 from dyno_tuner.build.memory import available_mib, jobs, too_large
 from dyno_tuner.build.sections import code_of, differing, sections
 from dyno_tuner.build.switches import Place, catalogue, named
@@ -27,10 +27,14 @@ TURING = Place("cuda", "7.5", "a T4")
 
 @pytest.mark.parametrize(
     ("model", "types"),
-    [({"types": {"Q4_K": 0.9, "Q6_K": 0.1}}, ["f32", "q4_k", "q6_k"]), (None, [])],
-    ids=["with types", "without types"],
+    [
+        ({"types": {"Q4_K": 0.9, "Q6_K": 0.1}}, ["f32", "q4_k", "q6_k"]),
+        ({"architecture": "llama", "types": {"Q4_K": 1.0}, "experts": 0}, ["f32", "q4_k"]),
+        (None, []),
+    ],
+    ids=["with types", "with an architecture", "without a model"],
 )
-def test_the_types_of_a_build_are_those_that_its_kernels_have(
+def test_the_types_and_groups_of_a_build_are_those_that_its_kernels_have(
     tmp_path: Path, model: dict[str, object] | None, types: list[str]
 ) -> None:
     """As the build's own script writes them: a profile without types leaves none out."""
@@ -52,6 +56,9 @@ def test_the_types_of_a_build_are_those_that_its_kernels_have(
     )
     assert sorted(types_left(tmp_path)) == types
     assert types_left(tmp_path / "a build for the CPU") == []
+    heads = [f"heads_{size}" for size in (64, 128, 192, 256, 512)]
+    assert groups_left(tmp_path) == (heads if model and "architecture" in model else [])
+    assert groups_left(tmp_path / "a build for the CPU") == []
 
 
 # ---- switches ----

@@ -61,7 +61,8 @@ class FakeBuilds:
         whole = " ".join(f"{n}={v}" for n, v in sorted(defines.items()))
         types = ["f32", "q4_k"] if "GGML_CUDA_PROFILE" in defines else []
         code = {"a.o": [live, "", 0]}
-        return Built(whole or "default", whole, 10.0, 1.0, 200, 300, 1_000_000, code=code, gpu_types=types)
+        return Built(whole or "default", whole, 10.0, 1.0, 200, 300, 1_000_000, code=code, gpu_types=types,
+                     gpu_groups=["heads_128"] if types else [])  # fmt: skip
 
 
 @dataclass
@@ -478,9 +479,11 @@ def test_a_verdict_names_the_models_that_a_build_for_a_profile_runs(tmp_path: Pa
     bench = FakeBench(factors(GGML_CUDA_PROFILE=(gain, 1.0)))
     result = run(FakeBuilds(), bench, [pruned, switch("SLOW")], tmp_path)
     only = "n a GPU this build runs only models with weights of type f32, q4_k"
+    only += " and kernels of the groups heads_128"
     told = to_dict(result, "pip install .", FACTS)
     assert f"o{only}" in told["verdicts"]["GGML_CUDA_PROFILE"]["reason"]
     assert told["verdicts"]["GGML_CUDA_PROFILE"]["gpu_types"] == ["f32", "q4_k"]
+    assert told["verdicts"]["GGML_CUDA_PROFILE"]["gpu_groups"] == ["heads_128"]
     assert only not in told["verdicts"]["SLOW"]["reason"]
     for text in (markdown(result, "pip install .", FACTS), page(result, "pip install .", FACTS)):
         assert f"o{only}" in text

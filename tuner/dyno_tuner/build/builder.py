@@ -63,11 +63,18 @@ class Built:
     gpu_types: list[str] = field(default_factory=list)
     """Weight types with GPU kernels if GGML_CUDA_PROFILE has left out others; empty if none is left out."""
 
+    gpu_groups: list[str] = field(default_factory=list)
+    """Groups of GPU kernels if GGML_CUDA_PROFILE has left out others; empty if none is left out."""
+
     @property
     def runs_only(self) -> str:
         """A restriction on the models that this build runs on a GPU, in words; "" if it runs all."""
-        types = ", ".join(self.gpu_types)
-        return f"on a GPU this build runs only models with weights of type {types}" if types else ""
+        kept = []
+        if self.gpu_types:
+            kept.append(f"models with weights of type {', '.join(self.gpu_types)}")
+        if self.gpu_groups:
+            kept.append(f"kernels of the groups {', '.join(self.gpu_groups)}")
+        return f"on a GPU this build runs only {' and '.join(kept)}" if kept else ""
 
     @property
     def objects(self) -> dict[str, Code]:
@@ -294,6 +301,7 @@ class Builder:
             any(os.environ.get(f"CMAKE_{lang}_COMPILER_LAUNCHER") for lang in ("C", "CXX", "CUDA")),
             objects,
             types_left(tree) if self.engine == "dyno" else [],
+            groups_left(tree) if self.engine == "dyno" else [],
         )
         write_atomically(place / "built.json", json.dumps(asdict(built)).encode())
         return built
@@ -340,13 +348,22 @@ class Builder:
 
 def types_left(tree: Path) -> list[str]:
     """Weight types with GPU kernels in a build tree of dyno; empty unless a profile excluded others."""
+    return _kept(tree, "built_types.inc", "BUILT_FOR", "FLOAT|QUANT|GPU")
+
+
+def groups_left(tree: Path) -> list[str]:
+    """The same for groups of kernels."""
+    return _kept(tree, "built_groups.inc", "GROUPS_FOR", "GROUP")
+
+
+def _kept(tree: Path, name: str, profile: str, kinds: str) -> list[str]:
     try:
-        text = (tree / "generated" / "ops" / "built_types.inc").read_text(encoding="utf-8")
+        text = (tree / "generated" / "ops" / name).read_text(encoding="utf-8")
     except FileNotFoundError:  # without CUDA
         return []
-    if re.search(r'^DYNO_BUILT_FOR\(""\)$', text, re.MULTILINE):
+    if re.search(rf'^DYNO_{profile}\(""\)$', text, re.MULTILINE):
         return []
-    return re.findall(r"^DYNO_BUILT_(?:FLOAT|QUANT|GPU)\((\w+)\)$", text, re.MULTILINE)
+    return re.findall(rf"^DYNO_BUILT_(?:{kinds})\((\w+)\)$", text, re.MULTILINE)
 
 
 def _cmake_program() -> str:

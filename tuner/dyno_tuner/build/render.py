@@ -83,7 +83,7 @@ def _measured(found: Measured) -> dict[str, Any]:
 def _cost(built: Built | None, loading: Loading | None) -> dict[str, Any]:
     names = (
         "seconds", "bytes", "device_bytes", "link_seconds", "link_mib", "process_mib", "compiler_cache",
-        "gpu_types",
+        "gpu_types", "gpu_groups",
     )  # fmt: skip
     return {
         **{name: getattr(built, name, None) for name in names},

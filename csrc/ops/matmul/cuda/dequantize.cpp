@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "ops/instances.h"
 #include "ops/matmul/cuda/blas.h"
 #include "ops/matmul/gpu_layout.h"
 
@@ -164,7 +165,11 @@ void run_dequantized(const Choice& choice, const Shape& s, Problem p, CudaStream
     if (choice.kernel == Kernel::cublas) {
       multiply_with_blas(part, plan, s.compute, stream);
     } else if (tiles) {
-      gemm_unpacked(part, plan.form == Unpacked::tiles_bf16, choice.rows, stream.device->sm_count, stream.handle);
+      if constexpr (!group_built(KernelGroup::experts)) {
+        throw_left_out(KernelGroup::experts);
+      } else {
+        gemm_unpacked(part, plan.form == Unpacked::tiles_bf16, choice.rows, stream.device->sm_count, stream.handle);
+      }
     } else if (choice.kernel == Kernel::half_mma) {
       gemm_mma<DType::f16>(part, choice.tokens, choice.warps, stream.handle);
     } else {

@@ -1,5 +1,6 @@
 // Maps weight types to their ring kernels.
 #include "core/error.h"
+#include "ops/instances.h"
 #include "ops/matmul/cuda/ring.h"
 
 namespace dyno::ops::cuda {
@@ -20,7 +21,7 @@ namespace {
 
 template <DType kType>
 bool launched(const Problem& p, const RingPair& pair, int share, int blocks, int multiprocessors, CUstream_st* stream) {
-  if constexpr (has_ring_pair(kType)) {
+  if constexpr (has_ring_pair(kType) && group_built(KernelGroup::experts)) {
     if (p.type == kType) return launch_ring_pair<kType>(p, pair, share, blocks, multiprocessors, stream), true;
   }
   return false;

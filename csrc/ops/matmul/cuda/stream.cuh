@@ -13,6 +13,7 @@
 #include "core/cuda/launch.h"
 #include "device/arithmetic.cuh"
 #include "device/dependent.cuh"
+#include "ops/instances.h"
 #include "ops/matmul/cuda/epilogue.cuh"
 #include "ops/matmul/cuda/stream_rows.cuh"
 #include "ops/matmul/cuda/weight_tile.cuh"
@@ -352,8 +353,12 @@ template <DType kType>
 void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
   constexpr int kPasses = half_passes(kType);
   if (p.grouping == Grouping::summed) {
-    return launch_stream(stream_summed_kernel<kType>, p, stream_launch(p, kPasses, warps, 1, stream_depth(kType, 1), 1),
-                         warps, cuda_stream);
+    if constexpr (!group_built(KernelGroup::experts)) {
+      throw_left_out(KernelGroup::experts);
+    } else {
+      const StreamLaunch shape = stream_launch(p, kPasses, warps, 1, stream_depth(kType, 1), 1);
+      return launch_stream(stream_summed_kernel<kType>, p, shape, warps, cuda_stream);
+    }
   }
   if (p.gated()) {
     return launch_stream(stream_kernel<kType, 2>, p, stream_launch(p, kPasses, warps, 2, stream_depth(kType, 2), 1),
