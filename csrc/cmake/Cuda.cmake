@@ -322,10 +322,33 @@ else()
   message(STATUS "GGML_CUDA: OFF (${_cuda_why})")
 endif()
 
-# dyno_add_cuda_sources([EXACT] [GROUP NAME] FILE…): CUDA sources, relative to the calling folder. EXACT ones never see
-# fast math: they serve numerics=exact. A build may leave out the kernels of a GROUP (csrc/ops/kernel_groups.def).
+# dyno_add_cuda_sources([EXACT] [GROUP NAME] [TOGETHER UNIT] FILE…): CUDA sources, relative to the calling folder. EXACT
+# ones never see fast math: they serve numerics=exact. A build may leave out the kernels of a GROUP
+# (csrc/ops/kernel_groups.def). CMAKE_UNITY_BUILD compiles small EXACT sources TOGETHER, since most of their time goes into
+# headers.
 function(dyno_add_cuda_sources)
+  cmake_parse_arguments(_small "EXACT" "GROUP;TOGETHER" "" ${ARGN})
+  if(DYNO_CUDA AND CMAKE_UNITY_BUILD AND _small_TOGETHER AND _small_EXACT AND NOT _small_GROUP)
+    list(TRANSFORM _small_UNPARSED_ARGUMENTS PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+    set_property(GLOBAL APPEND PROPERTY DYNO_CUDA_TOGETHER ${_small_TOGETHER})
+    set_property(GLOBAL APPEND PROPERTY DYNO_CUDA_TOGETHER_${_small_TOGETHER} ${_small_UNPARSED_ARGUMENTS})
+    return()
+  endif()
   _dyno_add_cuda(dyno_cuda ${ARGN})
+endfunction()
+
+# dyno_add_cuda_units(): adds the units of sources that are compiled together.
+function(dyno_add_cuda_units)
+  get_property(_units GLOBAL PROPERTY DYNO_CUDA_TOGETHER)
+  list(REMOVE_DUPLICATES _units)
+  foreach(_unit IN LISTS _units)
+    get_property(_sources GLOBAL PROPERTY DYNO_CUDA_TOGETHER_${_unit})
+    list(TRANSFORM _sources REPLACE "(.+)" "#include \"\\1\"")
+    list(JOIN _sources "\n" _lines)
+    set(_file ${CMAKE_CURRENT_BINARY_DIR}/together_${_unit}.cu)
+    file(CONFIGURE OUTPUT ${_file} CONTENT "${_lines}\n" @ONLY)
+    _dyno_add_cuda(dyno_cuda EXACT ${_file})
+  endforeach()
 endfunction()
 
 # dyno_add_cuda_instance(TEMPLATE NAME [EXACT] [CHIP] [GROUP NAME]): a CUDA source made from TEMPLATE with the caller's
@@ -398,7 +421,7 @@ function(_dyno_add_cuda _target)
   if(NOT DYNO_CUDA)
     return()
   endif()
-  cmake_parse_arguments(_add "EXACT;CHIP" "GROUP" "" ${ARGN})
+  cmake_parse_arguments(_add "EXACT;CHIP" "GROUP;TOGETHER" "" ${ARGN})
   if(_add_GROUP AND NOT _add_GROUP IN_LIST DYNO_CUDA_GROUPS)
     return()
   endif()

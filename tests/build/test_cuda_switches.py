@@ -296,6 +296,18 @@ def test_a_profile_keeps_what_it_names(cuda: Configure, tmp_path: Path) -> None:
     assert built.of("gemm_mma_q4_0.cu")
 
 
+def test_small_sources_are_compiled_together_in_a_unity_build(cuda: Configure) -> None:
+    apart, together = works(cuda()), works(cuda(CMAKE_UNITY_BUILD="ON"))
+    found: list[Path] = []
+    for path in sources(together):
+        included = [
+            Path(name) for name in re.findall(r'^#include "(/.*\.cu)"$', path.read_text(), re.MULTILINE)
+        ]
+        found += included if path.name.startswith("together_") else [path]
+    assert Counter(path.name for path in found) == Counter(path.name for path in sources(apart))
+    assert len(sources(apart)) - len(sources(together)) > 10
+
+
 # ---- weight types ----
 
 ALL_TYPES = set(
