@@ -179,6 +179,10 @@ def test_echo_scores_the_prompt(served: Served) -> None:
                 best = max(top, key=top.get)
                 piece = engine.tokenizer.piece(int(row.argmax()), special=True)
                 assert best in (piece.decode(errors="replace"), f"bytes:\\x{piece.hex()}")
+            own = zip(scored["tokens"], scored["token_logprobs"], scored["top_logprobs"], strict=True)
+            for name, logprob, top in list(own)[1:]:
+                assert top[name] == logprob  # of the text, even if it is not the most probable one
+                assert len(top) <= 2
     *chunks, done = stream(client, "/v1/completions", {**body, "max_tokens": 3})
     assert done == "[DONE]"
     for index, choice in enumerate(choices):

@@ -302,12 +302,15 @@ class Completions:
             "token_logprobs": [
                 None if each is None else max(each.logprob, _LEAST_LOGPROB) for each in scored
             ],
-            "top_logprobs": [
-                None if each is None else {self._name(t): max(p, _LEAST_LOGPROB) for t, p in each.top}
-                for each in scored
-            ],
+            "top_logprobs": [None if each is None else self._most_probable(each) for each in scored],
             "text_offset": offsets,
         }
+
+    def _most_probable(self, each: TokenLogprobs) -> dict[str, float]:
+        """The most probable tokens, and the token of the text, as in the public API."""
+        found = {self._name(token): max(logprob, _LEAST_LOGPROB) for token, logprob in each.top}
+        found.setdefault(self._name(each.token), max(each.logprob, _LEAST_LOGPROB))
+        return found
 
     def _name(self, token: int) -> str:
         piece = self._engine.tokenizer.piece(token, special=True)
