@@ -10,46 +10,23 @@ from typing import Any, Literal
 
 import numpy as np
 from dyno import _core
+from forward_parts import Rows, gelu, l2, relu2, rms, sigmoid, silu, softmax
 
-Rows = np.ndarray[Any, np.dtype[np.float64]]
 QWEN_LINEAR = ("qwen35", "qwen35moe", "qwen3next")
 NEMOTRON = ("nemotron_h", "nemotron_h_moe")
+LATENT = ("kimi-linear", "deepseek2")
 KNOWN = (
-    *QWEN_LINEAR, *NEMOTRON, "granitehybrid", "kimi-linear", "gemma4", "muse-glimmer", "minimax-m2", "lfm2",
+    *QWEN_LINEAR, *NEMOTRON, *LATENT, "granitehybrid", "gemma4", "muse-glimmer", "minimax-m2", "lfm2",
     "lfm2moe", "mistral3", "qwen2moe", "olmo2", "smollm3", "ernie4_5-moe", "hunyuan-moe", "seed_oss", "llama",
-    "qwen2", "qwen3", "qwen3moe",
+    "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt-oss", "glm4moe", "granitemoe", "bailingmoe2",
 )  # fmt: skip
-NEOX = frozenset(KNOWN) - {"muse-glimmer", "mistral3", "smollm3", "ernie4_5-moe", "llama"}
-GELU = ("gemma4",)
-
-
-def sigmoid(x: Rows) -> Rows:
-    return 0.5 * (1 + np.tanh(0.5 * x))  # which no large number overflows
-
-
-def silu(x: Rows) -> Rows:
-    return x * sigmoid(x)
-
-
-def gelu(x: Rows) -> Rows:
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def relu2(x: Rows) -> Rows:
-    return np.maximum(x, 0) ** 2
-
-
-def softmax(x: Rows) -> Rows:
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def rms(x: Rows, weight: Rows | float, eps: float) -> Rows:
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
-
-
-def l2(x: Rows, eps: float) -> Rows:
-    return x / np.sqrt((x**2).sum(-1, keepdims=True) + eps)
+NORM = (*("muse-glimmer", "mistral3", "smollm3", "ernie4_5-moe", "llama", "granitemoe", "deepseek2"),)
+"""Rotation of neighbours; the others rotate element i with i + n / 2."""
+GELU = ("gemma3", "gemma4")
+SCALED_YARN = ("olmo2", "gpt-oss", "llama", "qwen2", "qwen3", "qwen3moe")
+GROUPED = ("bailingmoe2", "deepseek2")
+SIGMOID = ("minimax-m2", "lfm2moe", "kimi-linear", "glm4moe", "bailingmoe2", *NEMOTRON)
+SCALED = ("kimi-linear", "glm4moe", "bailingmoe2", "deepseek2", *NEMOTRON)
 
 
 class Forward:
@@ -104,6 +81,8 @@ class Forward:
         gain = 1.0
         if factors is not None:
             freq = freq / factors
+        if self.get("rope.scaling.type") == "linear" and not plain:
+            freq = freq / self.get("rope.scaling.factor")
         if self.get("rope.scaling.type") == "yarn" and not plain:
             factor, trained = (
                 self.get("rope.scaling.factor"),
@@ -117,12 +96,12 @@ class Forward:
             high = min(np.ceil(turns(self.get("rope.scaling.yarn_beta_slow", 1.0))), rotary - 1)
             ramp = np.clip((np.arange(half) - low) / max(high - low, 0.001), 0, 1)
             freq = freq / factor * ramp + freq * (1 - ramp)
-            if self.arch == "olmo2":
+            if self.arch in SCALED_YARN:
                 gain = 0.1 * np.log(factor) + 1
         angle = np.arange(len(x))[:, None] * freq
         cos, sin = np.cos(angle)[:, None] * gain, np.sin(angle)[:, None] * gain
         y = x.copy()
-        if self.arch in NEOX:
+        if self.arch not in NORM:
             a, b = slice(0, half), slice(half, rotary)
         else:
             a, b = slice(0, rotary, 2), slice(1, rotary, 2)
@@ -130,13 +109,18 @@ class Forward:
         y[..., b] = x[..., a] * sin + x[..., b] * cos
         return y
 
-    def attend(self, q: Rows, k: Rows, v: Rows, scale: float, window: int = 0) -> Rows:
+    def attend(
+        self, q: Rows, k: Rows, v: Rows, scale: float, window: int = 0, sinks: Rows | None = None
+    ) -> Rows:
         n, heads = len(q), q.shape[1]
         k, v = (np.repeat(each, heads // each.shape[1], axis=1) for each in (k, v))
         scores = np.einsum("ihd,jhd->hij", q, k) * scale
         i, j = np.arange(n)[:, None], np.arange(n)[None]
         seen = (j <= i) & ((i - j < window) if window else True)
-        return np.einsum("hij,jhd->ihd", softmax(np.where(seen, scores, -np.inf)), v).reshape(n, -1)
+        scores = np.where(seen, scores, -np.inf)
+        if sinks is not None:  # a score of each head that attends to nothing
+            scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, n, 1))], axis=2)
+        return np.einsum("hij,jhd->ihd", softmax(scores)[:, :, :n], v).reshape(n, -1)
 
     def conv(self, u: Rows, weight: Rows, bias: Rows | float = 0.0) -> Rows:
         """Causal, one kernel a channel, the last tap for the current token."""
@@ -161,6 +145,15 @@ class Forward:
             for slot, e in enumerate(ids):
                 if self.arch in NEMOTRON:
                     inner = relu2(self.w("ffn_up_exps.weight", layer)[e] @ row)
+                elif self.arch == "gpt-oss":
+                    gate, up = (
+                        self.w(f"ffn_{p}_exps.weight", layer)[e] @ row
+                        + self.w(f"ffn_{p}_exps.bias", layer)[e]
+                        for p in ("gate", "up")
+                    )
+                    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+                    inner = gate * sigmoid(1.702 * gate) * (up + 1)
+                    out[t] += weights[t, slot] * self.w("ffn_down_exps.bias", layer)[e]
                 else:
                     both = self.w("ffn_gate_up_exps.weight", layer)[e] if merged else None
                     gate = (
@@ -178,14 +171,24 @@ class Forward:
     def mixture(self, x: Rows, layer: int, router: Rows | None = None) -> Rows:
         used = int(self.get("expert_used_count"))
         logits = (x if router is None else router) @ self.w("ffn_gate_inp.weight", layer).T
-        by_sigmoid = self.arch in ("minimax-m2", "lfm2moe", "kimi-linear", *NEMOTRON)
+        if self.arch == "gpt-oss":
+            logits = logits + self.w("ffn_gate_inp.bias", layer)
+        corrected = self.has("exp_probs_b.bias", layer)
+        by_sigmoid = self.arch in SIGMOID or (self.arch == "deepseek2" and corrected)
         scores = sigmoid(logits) if by_sigmoid else softmax(logits)
-        ranked = scores + self.w("exp_probs_b.bias", layer) if self.has("exp_probs_b.bias", layer) else scores
+        ranked = scores + self.w("exp_probs_b.bias", layer) if corrected else scores
+        groups = int(self.get("expert_group_count", 1))
+        if self.arch in GROUPED and groups > 1:  # only the groups with the best pairs
+            each = ranked.reshape(len(x), groups, -1).copy()
+            best = np.sort(each, axis=-1)[:, :, -2:].sum(-1)
+            left = np.argsort(-best, axis=-1)[:, int(self.get("expert_group_used_count")) :]
+            np.put_along_axis(each, left[:, :, None], -np.inf, axis=1)
+            ranked = each.reshape(len(x), -1)
         chosen = np.argsort(-ranked, axis=-1, kind="stable")[:, :used]
         weights = np.take_along_axis(scores, chosen, axis=-1)
-        if self.arch != "qwen2moe":
+        if self.arch != "qwen2moe" and (self.arch != "deepseek2" or self.get("expert_weights_norm")):
             weights = weights / weights.sum(-1, keepdims=True)
-        if self.arch in ("kimi-linear", *NEMOTRON):
+        if self.arch in SCALED:
             weights = weights * self.get("expert_weights_scale", 1.0)
         if self.has("ffn_down_exps.scale", layer):
             weights = weights * self.w("ffn_down_exps.scale", layer)[chosen]
@@ -290,16 +293,36 @@ class Forward:
         )
 
     def latent_attention(self, x: Rows, layer: int) -> Rows:
-        """MLA of Kimi Linear, without rotation."""
+        """MLA, which rotates the last elements of queries and one key of all heads; none in Kimi Linear."""
         n, h, rank = len(x), self.heads, int(self.get("attention.kv_lora_rank"))
-        q = self.linear(x, "attn_q", layer).reshape(n, h, -1)
+        if self.has("attn_q_a.weight", layer):
+            x_q = rms(self.linear(x, "attn_q_a", layer), self.w("attn_q_a_norm.weight", layer), self.eps)
+            q = self.linear(x_q, "attn_q_b", layer).reshape(n, h, -1)
+        else:
+            q = self.linear(x, "attn_q", layer).reshape(n, h, -1)
         both = self.linear(x, "attn_kv_a_mqa", layer)
         latent = rms(both[:, :rank], self.w("attn_kv_a_norm.weight", layer), self.eps)
-        k_up, v_up = self.w("attn_k_b.weight", layer), self.w("attn_v_b.weight", layer)
+        shared = both[:, None, rank:]
+        rotary, scale = shared.shape[2], q.shape[2] ** -0.5
+        nope = q.shape[2] - rotary
+        if self.arch == "deepseek2":
+            base = float(self.get("rope.freq_base"))
+            q = np.concatenate([q[..., :nope], self.rope(q[..., nope:], base, rotary)], axis=2)
+            shared = self.rope(shared, base, rotary)
+            if self.get("rope.scaling.type") == "yarn":
+                gain = 1 + self.get("rope.scaling.yarn_log_multiplier", 0) * np.log(
+                    self.get("rope.scaling.factor")
+                )
+                scale *= gain**2
+        if self.has("attn_k_b.weight", layer):
+            k_up, v_up = self.w("attn_k_b.weight", layer), self.w("attn_v_b.weight", layer)
+        else:
+            up = self.w("attn_kv_b.weight", layer).reshape(h, -1, rank)
+            k_up, v_up = up[:, :nope].transpose(0, 2, 1), up[:, nope:]
         k = np.einsum("tr,hrk->thk", latent, k_up)
-        k = np.concatenate([k, np.repeat(both[:, None, rank:], h, axis=1)], axis=2)
+        k = np.concatenate([k, np.repeat(shared, h, axis=1)], axis=2)
         v = np.einsum("tr,hvr->thv", latent, v_up)
-        return self.linear(self.attend(q, k, v, q.shape[2] ** -0.5), "attn_output", layer)
+        return self.linear(self.attend(q, k, v, scale), "attn_output", layer)
 
     def attention(self, x: Rows, layer: int) -> Rows:
         arch, n = self.arch, len(x)
@@ -307,7 +330,13 @@ class Forward:
         swa = "_swa" if arch == "gemma4" and local else ""
         d = int(self.get(f"attention.key_length{swa}", self.embd // self.heads))
         kv = int(self.at("attention.head_count_kv", layer, self.heads))
-        q = self.linear(x, "attn_q", layer)
+        if arch == "bailingmoe2":
+            q, *own = np.split(
+                self.linear(x, "attn_qkv", layer), [self.heads * d, (self.heads + kv) * d], axis=1
+            )
+        else:
+            q = self.linear(x, "attn_q", layer)
+            own = [self.linear(x, f"attn_{p}", layer) for p in "kv" if self.has(f"attn_{p}.weight", layer)]
         gate: Rows | None = None
         if arch in QWEN_LINEAR:
             parts = q.reshape(n, self.heads, 2, d)
@@ -320,7 +349,7 @@ class Forward:
         rotary = int(self.get(f"rope.dimension_count{swa}", d))
         base = float(self.get("rope.freq_base", 1e4))
         if local:
-            base = float(self.get("rope.freq_base_swa", base))
+            base = float(self.get("rope.freq_base_swa", 1e4 if arch == "gemma3" else base))
         factors = self.w("rope_freqs.weight") if self.has("rope_freqs.weight") and not local else None
         turned = not (
             (arch == "muse-glimmer" and not local)
@@ -336,7 +365,7 @@ class Forward:
             if normed and not whole and not after:
                 y = rms(y, weight, self.eps)
             if turned:
-                y = self.rope(y, base, rotary, plain=local, factors=factors)
+                y = self.rope(y, base, rotary, plain=local and arch != "gpt-oss", factors=factors)
             return rms(y, weight, self.eps) if normed and after else y
 
         q = placed(q, "q")
@@ -349,20 +378,22 @@ class Forward:
             source = max(i for i in range(last_own) if self.is_local(i) == local)
             k, v = self.keys[source]  # type: ignore[misc]
         else:
-            raw = self.linear(x, "attn_k", layer)
-            k = placed(raw, "k")
-            v = self.linear(x, "attn_v", layer) if self.has("attn_v.weight", layer) else raw
-            v = v.reshape(n, kv, -1)
+            k = placed(own[0], "k")
+            v = own[-1].reshape(n, kv, -1)
             if arch == "gemma4":
                 v = rms(v, 1.0, self.eps)
         self.keys[layer] = (k, v)
         scale = 1.0 if arch == "gemma4" else float(self.get("attention.scale", d**-0.5))
-        o = self.attend(q, k, v, scale, int(self.get("attention.sliding_window", 0)) if local else 0)
+        window = int(self.get("attention.sliding_window", 0)) if local else 0
+        sinks = self.w("attn_sinks.weight", layer) if arch == "gpt-oss" else None
+        o = self.attend(q, k, v, scale, window, sinks)
         return self.linear(o if gate is None else o * sigmoid(gate), "attn_output", layer)
 
     def is_local(self, layer: int) -> bool:
-        if self.arch not in ("gemma4", "muse-glimmer", "olmo2") or not self.get("attention.sliding_window"):
+        if not self.get("attention.sliding_window"):
             return False
+        if self.arch in ("gemma3", "gpt-oss"):
+            return layer % 6 != 5 if self.arch == "gemma3" else layer % 2 == 0
         pattern = self.get("attention.sliding_window_pattern")
         return layer % 4 != 3 if pattern is None else bool(pattern[layer])
 
@@ -380,7 +411,7 @@ class Forward:
 
     def mixer(self, x: Rows, layer: int) -> Rows:
         if self.kind(layer) == "attention":
-            return self.latent_attention(x, layer) if self.arch == "kimi-linear" else self.attention(x, layer)
+            return self.latent_attention(x, layer) if self.arch in LATENT else self.attention(x, layer)
         if self.arch in QWEN_LINEAR:
             return self.gated_delta_net(x, layer)
         if self.arch == "kimi-linear":
@@ -415,12 +446,17 @@ class Forward:
         if self.arch == "olmo2":
             h = h + norm(self.mixer(h, layer), "post_attention_norm")
             return h + norm(self.feed_forward(h, layer), "post_ffw_norm")
-        if self.arch == "muse-glimmer":
-            h = h + norm(self.mixer(norm(h, "attn_norm"), layer), "post_attention_norm", 1e-8)
-            return h + norm(self.feed_forward(norm(h, "ffn_norm"), layer), "post_ffw_norm", 1e-8)
+        if self.arch in ("muse-glimmer", "gemma3"):
+            eps = 1e-8 if self.arch == "muse-glimmer" else self.eps
+            h = h + norm(self.mixer(norm(h, "attn_norm"), layer), "post_attention_norm", eps)
+            return h + norm(self.feed_forward(norm(h, "ffn_norm"), layer), "post_ffw_norm", eps)
         gain = float(self.get("residual_scale", 1.0))
         h = h + gain * self.mixer(norm(h, "attn_norm"), layer)
-        second = "post_attention_norm" if self.arch in (*QWEN_LINEAR, "seed_oss") else "ffn_norm"
+        second = (
+            "post_attention_norm"
+            if self.arch in (*QWEN_LINEAR, "seed_oss", "gpt-oss", "glm4moe")
+            else "ffn_norm"
+        )
         return h + gain * self.feed_forward(norm(h, second), layer)
 
     def layer_inputs(self, e: Rows, tokens: np.ndarray[Any, Any]) -> Rows | None:
@@ -438,7 +474,7 @@ class Forward:
         self.keys = [None] * self.layers
         h = self.w("token_embd.weight")[tokens]
         inputs: Rows | None = None
-        if self.arch == "gemma4":
+        if self.arch in GELU:
             h = h * np.sqrt(self.embd)
             inputs = self.layer_inputs(h, tokens)
         elif self.arch == "muse-glimmer":
@@ -471,6 +507,6 @@ class Forward:
         name = "output.weight" if self.has("output.weight") else "token_embd.weight"
         out = rows @ self.w(name).T
         scale = float(self.get("logit_scale", 1.0))
-        out = out / scale if self.arch == "granitehybrid" else out * scale
+        out = out / scale if self.arch.startswith("granite") else out * scale
         cap = float(self.get("final_logit_softcapping", 0.0))
         return cap * np.tanh(out / cap) if cap else out
