@@ -16,11 +16,12 @@ demo: $(VENV)/.installed
 	@echo "docs/user/getting-started.md goes on."
 
 # Most tests run beside each other; the second command runs those that measure this machine or load it. It names their files,
-# since to collect all tests takes half a minute of one core.
+# since to collect all tests takes half a minute of one core. Each worker computes the references in one thread: threads of
+# several workers that share the cores spin while they wait for each other.
 WORKERS ?= auto
 marked = grep -rlE --include='test_*.py' 'pytest\.mark\.$(1)\>' tests | sort
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not gpu and not alone" -n $(WORKERS) tests
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not alone" -n $(WORKERS) tests
 	$(BIN)/python -m pytest -m "not gpu and alone and not builds" $$($(call marked,alone))
 
 # `tune build` for real: five builds of the CPU engine, measured against each other.

@@ -146,7 +146,8 @@ suite() {
   # interpreter keeps much memory until it ends, so that leaks are for the targets to find.
   runtime+=" $("$compiler" -print-file-name=libstdc++.so.6)"
   (cd "$root" && env LD_PRELOAD="$runtime" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-    UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH="$site" "$python" -m pytest -p no:cacheprovider -q -x -m "not gpu" -n auto \
+    UBSAN_OPTIONS=print_stacktrace=1 OPENBLAS_NUM_THREADS=1 PYTHONPATH="$site" \
+    "$python" -m pytest -p no:cacheprovider -q -x -m "not gpu" -n auto \
     tests/gguf tests/plan tests/ops/test_small_families.py tests/e2e/test_golden.py \
     tests/python/test_shared_session.py tests/python/test_generation.py)
 }
