@@ -262,13 +262,15 @@ def test_few_tokens_take_a_ring(
 @pytest.mark.parametrize(
     ("family", "m", "n", "k", "taken"),
     [
-        # As many blocks as a chip takes at once: 512 of 660 or 448 of 528 with 64 rows, 224 of 264 with 128
+        # As many blocks as a chip takes at once: with 64 rows 512 of 660, 384 or 448 of 528, 192 of 264; with
+        # 128 rows 224 of 264
         ("matmul", 4, 4096, 4096, (16, 64, 8, 4)),
         ("matmul", 16, 4096, 14336, (16, 64, 8, 4)),
         ("matmul", 16, 2048, 4096, (16, 256, 8, 2)),
-        ("matmul", 32, 4096, 4096, (32, 128, 4, 2)),
+        ("matmul", 32, 4096, 4096, (32, 64, 6, 4)),
+        ("matmul", 64, 4096, 4096, (64, 64, 3, 2)),
         ("matmul", 32, 4096, 14336, (32, 64, 7, 4)),
-        ("matmul", 32, 8192, 8192, (32, 128, 3, 2)),
+        ("matmul", 32, 8192, 8192, (32, 64, 3, 4)),
         ("matmul", 32, 5120, 17408, (32, 64, 5, 4)),
         ("matmul", 33, 4096, 14336, (64, 128, 7, 2)),
         ("matmul", 64, 8192, 8192, (64, 128, 3, 2)),
@@ -287,6 +289,20 @@ def test_q4_k_takes_whole_numbers(family: str, m: int, n: int, k: int, taken: tu
     names = ("tokens", "rows", "parts", "blocks")
     assert (tuple(config[name] for name in names) if config["variant"] == "wgmma_codes" else None) == taken
     assert ops.supports(family, desc, config, machine) == (True, "")
+
+
+def test_a_head_of_q6_k_is_multiplied_as_whole_numbers() -> None:
+    machine = {**H200, "shared_per_block_bytes": 227 << 10}
+    desc = {"type": "q6_k", "layout": "gpu", "act": "f32", "k": 4096, "path": "mmq"}
+    for m, n, variant in [
+        (8, 128256, "wgmma_codes"),
+        (32, 151936, "wgmma_codes"),
+        (33, 128256, "wgmma"),
+        (32, 32000, "wgmma_ring"),
+    ]:
+        config = ops.default_config("matmul", {**desc, "m": m, "n": n}, machine)
+        assert config["variant"] == variant
+        assert config.get("parts", 1) == 1 or variant == "wgmma_ring"
 
 
 @pytest.mark.parametrize("sm_count", [7, 78, 114, 132, 148])

@@ -446,44 +446,46 @@ std::optional<Choice> default_split(const Shape& s, const DeviceInfo& device) {
 }
 
 // Measured on an H200 (h200_filled_chip.json). With fewer blocks than places, some multiprocessors take two blocks and
-// others none, and the slowest decides. So products of long parts, and of few tokens, get as many blocks as the chip
-// takes at once. More blocks would need a second round. A cluster stays in one group of multiprocessors, so up to a
-// tenth of the places is left; how many depends on the chip.
+// others none, and the slowest decides. So most products get as many blocks as the chip takes at once. More blocks
+// would need a second round. A cluster stays in one group of multiprocessors, so up to a tenth of the places is left;
+// how many depends on the chip.
 void fill_chip(Choice& choice, const Shape& s, int64_t chunks, const DeviceInfo& device) {
   constexpr int64_t kLongPart = 8;  // chunks
-  constexpr int kMostParts = 8;
   const bool is_long = chunks > kLongPart * choice.parts;
-  // The largest number of parts for blocks of `rows`, if a multiprocessor takes `each`.
-  const auto parts_of = [&](int rows, int each) {
-    const int64_t blocks = s.matrices * ((s.n + rows - 1) / rows);
-    const int64_t fitting = int64_t{std::max(device.sm_count, 1)} * each * 9 / 10 / blocks;
-    return static_cast<int>(std::min({fitting, chunks, int64_t{kMostParts}}));
+  const auto longest = [&](int parts) { return (chunks + parts - 1) / parts; };
+  const auto blocks_of = [&](int rows) { return s.matrices * ((s.n + rows - 1) / rows); };
+  // The fewest parts as short as the shortest that fit, if a multiprocessor takes `each` blocks of `rows`.
+  const auto parts_of = [&](int rows, int each, int64_t most) {
+    const int64_t fitting = int64_t{std::max(device.sm_count, 1)} * each * 9 / 10 / blocks_of(rows);
+    auto parts = static_cast<int>(std::min({fitting, chunks, most}));
+    while (parts > 1 && longest(parts - 1) == longest(parts)) --parts;
+    return parts;
   };
-  if (choice.tokens == 16 || (choice.tokens == 32 && is_long)) {
-    constexpr int kRows = 64, kLeastParts = 2, kBlocks = 4;
-    const int each = choice.tokens == 16 ? 5 : kBlocks;  // registers and shared memory are left for one more
-    const int parts = parts_of(kRows, each);
-    const int64_t found = s.matrices * ((s.n + kRows - 1) / kRows) * parts;
-    if (parts >= kLeastParts && found * 4 >= int64_t{device.sm_count} * each * 3) {
-      choice.rows = kRows, choice.parts = parts, choice.blocks = kBlocks;
+  if (choice.tokens < 64 || !is_long) {
+    constexpr int kRows = 64;
+    const int blocks = choice.tokens == 64 ? 2 : 4;
+    const int each = choice.tokens == 16 ? 5 : blocks;  // registers and shared memory are left for one more
+    const int parts = parts_of(kRows, each, choice.tokens == 64 ? 4 : 8);
+    if (parts >= 2 && blocks_of(kRows) * parts * 10 >= int64_t{device.sm_count} * each * 7) {
+      choice.rows = kRows, choice.parts = parts, choice.blocks = blocks;
       return;
     }
   }
-  if (!is_long) return;
-  const int most = parts_of(choice.rows, choice.blocks);
-  for (int parts = choice.parts + 1; parts <= most; ++parts) {
-    const bool shorter = (chunks + parts - 1) / parts < (chunks + choice.parts - 1) / choice.parts;
-    if (shorter) choice.parts = parts;
-  }
+  if (is_long) choice.parts = std::max(choice.parts, parts_of(choice.rows, choice.blocks, 8));
 }
 
 // Measured on an H100 (h100_wgmma_codes.json): within 4 % of the best configuration for 16, 32 and 64 tokens. Two
 // blocks share a multiprocessor. More than three blocks for two multiprocessors gain less than their exchange costs.
 std::optional<Choice> default_gemm_codes(const Shape& s, const DeviceInfo& device) {
-  constexpr int64_t kMaxRows = 64;
-  if ((s.rows > kMaxRows && !has_tiles(s)) || s.experts || s.type != DType::q4_k) return std::nullopt;
+  constexpr int64_t kMaxRows = 64, kHeadRounds = 3;
+  if ((s.rows > kMaxRows && !has_tiles(s)) || s.experts) return std::nullopt;
   Choice choice{.kernel = Kernel::wgmma_codes, .tokens = s.rows <= 16 ? 16 : s.rows <= 32 ? 32 : 64, .blocks = 2};
   if (has_tiles(s)) choice.tokens = static_cast<int>(std::max(s.x_tiles, s.y_tiles));
+  if (s.type == DType::q6_k && s.n >= kHeadRounds * 128 * choice.blocks * std::max(device.sm_count, 1) && !s.gated) {
+    choice.rows = 128;  // the head: enough blocks without a share of k
+    return supports_choice(s, choice, device) ? std::optional(choice) : std::nullopt;
+  }
+  if (s.type != DType::q4_k) return std::nullopt;
   choice.rows = choice.tokens == 16 ? 256 : 128;  // one block of 256 rows by 64 tokens fills a multiprocessor
   const int64_t rows_of_w = s.gated ? choice.rows / 2 : choice.rows, chunks = gemm_ring_chunks(s.type, s.k);
   const int64_t blocks = s.matrices * ((s.n + rows_of_w - 1) / rows_of_w);
