@@ -64,6 +64,14 @@ def test_a_shell_stops_at_a_parenthesis_outside_quotes() -> None:
     )
 
 
+@pytest.mark.parametrize("threads", ["$(nproc)", "$(nproc --all)", "$((2 * 4))", "$(( (1 + 3) * 2 ))"])
+def test_a_shell_replaces_a_command_in_parentheses(threads: str) -> None:
+    line = diagnose([f"llama-server -m x.gguf -t {threads} -ngl 99"])
+    assert not any("parenthesis" in says(item) for item in line.items)
+    both = diagnose([f"llama-server -m x.gguf -t {threads} -ot a.(b)=CPU"])
+    assert "write 'a.(b)=CPU'" in says(find(both, "-ot"))
+
+
 def test_bench_of_llama_cpp_splits_overrides_at_semicolons_too() -> None:
     words = ["llama-bench", "-ot", "A=CUDA0; B=CUDA0"]
     assert "pattern ' B'" in says(find(diagnose(words, engine=MAIN), "-ot"))

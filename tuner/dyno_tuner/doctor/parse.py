@@ -44,11 +44,14 @@ def split(words: Sequence[str]) -> list[str]:
 
 
 def unquoted_parentheses(words: Sequence[str]) -> list[str]:
-    """The words of a line that is one string which hold a parenthesis outside quotes. A shell stops at it."""
+    """The words of a line that is one string which hold a parenthesis outside quotes.
+
+    A shell stops at it, but replaces `$(…)` by the output of a command.
+    """
     if len(words) != 1 or not re.search(r"\s", words[0]):
         return []
     marked = re.sub(
-        r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|[()]""",
+        r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|\$\(\(.*?\)\)|\$\([^()]*\)|[()]""",
         lambda found: f"{_MARK}{found[0]}" if found[0] in ("(", ")") else found[0],
         words[0].replace("\\\n", " "),
         flags=re.DOTALL,
