@@ -110,6 +110,8 @@ def test_secrets_are_hidden() -> None:
         ("nomad", [], "'nomad': this is a profile of dyno itself; give dyno-serve"),
         ("systemd", ["-m", "y.gguf"], "-m after -- contradicts the profile"),
         ("systemd", ["--profile=q.yaml"], "--profile=q.yaml after -- contradicts"),
+        ("systemd", ["y.gguf", "--port", "80"], "'y.gguf' after -- would be a second model"),
+        ("dyno-serve", ["dyno", "serve", "y.gguf"], "'y.gguf' after -- would be a second model"),
     ],
 )
 def test_what_cannot_be_exported(form: str, own: list[str], words: str) -> None:

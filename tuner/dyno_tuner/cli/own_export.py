@@ -56,6 +56,8 @@ def export(
     for word in ("dyno", "serve"):
         if own[:1] == [word]:
             own = own[1:]
+    if own and not own[0].startswith("-"):
+        raise TuneError(f"{own[0]!r} after -- would be a second model; give the model with --model before --")
     if placed := next((word for word in own if word.partition("=")[0] in _PLACED), None):
         raise TuneError(f"{placed} after -- contradicts the profile; give the model with --model before --")
     hidden = redact_words(own)
