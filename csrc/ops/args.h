@@ -25,7 +25,8 @@ struct NormArgs {
   float* out = nullptr;             // may be x
   int64_t out_stride = 0;
   float eps = 0;
-  float scale = 1.0f;  // factor of the output, including the residual
+  float scale = 1.0f;           // factor of the output, including the residual
+  const float* bias = nullptr;  // [n], if desc.centred: added to the product with the weight
 };
 
 struct RopeArgs {
@@ -151,6 +152,8 @@ struct AttentionArgs {
   bool settled = false;
   float* out = nullptr;
   int64_t out_stride = 0;
+  const int32_t* selected = nullptr;  // [m, desc.selected], as family index_select writes it
+  int64_t selected_stride = 0;        // between tokens
 };
 
 struct KvStoreArgs {

@@ -122,7 +122,8 @@ struct EmbedDesc {
 // rows per token (norms of heads have one per head).
 struct NormDesc {
   int64_t m = 1, n = 0, rows_per_token = 1;
-  bool add = false;  // out = residual + norm(x)
+  bool add = false;      // out = residual + norm(x)
+  bool centred = false;  // layer norm: the mean is subtracted from x first, and a bias may be added to the product
   friend bool operator==(const NormDesc&, const NormDesc&) = default;
 };
 
@@ -220,6 +221,7 @@ struct AttentionDesc {
   bool softcap = false;
   bool exact = false;     // f32 queries and weights, whatever the device prefers
   int64_t out_tiles = 0;  // out is HalfTiles (half_tiles.h) of this height, and every run has one token; 0: rows
+  int64_t selected = 0;   // a query reads at most so many positions, which a list of each token names; 0: all
   friend bool operator==(const AttentionDesc&, const AttentionDesc&) = default;
 };
 

@@ -84,6 +84,13 @@ class Surroundings {
     args.runs = env_.batch.runs;
     args.n_runs = env_.batch.n_runs;
   }
+  void give(ops::IndexSelectArgs& args, const plan::IndexSelectOperands&) const {
+    args.keys = env_.values_of(node_.layer);
+    args.key_row_bytes = kv().v_row_bytes;
+    args.slot_positions = env_.plan.context.ctx;
+    args.runs = env_.batch.runs;
+    args.n_runs = env_.batch.n_runs;
+  }
   void give(ops::ShortConvArgs& args, const plan::ShortConvOperands& o) const { keep_state(args, o.state_index); }
   void give(ops::LinearAttentionArgs& args, const plan::LinearAttentionOperands& o) const {
     keep_state(args, o.state_index);

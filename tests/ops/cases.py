@@ -37,6 +37,7 @@ def all_cases() -> list[Case]:
     """Every case of every family, in a stable order."""
     from ops import (  # noqa: F401  (register themselves)
         cases_attention,
+        cases_index_select,
         cases_products,
         cases_recurrent,
         cases_rope_attention,

@@ -9,6 +9,7 @@ import numpy as np
 from ops import half_tiles, reference
 from ops.cache_types import LOSS, from_cache, to_cache
 from ops.cases import EXACT, F32, cases, normal
+from ops.cases_index_select import chosen_positions
 from ops.harness import Case, expect_close
 from ops.product_data import HALVES, SCALES, Weights
 from ops.rounding import operand
@@ -51,8 +52,9 @@ def attention_cases() -> Iterator[Case]:
         v_in_k: bool = False,
         gap: int = 0,
         tiles: int = 0,
+        selected: int = 0,
     ) -> Case:
-        """`tiles`: out leaves as f16 tiles of that height."""
+        """`tiles`: out leaves as f16 tiles of that height. `selected`: positions that a token reads."""
         k_type, v_type = types.split()
         m = max(first + count for first, count, _, _ in runs)
         ctx = max(position + count for _, count, position, _ in runs) + 2
@@ -83,6 +85,10 @@ def attention_cases() -> Iterator[Case]:
                 args["softcap"] = softcap
             if sinks:
                 args["sinks"] = normal(rng, heads)
+            chosen = chosen_positions(rng, runs, selected) if selected else None
+            if chosen is not None:
+                args["selected_stride"] = selected + gap
+                args["selected"] = np.hstack([chosen, np.full((m, gap), -9, np.int32)])
             want = reference.attention(
                 q[:, : heads * dk].reshape(m, heads, dk).astype(np.float64),
                 key_values,
@@ -92,6 +98,7 @@ def attention_cases() -> Iterator[Case]:
                 softcap=softcap,
                 window=window,
                 sinks=args["sinks"].astype(np.float64) if sinks else None,
+                selected=chosen,
             ).reshape(m, heads * dv)
 
             def check(out: Any) -> None:
@@ -119,6 +126,7 @@ def attention_cases() -> Iterator[Case]:
             "sinks": sinks,
             "v_in_k": v_in_k,
             "out_tiles": tiles,
+            "selected": selected,
         }
         label = f"runs{len(runs)}-ctx{ctx}-window{window}" + (f"-tiles={tiles}" if tiles else "")
         return Case("attention", desc, build, label)
@@ -216,6 +224,13 @@ def attention_cases() -> Iterator[Case]:
     yield make(20, 1, 576, 512, [(0, 2, 700, 1), (2, 1, 0, 0)], v_in_k=True, gap=5)
     yield make(6, 2, 136, 72, [(0, 1, 300, 0)], v_in_k=True)
     yield make(12, 1, 104, 88, [(0, 3, 375, 0)], v_in_k=True, window=137, softcap=15.0, sinks=True)
+    # Selected positions: fewer and more than a block of keys, tokens that see fewer than they may read.
+    for types in ("f32 f32", "f16 f16", "bf16 bf16"):
+        yield make(20, 1, 576, 512, [(0, 2, 300, 1), (2, 1, 0, 0)], types, v_in_k=True, gap=5, selected=97)
+    yield make(3, 1, 40, 20, [(0, 30, 40, 0)], v_in_k=True, selected=1)
+    yield make(70, 1, 72, 48, [(0, 9, 60, 0)], "f16 f16", v_in_k=True, selected=64)
+    yield make(9, 1, 96, 64, [(0, 3, 150, 1), (3, 70, 0, 0)], "q8_0 q8_0", v_in_k=True, selected=33)
+    yield make(130, 1, 48, 40, [(0, 1, 90, 0)], v_in_k=True, selected=65, softcap=15.0, sinks=True)
     yield make(2, 1, 256, 256, [(0, 3, 0, 0)], "bf16 bf16")
 
 

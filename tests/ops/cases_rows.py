@@ -56,10 +56,16 @@ def norm_cases() -> Iterator[Case]:
         gap: int = 0,
         scale: float = 1.0,
         own: bool = False,
+        centred: bool = False,
+        bias: bool = False,
     ) -> Case:
         def build(rng: np.random.Generator) -> Any:
             row = rows * n
             x = normal(rng, m, row + gap)
+            if centred:
+                x += F32(3)  # a mean that matters
+            if bias:
+                bias_values = normal(rng, n)
             args: dict[str, Any] = {"x": x, "eps": 1e-5, "x_stride": row + gap, "out_stride": row + gap}
             if scale != 1.0:
                 args["scale"] = scale
@@ -69,21 +75,26 @@ def norm_cases() -> Iterator[Case]:
                 args["weight_stride"] = n
             if add:
                 args["residual"] = normal(rng, m, row)
+            if bias:
+                args["bias"] = bias_values
 
             def check(out: Any) -> None:
-                want = reference.rms_norm(
-                    x[:, :row].reshape(m, rows, n).astype(np.float64),
-                    args["weight"].astype(np.float64) if weight else None,
-                    args["residual"].reshape(m, rows, n).astype(np.float64) if add else None,
-                    1e-5,
-                )
+                values = x[:, :row].reshape(m, rows, n).astype(np.float64)
+                gain = args["weight"].astype(np.float64) if weight else None
+                residual = args["residual"].reshape(m, rows, n).astype(np.float64) if add else None
+                if centred:
+                    offset = bias_values.astype(np.float64) if bias else None
+                    want = reference.layer_norm(values, gain, offset, residual, 1e-5)
+                else:
+                    want = reference.rms_norm(values, gain, residual, 1e-5)
                 expect_close(out["out"][:, :row], want.reshape(m, row) * scale, EXACT)
                 assert (out["out"][:, row:] == 77).all(), "the gap between rows was written"
 
             return args, {"out": np.full((m, row + gap), 77, F32)}, check
 
-        desc = {"m": m, "n": n, "rows_per_token": rows, "add": add}
-        return Case("norm", desc, build, f"weight={weight}-gap={gap}-scale={scale}-own={own}")
+        desc = {"m": m, "n": n, "rows_per_token": rows, "add": add, "centred": centred}
+        label = f"weight={weight}-gap={gap}-scale={scale}-own={own}" + ("-bias" if bias else "")
+        return Case("norm", desc, build, label)
 
     yield make(1, 1)
     yield make(3, 17, add=True)
@@ -94,6 +105,10 @@ def norm_cases() -> Iterator[Case]:
     yield make(3, 65, add=True, scale=0.75)
     yield make(2, 96, 4, own=True)
     yield make(2, 36, 3, own=True, scale=0.5, gap=4)
+    yield make(5, 64, centred=True, bias=True)
+    yield make(3, 131, centred=True, bias=True, gap=7)
+    yield make(1, 17, centred=True, weight=False, add=True, scale=0.75)
+    yield make(2, 40, 3, centred=True, bias=True, own=True, gap=4)
 
 
 @cases("rope")

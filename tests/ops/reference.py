@@ -29,6 +29,27 @@ def rms_norm(x: Array, weight: Array | None, residual: Array | None, eps: float)
     return out if residual is None else out + residual
 
 
+def layer_norm(
+    x: Array, weight: Array | None, bias: Array | None, residual: Array | None, eps: float
+) -> Array:
+    """x [..., n] -> (x - mean(x)) / sqrt(var(x) + eps) * weight + bias + residual."""
+    x = x - np.mean(x, axis=-1, keepdims=True)
+    out = rms_norm(x, weight, None, eps)
+    out = out if bias is None else out + bias
+    return out if residual is None else out + residual
+
+
+def index_scores(q: Array, weights: Array, keys: Array, runs: Sequence[Run]) -> list[Array]:
+    """q [m, heads, dk], weights [m, heads], keys [slots, ctx, dk] -> the scores of each token's positions."""
+    scores: list[Array] = [np.zeros(0)] * len(q)
+    for first_token, n_tokens, position, slot in runs:
+        for t in range(n_tokens):
+            row = first_token + t
+            products = q[row] @ keys[slot, : position + t + 1].T
+            scores[row] = weights[row] @ np.maximum(products, 0)
+    return scores
+
+
 def rope(
     x: Array, positions: Sequence[int], inv_freq: Array, *, n_rot: int, offset: int, neox: bool, mscale: float
 ) -> Array:
@@ -126,8 +147,11 @@ def attention(
     softcap: float | None = None,
     window: int | None = None,
     sinks: Array | None = None,
+    selected: Array | None = None,
 ) -> Array:
     """q [m, heads, dk], keys [slots, ctx, kv_heads, dk], values [slots, ctx, kv_heads, dv] -> [m, heads, dv].
+
+    `selected` [m, positions]: the positions that a token reads, with -1 after them.
 
     A query at position p sees the keys j <= p of its slot, within a window only those with p - j < window.
     """
@@ -140,8 +164,10 @@ def attention(
             p = position + t
             begin = 0 if window is None else max(0, p - window + 1)
             for head in range(heads):
-                k = keys[slot, begin : p + 1, head // group]
-                v = values[slot, begin : p + 1, head // group]
+                read = np.arange(begin, p + 1)
+                if selected is not None:
+                    read = selected[first_token + t][selected[first_token + t] >= 0]
+                k, v = keys[slot, read, head // group], values[slot, read, head // group]
                 scores = k @ q[first_token + t, head]
                 if softcap is not None:
                     scores = softcap * np.tanh(scores / softcap)

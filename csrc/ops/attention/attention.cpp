@@ -265,6 +265,19 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
   if (checked && config.variant == k_decode && desc.m > kDecodeMaxTokens) {
     return Support::no(str_cat("variant decode is for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
   }
+  if (checked && desc.selected == 0 && config.variant == k_gather) {
+    return Support::no("selected=0: variant gather reads selected positions");
+  }
+  if (checked && desc.selected != 0) {
+    if (config.variant != k_gather) {
+      return Support::no(
+          str_cat("selected=", desc.selected, ": only variant gather, on the CPU, reads selected positions"));
+    }
+    if (desc.selected < 0 || !desc.v_in_k || desc.kv_heads != 1 || desc.windowed) {
+      return Support::no(str_cat("selected=", desc.selected, " with v_in_k=", desc.v_in_k, " kv_heads=", desc.kv_heads,
+                                 " windowed=", desc.windowed, ": variant gather reads latents without a window"));
+    }
+  }
   if (checked && device.kind == DeviceKind::cpu && desc.out_tiles != 0) {
     return Support::no(str_cat("out_tiles=", desc.out_tiles, ": only CUDA kernels write f16 tiles"));
   }
@@ -381,6 +394,15 @@ Config default_config(const AttentionDesc& desc, const DeviceInfo& device) {
     return cuda_default(desc, device);
   }
   const int64_t rows = desc.m * (desc.heads / std::max<int64_t>(1, desc.kv_heads));
+  if (desc.selected > 0) {
+    // As many heads at once as leave every core an item, because each item copies the rows again.
+    for (const int64_t at_once : {128, 64, 16}) {
+      if (desc.heads > at_once / 2 && desc.m * ceil_div(desc.heads, at_once) >= device.cores) {
+        return gather_params{.rows = static_cast<int16_t>(at_once)};
+      }
+    }
+    return gather_params{.rows = static_cast<int16_t>(desc.heads > 8 ? 16 : 8)};
+  }
   const auto tiles = [&](int64_t tile_rows) { return desc.kv_heads * ceil_div(rows, tile_rows); };
   // With few rows, transposed scores waste lanes. And only the decode variant splits the keys, which helps if there are
   // fewer tiles than cores.
@@ -400,7 +422,8 @@ Config default_config(const AttentionDesc& desc, const DeviceInfo& device) {
 // Assumes a cache with only this batch, because a Desc does not have the depth.
 Cost cost(const AttentionDesc& desc) {
   const double m = static_cast<double>(desc.m), heads = static_cast<double>(desc.heads);
-  const double pairs = m * (m + 1) / 2 * heads;
+  const double most = desc.selected > 0 ? static_cast<double>(desc.selected) : m;
+  const double pairs = std::min(m * (m + 1) / 2, m * most) * heads;
   const double keys = m * static_cast<double>(desc.kv_heads) * static_cast<double>(row_bytes(desc.k_type, desc.dk));
   const double values =
       desc.v_in_k ? 0 : m * static_cast<double>(desc.kv_heads) * static_cast<double>(row_bytes(desc.v_type, desc.dv));
@@ -438,6 +461,7 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
   if (config.variant == k_decode) {
     return static_cast<size_t>(decode_floats(decode_params::of(config).splits)) * sizeof(float);
   }
+  if (config.variant == k_gather) return gather_bytes(gather_params::of(config).rows, desc);
   const auto blocked = blocked_params::of(config);
   const int64_t floats = blocked_floats(blocked.q_tile, blocked.k_block, desc.dk, desc.dv);
   return static_cast<size_t>(std::max(floats, decode_floats(kFewRowsSplits))) * sizeof(float);
@@ -455,6 +479,8 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
   check_scalars(desc, args);
   if (config.variant == k_decode) {
     launch_decode(decode_params::of(config).splits, desc, args, context);
+  } else if (config.variant == k_gather) {
+    launch_gather(gather_params::of(config).rows, desc, args, context);
   } else {
     const auto blocked = blocked_params::of(config);
     launch_blocked(blocked.q_tile, blocked.k_block, desc, args, context);

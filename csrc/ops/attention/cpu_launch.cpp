@@ -1,6 +1,7 @@
 #include "ops/attention/cpu_launch.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/error.h"
 #include "ops/attention/decode_cut.h"
@@ -119,6 +120,86 @@ void launch_blocked(int64_t q_tile, int64_t k_block, const AttentionDesc& desc, 
       DYNO_DISPATCH_ISA(context.isa, attention_blocked(task, q_tile, k_block, reinterpret_cast<float*>(scratch)));
     });
   }
+}
+
+// ---- gather --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int64_t kGatherKeys = 64;  // keys of a block
+
+// A thread's scratch: the rows of a token's positions, then what the kernel of `rows` heads needs.
+struct GatherLayout {
+  DecodeLayout decode;
+  size_t keys;
+  int64_t floats;
+  GatherLayout(int64_t rows, const AttentionDesc& desc)
+      : decode(desc, 1),
+        keys(static_cast<size_t>(round_up(desc.selected * static_cast<int64_t>(row_bytes(desc.k_type, desc.dk)), 64))),
+        floats(std::max(blocked_floats(rows, kGatherKeys, desc.dk, desc.dv),
+                        decode.private_floats + decode.tile_floats)) {}
+};
+
+}  // namespace
+
+size_t gather_bytes(int64_t rows, const AttentionDesc& desc) {
+  const GatherLayout layout(rows, desc);
+  return layout.keys + static_cast<size_t>(layout.floats) * sizeof(float);
+}
+
+// Each token is computed alone, also if it reads all positions, so that its result does not depend on its batch.
+void launch_gather(int64_t rows, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {
+  const GatherLayout layout(rows, desc);
+  const AttentionTask base = task_of(desc, args);
+  const int64_t blocks = ceil_div(base.group, rows);
+  const auto key_bytes = static_cast<size_t>(base.k_head_bytes);
+  const auto compute = [&](const SequenceRun& run, int64_t i, int64_t block, std::byte* scratch) {
+    const int64_t token = run.first_token + i, seen = run.position + i + 1, count = std::min(seen, desc.selected);
+    AttentionArgs own = args;
+    own.k_cache = args.k_cache + run.slot * args.slot_positions * args.k_row_bytes;
+    if (seen > desc.selected) {
+      const int32_t* positions = args.selected + token * args.selected_stride;
+      for (int64_t j = 0; j < count; ++j) {
+        std::memcpy(scratch + static_cast<size_t>(j) * key_bytes, own.k_cache + positions[j] * args.k_row_bytes,
+                    key_bytes);
+      }
+      own.k_cache = scratch;
+      own.k_row_bytes = base.k_head_bytes;
+    }
+    AttentionTask task = base;
+    task.args = &own;
+    task.run = {static_cast<int32_t>(token), 1, static_cast<int32_t>(count - 1), 0};
+    task.kv_head = 0;
+    task.kv_heads = 1;
+    task.row_begin = block * rows;
+    task.row_end = std::min(task.row_begin + rows, task.group);
+    task.key_begin = 0;
+    task.key_end = count;
+    auto* floats = reinterpret_cast<float*>(scratch + layout.keys);
+    if (task.row_end - task.row_begin > kDecodeRows) {
+      DYNO_DISPATCH_ISA(context.isa, attention_blocked(task, rows, kGatherKeys, floats));
+      return;
+    }
+    float* partial = floats + layout.decode.private_floats;
+    DYNO_DISPATCH_ISA(context.isa,
+                      attention_decode(task, floats, partial, layout.decode.tile_floats, layout.decode.row_floats));
+    for (int64_t row = task.row_begin; row < task.row_end; ++row, partial += layout.decode.row_floats) {
+      DYNO_DISPATCH_ISA(context.isa, attention_combine(task, row, partial, layout.decode.part_floats, 1, floats));
+    }
+  };
+  int64_t tokens = 0, pairs = 0;
+  for (int32_t r = 0; r < args.n_runs; ++r) {
+    tokens += args.runs[r].n_tokens;
+    pairs += args.runs[r].n_tokens *
+             std::min<int64_t>(desc.selected, int64_t{args.runs[r].position} + args.runs[r].n_tokens);
+  }
+  parallel_items(context, tokens * blocks, pairs * desc.heads * (desc.dk + desc.dv), kThreadWork,
+                 [&](int64_t item, std::byte* scratch) {
+                   int64_t i = item / blocks;
+                   const SequenceRun* run = args.runs;
+                   for (; i >= run->n_tokens; ++run) i -= run->n_tokens;
+                   compute(*run, i, item % blocks, scratch);
+                 });
 }
 
 void launch_decode(int64_t splits, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {

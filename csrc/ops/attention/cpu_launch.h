@@ -19,6 +19,9 @@ inline constexpr int64_t kFewRowsSplits = 1;
 // So launch_blocked() computes sequences with at most kDecodeRows rows as launch_decode() does.
 void launch_blocked(int64_t q_tile, int64_t k_block, const AttentionDesc& desc, const AttentionArgs& args,
                     CpuContext& context);
+// Scratch bytes per thread of variant gather, and its launch.
+size_t gather_bytes(int64_t rows, const AttentionDesc& desc);
+void launch_gather(int64_t rows, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context);
 void launch_decode(int64_t splits, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context);
 
 }  // namespace dyno::ops

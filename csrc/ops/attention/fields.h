@@ -17,13 +17,14 @@ constexpr void for_each_field(std::type_identity<AttentionDesc>, V&& v) {
   v("v_in_k", &D::v_in_k, In::if_set); v("sinks", &D::sinks, In::if_set); v("windowed", &D::windowed, In::if_set);
   v("softcap", &D::softcap, In::if_set);
   v("exact", &D::exact, In::if_set); v("out_tiles", &D::out_tiles, In::never);
+  v("selected", &D::selected, In::if_set);
 }
 // clang-format on
 
 // Keys and values come from the cache, or from `keys` and `values` if these are given.
 struct AttentionOperands {
   Reads q;
-  MayRead keys{}, values{};
+  MayRead keys{}, values{}, selected{};
   MayUseWeight sinks{};
   float scale = 1.0f;
   float softcap = 0.0f;
@@ -31,10 +32,10 @@ struct AttentionOperands {
   int32_t cache_layer = -1;  // layer whose cache is read; -1: the node's own layer
   Writes out;
 };
-DYNO_FIELDS(AttentionOperands, q, keys, values, sinks, scale, softcap, window, cache_layer, out)
+DYNO_FIELDS(AttentionOperands, q, keys, values, selected, sinks, scale, softcap, window, cache_layer, out)
 
 DYNO_FIELDS(AttentionArgs, q, q_stride, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs, sinks,
-            scale, softcap, window, settled, out, out_stride)
+            scale, softcap, window, settled, out, out_stride, selected, selected_stride)
 // Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<AttentionArgs>) {
   return {"k_cache", "v_cache", "k_row_bytes", "v_row_bytes", "slot_positions", "runs", "n_runs", "settled"};
@@ -57,6 +58,8 @@ void arguments(const AttentionDesc& d, AttentionArgs& a, Visitor& v) {
   v.number("softcap", a.softcap, 0.0f, 30.0f);
   v.number("window", a.window, 0, 1024);
   v.number("settled", a.settled, false);
+  v.number("selected_stride", a.selected_stride, d.selected);
+  if (d.selected > 0) v.integers("selected", a.selected, extent(d.m, a.selected_stride, d.selected), a.slot_positions);
   if (d.out_tiles > 0) {
     v.bytes_out("out_tiles", a.out, half_tiles(d.m, d.heads * d.dv, d.out_tiles).bytes());
   } else {

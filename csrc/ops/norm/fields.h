@@ -11,7 +11,7 @@ template <typename V>
 constexpr void for_each_field(std::type_identity<NormDesc>, V&& v) {
   using D = NormDesc;
   v("m", &D::m, In::never); v("n", &D::n, In::always); v("rows_per_token", &D::rows_per_token, In::if_set);
-  v("add", &D::add, In::if_set);
+  v("add", &D::add, In::if_set); v("centred", &D::centred, In::if_set);
 }
 // clang-format on
 
@@ -23,10 +23,11 @@ struct NormOperands {
   float eps = 0.0f;
   float scale = 1.0f;
   int64_t weight_stride = 0;
+  MayUseWeight bias{};
 };
-DYNO_FIELDS(NormOperands, x, weight, residual, out, eps, scale, weight_stride)
+DYNO_FIELDS(NormOperands, x, weight, residual, out, eps, scale, weight_stride, bias)
 
-DYNO_FIELDS(NormArgs, x, x_stride, weight, weight_stride, residual, out, out_stride, eps, scale)
+DYNO_FIELDS(NormArgs, x, x_stride, weight, weight_stride, residual, out, out_stride, eps, scale, bias)
 
 // Names and sizes of a single launch's arguments.
 template <typename Visitor>
@@ -42,6 +43,7 @@ void arguments(const NormDesc& d, NormArgs& a, Visitor& v) {
   v.out("out", a.out, extent(d.m, a.out_stride, row));
   v.number("eps", a.eps, 0.0f, 1e-6f);
   v.number("scale", a.scale, 1.0f);
+  v.optional("bias", a.bias, d.n, d.centred);
 }
 
 }  // namespace dyno::ops

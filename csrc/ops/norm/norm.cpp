@@ -16,7 +16,12 @@ namespace dyno::ops {
 
 Support supports(const NormDesc& desc, const Config& config, const DeviceInfo& device) {
   const Support sizes = check_sizes({{"m", desc.m}, {"n", desc.n}, {"rows_per_token", desc.rows_per_token}});
-  return sizes ? check_config(Family::norm, kVariants, kInstances, config, device) : sizes;
+  if (!sizes) return sizes;
+  const Support checked = check_config(Family::norm, kVariants, kInstances, config, device);
+  if (checked && desc.centred && config.variant == k_block) {
+    return Support::no("centred=1: only the CPU has kernels of layer norms");
+  }
+  return checked;
 }
 
 Config default_config(const NormDesc& desc, const DeviceInfo& device) {
@@ -30,7 +35,8 @@ Config default_config(const NormDesc& desc, const DeviceInfo& device) {
 
 Cost cost(const NormDesc& desc) {
   const double elements = static_cast<double>(desc.m) * static_cast<double>(desc.rows_per_token * desc.n);
-  return {elements * 4 * (desc.add ? 3 : 2) + static_cast<double>(desc.n) * 4, elements * (desc.add ? 5 : 4)};
+  const double bytes = elements * 4 * (desc.add ? 3 : 2) + static_cast<double>(desc.n) * (desc.centred ? 8 : 4);
+  return {bytes, elements * ((desc.add ? 5 : 4) + (desc.centred ? 3 : 0))};
 }
 
 size_t scratch_bytes(const NormDesc&, const Config&) { return 0; }
@@ -38,9 +44,14 @@ size_t scratch_bytes(const NormDesc&, const Config&) { return 0; }
 void launch(const Config& config, const NormDesc& desc, const NormArgs& args, CpuContext& context) {
   NormArgs given = args;
   if (!desc.add) given.residual = nullptr;
+  if (!desc.centred) given.bias = nullptr;
   parallel_ranges(context, desc.m * desc.rows_per_token, desc.n, rows_params::of(config).grain * 1024,
                   [&](int64_t begin, int64_t end, std::byte*) {
-                    DYNO_DISPATCH_ISA(context.isa, norm_rows(given, desc.n, desc.rows_per_token, begin, end));
+                    if (desc.centred) {
+                      DYNO_DISPATCH_ISA(context.isa, layer_norm_rows(given, desc.n, desc.rows_per_token, begin, end));
+                    } else {
+                      DYNO_DISPATCH_ISA(context.isa, norm_rows(given, desc.n, desc.rows_per_token, begin, end));
+                    }
                   });
 }
 
