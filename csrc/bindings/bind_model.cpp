@@ -129,6 +129,7 @@ nb::dict model_dict(const model::ModelDesc& m) {
   d["n_embd"] = m.n_embd;
   d["n_vocab"] = m.n_vocab;
   d["n_ctx_train"] = m.n_ctx_train;
+  d["chosen_positions"] = m.chosen_positions;
   d["norm_eps"] = m.norm_eps;
   d["embedding_scale"] = m.embedding_scale;
   d["residual_scale"] = m.residual_scale;

@@ -109,6 +109,21 @@ struct AttentionSpec {
   WeightId k_b = kNone;  // [heads, kv_lora, nope]
   WeightId v_b = kNone;  // [heads, v_head, kv_lora]
 
+  // Sparse attention: a query attends to the `selects` positions with the best scores of an indexer; 0: to all. A layer
+  // without an indexer uses the selection of the nearest earlier layer that has one.
+  struct Indexer {
+    int64_t heads = 0;                             // 0: none
+    int64_t dk = 0;                                // of each head, and of the one key of a position
+    RopeSpec rope;                                 // of the first dimensions
+    WeightId q_b = kNone;                          // [heads * dk, rows of q_a]
+    WeightId k = kNone;                            // [dk, n_embd]
+    WeightId k_norm = kNone, k_norm_bias = kNone;  // [dk]
+    WeightId weights = kNone;                      // [heads, n_embd]: the factors of the heads' scores
+    double eps = 1e-6;                             // of the norm of keys
+  };
+  int64_t selects = 0;
+  Indexer indexer;
+
   WeightId gate = kNone;  // [heads * dv, n_embd]: the sigmoid of its product scales the output of attention
   WeightId output = kNone, output_bias = kNone;
 };
@@ -224,8 +239,8 @@ struct ModelDesc {
   int64_t n_embd = 0;
   int64_t n_vocab = 0;
   int64_t n_ctx_train = 0;
-  // If not 0: attention reads the best chosen_positions positions, which an indexer selects. n_ctx_train is limited to
-  // this number, because attention then reads all positions, and the engine does not implement the selection.
+  // If not 0: attention reads the best chosen_positions positions, which an indexer selects. Up to this number of
+  // positions it reads all.
   int64_t chosen_positions = 0;
   double norm_eps = 0;
   double post_norm_eps = 0;  // for norms of the outputs of attention and FFN; 0: norm_eps
@@ -264,7 +279,10 @@ struct ModelDesc {
 
 // Throws ModelError for an unknown architecture (with the known ones), a missing tensor, a wrong shape or an impossible
 // hyper-parameter. Throws UnsupportedError for Part::draft_head if the file or the engine has no such head.
-ModelDesc describe_model(const GgufFile& file, Part part = Part::trunk);
+//
+// Without `indexers`, sparse attention has no weights for its selection, and n_ctx_train is limited to
+// chosen_positions.
+ModelDesc describe_model(const GgufFile& file, Part part = Part::trunk, bool indexers = true);
 
 // The model with only its first `count` layers and the output: the same shapes, but fewer layers, for measurements. Its
 // answers are meaningless. 0: all layers. Throws PlanError if there are not as many layers, and UnsupportedError if

@@ -39,10 +39,14 @@ namespace {
 ops::Cost with_depth(const ops::OpDesc& desc, int64_t depth) {
   ops::Cost cost = ops::cost(desc);
   if (const auto* a = std::get_if<ops::AttentionDesc>(&desc)) {
+    if (a->selected > 0) depth = std::min(depth, a->selected);
     const auto keys = static_cast<double>(depth * a->kv_heads);
     cost.bytes += keys * static_cast<double>(row_bytes(a->k_type, a->dk));
     if (!a->v_in_k) cost.bytes += keys * static_cast<double>(row_bytes(a->v_type, a->dv));
     cost.flops += static_cast<double>(depth * a->m * a->heads) * static_cast<double>(a->dk + a->dv) * 2;
+  } else if (const auto* x = std::get_if<ops::IndexSelectDesc>(&desc); x != nullptr && depth > x->selected) {
+    cost.bytes += static_cast<double>(depth * x->dk) * 4;
+    cost.flops += static_cast<double>(depth * x->m) * static_cast<double>(x->heads * x->dk) * 2;
   }
   return cost;
 }

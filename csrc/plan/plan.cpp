@@ -257,10 +257,14 @@ void count_kv(Plan& plan) {
 void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& context) {
   ContextOptions c = context;
   DYNO_CHECK(PlanError, c.ctx >= 0, "[plan] ctx is ", c.ctx, "; expected 0 (the default) or more");
-  if (c.ctx == 0) c.ctx = std::min(model.n_ctx_train, kDefaultContext);
-  DYNO_CHECK(UnsupportedError, c.ctx <= model.n_ctx_train || model.chosen_positions == 0, "[plan] ctx is ", c.ctx,
+  const bool any_gpu = std::any_of(plan.devices.begin(), plan.devices.end(),
+                                   [](const PlannedDevice& device) { return device.info.kind == DeviceKind::cuda; });
+  const int64_t all = model.chosen_positions > 0 && any_gpu ? std::min(model.chosen_positions, model.n_ctx_train)
+                                                            : model.n_ctx_train;  // the longest context
+  if (c.ctx == 0) c.ctx = std::min(all, kDefaultContext);
+  DYNO_CHECK(UnsupportedError, c.ctx <= all || all != model.chosen_positions, "[plan] ctx is ", c.ctx,
              ", but attention of this model selects the best ", model.chosen_positions,
-             " positions, which is not supported yet; use ctx=", model.n_ctx_train, " or less");
+             " positions, which is supported on the CPU only; use ctx=", all, " or less, or device=cpu");
   DYNO_CHECK(PlanError, c.ctx <= model.n_ctx_train, "[plan] ctx is ", c.ctx, ", but the model was made for ",
              model.n_ctx_train, " positions; use ctx=", model.n_ctx_train, " or less");
   DYNO_CHECK(PlanError, c.sequences >= 1 && c.sequences <= 1024, "[plan] sequences is ", c.sequences,
@@ -269,6 +273,7 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   plan.kv_type_k = c.kv_type_k.value_or(latent ? DType::f32 : DType::f16);
   plan.kv_type_v = c.kv_type_v.value_or(latent ? plan.kv_type_k : DType::f16);
   plan.context = c;
+  plan.selects = c.ctx > model.chosen_positions ? model.chosen_positions : 0;
   plan.kv.clear();
   plan.kv_address_bytes = 0;
   for (PlannedDevice& device : plan.devices) device.kv_address_bytes = 0;
@@ -298,6 +303,10 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
     if (a.kind == model::AttentionKind::gqa) {
       check_cache_type(plan.kv_type_v, a.dv, "v", i);
       kv.v_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_v, a.kv_heads * a.dv));
+      kv.v_offset = take(kv.device, kv.v_row_bytes);
+    } else if (plan.selects > 0 && a.indexer.heads > 0) {
+      kv.v_is_index = true;
+      kv.v_row_bytes = static_cast<int64_t>(row_bytes(DType::f32, a.indexer.dk));
       kv.v_offset = take(kv.device, kv.v_row_bytes);
     }
     plan.kv.push_back(kv);

@@ -314,9 +314,11 @@ struct NodeList {
 };
 
 struct KvLayer {
-  DeviceId device = kMainDevice;             // of the layer's attention
-  int64_t k_row_bytes = 0, v_row_bytes = 0;  // one position, all heads; v is 0 if V is part of K
-  size_t k_offset = 0, v_offset = 0;         // in the cache of its device
+  DeviceId device = kMainDevice;  // of the layer's attention
+  // One position, all heads. If V is part of K, v is 0, or the row of an indexer's key, which is f32.
+  int64_t k_row_bytes = 0, v_row_bytes = 0;
+  bool v_is_index = false;
+  size_t k_offset = 0, v_offset = 0;  // in the cache of its device
   // The layer reads only the rows in a window of this many positions; 0: rows of all positions.
   int64_t reads = 0;
   // The layer keeps only this many positions in the cache; 0: all.
@@ -354,6 +356,7 @@ struct Plan {
   DType kv_type_k = DType::f16;
   DType kv_type_v = DType::f16;
   int64_t ubatch = 0;
+  int64_t selects = 0;  // positions that sparse attention selects; 0: it reads all positions of such a context
 
   std::vector<WeightPlacement> weights;  // parallel to ModelDesc::weights
   std::vector<Value> values;

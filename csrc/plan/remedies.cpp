@@ -117,7 +117,7 @@ Remedy smaller_cache(const Plan& plan, const Holder& holder) {
     then += std::min<size_t>(static_cast<size_t>(row), row_bytes(DType::q8_0, static_cast<int64_t>(elements)));
   };
   for (const KvLayer& layer : plan.kv) {
-    if (layer.k_row_bytes > 0 && layer.v_row_bytes == 0) return {};
+    if (layer.k_row_bytes > 0 && (layer.v_row_bytes == 0 || layer.v_is_index)) return {};
     if (holder.device && layer.device != *holder.device) continue;
     count(layer.k_row_bytes, plan.kv_type_k);
     count(layer.v_row_bytes, plan.kv_type_v);

@@ -14,19 +14,22 @@ from forward_parts import Rows, gelu, l2, relu2, rms, sigmoid, silu, softmax
 
 QWEN_LINEAR = ("qwen35", "qwen35moe", "qwen3next")
 NEMOTRON = ("nemotron_h", "nemotron_h_moe")
-LATENT = ("kimi-linear", "deepseek2")
+SPARSE = ("deepseek32", "glm-dsa")
+LATENT = ("kimi-linear", "deepseek2", *SPARSE)
 KNOWN = (
     *QWEN_LINEAR, *NEMOTRON, *LATENT, "granitehybrid", "gemma4", "muse-glimmer", "minimax-m2", "lfm2",
     "lfm2moe", "mistral3", "qwen2moe", "olmo2", "smollm3", "ernie4_5-moe", "hunyuan-moe", "seed_oss", "llama",
     "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt-oss", "glm4moe", "granitemoe", "bailingmoe2",
 )  # fmt: skip
-NORM = (*("muse-glimmer", "mistral3", "smollm3", "ernie4_5-moe", "llama", "granitemoe", "deepseek2"),)
+NORM = (
+    *("muse-glimmer", "mistral3", "smollm3", "ernie4_5-moe", "llama", "granitemoe", "deepseek2", *SPARSE),
+)
 """Rotation of neighbours; the others rotate element i with i + n / 2."""
 GELU = ("gemma3", "gemma4")
 SCALED_YARN = ("olmo2", "gpt-oss", "llama", "qwen2", "qwen3", "qwen3moe")
-GROUPED = ("bailingmoe2", "deepseek2")
+GROUPED = ("bailingmoe2", "deepseek2", *SPARSE)
 SIGMOID = ("minimax-m2", "lfm2moe", "kimi-linear", "glm4moe", "bailingmoe2", *NEMOTRON)
-SCALED = ("kimi-linear", "glm4moe", "bailingmoe2", "deepseek2", *NEMOTRON)
+SCALED = ("kimi-linear", "glm4moe", "bailingmoe2", "deepseek2", *SPARSE, *NEMOTRON)
 
 
 class Forward:
@@ -45,6 +48,9 @@ class Forward:
         self.heads = int(self.get("attention.head_count"))
         self.kept: dict[str, Rows] = {}
         self.keys: list[tuple[Rows, Rows] | None] = []
+        self.chosen: np.ndarray[Any, Any] | None = None
+        self.margin = np.inf
+        """Of sparse attention: the least distance of a chosen score from one that is not, in deviations."""
 
     # ---- The file ----
 
@@ -73,9 +79,16 @@ class Forward:
     # ---- Parts ----
 
     def rope(
-        self, x: Rows, base: float, rotary: int, *, plain: bool = False, factors: Rows | None = None
+        self,
+        x: Rows,
+        base: float,
+        rotary: int,
+        *,
+        plain: bool = False,
+        factors: Rows | None = None,
+        halves: bool | None = None,
     ) -> Rows:
-        """Rotate the first elements of each head. `plain`: without scaling."""
+        """Rotate the first elements of each head. `plain`: without scaling. `halves`: of another pairing."""
         half = rotary // 2
         freq = base ** (-2.0 * np.arange(half) / rotary)
         gain = 1.0
@@ -101,7 +114,7 @@ class Forward:
         angle = np.arange(len(x))[:, None] * freq
         cos, sin = np.cos(angle)[:, None] * gain, np.sin(angle)[:, None] * gain
         y = x.copy()
-        if self.arch not in NORM:
+        if self.arch not in NORM if halves is None else halves:
             a, b = slice(0, half), slice(half, rotary)
         else:
             a, b = slice(0, rotary, 2), slice(1, rotary, 2)
@@ -110,13 +123,22 @@ class Forward:
         return y
 
     def attend(
-        self, q: Rows, k: Rows, v: Rows, scale: float, window: int = 0, sinks: Rows | None = None
+        self,
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        scale: float,
+        window: int = 0,
+        sinks: Rows | None = None,
+        chosen: np.ndarray[Any, Any] | None = None,
     ) -> Rows:
         n, heads = len(q), q.shape[1]
         k, v = (np.repeat(each, heads // each.shape[1], axis=1) for each in (k, v))
         scores = np.einsum("ihd,jhd->hij", q, k) * scale
         i, j = np.arange(n)[:, None], np.arange(n)[None]
         seen = (j <= i) & ((i - j < window) if window else True)
+        if chosen is not None:
+            seen = seen & chosen
         scores = np.where(seen, scores, -np.inf)
         if sinks is not None:  # a score of each head that attends to nothing
             scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, n, 1))], axis=2)
@@ -174,7 +196,7 @@ class Forward:
         if self.arch == "gpt-oss":
             logits = logits + self.w("ffn_gate_inp.bias", layer)
         corrected = self.has("exp_probs_b.bias", layer)
-        by_sigmoid = self.arch in SIGMOID or (self.arch == "deepseek2" and corrected)
+        by_sigmoid = self.arch in SIGMOID or (self.arch in ("deepseek2", *SPARSE) and corrected)
         scores = sigmoid(logits) if by_sigmoid else softmax(logits)
         ranked = scores + self.w("exp_probs_b.bias", layer) if corrected else scores
         groups = int(self.get("expert_group_count", 1))
@@ -186,7 +208,9 @@ class Forward:
             ranked = each.reshape(len(x), -1)
         chosen = np.argsort(-ranked, axis=-1, kind="stable")[:, :used]
         weights = np.take_along_axis(scores, chosen, axis=-1)
-        if self.arch != "qwen2moe" and (self.arch != "deepseek2" or self.get("expert_weights_norm")):
+        if self.arch != "qwen2moe" and (
+            self.arch not in ("deepseek2", *SPARSE) or self.get("expert_weights_norm")
+        ):
             weights = weights / weights.sum(-1, keepdims=True)
         if self.arch in SCALED:
             weights = weights * self.get("expert_weights_scale", 1.0)
@@ -292,20 +316,51 @@ class Forward:
             c * self.conv(b * u, self.w("shortconv.conv.weight", layer)), "shortconv.out_proj", layer
         )
 
+    def choose(self, x: Rows, low: Rows, layer: int) -> np.ndarray[Any, Any]:
+        """[n, n]: the positions that a layer of sparse attention reads, by its indexer or an earlier one."""
+        types = self.get("attention.indexer.types")
+        if types is not None and not types[layer]:
+            assert self.chosen is not None
+            return self.chosen
+        n, most = len(x), int(self.get("attention.indexer.top_k"))
+        h, d = (int(self.get(f"attention.indexer.{name}")) for name in ("head_count", "key_length"))
+        base, rotary = float(self.get("rope.freq_base")), int(self.get("rope.dimension_count"))
+        q = self.linear(low, "indexer.attn_q_b", layer).reshape(n, h, d)
+        k = self.linear(x, "indexer.attn_k", layer)
+        k = (k - k.mean(-1, keepdims=True)) / np.sqrt(k.var(-1, keepdims=True) + 1e-6)
+        k = k * self.w("indexer.k_norm.weight", layer) + self.w("indexer.k_norm.bias", layer)
+        halves = self.arch == "deepseek32"
+        q = self.rope(q, base, rotary, halves=halves)
+        k = self.rope(k[:, None], base, rotary, halves=halves)[:, 0]
+        weights = self.linear(x, "indexer.proj", layer) / np.sqrt(h)
+        scores = np.einsum("th,ths->ts", weights, np.maximum(np.einsum("thd,sd->ths", q, k) / np.sqrt(d), 0))
+        scores[np.arange(n)[None] > np.arange(n)[:, None]] = -np.inf
+        order = np.argsort(-scores, axis=1, kind="stable")
+        best = order[:, :most]
+        for t in range(most, n):
+            last, next_one = scores[t, order[t, most - 1]], scores[t, order[t, most]]
+            if last != next_one:
+                self.margin = min(self.margin, (last - next_one) / scores[t, : t + 1].std())
+        self.chosen = np.zeros((n, n), bool)
+        np.put_along_axis(self.chosen, best, True, axis=1)
+        return self.chosen
+
     def latent_attention(self, x: Rows, layer: int) -> Rows:
         """MLA, which rotates the last elements of queries and one key of all heads; none in Kimi Linear."""
         n, h, rank = len(x), self.heads, int(self.get("attention.kv_lora_rank"))
         if self.has("attn_q_a.weight", layer):
             x_q = rms(self.linear(x, "attn_q_a", layer), self.w("attn_q_a_norm.weight", layer), self.eps)
+            chosen = self.choose(x, x_q, layer) if self.arch in SPARSE else None
             q = self.linear(x_q, "attn_q_b", layer).reshape(n, h, -1)
         else:
+            chosen = None
             q = self.linear(x, "attn_q", layer).reshape(n, h, -1)
         both = self.linear(x, "attn_kv_a_mqa", layer)
         latent = rms(both[:, :rank], self.w("attn_kv_a_norm.weight", layer), self.eps)
         shared = both[:, None, rank:]
         rotary, scale = shared.shape[2], q.shape[2] ** -0.5
         nope = q.shape[2] - rotary
-        if self.arch == "deepseek2":
+        if self.arch != "kimi-linear":
             base = float(self.get("rope.freq_base"))
             q = np.concatenate([q[..., :nope], self.rope(q[..., nope:], base, rotary)], axis=2)
             shared = self.rope(shared, base, rotary)
@@ -322,7 +377,7 @@ class Forward:
         k = np.einsum("tr,hrk->thk", latent, k_up)
         k = np.concatenate([k, np.repeat(shared, h, axis=1)], axis=2)
         v = np.einsum("tr,hvr->thv", latent, v_up)
-        return self.linear(self.attend(q, k, v, scale), "attn_output", layer)
+        return self.linear(self.attend(q, k, v, scale, chosen=chosen), "attn_output", layer)
 
     def attention(self, x: Rows, layer: int) -> Rows:
         arch, n = self.arch, len(x)

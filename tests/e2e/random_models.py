@@ -25,6 +25,7 @@ _NARROW = {
 
 
 LATENT = ("deepseek2", "deepseek32", "glm-dsa")
+SPARSE = ("deepseek32", "glm-dsa")
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,15 @@ class Shape:
     """Last layers that read the cache of others."""
     layer_input: int = 0
     """Width of per-layer embeddings."""
+    index_heads: int = 17
+    """Of the indexer of sparse attention, where the architecture has one."""
+    index_dim: int = 72
     metadata: Mapping[str, object] = field(default_factory=dict)
+
+    def has_indexer(self, layer: int) -> bool:
+        """Whether a layer of sparse attention has an indexer, or uses the selection of an earlier layer."""
+        types = self.metadata.get("attention.indexer.types")
+        return types is None or bool(types[layer])  # type: ignore[index]
 
     @property
     def name(self) -> str:
@@ -112,6 +121,15 @@ class Writer:
         self.tensors.append(TensorSpec(name, size, kind, data))
 
 
+def _indexer(w: Writer, layer: str) -> None:
+    s = w.shape
+    w.matrix(layer + "indexer.attn_q_b.weight", s.index_heads * s.index_dim, s.q_lora)
+    w.matrix(layer + "indexer.attn_k.weight", s.index_dim, s.n_embd)
+    w.vector(layer + "indexer.k_norm.weight", s.index_dim)
+    w.vector(layer + "indexer.k_norm.bias", s.index_dim, mean=0.0)
+    w.matrix(layer + "indexer.proj.weight", s.index_heads, s.n_embd, kind="f32")
+
+
 def _attention(w: Writer, layer: str, residual: float) -> None:
     s = w.shape
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
@@ -121,6 +139,8 @@ def _attention(w: Writer, layer: str, residual: float) -> None:
             w.matrix(layer + "attn_q_a.weight", s.q_lora, s.n_embd)
             w.vector(layer + "attn_q_a_norm.weight", s.q_lora)
             w.matrix(layer + "attn_q_b.weight", s.heads * key, s.q_lora)
+            if s.architecture in SPARSE and s.has_indexer(int(layer.split(".")[1])):
+                _indexer(w, layer)
         else:
             w.matrix(layer + "attn_q.weight", s.heads * key, s.n_embd)
         w.matrix(layer + "attn_kv_a_mqa.weight", s.kv_lora + (s.rotary or 0), s.n_embd)
@@ -209,6 +229,9 @@ def _metadata(s: Shape) -> dict[str, Any]:
         keys |= {f"attention.{name}": value for name, value in own.items()}
         if s.q_lora:
             keys["attention.q_lora_rank"] = s.q_lora
+        if s.architecture in SPARSE:
+            keys["attention.indexer.head_count"] = s.index_heads
+            keys["attention.indexer.key_length"] = s.index_dim
     if s.architecture in ("glm4moe", "bailingmoe2"):
         keys |= {
             "leading_dense_block_count": s.dense_layers,

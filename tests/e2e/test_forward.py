@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dyno import _core
+from dyno.errors import UnsupportedError
 from forward import KNOWN, Forward
 from random_models import SHAPES, Shape, random_model
 
@@ -63,7 +64,105 @@ def test_drafts_in_other_dimensions(architecture: str, seed: int, tmp_path: Path
 
 
 def test_the_second_implementation_covers_the_architectures() -> None:
-    assert set(_core.architectures()) - set(KNOWN) == {"deepseek32", "glm-dsa"}  # deepseek2 with an indexer
+    assert set(_core.architectures()) <= set(KNOWN)
+
+
+_SPARSE = {
+    "shared": 1, "q_lora": 32, "kv_lora": 48, "rotary": 16, "nope": 24, "v_head": 40,
+    "experts": 6, "used": 2, "n_ff_expert": 48,
+}  # fmt: skip
+SPARSE_SHAPES = [
+    Shape(
+        "deepseek32", ("f16", "bf16"), 96, 3, 1, 0, 96, 120, n_layers=3, groups=3, groups_used=2,
+        index_heads=21, index_dim=40, metadata={"attention.indexer.top_k": 20}, **_SPARSE,
+    ),
+    Shape(
+        "deepseek32", ("q8_0",), 64, 12, 1, 0, 64, 77, index_heads=3, index_dim=64,
+        metadata={"attention.indexer.top_k": 71},
+        **{**_SPARSE, "kv_lora": 64, "rotary": 32, "nope": 32, "v_head": 32, "n_ff_expert": 64},
+    ),
+    Shape(
+        "glm-dsa", ("f16",), 64, 10, 1, 0, 96, 121, n_layers=5, index_heads=19, index_dim=64,
+        metadata={
+            "attention.indexer.top_k": 37,
+            "attention.indexer.types": [True, False, False, True, False],
+        }, **_SPARSE,
+    ),
+    Shape(
+        "glm-dsa", ("bf16", "f16"), 80, 2, 1, 0, 64, 90, n_layers=3, index_heads=16, index_dim=17,
+        metadata={"attention.indexer.top_k": 1, "attention.indexer.types": [True, True, False]}, **_SPARSE,
+    ),
+]  # fmt: skip
+
+
+def sparse_model(tmp_path: Path, shape: Shape, count: int) -> tuple[Path, np.ndarray, np.ndarray]:
+    """A model, tokens and their logits. Rounding would exchange positions whose scores are nearly equal, so
+    the first seed is used whose scores are not."""
+    for seed in range(40):
+        path = random_model(tmp_path / f"m{seed}.gguf", shape, seed)
+        tokens = np.random.default_rng(seed).integers(0, shape.n_vocab, count).astype(np.int32)
+        forward = Forward(path)
+        want = forward.logits(tokens)
+        if forward.margin > 1e-5:
+            return path, tokens, want
+    raise AssertionError(f"{shape.name}: all seeds have scores that are nearly equal")
+
+
+@pytest.mark.parametrize("shape", SPARSE_SHAPES, ids=lambda shape: f"{shape.name}-{shape.n_vocab}")
+def test_sparse_attention_in_other_dimensions(shape: Shape, tmp_path: Path) -> None:
+    path, tokens, want = sparse_model(tmp_path, shape, 120)
+    most = int(shape.metadata["attention.indexer.top_k"])  # type: ignore[call-overload]
+    context = {"ctx": 128, "kv_type_k": "f32", "kv_type_v": "f32", "sequences": 2}
+    s = _core.Session(path, load={"device": "cpu", "numerics": "exact"}, context={**context, "ctx": most})
+    assert not any(node["key"].startswith("index_select") for node in s.nodes())
+    s.set_context(context)
+    own = [node["layer"] for node in s.nodes() if node["key"].startswith("index_select")]
+    assert own == [layer for layer in range(shape.n_layers) if shape.has_indexer(layer)]
+    for ubatch in (512, 7, 50):
+        s.set({"ubatch": ubatch})
+        s.reset()
+        assert nmse(s.decode([(0, tokens)], "all")[0], want) < 1e-9, f"ubatch {ubatch}"
+    # Back, another text, back again: the keys of the indexer are those of the new text.
+    other = np.roll(tokens, 1)[:90].copy()
+    s.rewind(40)
+    s.decode([(0, other[40:].copy())], "none")
+    s.rewind(40)
+    got = [s.decode([(0, tokens[at : at + 1].copy())], "all")[0] for at in range(40, 80)]
+    assert nmse(np.vstack(got), want[40:80]) < 1e-9, "token by token"
+    s.copy_prefix(0, 1, 75)
+    at = [80, 75]
+    for _ in range(5):  # two sequences of other lengths, with other numbers of tokens each
+        steps = [tokens[a : a + size].copy() for a, size in zip(at, (1, 3), strict=True)]
+        rows = np.vstack([want[a : a + len(each)] for a, each in zip(at, steps, strict=True)])
+        assert nmse(s.decode(list(enumerate(steps)), "all")[0], rows) < 1e-9, f"two sequences at {at}"
+        at = [a + len(each) for a, each in zip(at, steps, strict=True)]
+
+
+def test_sparse_attention_with_a_rounded_cache_and_activations(tmp_path: Path) -> None:
+    """Most positions that are read are the same, so the answers are near."""
+    path, tokens, want = sparse_model(tmp_path, SPARSE_SHAPES[1], 120)
+    for cache in ("f16", "bf16", "q8_0"):
+        s = _core.Session(path, context={"ctx": 128, "kv_type_k": cache, "kv_type_v": cache})
+        assert nmse(s.decode([(0, tokens)], "all")[0], want) < 2e-2, cache
+
+
+def test_contexts_of_sparse_attention_on_a_gpu(tmp_path: Path) -> None:
+    """A plan alone needs no GPU. The weights of the indexer are not placed there."""
+    path = random_model(tmp_path / "m.gguf", SPARSE_SHAPES[0])
+    hopper = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
+
+    def planned(ctx: int) -> _core.Session:
+        return _core.Session(
+            path, context={"ctx": ctx}, session={"cuda_graphs": False}, plan_only=True, device=hopper
+        )
+
+    with pytest.raises(UnsupportedError, match=r"ctx is 21, but attention .* selects the best 20 positions, "
+                       r"which is supported on the CPU only; use ctx=20 or less, or device=cpu"):  # fmt: skip
+        planned(21)
+    s = planned(0)
+    assert s.plan["kv_bytes"] == planned(20).plan["kv_bytes"] > planned(10).plan["kv_bytes"]
+    assert any("indexer" in name for name in s.model["unused_tensors"])
+    assert not any("indexer" in node["name"] for node in s.nodes())
 
 
 @pytest.mark.parametrize("shape", SMALL, ids=lambda shape: shape.name)

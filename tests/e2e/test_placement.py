@@ -46,7 +46,13 @@ SHAPES = [
         groups=2,
         groups_used=1,
     ),
-]
+    # The selection of layer 0 crosses to layer 1.
+    Shape(
+        "glm-dsa", ("q8_0", "q5_0"), 96, 3, 1, 0, 64, 100, rotary=32, nope=32, v_head=32, kv_lora=64,
+        metadata={"attention.indexer.top_k": 6, "attention.indexer.types": [True, False]},
+        q_lora=64, experts=6, used=2, n_ff_expert=32, shared=1,
+    ),
+]  # fmt: skip
 SPLITS: dict[str, dict[str, Any]] = {
     "layer": {"placement": [r"blk\.1\.=cpu:1"]},
     "ffn": {"placement": ["ffn_=cpu:1"]},

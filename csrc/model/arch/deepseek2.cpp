@@ -1,5 +1,5 @@
-// deepseek2: DeepSeek-V2(-Lite), V3, R1, Kimi-K2; also deepseek32 (V3.2) and glm-dsa (GLM-5), up to the context length
-// at which they read all positions. Multi-head latent attention (arXiv:2405.04434), computed in absorbed form: the
+// deepseek2: DeepSeek-V2(-Lite), V3, R1, Kimi-K2; also deepseek32 (V3.2) and glm-dsa (GLM-5), whose attention is sparse
+// beyond a number of positions. Multi-head latent attention (arXiv:2405.04434), computed in absorbed form: the
 // cache has one latent and one rotary key per token, kv_b's key half is folded into the queries, and its value half is
 // applied after attention. Files have kv_b split (attn_k_b, attn_v_b) or whole (attn_kv_b, older converters).
 #include <algorithm>
@@ -58,20 +58,51 @@ void latent_attention(Builder& b, LayerSpec& layer, int64_t i, RopeSpec rope) {
   a.output = b.matrix(b.blk(i, "attn_output.weight"), m.n_embd, a.heads * a.v_head);
 }
 
+namespace {
+
+// The selection of a layer of DeepSeek-V3.2 (arXiv:2512.02556) or GLM-5: its own, or that of an earlier layer.
+void sparse_attention(Builder& b, LayerSpec& layer, int64_t i, RopeSpec rope) {
+  ModelDesc& m = b.model;
+  AttentionSpec& a = layer.attention;
+  a.selects = m.chosen_positions;
+  constexpr std::string_view kTypes = "attention.indexer.types";
+  if (!b.layer_flag(kTypes, i).value_or(true)) {
+    DYNO_CHECK(ModelError, i > 0, "[model] ", b.key(kTypes),
+               "[0] is false, but there is no earlier layer whose selection layer 0 could use; expected true");
+    return;
+  }
+  DYNO_CHECK(ModelError, a.q_a != kNone, "[model] layer ", i,
+             " has an indexer, whose queries are products of low-rank queries; tensor ", b.blk(i, "attn_q_a.weight"),
+             " is missing");
+  AttentionSpec::Indexer& x = a.indexer;
+  x.heads = b.integer("attention.indexer.head_count", 1);
+  x.dk = b.integer("attention.indexer.key_length", 1);
+  DYNO_CHECK(ModelError, rope.n_rot <= x.dk, "[model] ", b.key("attention.indexer.key_length"), " is ", x.dk, ", but ",
+             rope.n_rot, " dimensions rotate; expected at least as many");
+  x.rope = rope;
+  x.rope.yarn_scales_cos_sin = false;
+  x.rope.neox = m.architecture == "deepseek32";
+  x.q_b = b.matrix(b.blk(i, "indexer.attn_q_b.weight"), x.heads * x.dk, m.weight(a.q_a).rows);
+  x.k = b.matrix(b.blk(i, "indexer.attn_k.weight"), x.dk, m.n_embd);
+  x.k_norm = b.vector(b.blk(i, "indexer.k_norm.weight"), x.dk);
+  x.k_norm_bias = b.vector(b.blk(i, "indexer.k_norm.bias"), x.dk);
+  x.weights = b.matrix(b.blk(i, "indexer.proj.weight"), x.heads, m.n_embd);
+}
+
+}  // namespace
+
 void build_deepseek2(Builder& b) {
   b.common();
   ModelDesc& m = b.model;
-  // DeepSeek-V3.2 and GLM-5 attend to the best top_k positions. Up to that length, these are all positions.
-  if (b.has_key("attention.indexer.top_k")) {
-    m.chosen_positions = b.integer("attention.indexer.top_k", 1);
-    m.n_ctx_train = std::min(m.n_ctx_train, m.chosen_positions);
-  }
+  m.chosen_positions = b.has_key("attention.indexer.top_k") ? b.integer("attention.indexer.top_k", 1) : 0;
+  const bool sparse = m.chosen_positions > 0 && b.wants_indexers();
   const RopeSpec rope = b.rope(/*neox=*/false, b.integer("rope.dimension_count", 2));
   const int64_t dense = b.integer_or("leading_dense_block_count", 0);
   const int64_t width = b.integer_or("expert_feed_forward_length", 0);
   const int64_t shared = b.integer_or("expert_shared_count", 0) * width;
   for (const auto& [layer, i] : b.blocks()) {
     latent_attention(b, layer, i, rope);
+    if (sparse) sparse_attention(b, layer, i, rope);
     layer.ffn_norm = b.vector(b.blk(i, "ffn_norm.weight"), m.n_embd);
     if (i < dense) {
       b.dense_ffn(layer, i, b.feed_forward(i));
@@ -86,6 +117,7 @@ void build_deepseek2(Builder& b) {
                  .shared_width = shared});
     }
   }
+  if (m.chosen_positions > 0 && !sparse) m.n_ctx_train = std::min(m.n_ctx_train, m.chosen_positions);
 }
 
 }  // namespace dyno::model

@@ -125,6 +125,8 @@ class Emitter {
   void attend(const model::AttentionSpec& a, const Qkv& x, Operand out, int32_t layer);
   // Attention of the absorbed queries over the stored latents.
   void attend_latents(const model::AttentionSpec& a, Operand absorbed, Operand out, int32_t layer);
+  // The selection of sparse attention, by an indexer that reads the rows of the layer and its low-rank queries.
+  void select_positions(const model::AttentionSpec& a, Input& h, Input& q_low, int32_t layer);
   // Rotation and store for latent attention.
   void store_latent(const model::AttentionSpec& a, Operand q, Operand latent, int32_t layer);
 
@@ -171,6 +173,7 @@ class Emitter {
   NodeList& list_;
   Operand residual_{};
   Operand layer_inputs_{};
+  Operand selected_{};  // positions of the last selection
   int32_t moe_count_ = 0;
   bool home_ = false;  // products read weights on their own device, also in the streamed list
 };

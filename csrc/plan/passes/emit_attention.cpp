@@ -129,6 +129,7 @@ void Emitter::mla(const model::LayerSpec& layer, int32_t i) {
     two_products(h, {p + "attn_q_a", a.q_a, low}, {p + "attn_kv_a", a.kv_a, latent}, i);
     Input q_low = normed(p + "attn_q_a_norm", low, a.q_a_norm, q_lora);
     matmul(p + "attn_q_b", q_low, a.q_b, kNone, q, {}, 1.0f, i);
+    if (plan_.selects > 0 && a.indexer.heads > 0) select_positions(a, h, q_low, i);
   } else {
     two_products(h, {p + "attn_q", a.q, q}, {p + "attn_kv_a", a.kv_a, latent}, i);
   }
@@ -136,6 +137,25 @@ void Emitter::mla(const model::LayerSpec& layer, int32_t i) {
 
   Input o{.f32 = latent_attention(a, q, i), .width = a.heads * a.v_head, .name = p + "attention_v"};
   project(p + "attn_output", o, a.output, a.output_bias, layer.attn_post_norm, p + "attn_post_norm", i);
+}
+
+// Keys are kept in float32, because rounded keys would change the selection. The scores have no scale: a positive
+// factor of all scores does not change their order.
+void Emitter::select_positions(const model::AttentionSpec& a, Input& h, Input& q_low, int32_t i) {
+  const model::AttentionSpec::Indexer& x = a.indexer;
+  const std::string p = str_cat("blk.", i, ".indexer_");
+  const Operand q = value(p + "q", x.heads * x.dk), k = value(p + "k", x.dk), weights = value(p + "weights", x.heads);
+  matmul(p + "q_b", q_low, x.q_b, kNone, q, {}, 1.0f, i);
+  matmul(p + "k", h, x.k, kNone, k, {}, 1.0f, i);
+  matmul(p + "weights", h, x.weights, kNone, weights, {}, 1.0f, i);
+  emit(p + "k_norm", ops::NormDesc{.n = x.dk, .centred = true},
+       {.x = k, .weight = x.k_norm, .out = k, .eps = static_cast<float>(x.eps), .bias = x.k_norm_bias}, i);
+  rope(p + "rope_q", q, x.rope, x.heads, x.dk, 0, i);
+  rope(p + "rope_k", k, x.rope, 1, x.dk, 0, i);
+  emit(p + "store", ops::KvStoreDesc{.width = x.dk, .type = DType::f32}, {.x = k, .into_values = true}, i);
+  selected_ = value(p + "selected", plan_.selects);
+  emit(p + "select", ops::IndexSelectDesc{.heads = x.heads, .dk = x.dk, .selected = plan_.selects},
+       {.q = q, .weights = weights, .out = selected_}, i);
 }
 
 Operand Emitter::latent_attention(const model::AttentionSpec& a, Operand q, int32_t i) {
@@ -177,8 +197,13 @@ void Emitter::attend_latents(const model::AttentionSpec& a, Operand absorbed, Op
                           .k_type = plan_.kv_type_k,
                           .v_type = plan_.kv_type_k,
                           .v_in_k = true,
-                          .exact = exact_attention(i)},
-       {.q = absorbed, .scale = static_cast<float>(a.scale), .out = out}, i);
+                          .exact = exact_attention(i),
+                          .selected = a.selects > 0 ? plan_.selects : 0},
+       {.q = absorbed,
+        .selected = a.selects > 0 ? selected_ : Operand{},
+        .scale = static_cast<float>(a.scale),
+        .out = out},
+       i);
 }
 
 }  // namespace dyno::plan

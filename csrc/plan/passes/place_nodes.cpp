@@ -15,7 +15,8 @@ using model::WeightId;
 bool works_on_cache(const Node& node) {
   if (const auto* attention = operands_of<AttentionOperands>(node)) return !attention->keys;
   return operands_of<KvStoreOperands>(node) != nullptr || operands_of<QkvRopeStoreOperands>(node) != nullptr ||
-         operands_of<RopeAttentionOperands>(node) != nullptr || operands_of<MlaExpandOperands>(node) != nullptr;
+         operands_of<RopeAttentionOperands>(node) != nullptr || operands_of<MlaExpandOperands>(node) != nullptr ||
+         operands_of<IndexSelectOperands>(node) != nullptr;
 }
 
 // Calls visit(id) for each weight that is present, with required weights first.

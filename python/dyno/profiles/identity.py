@@ -227,6 +227,7 @@ def device_info(device: CpuDevice | CudaDevice) -> dict[str, Any]:
 _NOT_SHAPES = frozenset(
     {
         "n_ctx_train",
+        "chosen_positions",
         "types",
         "draft_types",
         "parameters",
