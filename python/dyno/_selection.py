@@ -246,7 +246,10 @@ def _main_bytes(plan: Mapping[str, Any]) -> tuple[int, int]:
     """Bytes that a plan needs on its main device, and the limit of a virtual device (0: no limit)."""
     main = plan["devices"][0]
     parts = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes", "stream_bytes")
-    return int(plan["scratch_bytes"]) + sum(int(main[part]) for part in parts), int(main["memory_limit"])
+    limit = int(main["memory_limit"])
+    # The threads of a virtual device have their scratch outside it. Automatic placement does not count it.
+    scratch = 0 if limit else int(plan["scratch_bytes"])
+    return scratch + sum(int(main[part]) for part in parts), limit
 
 
 def _is_moved(plan: Mapping[str, Any]) -> bool:
