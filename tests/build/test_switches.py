@@ -122,13 +122,10 @@ def test_several_files_as_one_unit(configure: Configure) -> None:
     )
     assert built.ok, built.output
     assert len(built.commands) < 0.7 * len(apart.commands)
-    for folder in (
-        "core_0",
-        "plan_passes_1",
-        "bindings_0",
-    ):  # eight files, whatever the size that is asked for
+    # Whatever the size that is asked for
+    for folder, files in {"core_0": 8, "plan_passes_1": 8, "bindings_0": 4}.items():
         (unit,) = built.of(f"unity_{folder}_cxx")
-        assert Path(unit[-1]).read_text().count("#include") == 8
+        assert Path(unit[-1]).read_text().count("#include") == files
     for part in (
         "ops/norm/norm_rows.cpp",
         "ops/norm/norm.cpp",
