@@ -46,6 +46,11 @@ if(GGML_LTO)
     message(FATAL_ERROR "GGML_LTO=ON, but this compiler cannot: ${_ipo_reason}")
   endif()
   set(CMAKE_INTERPROCEDURAL_OPTIMIZATION ON)
+  # With this analysis, the link of GCC 12.2 drops the initialisation of the temporary in std::vector's move assignment, and
+  # a session ends with "free(): invalid pointer".
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION MATCHES "^12[.]")
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fno-ipa-modref>)
+  endif()
 endif()
 
 # Kernel sources are compiled once per instruction set, each time into its own namespace (DYNO_ISA_NS). Only these
