@@ -9,7 +9,7 @@ PROFILE := $(VENV)/demo-profile.yaml
 
 # From a fresh clone: build, install, tune the shipped model on this machine, generate text under the profile.
 demo: $(VENV)/.installed
-	$(BIN)/tune --model $(MODEL) --device cpu --budget 2m --force --out $(PROFILE)
+	$(BIN)/python -m dyno_tuner.cli --model $(MODEL) --device cpu --budget 2m --force --out $(PROFILE)  # Ray may own bin/tune
 	printf 'class Shape:\n    def __init__(self, name):\n' | \
 	  $(BIN)/dyno run --model $(MODEL) --profile $(PROFILE) --prompt - --max-tokens 44
 	@echo "Next: . $(BIN)/activate && pip install 'gguf-dyno[chat,serve]', then dyno chat MODEL.gguf or tune MODEL.gguf."
