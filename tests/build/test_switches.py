@@ -123,7 +123,7 @@ def test_several_files_as_one_unit(configure: Configure) -> None:
     )
     assert built.ok, built.output
     assert len(built.commands) < 0.7 * len(apart.commands)
-    # Whatever the size that is asked for
+    # The size that was asked for does not matter.
     for folder, files in {"core_0": 8, "plan_passes_1": 8, "bindings_0": 4}.items():
         (unit,) = built.of(f"unity_{folder}_cxx")
         assert Path(unit[-1]).read_text().count("#include") == files
