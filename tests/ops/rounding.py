@@ -166,7 +166,7 @@ class Answers:
         return worst
 
     def allowances(self, arithmetic: Arithmetic) -> list[float]:
-        """What each comparison may be off beyond what it allows float32."""
+        """The NMSE that each comparison may have beyond its allowance for float32."""
         return [MARGIN * (value + arithmetic.sums) for value in self.costs()]
 
 
@@ -185,7 +185,7 @@ def answers(case: Case, arithmetic: Arithmetic, seed: int) -> Answers:
 
 
 def allowances(case: Case, arithmetic: Arithmetic, seed: int) -> list[float]:
-    """What each comparison of a case's check may be off beyond what it allows float32."""
+    """The NMSE that each comparison of a case's check may have beyond its allowance for float32."""
     return answers(case, arithmetic, seed).allowances(arithmetic)
 
 

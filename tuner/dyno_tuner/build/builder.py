@@ -352,7 +352,7 @@ def types_left(tree: Path) -> list[str]:
 
 
 def groups_left(tree: Path) -> list[str]:
-    """The same for groups of kernels."""
+    """Groups of GPU kernels in a build tree of dyno; empty unless a profile excluded others."""
     return _kept(tree, "built_groups.inc", "GROUPS_FOR", "GROUP")
 
 
