@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def collect(device: str = "all") -> dict[str, Any]:
         "numa_nodes": _core.numa_nodes(),
     }
     gpus = [d for d in chosen if d.kind == "cuda"]
+    facts["foreign_tune"] = foreign_tune()
     facts["no_cuda_reason"] = "" if gpus else _core.no_cuda_reason()
     if gpus and _nvml.why_not():
         facts["no_driver_facts"] = _nvml.why_not()
@@ -43,6 +45,18 @@ def links(module: Path) -> dict[str, Any] | None:
         return None
     facts: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     return facts
+
+
+def foreign_tune() -> str | None:
+    """The path of a `tune` that PATH leads to and that is not dyno's, such as Ray's. Else None."""
+    found = shutil.which("tune")
+    if found is None:
+        return None
+    try:
+        start = Path(found).read_bytes()[:4096]
+    except OSError:
+        return None  # a program that can be run but not read tells nothing
+    return None if b"dyno_tuner" in start else found
 
 
 def text(facts: dict[str, Any]) -> str:
@@ -70,6 +84,10 @@ def text(facts: dict[str, Any]) -> str:
         lines.append(f"  cuda: none, {facts['no_cuda_reason']}")
     if facts.get("no_driver_facts"):
         lines.append(f"  the driver gives no information: {facts['no_driver_facts']}")
+    if facts["foreign_tune"]:
+        lines.append(
+            f"tune              {facts['foreign_tune']} is another program; use dyno-tune or dyno tune"
+        )
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from pathlib import Path  # noqa: TC003  (typer reads annotations when the command runs)
+from pathlib import Path
 from types import FrameType  # noqa: TC003
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,6 +90,9 @@ app.command(name="replay", cls=help.Command)(replay)
 app.command(name="diff", cls=help.Command)(diff)
 app.command(name="report", cls=help.Command)(report)
 app.command(name="history", cls=help.Command)(history)
+
+
+NAMES = ("tune", "dyno-tune", "dyno tune")  # help and shell completion use the name that the user typed
 
 
 def _version(wanted: bool) -> None:
@@ -396,7 +399,8 @@ def main() -> None:
     """The entry point of the command."""
     signal.signal(signal.SIGTERM, _stop)  # SIGTERM writes the proven entries, like Ctrl-C
     try:
-        app(standalone_mode=True, prog_name="dyno tune" if sys.argv[0] == "dyno tune" else "tune")
+        called = Path(sys.argv[0]).name
+        app(standalone_mode=True, prog_name=called if called in NAMES else "tune")
     except Interrupted as error:
         _fail(error, 130)
     except (TuneError, DynoError) as error:
