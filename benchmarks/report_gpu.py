@@ -122,8 +122,10 @@ def filled_chip() -> str:
         before, now = (
             int(count) / statistics.median(steps[count][of]) * 1e6 for of in ("before", "defaults")
         )
-        rows.append([count, rate(before), rate(now), f"{now / before:.2f}"])
+        later = int(count) / statistics.median(data["short_parts"]["steps"][count]["default"]) * 1e6
+        rows.append([count, rate(before), rate(now), f"{now / before:.2f}", rate(later)])
     head = ["sequences of llama-8b-Q4_K", "before, tokens/s", "products that fill the chip", "ratio"]
+    head.append("also short parts of k, on another H200")
     return (
         "\nSteps that draw their tokens behind 128 positions, by the version before and after in turns "
         f"({data['date']}, `h200_filled_chip.json`):\n\n" + table(head, rows)
