@@ -342,11 +342,28 @@ def test_facts(client: httpx.Client) -> None:
     text = b"".join(p.encode() if isinstance(p := each["piece"], str) else bytes(p) for each in pieces)
     assert text.decode() == "a é<|end|>"
     assert any(isinstance(each["piece"], list) for each in pieces), "a byte of é alone is no text"
-    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": "a b"}
+    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": "a b", "prompt": "a b"}
     props = client.get("/props").json()
     assert props["settings"]["ctx"] == 256
     assert props["sequences"] == 2
     assert client.get("/ready").json()["status"] == "ready"
+
+
+def test_tokens_by_the_names_of_vllm(served: Served) -> None:
+    client, vocabulary = served.client, served.engine.tokenizer.vocabulary
+    body = {"prompt": "a b<|end|>", "add_special_tokens": True}
+    tokens = client.post("/tokenize", json=body).json()["tokens"]
+    own = {"content": body["prompt"], "add_special": True}
+    assert tokens == client.post("/tokenize", json=own).json()["tokens"]
+    assert tokens == served.engine.tokenize("a b<|end|>", add_special=True, parse_special=True)
+    wrong = client.post("/tokenize", json={"prompt": 5})
+    assert wrong.status_code == 400
+    assert "prompt must be a string" in wrong.json()["error"]["message"]
+    told = client.get("/tokenizer_info").json()
+    assert told["eos_token"] == vocabulary.tokens[vocabulary.eos]
+    assert told["add_bos_token"] == vocabulary.add_bos
+    assert told["model_max_length"] == served.engine.settings["ctx"]
+    assert told["chat_template"] == served.engine.chat_template().text
 
 
 def test_scored_prompts_have_a_bound(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

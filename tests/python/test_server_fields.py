@@ -194,7 +194,6 @@ def test_a_second_name_of_a_limit_does_not_count_beside_it(limit: str) -> None:
         ("/v1/chat/completions", "repetition_penalty", 1.1, "use repeat_penalty"),
         ("/v1/chat/completions", "add_generation_prompt", False, "use continue_final_message"),
         ("/v1/messages", "container", "c", "container"),
-        ("/tokenize", "add_special_tokens", True, "add_special_tokens"),
         ("/v1/chat/completions", "documents", [{"text": "x"}], "use chat_template_kwargs.documents"),
         ("/v1/chat/completions", "skip_special_tokens", False, "skip_special_tokens"),
         ("/v1/chat/completions", "add_special_tokens", True, "add_special_tokens"),

@@ -127,6 +127,7 @@ for each in OPERATIONS:
         ("POST", "/tokenize", {"content": "Hello"}),
         ("POST", "/tokenize", {"content": "é", "with_pieces": True}),
         ("POST", "/detokenize", {"tokens": [5]}),
+        ("GET", "/tokenizer_info", None),
         ("GET", "/v1/models", None),
         ("GET", "/v1/models/{name}", None),
         ("GET", "/props", None),

@@ -99,6 +99,7 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
         ("GET", "/v1/models/{name:path}", server.model),
         ("POST", "/tokenize", server.tokenize),
         ("POST", "/detokenize", server.detokenize),
+        ("GET", "/tokenizer_info", server.tokenizer_info),
         ("GET", "/openapi.json", server.openapi),
         ("GET", "/props", server.props),
         ("GET", "/metrics", server.metric_text),

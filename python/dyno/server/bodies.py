@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -436,10 +437,10 @@ def _several(given: str | list[int] | list[str] | list[list[int]]) -> list[str |
 
 
 class TokenizeBody(Whole):
-    """The body of POST /tokenize."""
+    """The body of POST /tokenize. The second names are those of vLLM."""
 
-    content: str
-    add_special: bool = False
+    content: str = Field(validation_alias=AliasChoices("content", "prompt"))
+    add_special: bool = Field(False, validation_alias=AliasChoices("add_special", "add_special_tokens"))
     parse_special: bool = True
     with_pieces: bool = False
     """Give the text of each token too, or its bytes if they are only a part of a character."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from dyno.errors import DeviceLostError
+from dyno.errors import ChatError, DeviceLostError
 from dyno.scheduler import Scheduler
 from dyno.server.answers import Chat, Completions, joined
 from dyno.server.bodies import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, Known, TokenizeBody
@@ -247,7 +247,24 @@ class Endpoints:
                 code="invalid_value",
             )
         text = await self._threads.run(self._engine.detokenize, body.tokens, special=body.special)
-        return JSONResponse({"content": text})
+        return JSONResponse({"content": text, "prompt": text})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        vocabulary = self._engine.tokenizer.vocabulary
+        ids = {"bos_token": vocabulary.bos, "eos_token": vocabulary.eos, "unk_token": vocabulary.unknown}
+        try:
+            template = (self._options.template or self._engine.chat_template()).text
+        except ChatError:
+            template = None
+        return JSONResponse(
+            {
+                **{name: None if id is None else vocabulary.tokens[id] for name, id in ids.items()},
+                "add_bos_token": vocabulary.add_bos,
+                "add_eos_token": vocabulary.add_eos,
+                "chat_template": template,
+                "model_max_length": int(self._engine.settings["ctx"]),
+            }
+        )
 
     async def openapi(self, request: Request) -> Response:
         written_once = document_bytes(needs_key=self._options.api_key is not None)

@@ -31,6 +31,7 @@ from dyno.server.openapi_answers import (
     Properties,
     Ready,
     TokenCount,
+    TokenizerInfo,
     Tokens,
     TokenText,
 )
@@ -148,6 +149,7 @@ OPERATIONS = (
     Operation("GET", "/v1/models/{name}", "Describe a model.", ModelEntry, errors=(404,)),
     Operation("POST", "/tokenize", "Convert a text to tokens.", Tokens, TokenizeBody, _BODY),
     Operation("POST", "/detokenize", "Convert tokens to a text.", TokenText, DetokenizeBody, _BODY),
+    Operation("GET", "/tokenizer_info", "Describe special tokens and the chat template.", TokenizerInfo),
     Operation("GET", "/props", "Describe the server and its load.", Properties),
     Operation("GET", "/metrics", "Give metrics in the text format of Prometheus.", "text/plain"),
     Operation(

@@ -334,6 +334,19 @@ class TokenText(BaseModel):
     """The text of tokens."""
 
     content: str
+    prompt: str = Field(description="The same text, under the name of vLLM.")
+
+
+class TokenizerInfo(BaseModel):
+    """The special tokens and the chat template of the model."""
+
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    add_bos_token: bool = Field(description="Whether the first token precedes each prompt.")
+    add_eos_token: bool
+    chat_template: str | None
+    model_max_length: int = Field(description="The most tokens of a text with its prompt.")
 
 
 class _Load(BaseModel):
