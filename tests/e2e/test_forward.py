@@ -11,6 +11,7 @@ from dyno import _core
 from dyno.errors import UnsupportedError
 from forward import KNOWN, Forward
 from random_models import SHAPES, Shape, random_model
+from sparse_shapes import SPARSE_SHAPES, selected
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 GOLDEN = sorted(
@@ -67,34 +68,6 @@ def test_the_second_implementation_covers_the_architectures() -> None:
     assert set(_core.architectures()) <= set(KNOWN)
 
 
-_SPARSE = {
-    "shared": 1, "q_lora": 32, "kv_lora": 48, "rotary": 16, "nope": 24, "v_head": 40,
-    "experts": 6, "used": 2, "n_ff_expert": 48,
-}  # fmt: skip
-SPARSE_SHAPES = [
-    Shape(
-        "deepseek32", ("f16", "bf16"), 96, 3, 1, 0, 96, 120, n_layers=3, groups=3, groups_used=2,
-        index_heads=21, index_dim=40, metadata={"attention.indexer.top_k": 20}, **_SPARSE,
-    ),
-    Shape(
-        "deepseek32", ("q8_0",), 64, 12, 1, 0, 64, 77, index_heads=3, index_dim=64,
-        metadata={"attention.indexer.top_k": 71},
-        **{**_SPARSE, "kv_lora": 64, "rotary": 32, "nope": 32, "v_head": 32, "n_ff_expert": 64},
-    ),
-    Shape(
-        "glm-dsa", ("f16",), 64, 10, 1, 0, 96, 121, n_layers=5, index_heads=19, index_dim=64,
-        metadata={
-            "attention.indexer.top_k": 37,
-            "attention.indexer.types": [True, False, False, True, False],
-        }, **_SPARSE,
-    ),
-    Shape(
-        "glm-dsa", ("bf16", "f16"), 80, 2, 1, 0, 64, 90, n_layers=3, index_heads=16, index_dim=17,
-        metadata={"attention.indexer.top_k": 1, "attention.indexer.types": [True, True, False]}, **_SPARSE,
-    ),
-]  # fmt: skip
-
-
 def sparse_model(tmp_path: Path, shape: Shape, count: int) -> tuple[Path, np.ndarray, np.ndarray]:
     """A model, tokens and their logits. Rounding would exchange positions whose scores are nearly equal, so
     the first seed is used whose scores are not."""
@@ -111,7 +84,7 @@ def sparse_model(tmp_path: Path, shape: Shape, count: int) -> tuple[Path, np.nda
 @pytest.mark.parametrize("shape", SPARSE_SHAPES, ids=lambda shape: f"{shape.name}-{shape.n_vocab}")
 def test_sparse_attention_in_other_dimensions(shape: Shape, tmp_path: Path) -> None:
     path, tokens, want = sparse_model(tmp_path, shape, 120)
-    most = int(shape.metadata["attention.indexer.top_k"])  # type: ignore[call-overload]
+    most = selected(shape)
     context = {"ctx": 128, "kv_type_k": "f32", "kv_type_v": "f32", "sequences": 2}
     s = _core.Session(path, load={"device": "cpu", "numerics": "exact"}, context={**context, "ctx": most})
     assert not any(node["key"].startswith("index_select") for node in s.nodes())
