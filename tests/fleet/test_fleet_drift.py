@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import socketserver
 import threading
 from typing import TYPE_CHECKING
 
@@ -132,6 +133,15 @@ def test_a_profile_that_the_caller_names_is_a_promise(page: dict[str, str]) -> N
     assert (code, "note:" in output) == (3, False)
 
 
+@pytest.mark.parametrize("missing", [float("nan"), float("inf"), -1.0])
+def test_a_value_that_is_missing_is_not_compared(page: dict[str, str], missing: float) -> None:
+    for pp, tg, code in ((missing, 1.0, 0), (1.0, missing, 0), (missing, 0.5, 3), (missing, missing, 4)):
+        page["text"] = of_dyno(pp, tg)
+        assert run("--metrics", page["url"])[0] == code, (pp, tg)
+    text = LLAMA.replace("prompt_tokens_total 40000", f"prompt_tokens_total {missing}")
+    assert [row.measured for row in report(text).rows] == [None, 500.0]
+
+
 def of_llama(folder: Path) -> str:
     """A profile of llama.cpp with the speeds of a shipped one."""
     shipped = next(item.path for item in list_profiles() if "qwen3moe-30b" in item.path)
@@ -181,3 +191,34 @@ def test_a_server_that_is_not_there_is_an_error(page: dict[str, str]) -> None:
         fetch("file:///etc/passwd")
     with pytest.raises(ProfileError, match="404"):
         fetch(page["url"] + "/other")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "does not answer as a web server: BadStatusLine: SSH-2.0"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            "does not answer as a web server: IncompleteRead",
+        ),
+    ],
+)
+def test_a_server_of_another_protocol_is_an_error(answer: bytes, said: str) -> None:
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(answer)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(ProfileError, match=said):
+            fetch(f"http://127.0.0.1:{server.server_address[1]}")
+        thread.join()
+
+
+@pytest.mark.parametrize("url", ["http://host:80a", "http://a host", "http://host\x00"])
+def test_a_wrong_address_is_an_error(url: str) -> None:
+    with pytest.raises(ProfileError, match=r"--metrics .*: not the address of a server: "):
+        fetch(url)

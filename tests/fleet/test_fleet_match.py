@@ -137,7 +137,16 @@ def test_smi_of_two_cards() -> None:
         ('{"devices": []}', "lists no device"),
         ('{"devices": [{"kind": "cuda"}]}', "not the output of `dyno info --json`"),
         ('{"devices": [3]}', "not the output of `dyno info --json`"),
+        ('{"devices": [{"kind": "cuda", "memory_bytes": 1e999}]}', "not the output of `dyno info --json`"),
         (json.dumps(labels(memory=-5)), "expected a whole number"),
+        (
+            json.dumps(labels(**{"gpu.multiprocessors": "132000"})),
+            "sm_count of NVIDIA-H200 must be at most 4096, not 132000",
+        ),
+        (
+            json.dumps(labels(**{"gpu.compute.major": "900"})),
+            "compute_capability of NVIDIA-H200 must match",
+        ),
     ],
 )  # fmt: skip
 def test_bad_descriptions_are_errors_that_name_the_file(text: str, said: str) -> None:

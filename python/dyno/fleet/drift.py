@@ -6,6 +6,8 @@ the promise comes from a profile for it.
 
 from __future__ import annotations
 
+import http.client
+import math
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -115,6 +117,11 @@ def fetch(url: str, timeout: float = 10.0) -> str:
         reason = getattr(error, "reason", None) or error
         reason = getattr(reason, "strerror", None) or reason  # without [Errno 111]
         raise ProfileError(f"[fleet] {whole} does not answer: {reason}") from error
+    except http.client.InvalidURL as error:
+        raise ProfileError(f"[fleet] --metrics {url!r}: not the address of a server: {error}") from error
+    except http.client.HTTPException as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ProfileError(f"[fleet] {whole} does not answer as a web server: {told:.200}") from error
     if len(data) > MOST_BYTES:
         raise ProfileError(
             f"[fleet] {whole}: more than {MOST_BYTES >> 20} MiB, so this is not a page of metrics"
@@ -143,12 +150,12 @@ def report(text: str, profile: Profile | None = None) -> Report:
         told = {
             labels.get("metric", ""): value
             for name, labels, value in samples
-            if name == "dyno_profile_promised_tokens_per_second"
+            if name == "dyno_profile_promised_tokens_per_second" and _is_known(value)
         }
         ratios = {
             labels.get("metric", ""): value
             for name, labels, value in samples
-            if name == "dyno_profile_speed_ratio"
+            if name == "dyno_profile_speed_ratio" and _is_known(value)
         }
         rows = []
         for metric in ("pp", "tg"):
@@ -157,18 +164,22 @@ def report(text: str, profile: Profile | None = None) -> Report:
             measured = own * ratio if own is not None and ratio is not None else None
             rows.append(Drift(metric, promised.get(metric, own), measured))
         return Report(tuple(rows), facts, own_promise=not promised)
-    values = {name.removesuffix("_total"): value for name, _, value in samples}
-    if not any(name.startswith("llamacpp:") for name in values):
+    values = {name.removesuffix("_total"): value for name, _, value in samples if _is_known(value)}
+    if not any(name.startswith("llamacpp:") for name, _, _ in samples):
         raise ProfileError("[fleet] these metrics are neither of `dyno serve` nor of llama-server --metrics")
     if engine == "dyno":
         raise ProfileError("[fleet] the server is llama-server, and the profile is for dyno")
     rows = []
     for metric, (tokens, seconds) in _LLAMA.items():
-        spent = values.get(seconds, 0.0)
-        rows.append(
-            Drift(metric, promised.get(metric), values.get(tokens, 0.0) / spent if spent > 0 else None)
-        )
+        made, spent = values.get(tokens), values.get(seconds, 0.0)
+        measured = made / spent if made is not None and spent > 0 else None
+        rows.append(Drift(metric, promised.get(metric), measured))
     return Report(tuple(rows), {})
+
+
+def _is_known(value: float) -> bool:
+    """Whether a sample has a value. Prometheus has NaN for a value that is missing."""
+    return math.isfinite(value) and value >= 0
 
 
 def _promises(profile: Profile | None) -> dict[str, float]:

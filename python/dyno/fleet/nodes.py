@@ -12,6 +12,9 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
+from dyno._wrong_values import not_given, plain_words
 from dyno.errors import ProfileError
 from dyno.fleet.products import find_product
 from dyno.profiles import _yaml
@@ -187,7 +190,11 @@ def _node(
     assumed: tuple[str, ...],
     driver: str | None,
 ) -> Node:
-    """A node with a device of these properties; without a device if a needed property is unknown."""
+    """A node with a device of these properties; without a device if a needed property is unknown.
+
+    Raises:
+        ProfileError: No device has a property of this size.
+    """
     told = {"compute capability": capability, "SM count": sms, "memory": memory}
     missing = [what for what, value in told.items() if not value]
     if capability is None or not sms or not memory:
@@ -196,7 +203,15 @@ def _node(
             "run `dyno info --json` on the node instead"
         )
         return Node(name, title, None, 1, problem, assumed, driver)
-    device = CudaDevice(compute_capability=capability, sm_count=sms, memory_mib=memory, power_limit_w=watts)
+    try:
+        device = CudaDevice(
+            compute_capability=capability, sm_count=sms, memory_mib=memory, power_limit_w=watts
+        )
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        raise ProfileError(
+            f"[fleet] {name}: {wrong['loc'][0]} of {title} {plain_words(wrong)}{not_given(wrong)}"
+        ) from error
     return Node(name, title, device, 1, "", assumed, driver)
 
 
@@ -267,7 +282,7 @@ def _from_info(data: Mapping[str, Any], name: str) -> list[Node]:
             driver = info.get("driver")
             node = Node(name, title, device, 1, problem, (), None if driver is None else str(driver))
             counted[node] = counted.get(node, 0) + 1
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ProfileError(
             f"[fleet] {name}: not the output of `dyno info --json`: {type(error).__name__}: {error}"
         ) from error
