@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL := models/pycode-moe-20m-Q4_K_M.gguf
 PROFILE := $(VENV)/demo-profile.yaml
 
-.PHONY: demo test test-builds test-gpu cuda-check lint format generate fuzz sanitize clean
+.PHONY: demo test test-together test-alone test-builds test-gpu cuda-check lint format generate fuzz sanitize clean
 
 # From a fresh clone: build, install, tune the shipped model on this machine, generate text under the profile.
 demo: $(VENV)/.installed
@@ -20,9 +20,17 @@ demo: $(VENV)/.installed
 # several workers that share the cores spin while they wait for each other.
 WORKERS ?= auto
 marked = grep -rlE --include='test_*.py' 'pytest\.mark\.$(1)\>' tests | sort
+together = OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not alone" -n $(WORKERS) tests
+alone = $(BIN)/python -m pytest -m "not gpu and alone and not builds" $$($(call marked,alone))
 test: $(VENV)/.installed-test
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not alone" -n $(WORKERS) tests
-	$(BIN)/python -m pytest -m "not gpu and alone and not builds" $$($(call marked,alone))
+	$(together)
+	$(alone)
+
+test-together: $(VENV)/.installed-test
+	$(together)
+
+test-alone: $(VENV)/.installed-test
+	$(alone)
 
 # `tune build` for real: five builds of the CPU engine, measured against each other.
 test-builds: $(VENV)/.installed-test
@@ -32,9 +40,9 @@ test-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m gpu tests
 
 # The CUDA engine compiled and linked for the oldest and a Hopper chip, with the kernel instances that defaults take. Its CPU
-# half is compiled for this machine alone and with few optimisations: `make test` runs the whole of it. Device code has few as
-# well, but for instructions of one chip (DYNO_CUDA_QUICK). Then a small module with GGML_CUDA_LTO=ON, for which pip installs the
-# libnvvm of the toolkit's release. Needs a toolkit, which is an error to lack, and no GPU.
+# half is compiled for this machine alone, with few optimisations and its kernels with none: `make test` runs the whole of it.
+# Device code has few as well, but for instructions of one chip (DYNO_CUDA_QUICK). Then a small module with GGML_CUDA_LTO=ON,
+# for which pip installs the libnvvm of the toolkit's release. Needs a toolkit, which is an error to lack, and no GPU.
 LTO_BUILD := build/cuda-lto-check
 CUDA_RELEASE = $$(sed -n 's/.*{"CUDA", "\([0-9.]*\)".*/\1/p' build/cuda-check/csrc/bindings/build_info.h)
 cuda-check: $(VENV)/.installed-test
