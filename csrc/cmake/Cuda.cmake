@@ -31,7 +31,7 @@ set(DYNO_CUDA_DECLARED TRUE CACHE INTERNAL "The CUDA switches are in the cache")
 
 option(DYNO_BUILD_CUDA_CHECKS "Build the programs of tests/cuda, which need a GPU" OFF)
 option(DYNO_BUILD_LTO_CHECK "Offer the target check_lto, a small module whose device link is that of GGML_CUDA_LTO=ON" OFF)
-option(DYNO_CUDA_QUICK "Compile device code with few optimisations and in few units, to check it; never for use" OFF)
+option(DYNO_CUDA_QUICK "Compile device code with few optimisations and in few units, and CPU kernels with none, to check it; never for use" OFF)
 option(GGML_CUDA_LTO "Device link-time optimisation (-dlto)" OFF)
 option(GGML_CUDA_USE_GRAPHS "Capture decoding into CUDA graphs" ON)
 option(GGML_CUDA_F16 "Half-precision accumulators for the scores of attention" OFF)

@@ -161,6 +161,16 @@ def test_a_quick_check_spares_no_optimisation_of_the_instructions_of_one_chip(cu
         assert all(QUICK not in command for command in built.of(name))
 
 
+def test_a_quick_check_optimises_no_kernel_of_a_cpu(cuda: Configure) -> None:
+    built = cuda(DYNO_CUDA_QUICK="ON")
+    if "has no --Ofast-compile" in built.output:
+        pytest.skip("this nvcc has no --Ofast-compile")
+    for build, levels in ((works(built), {"-O0"}), (works(cuda()), {"-O3"})):
+        for command in build.of("dyno_kernels_"):
+            assert {[word for word in command if re.fullmatch(r"-O\w", word)][-1]} == levels
+            assert not [word for word in command if "CUDA" in word and word.startswith("-D")]
+
+
 def test_a_quick_check_compiles_every_instance_once(cuda: Configure) -> None:
     """Its units include the very sources that another build compiles one by one."""
     built = cuda(DYNO_CUDA_QUICK="ON")
