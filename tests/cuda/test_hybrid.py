@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ def opened(
     )
 
 
+@functools.cache
 def has_experts(name: str) -> bool:
     with dyno.Engine(TINY / f"{name}-tiny.gguf", device="cpu", profile=None, plan_only=True) as engine:
         return any("_exps" in tensor["name"] for tensor in engine.plan["tensors"])

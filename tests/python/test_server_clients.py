@@ -1,4 +1,7 @@
-"""The public clients, `openai` and `anthropic`, against the server."""
+"""The public clients, `openai` and `anthropic`, against the server.
+
+Tests import them: every worker collects this file, and both take two CPU seconds.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,6 @@ if TYPE_CHECKING:
 
     import httpx
 
-anthropic = pytest.importorskip("anthropic")
-openai = pytest.importorskip("openai")
-
 COLD = {"extra_body": {"temperature": 0}}  # the client has no argument for it any more
 TOOL = {
     "name": "weather",
@@ -37,12 +37,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def chatgpt(served: Served) -> Iterator[Any]:
+    openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=f"{served.address}/v1", api_key=KEY, max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
 def claude(served: Served) -> Iterator[Any]:
+    anthropic = pytest.importorskip("anthropic")
     with anthropic.Anthropic(base_url=served.address, api_key=KEY, max_retries=0) as client:
         yield client
 
@@ -118,6 +120,7 @@ def test_one_call_of_several(chatgpt: Any, claude: Any, answers: list[Part]) -> 
 
 
 def test_completions_and_errors(served: Served, chatgpt: Any) -> None:
+    openai = pytest.importorskip("openai")
     expected = ["".join(served.engine.generate(p, 12)) for p in ("a", "def main")]
     got = chatgpt.completions.create(model="any", prompt=["a", "def main"], n=1, echo=True, **GREEDY)
     assert [c.text for c in got.choices] == ["a" + expected[0], "def main" + expected[1]]
@@ -131,6 +134,7 @@ def test_completions_and_errors(served: Served, chatgpt: Any) -> None:
 
 
 def test_content_may_come_in_parts(chatgpt: Any) -> None:
+    openai = pytest.importorskip("openai")
     asked = {"model": "any", **GREEDY}
     expected = chatgpt.chat.completions.create(messages=HELLO, **asked)
     for part in ({"type": "text", "text": "Hello"}, {"type": "input_text", "text": "Hello"}):
@@ -181,6 +185,8 @@ def test_both_clients_give_the_results_of_tools_to_a_template_of_objects(
     tmp_path: Path, answers: list[Part]
 ) -> None:
     """The API has arguments as JSON text, and the template runs over the items of an object."""
+    anthropic = pytest.importorskip("anthropic")
+    openai = pytest.importorskip("openai")
     model = chat_model(tmp_path / "m.gguf", ITEMS)
     answers += [Part(tool_call=ToolCall("weather", '{"place": "x"}'))]
     function = {"type": "function", "function": {"name": "weather", "parameters": TOOL["input_schema"]}}
@@ -321,6 +327,8 @@ def test_errors_of_messages(served: Served, change: dict[str, Any], kind: str, w
 
 
 def test_keys_of_both_clients(claude: Any, chatgpt: Any) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    openai = pytest.importorskip("openai")
     with pytest.raises(anthropic.AuthenticationError):
         claude.with_options(api_key="wrong").messages.create(model="any", messages=HELLO, max_tokens=1)
     with pytest.raises(openai.AuthenticationError):

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.alone  # Ray starts its own processes on every core
-pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'gguf-dyno[ray]'")
 
 
 def test_two_replicas_answer_behind_one_address(tmp_path: Path) -> None:
+    # Not at the head of the file, which every worker of other tests collects as well.
+    pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'gguf-dyno[ray]'")
     model, port = chat_model(tmp_path / "m.gguf"), tmp_path / "port"
     settings = ["--device", "cpu", "--no-profile", "-t", "1", "-c", "128", "--set", "numerics=exact"]
     command = [sys.executable, "-m", "dyno", "serve", str(model), "--ray", "2", "--port", "0", *settings]

@@ -4,6 +4,7 @@ does not import the tuner. Imports for type checkers and imports inside function
 from __future__ import annotations
 
 import ast
+import functools
 import tomllib
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import EntryPoint
@@ -67,7 +68,10 @@ def imports(name: str, path: Path) -> set[str]:
     return found
 
 
-IMPORTS = {name: imports(name, path) for name, path in MODULES.items()}
+@functools.cache
+def imported() -> dict[str, set[str]]:
+    """By module. Every worker collects this file, and only those that run its tests read the tuner."""
+    return {name: imports(name, path) for name, path in MODULES.items()}
 
 
 def package(name: str) -> str:
@@ -87,7 +91,7 @@ def test_every_package_has_a_floor_and_a_docstring() -> None:
 def test_packages_import_one_way(floor: str) -> None:
     wrong = [
         f"{name} imports {target}"
-        for name, targets in IMPORTS.items()
+        for name, targets in imported().items()
         for target in sorted(targets)
         if package(name) == floor != package(target)
         and (
@@ -101,7 +105,7 @@ def test_packages_import_one_way(floor: str) -> None:
 
 def test_modules_do_not_import_in_circles() -> None:
     graph = {
-        name: targets - {name} for name, targets in IMPORTS.items() if MODULES[name].name != "__init__.py"
+        name: targets - {name} for name, targets in imported().items() if MODULES[name].name != "__init__.py"
     }
     try:
         TopologicalSorter(graph).prepare()
@@ -111,9 +115,13 @@ def test_modules_do_not_import_in_circles() -> None:
 
 def test_the_rule_reads_real_files() -> None:
     assert len(MODULES) > 80
-    assert {"core.protocol", "record.recorder"} <= IMPORTS["run.tune"] | IMPORTS["run.session"]
-    assert "cli.messages" in IMPORTS["entry"]
-    assert {package(name) for targets in IMPORTS.values() for name in targets} >= {"core", "space", "run"}
+    assert {"core.protocol", "record.recorder"} <= imported()["run.tune"] | imported()["run.session"]
+    assert "cli.messages" in imported()["entry"]
+    assert {package(name) for targets in imported().values() for name in targets} >= {
+        "core",
+        "space",
+        "run",
+    }
 
 
 def test_every_test_of_the_tuner_lies_in_the_folder_of_a_package() -> None:
