@@ -163,6 +163,11 @@ class Sampling:
         return any(getattr(self, name) is not None for name in _RULES)
 
     @property
+    def needs_vocabulary(self) -> bool:
+        """Whether a setting depends on the texts of tokens."""
+        return self.has_rules or bool(self.rules_after) or self.dry_multiplier > 0
+
+    @property
     def needs_logits(self) -> bool:
         """Whether a setting needs the logits on the host, so that the device cannot draw."""
         neutral = Sampling()
@@ -265,12 +270,14 @@ class HostSampler:
 
     Args:
         sampling: The settings.
-        tokenizer: The tokenizer, for the texts of tokens.
+        tokenizer: The tokenizer, for the texts of tokens; may be None if no setting needs it.
         n_vocab: Length of the logits.
         prompt: Tokens before the first draw.
     """
 
-    def __init__(self, sampling: Sampling, tokenizer: Tokenizer, n_vocab: int, prompt: Sequence[int]) -> None:
+    def __init__(
+        self, sampling: Sampling, tokenizer: Tokenizer | None, n_vocab: int, prompt: Sequence[int]
+    ) -> None:
         from dyno import _core
 
         settings = {
@@ -280,6 +287,7 @@ class HostSampler:
             "logit_bias": [(token, float(value)) for token, value in sampling.logit_bias.items()],
         }
         if sampling.dry_multiplier > 0:
+            assert tokenizer is not None  # see needs_vocabulary, as below
             settings["dry_breakers"] = _holding(tokenizer, tuple(sampling.dry_sequence_breakers), n_vocab)
         self._sampler: Any = _core.Sampler(settings, n_vocab)
         self._sampler.begin(np.asarray(prompt, np.int32))
@@ -292,10 +300,12 @@ class HostSampler:
         if self._waits_for:
             # The first piece computes all pieces. In `draw`, that would wait for the lock of Python 3.11's
             # cached_property.
+            assert tokenizer is not None
             tokenizer.piece(0)
         if sampling.has_rules:
             from dyno._grammar import Grammar
 
+            assert tokenizer is not None
             self._grammar = Grammar(sampling, tokenizer)
         self.logprobs: TokenLogprobs | None = None
         """The log-probabilities of the last draw, if the settings request them."""
@@ -312,6 +322,7 @@ class HostSampler:
         if rules is not None:
             rules.accept(token)
         elif self._waits_for:
+            assert self._tokenizer is not None
             seen = self._seen + self._tokenizer.piece(token, special=True)
             if self._waits_for in seen:
                 self._waits_for = seen = b""

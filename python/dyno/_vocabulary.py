@@ -35,6 +35,8 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+_INFINITE = float("inf")
+
 # Tokens whose name shows that they end a generation, even if the file does not list their ids.
 _END_OF_GENERATION = frozenset(
     (
@@ -109,7 +111,7 @@ def read(metadata: Metadata) -> Vocabulary:
             if seen.setdefault(token, i) != i:
                 raise ModelError(f"[tokenizer] token {token!r} has two ids: {seen[token]} and {i}")
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens))
-    kinds = [int(t) for t in types] if types is not None else [int(TokenType.NORMAL)] * len(tokens)
+    kinds = _kinds(types) if types is not None else [int(TokenType.NORMAL)] * len(tokens)
     is_bpe = model != "llama"
     pre_name = metadata.get("tokenizer.ggml.pre") or (GEMMA4 if model == GEMMA4 else None)
     pre = _pretokenizers.find(pre_name if pre_name is None else str(pre_name)) if is_bpe else None
@@ -131,7 +133,8 @@ def read(metadata: Metadata) -> Vocabulary:
         unknown=_token_id(metadata, "unknown", len(tokens), None if is_bpe else 0),
         add_bos=_flag(metadata, "add_bos_token", pre.add_bos if pre is not None else True),
         add_eos=_flag(metadata, "add_eos_token", False),
-        add_space_prefix=_flag(metadata, "add_space_prefix", not is_bpe),
+        # Text of byte-level BPE never gets a blank in front, whatever the file says.
+        add_space_prefix=_flag(metadata, "add_space_prefix", not is_bpe) and model != "gpt2",
         end_of_generation=_end_of_generation(metadata, tokens, kinds, eos),
     )
     for wanted, token_id, name in ((vocabulary.add_bos, bos, "bos"), (vocabulary.add_eos, eos, "eos")):
@@ -162,6 +165,13 @@ def _numbers(metadata: Metadata, key: str, count: int) -> Sequence[float] | None
     if len(values) != count:
         raise ModelError(f"[tokenizer] {key} has {len(values)} values for {count} tokens")
     return values
+
+
+def _kinds(types: Sequence[float]) -> list[int]:
+    wrong = next((i for i, kind in enumerate(types) if kind != kind or kind in (_INFINITE, -_INFINITE)), None)
+    if wrong is not None:
+        raise ModelError(f"[tokenizer] tokenizer.ggml.token_type[{wrong}] is {types[wrong]}, not a number")
+    return [int(kind) for kind in types]
 
 
 def _scores(metadata: Metadata, count: int) -> list[float]:

@@ -222,7 +222,8 @@ def _drawn_on_host(
         _begin(engine._open(), kept, slot)
     if not sampling.needs_logits:
         return map(Drawn, drawn(after_prompt(), step, sampling.sampler()))
-    sampler = HostSampler(sampling, engine.tokenizer, int(engine.model["n_vocab"]), prompt)
+    tokenizer = engine.tokenizer if sampling.needs_vocabulary else None
+    sampler = HostSampler(sampling, tokenizer, int(engine.model["n_vocab"]), prompt)
     return (Drawn(t, sampler.logprobs) for t in drawn(after_prompt(), step, sampler.draw))
 
 

@@ -304,7 +304,8 @@ class Scheduler:
         # A grammar may take long to compile, so this happens in the thread of the caller.
         sampler = None
         if sampling.needs_logits:
-            sampler = HostSampler(sampling, self._engine.tokenizer, self._n_vocab, tokens)
+            tokenizer = self._engine.tokenizer if sampling.needs_vocabulary else None
+            sampler = HostSampler(sampling, tokenizer, self._n_vocab, tokens)
         request = Request(tokens, max_tokens, sampling, sampler, cancelled, handling, pooler=pooler)
         if self._drafting is not None:
             self._drafting.begin(request)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import operator
 import os
+import re
 import threading
 import weakref
 from collections.abc import Iterable
@@ -322,9 +323,8 @@ def _bpe_bytes(text: str, kind: int) -> bytes:
 
 
 def _spm_bytes(text: str, kind: int) -> bytes:
-    if kind == TokenType.BYTE or (len(text) == 6 and text.startswith("<0x") and text.endswith(">")):
-        try:
-            return bytes([int(text[3:5], 16)])
-        except ValueError as error:
-            raise ModelError(f"[tokenizer] byte token {text!r} is not of the form <0x41>") from error
+    if (byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", text)) is not None:
+        return bytes([int(byte[1], 16)])
+    if kind == TokenType.BYTE:
+        raise ModelError(f"[tokenizer] byte token {text!r} is not of the form <0x41>")
     return text.replace(_SPM_SPACE, " ").encode("utf-8", errors="surrogateescape")

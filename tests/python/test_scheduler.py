@@ -12,6 +12,9 @@ from chat_model import chat_model, numerics
 from dyno import ClosedError, Engine, PlanError, QueueFullError, Sampling, Scheduler, StepError
 from dyno._requests import Handling, Request
 from dyno._sampling import HostSampler
+from dyno._writing import drawn_tokens
+from dyno.errors import ModelError
+from dyno.testing import tiny_model
 from waiting import until
 
 if TYPE_CHECKING:
@@ -236,3 +239,22 @@ def test_a_step_has_room_for_each_sequence(
         with Scheduler(engine) as scheduler:
             assert scheduler._room == max(4, given.get("step_tokens", engine.settings["ubatch"]))
     assert not caplog.records
+
+
+def test_a_model_without_a_vocabulary_draws_with_settings_of_the_host(tmp_path: Path) -> None:
+    """Only rules and DRY need the texts of tokens."""
+    path = tiny_model(tmp_path / "m.gguf", vocabulary=False)
+    settings: list[dict[str, Any]] = [{"logprobs": 1}, {"repeat_penalty": 1.5}, {"logit_bias": {7: 100.0}}]
+    with Engine(path, profile=None, ctx=32) as engine:
+        alone = [[*drawn_tokens(engine, [1, 2, 3], Sampling(**each), 5, 0)] for each in settings]
+        with Scheduler(engine) as scheduler:
+            handling = Handling(reuse=False)
+            found = [
+                [*scheduler.drawn([1, 2, 3], Sampling(**each), 5, handling=handling)] for each in settings
+            ]
+            for each in ({"dry_multiplier": 1.0}, {"regex": "a"}):
+                with pytest.raises(ModelError, match="no vocabulary"):
+                    next(scheduler.drawn([1, 2, 3], Sampling(**each), 5))
+    assert [[each.token for each in text] for text in found] == [[e.token for e in text] for text in alone]
+    assert [each.token for each in found[2]] == [7] * 5
+    assert all(each.logprobs is not None for each in found[0])

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+NORMAL, BYTE = 1, 6
+
+
 def bpe(**extra: Any) -> Tokenizer:
     return Tokenizer.from_metadata(byte_level(**extra))
 
@@ -33,7 +36,7 @@ def spm(**extra: Any) -> Tokenizer:
 @pytest.mark.parametrize("text", SAMPLES)
 @pytest.mark.parametrize("parse_special", [False, True])
 def test_round_trip(text: str, parse_special: bool) -> None:
-    for tokenizer in (bpe(), spm(), spm(add_space_prefix=False)):
+    for tokenizer in (bpe(), bpe(add_space_prefix=True), spm(), spm(add_space_prefix=False)):
         assert tokenizer.decode(tokenizer.encode(text, parse_special=parse_special)) == text
 
 
@@ -122,6 +125,18 @@ def test_names_of_byte_tokens_are_plain_text() -> None:
     tokenizer = spm(add_space_prefix=False)
     assert tokenizer.vocabulary.tokens.index("<0x0A>") not in tokenizer.encode("<0x0A>")
     assert tokenizer.decode(tokenizer.encode("<0x0A>")) == "<0x0A>"
+
+
+def test_a_token_that_only_looks_like_a_byte_is_text() -> None:
+    metadata = sentencepiece(add_space_prefix=False)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    for place, name in ((-1, "<0xZZ>"), (-2, "<0x-1>"), (-3, "<0x 1>")):
+        metadata["tokenizer.ggml.token_type"][place], tokens[place] = NORMAL, name
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.decode(range(len(tokens) - 3, len(tokens))) == "<0x 1><0x-1><0xZZ>"
+    metadata["tokenizer.ggml.token_type"][-1] = BYTE
+    with pytest.raises(ModelError, match="byte token '<0xZZ>' is not of the form"):
+        Tokenizer.from_metadata(metadata).decode([0])
 
 
 def test_space_prefix_comes_off_only_where_it_was_put() -> None:
@@ -228,6 +243,14 @@ def changed(change: dict[str, Any]) -> dict[str, Any]:
         ({"merges": ["a "]}, r"merges\[0\]"),
         ({"token_type": np.zeros(3, np.int32)}, "3 values for"),
         ({"token_type": "x"}, "array of numbers"),
+        (
+            {"tokens": ["a", "b"], "token_type": np.array([1, np.nan])},
+            r"token_type\[1\] is nan, not a number",
+        ),
+        (
+            {"tokens": ["a", "b"], "token_type": np.array([np.inf, 1])},
+            r"token_type\[0\] is inf, not a number",
+        ),
         ({"bos_token_id": 10**6}, "bos_token_id = 1000000"),
         ({"eos_token_id": "x"}, "eos_token_id must be a whole number"),
         ({"eot_token_id": -7}, "eot_token_id = -7"),
