@@ -108,6 +108,7 @@ FileMapping FileMapping::open(const std::string& path, Reading reading) {
   FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   DYNO_CHECK(GgufError, fd.get() >= 0, "[gguf] cannot open ", path, ": ", std::strerror(errno), advice(path));
   const struct stat status = status_of(fd, path);
+  DYNO_CHECK(GgufError, !S_ISDIR(status.st_mode), "[gguf] ", path, " is a folder; give the path of a .gguf file in it");
   DYNO_CHECK(GgufError, S_ISREG(status.st_mode), "[gguf] ", path, " is not a regular file");
   DYNO_CHECK(GgufError, status.st_size > 0, "[gguf] ", path, ": the file is empty");
   const auto size = static_cast<size_t>(status.st_size);

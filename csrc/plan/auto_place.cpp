@@ -199,7 +199,7 @@ class Search {
     const std::vector<DeviceRates> rates = rates_for(*missed_, rates_);
     if (workload_seconds(*missed_, model_, rates, workload) >= seconds_) return text;
     const size_t shortage = main_device_bytes(*missed_, scratch_) - free_;
-    text += str_cat("; ", mib(shortage), " are missing for one more layer there");
+    text += str_cat("; ", mib(shortage), " are missing for one more layer on ", device_name(plan.main_device()));
     const PlannedDevice& main = missed_->devices.front();
     const Holder holder{.device = kMainDevice,
                         .kv_bytes = main.kv_bytes,

@@ -87,7 +87,8 @@ std::string describe_copies(const Plan& plan, const model::ModelDesc& model) {
     ++groups[text];
   }
   std::string out;
-  for (const auto& [text, count] : groups) out += str_cat("  ", count, " copies of ", text, "\n");
+  for (const auto& [text, count] : groups)
+    out += str_cat("  ", count, count == 1 ? " copy of " : " copies of ", text, "\n");
   return out;
 }
 
@@ -139,7 +140,7 @@ std::string Plan::describe(const model::ModelDesc& model) const {
     bytes += weights[i].bytes;
   }
   for (const auto& [text, group] : groups) {
-    out += str_cat("  ", group.first, " weights ", text, ": ", mib(group.second), "\n");
+    out += str_cat("  ", group.first, group.first == 1 ? " weight " : " weights ", text, ": ", mib(group.second), "\n");
   }
   if (cached_bytes > 0) {
     int64_t experts = 0, all = 0, layers = 0;

@@ -357,7 +357,7 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     for path, reason in {
         tmp_path / "absent.gguf": "No such file",
-        tmp_path: "not a regular file",
+        tmp_path: "is a folder; give the path of a .gguf file in it",
         tmp_path / "pipe.gguf": "not a regular file",
         tmp_path / "empty.gguf": "empty",
     }.items():

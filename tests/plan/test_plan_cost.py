@@ -191,7 +191,7 @@ def test_a_near_miss_says_what_it_takes() -> None:
     note = planned(automatic=True, rates=rates, virtual_devices=[{**LIMITS, "memory_mib": limit}]).plan[
         "placement"
     ]["note"]
-    found = re.search(r"; ([0-9.]+) MiB are missing for one more layer there: (.+) frees that", note)
+    found = re.search(r"; ([0-9.]+) MiB are missing for one more layer on cpu:1: (.+) frees that", note)
     assert found, note
     assert "kv_type_k=kv_type_v=q8_0" in found[2]
 

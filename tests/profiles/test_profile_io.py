@@ -448,7 +448,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         big: "larger than",
         latin: "not UTF-8 text (byte 7)",
         pipe: "not a regular file",
-        tmp_path: "not a regular file",
+        tmp_path: "this is a folder; give a .yaml file in it",
         tmp_path / "none.yaml": "No such file",
     }
     for path, words in cases.items():

@@ -187,7 +187,7 @@ def test_run_with_a_profile(dyno: Any, tiny: Path, trained_model: Path, tmp_path
         (("run", "-m", "TINY", "-p", "x", "-c", "99999999"), 1, "99999999"),
         (("run", "-m", "TINY", "-p", "x", "--temp", "-1"), 2, "--temperature: -1.0 is not valid"),
         (("run", "-m", "TINY", "-f", "missing.txt"), 1, "error: missing.txt: No such file"),
-        (("run", "-m", "TINY"), 2, "--prompt"),
+        (("run", "-m", "TINY"), 2, "or -p - for standard input"),
         (("run", "-m", "TINY", "-p", "x", "--set", "threds=2"), 2, "did you mean 'threads'"),
         (("run", "-p", "x"), 2, "--model"),
         (("nothing",), 2, "nothing"),
@@ -237,6 +237,15 @@ def test_a_bad_value_costs_no_load(
     given = [str(tmp_path / "empty.txt") if word == "EMPTY" else word for word in words]
     done = dyno("run", model, *given)
     assert (done.returncode, message in " ".join(done.stderr.split())) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize("words", [("perplexity", "-f"), ("experts", "--text")])
+def test_a_missing_text_costs_no_load(
+    dyno: Any, trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, str]
+) -> None:
+    monkeypatch.setattr("dyno.engine.Engine", None)
+    done = dyno(words[0], trained_model, words[1], tmp_path / "absent.txt")
+    assert (done.returncode, done.stderr) == (1, f"error: {tmp_path}/absent.txt: No such file or directory\n")
 
 
 def test_verbose_shows_the_trace(dyno: Any) -> None:

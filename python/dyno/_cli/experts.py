@@ -98,6 +98,8 @@ def _counted(
     from dyno._progress import progress
     from dyno.engine import Engine
 
+    with text.open("rb"):  # a missing file is an error before a large model loads
+        pass
     with Engine(path, device, **{"ctx": 512, **arguments}) as engine:
         state.print_choices(engine)
         tokens = _expert_use.first_tokens(engine.tokenizer, text, most)

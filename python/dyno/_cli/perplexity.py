@@ -69,6 +69,7 @@ def perplexity(
 
     if save_reference is not None:
         check_destination(save_reference)
+    text = None if file is None else options.text_of(file)  # before a large model loads
     with ExitStack() as stack:
         theirs = None if reference is None else stack.enter_context(ReferenceReader(reference))
         asked = options.ctx_argument(ctx, model)
@@ -87,7 +88,7 @@ def perplexity(
                 f"[perplexity] {reference} has a vocabulary of {theirs.n_vocab} tokens, and {model} one of "
                 f"{n_vocab}; give a reference that was saved with the same model"
             )
-        tokens = _chunks(engine, file, length, chunks, theirs)
+        tokens = _chunks(engine, text, length, chunks, theirs)
         save = None
         if save_reference is not None:
             save = stack.enter_context(ReferenceWriter(save_reference, tokens, n_vocab, model.name))
@@ -106,15 +107,15 @@ def perplexity(
 
 
 def _chunks(
-    engine: Engine, file: Path | None, ctx: int, chunks: int | None, reference: ReferenceReader | None
+    engine: Engine, text: str | None, ctx: int, chunks: int | None, reference: ReferenceReader | None
 ) -> Any:
     from dyno.perplexity import chunk_tokens
 
-    if file is None:
+    if text is None:
         assert reference is not None  # checked by the caller
         return reference.tokens if chunks is None else reference.tokens[:chunks]
     tokenizer = engine.tokenizer
-    tokens = tokenizer.encode(options.text_of(file))
+    tokens = tokenizer.encode(text)
     bos = tokenizer.bos if tokenizer.vocabulary.add_bos else None
     return chunk_tokens(tokens, ctx, chunks, bos)
 

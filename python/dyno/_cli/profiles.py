@@ -58,7 +58,7 @@ def check(
     json_: options.Json = False,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Check files for errors; exit code 1 where there are any."""
+    """Check profiles for errors. The exit code is 1 if a file has any."""
     state.verbosity(verbose)
     from dyno.profiles import check_file, has_errors
 

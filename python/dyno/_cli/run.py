@@ -88,7 +88,8 @@ def run(
         raise typer.BadParameter(
             twice
             if prompt is not None
-            else "no prompt was given; give -p TEXT or -f FILE, or use `dyno chat` for a conversation",
+            else "no prompt was given; give -p TEXT, -f FILE, or -p - for standard input; "
+            "`dyno chat` is for conversations",
             param_hint="--prompt",
         )
     arguments = opening.arguments(ctx=options.ctx_argument(ctx, model), **session.given())

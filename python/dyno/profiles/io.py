@@ -129,9 +129,11 @@ def _read(path: Path) -> str:
     try:
         # Without O_NONBLOCK, opening a pipe would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
             os.close(descriptor)
-            raise ProfileError(f"[profile] {path}: not a regular file")
+            kind = "this is a folder; give a .yaml file in it" if stat.S_ISDIR(mode) else "not a regular file"
+            raise ProfileError(f"[profile] {path}: {kind}")
         with open(descriptor, "rb") as file:
             data = file.read(_yaml.MAX_BYTES + 1)
     except (OSError, ValueError) as error:

@@ -497,7 +497,8 @@ def test_a_short_budget_measures_short_runs_of_a_large_file(
             "--out FILE names it, and `tune verify FILE` measures an old one",
         ),
         (["x.gguf", "--virtual-device", "cpu:1"], "--virtual-device has no effect unless --device names it"),
-        (["."], "is neither a command nor a .gguf file; to tune it, give --model"),
+        (["."], ". is a folder; give the path of a .gguf file in it"),
+        ([__file__], "is neither a command nor a .gguf file; to tune it, give --model"),
     ],
 )
 def test_words_of_other_commands_are_answered(words: list[str], said: str) -> None:

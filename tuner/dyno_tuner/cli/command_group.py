@@ -55,6 +55,9 @@ class Commands(help.Group):
 
             if args[0] in getattr(typer.main.get_command(profiles.app), "commands", ()):
                 raise help.USAGE_ERROR(f"tune has no command {args[0]!r}; use `dyno profiles {args[0]}`", ctx)
+            if os.path.isdir(args[0]):
+                text = f"{args[0]} is a folder; give the path of a .gguf file in it"
+                raise help.USAGE_ERROR(text, ctx)
             if os.path.exists(args[0]):
                 text = f"{args[0]} is neither a command nor a .gguf file; to tune it, give --model {args[0]}"
                 raise help.USAGE_ERROR(text, ctx)

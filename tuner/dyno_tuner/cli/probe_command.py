@@ -37,7 +37,7 @@ def probe(
     ] = 0,
     as_json: o.Json = False,
 ) -> None:
-    """Measure memory bandwidth and compute speed of the CPU, and those and the link of a GPU.
+    """Measure the memory bandwidth and compute speed of the CPU, and of a GPU with its link.
 
     This takes a few seconds. dyno uses the rates to place models and to compute expected times."""
     if _VIRTUAL.fullmatch(device):
