@@ -216,7 +216,7 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   const int64_t all = model.chosen_positions > 0 && any_gpu ? std::min(model.chosen_positions, model.n_ctx_train)
                                                             : model.n_ctx_train;  // the longest context
   if (c.ctx == 0) c.ctx = std::min(all, kDefaultContext);
-  DYNO_CHECK(UnsupportedError, c.ctx <= all || all != model.chosen_positions, "[plan] ctx is ", c.ctx,
+  DYNO_CHECK(UnsupportedError, c.ctx <= all || !any_gpu || all != model.chosen_positions, "[plan] ctx is ", c.ctx,
              ", but attention of this model selects the best ", model.chosen_positions,
              " positions, which is supported on the CPU only; use ctx=", all, " or less, or device=cpu");
   DYNO_CHECK(PlanError, c.ctx <= model.n_ctx_train, "[plan] ctx is ", c.ctx, ", but the model was made for ",

@@ -154,6 +154,10 @@ def _unusable(kind: str, rules: Any, problem: object) -> PlanError:
     return PlanError(f"[grammar] {kind} cannot be used: {_plain(kind, rules, problem)}")
 
 
+_STATES = {
+    "NoExtensionBias": "no token can come next; expected rules that some text of this vocabulary follows"
+}
+"""Names of states in which the library stops, by which it begins a message."""
 _EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 _IN_EXPRESSION = re.compile(r"(?: \(in regex\): )?regex parse error:.*?\nerror: ", re.DOTALL)
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
@@ -168,6 +172,8 @@ def _plain(kind: str, rules: Any, problem: object) -> str:
         problem: The message.
     """
     text = str(problem).removeprefix("Failed to convert the grammar from GBNF to Lark: ")
+    text = text.partition("<state>")[0].strip()
+    text = _STATES.get(text, text)
     text = _EXCERPT.sub("", text).partition("; following special tokens are available")[0]
     text = _IN_EXPRESSION.sub(lambda found: ": " if found.start() else "a regular expression: ", text)
     # The library knows only its own form of an expression, and of a grammar in the syntax of GBNF.

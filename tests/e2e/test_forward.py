@@ -3,12 +3,13 @@ goldens of the public reference implementation check it first."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from dyno import _core
-from dyno.errors import UnsupportedError
+from dyno.errors import PlanError, UnsupportedError
 from forward import KNOWN, Forward
 from random_models import SHAPES, Shape, random_model
 from sparse_shapes import SPARSE_SHAPES, selected
@@ -117,6 +118,17 @@ def test_sparse_attention_with_a_rounded_cache_and_activations(tmp_path: Path) -
     for cache in ("f16", "bf16", "q8_0"):
         s = _core.Session(path, context={"ctx": 128, "kv_type_k": cache, "kv_type_v": cache})
         assert nmse(s.decode([(0, tokens)], "all")[0], want) < 2e-2, cache
+
+
+def test_a_context_of_exactly_the_selected_positions(tmp_path: Path) -> None:
+    """On the CPU, the model's own limit ends the context, not the selection."""
+    shape = SPARSE_SHAPES[0]
+    short = replace(shape, metadata={**shape.metadata, "context_length": selected(shape)})
+    path = random_model(tmp_path / "m.gguf", short)
+    s = _core.Session(path, context={"ctx": 0})
+    assert s.plan["settings"]["ctx"] == selected(shape)
+    with pytest.raises(PlanError, match=r"ctx is 21, but the model was made for 20 positions"):
+        s.set_context({"ctx": 21})
 
 
 def test_contexts_of_sparse_attention_on_a_gpu(tmp_path: Path) -> None:

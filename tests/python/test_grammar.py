@@ -177,6 +177,20 @@ def test_rules_that_can_not_be_used(engine: dyno.Engine, rules: dict[str, Any], 
         "".join(engine.generate([5], 10, **rules))
 
 
+@pytest.mark.parametrize(
+    "rules", [{"json_schema": {"$ref": "#"}}, {"grammar": "root ::= root"}, {"regex": r"[^\x00-\U0010FFFF]"}]
+)
+def test_rules_that_no_text_follows(engine: dyno.Engine, rules: dict[str, Any]) -> None:
+    """The message has nothing of the library's state, such as times and counts."""
+    with pytest.raises(PlanError) as error:
+        engine.complete("a", max_tokens=3, **rules)
+    assert re.fullmatch(
+        r"\[grammar\] \w+ cannot be used: no token can come next; expected rules that some text of this "
+        "vocabulary follows",
+        str(error.value),
+    )
+
+
 def test_a_vocabulary_without_an_end(engine: dyno.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = dyno.Tokenizer(engine.tokenizer.vocabulary)
     monkeypatch.setattr(dyno.Tokenizer, "end_of_generation", frozenset())
