@@ -60,6 +60,21 @@ def test_only_what_beats_the_default_is_confirmed() -> None:
     assert "1.070 × [1.060, 1.080]   ubatch=128" in _shown(progress)
 
 
+def test_a_trial_names_only_settings_that_differ_from_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line with fifteen settings hides the one that was changed."""
+    progress = Progress("m", None, defaults={"ubatch": 512, "threads": 2})
+    shared: dict[str, Any] = {"status": "ok", "ratio": 1.05, "ci95": [1.04, 1.06]}
+    progress.note("trial", {"number": 1, "settings": {"ubatch": 512, "threads": 1}, **shared})
+    progress.note("trial", {"number": 2, "settings": {"ubatch": 512, "threads": 2}, **shared})
+    finalist = {"ratio": 1.05, "ci95": [1.04, 1.06], "beats": True, "rounds": 4}
+    progress.note("finalist", {"settings": {"ubatch": 64, "threads": 2}, **finalist})
+    assert capsys.readouterr().err.splitlines() == [
+        "    1   1.050 × [1.040, 1.060]  threads=1",
+        "    2   1.050 × [1.040, 1.060]  default",
+        "  ubatch=64: 1.050 × [1.040, 1.060], beats the default",
+    ]
+
+
 def test_a_finalist_that_is_slower_somewhere_says_where(capsys: pytest.CaptureFixture[str]) -> None:
     """1.08 × as a mean that is not taken is no riddle."""
     progress = Progress("m", None)

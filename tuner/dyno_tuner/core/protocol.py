@@ -32,6 +32,14 @@ def settings_text(settings: Mapping[str, Any], joint: str = " ") -> str:
     return joint.join(f"{name}={value}" for name, value in settings.items())
 
 
+def changed_text(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """The settings that differ from their defaults as text, or `default`."""
+    changed = {
+        name: value for name, value in settings.items() if name not in defaults or defaults[name] != value
+    }
+    return settings_text(changed) or "default"
+
+
 class TrialStatus(enum.StrEnum):
     """The status of a trial. Only `ok` has a score. The others are failures, not slow trials."""
 

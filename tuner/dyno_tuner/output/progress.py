@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..core.protocol import counted, settings_text
+from ..core.protocol import changed_text, counted, settings_text
 from ..space.memory_limits import gib
 
 if TYPE_CHECKING:
@@ -46,13 +46,22 @@ class Progress:
     Args:
         label: Name of the tuned device and model.
         budget: Seconds, or None.
+        defaults: Values of settings that need not be shown.
         quiet: Print nothing.
     """
 
-    def __init__(self, label: str, budget: float | None, *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        label: str,
+        budget: float | None,
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        quiet: bool = False,
+    ) -> None:
         self._console = Console(file=sys.stderr, highlight=False)
         self._label = label
         self._budget = budget
+        self._defaults = defaults or {}
         self._quiet = quiet
         self._live_wanted = self._console.is_terminal and not quiet
         self._live: Live | None = None
@@ -176,7 +185,7 @@ class Progress:
     def _trial(self, data: Mapping[str, Any], plain: bool) -> None:
         self._trials = max(self._trials, int(data["number"]))
         ratio = data["ratio"]
-        named = settings_text(data["settings"])
+        named = changed_text(data["settings"], self._defaults)
         if ratio is None:
             self._failed += 1
             if plain:
@@ -194,7 +203,7 @@ class Progress:
         if data["rounds"] < 2:
             verdict = "no time left for confirmation"
         found = f"{data['ratio']:.3f} × {_interval(data)}"
-        named = settings_text(data["settings"])
+        named = changed_text(data["settings"], self._defaults)
         if data["beats"] and (self._confirmed is None or data["ratio"] > self._confirmed[0]):
             self._confirmed = (data["ratio"], f"{found}   {named}")
         if plain:

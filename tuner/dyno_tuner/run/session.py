@@ -268,7 +268,9 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     )  # fmt: skip
     head = header(description, request, space, out)
     with (
-        Progress(description.label, options.budget, quiet=request.quiet) as progress,
+        Progress(
+            description.label, options.budget, defaults=space.settings(space.default), quiet=request.quiet
+        ) as progress,
         contextlib.ExitStack() as held,
     ):
         book, past, head = open_journal(journal.of_profile(out), head, request.resume, progress)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.intervals import Estimate, estimate
 from ...core.options import MEMORY, SPEED
-from ...core.protocol import TrialStatus, kind_of, settings_text
+from ...core.protocol import TrialStatus, changed_text, kind_of, settings_text
 from ...decide.answer_check import rounding_limit
 from ...measure.measurement import baseline_moved, score, void_over
 from ...measure.paired_rounds import Way, beside, both_ways, joined
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ...core.protocol import Measurement, Value
-
-
-def words(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """The settings that differ from the default."""
-    changed = {k: v for k, v in settings.items() if k not in defaults or defaults[k] != v}
-    return settings_text(changed) or "default"
 
 
 def estimate_of(data: Mapping[str, Any]) -> Estimate | None:
@@ -359,7 +353,7 @@ def curves(run: Run, metric: str) -> tuple[list[Curve], float | None]:
             name = f"u-batch ≤ {knob}" if size <= limit else f"u-batch > {knob}"
         known = best.setdefault(name, {}).get(size)
         if known is None or rate > known[0]:
-            best[name][size] = (rate, words(seen.settings(), run.defaults))
+            best[name][size] = (rate, changed_text(seen.settings(), run.defaults))
     found = [Curve(n, dict(sorted(best[n].items()))) for n in sorted(best)]
     if len(found) != 2:
         return found, None

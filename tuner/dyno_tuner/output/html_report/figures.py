@@ -6,7 +6,8 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Any
 
-from .analyse import curves, median_rate, voids, words
+from ...core.protocol import changed_text
+from .analyse import curves, median_rate, voids
 from .read import SECOND
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def by_ubatch(run: Run, metric: str, chosen: Mapping[str, Any]) -> Figure | None
             continue
         x.append(size)
         y.append(rate)
-        text.append(plain(words(seen.settings(), run.defaults)))
+        text.append(plain(changed_text(seen.settings(), run.defaults)))
         if seen.settings() == run.defaults:
             marks["default"].append((size, rate))
         elif seen.settings() == dict(chosen):
@@ -204,7 +205,8 @@ def history(run: Run, tried: Sequence[Tried]) -> Figure | None:
                  "line": {"color": "--tuned", "width": 1, "shape": "hv"}, "hoverinfo": "skip"})  # fmt: skip
     data.append(
         {"type": "scatter", "mode": "markers", "x": [t.t for t in good], "y": [t.ratio for t in good],
-         "text": [f"{t.number}: {plain(words(t.settings, run.defaults))}" for t in good], "name": "trial",
+         "text": [f"{t.number}: {plain(changed_text(t.settings, run.defaults))}" for t in good],
+         "name": "trial",
          "marker": {"color": "--accent", "size": 8},
          "hovertemplate": "%{text}<br>%{y:.3f} ×<extra></extra>"}
     )  # fmt: skip
@@ -215,7 +217,7 @@ def history(run: Run, tried: Sequence[Tried]) -> Figure | None:
         when = [t.t or max((s for n, s in late.items() if n < t.number), default=0.0) for t in failed]
         data.append(
             {"type": "scatter", "mode": "markers", "x": when, "y": [low * 0.96] * len(failed),
-             "text": [f"{t.number} {plain(t.status)}: {plain(words(t.settings, run.defaults))}"
+             "text": [f"{t.number} {plain(t.status)}: {plain(changed_text(t.settings, run.defaults))}"
                       for t in failed],
              "name": "failed", "marker": {"color": "--warn", "size": 9, "symbol": "x"},
              "hovertemplate": "%{text}<extra></extra>"}

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.protocol import TrialStatus, settings_text
+from ...core.protocol import TrialStatus, changed_text, settings_text
 from . import analyse, figures
-from .analyse import estimate_of, words
+from .analyse import estimate_of
 from .elements import Page, ratio_cells, section, soft, table, text
 from .read import Run, mapping, number
 
@@ -124,7 +124,7 @@ def _top(page: Page, run: Run, found: Verdict) -> None:
     workload = text(run.workload) if run.workload else "workload not recorded"
     listed = found.outcome.get("kernels")
     kernels = f" and {len(listed)} kernel choices" if isinstance(listed, list) and listed else ""
-    chosen = text(words(found.settings, run.defaults) + kernels, 2000)
+    chosen = text(changed_text(found.settings, run.defaults) + kernels, 2000)
     undone = f"<p>{text(left, 2000)}</p>\n" if (left := analyse.left_undone(found.outcome)) else ""
     verdict = f"<p><b>{text(said, 2000)}</b></p>\n" if (said := found.outcome.get("verdict")) else ""
     page.parts.append(
@@ -299,10 +299,12 @@ def _history(page: Page, run: Run, tried: Sequence[analyse.Tried]) -> None:
     if total is not None and total > len(blocks):
         body.append(soft(f"Measurements and blocks repeated in total: {total:.0f}."))
     failed = [
-        [t.number, t.status, words(t.settings, run.defaults), t.message] for t in tried if t.ratio is None
+        [t.number, t.status, changed_text(t.settings, run.defaults), t.message]
+        for t in tried
+        if t.ratio is None
     ]
     rounds = [
-        ["", s.measurement.status, words(s.settings(), run.defaults), s.measurement.message]
+        ["", s.measurement.status, changed_text(s.settings(), run.defaults), s.measurement.message]
         for s in run.measurements
         if s.measurement.status is not TrialStatus.OK and not s.key.startswith("screen/t")
     ]
@@ -313,7 +315,7 @@ def _history(page: Page, run: Run, tried: Sequence[analyse.Tried]) -> None:
     rows = [
         [t.number, f"{t.ratio:.4f}",
          *(f"{t.by_metric[m]:.4f}" if m in t.by_metric else "" for m in run.metrics),
-         words(t.settings, run.defaults)]
+         changed_text(t.settings, run.defaults)]
         for t in sorted((t for t in tried if t.ratio is not None), key=lambda t: -(t.ratio or 0.0))
     ]  # fmt: skip
     if rows:
@@ -358,9 +360,9 @@ def _near_ties(page: Page, run: Run, tried: Sequence[analyse.Tried], found: Verd
         ratio = number(challenger.get("ratio"))
         if ratio is not None:
             why = "better" if challenger.get("better") is True else "equally good, and found first"
-            instead = words(mapping(challenger.get("instead_of")), run.defaults)
+            instead = changed_text(mapping(challenger.get("instead_of")), run.defaults)
             rows.append([f"chosen instead of {instead}: {why}", f"{ratio:.4f}",
-                         words(mapping(challenger.get("settings")), run.defaults)])  # fmt: skip
+                         changed_text(mapping(challenger.get("settings")), run.defaults)])  # fmt: skip
     finalists = [(r, n) for n in run.noted("finalist") if (r := number(n.get("ratio"))) is not None]
     finalists = [(r, n) for r, n in finalists if not n.get("harmed")]
     left = mapping(
@@ -375,7 +377,7 @@ def _near_ties(page: Page, run: Run, tried: Sequence[analyse.Tried], found: Verd
         best = max((r for r, _ in pairs), default=0.0)
         near = [(r, s) for r, s in pairs if r >= best * (1 - margin / 2) and s not in taken]
         for ratio, settings in sorted(near, key=lambda x: -x[0]):
-            rows.append([source, f"{ratio:.4f}", words(settings, run.defaults)])
+            rows.append([source, f"{ratio:.4f}", changed_text(settings, run.defaults)])
     if rows:
         page.section(
             "Near-ties",
@@ -408,7 +410,7 @@ def _quality(page: Page, run: Run, found: Verdict) -> None:
         numbers = (
             [f"{q.mean_kld:.3g}", f"{q.max_kld:.3g}", f"{100 * q.top1:.2f} %", q.tokens] if ok else [""] * 4
         )
-        what = words(settings, run.defaults) + (f" and {kernels} kernel choices" if kernels else "")
+        what = changed_text(settings, run.defaults) + (f" and {kernels} kernel choices" if kernels else "")
         rows.append([who, *numbers, "rejected: " + reason if reason else str(q.status), what])
     rows.sort(key=lambda r: ("default", "chosen", "kernels", "").index(str(r[0])))
     if not chosen_checked:
