@@ -71,9 +71,12 @@ def test_a_context_is_not_cut_below_the_workload() -> None:
     (miss,) = limit.near_misses(KNOBS, DEFAULTS, 30000)
     assert miss.value == 8192
     assert miss.cures == ()
-    assert "no setting here makes it fit" in str(miss)
+    assert "no searched setting makes it fit" in str(miss)
     whole = NearMiss("n_gpu_layers", -1, 3 << 20, ())
-    assert str(whole) == "the whole model on the device needs 3.0 MiB more; no setting here makes it fit"
+    assert str(whole) == (
+        "the whole model needs 3.0 MiB more on the device, so a part stays on the CPU; "
+        "no searched setting makes it fit"
+    )
 
 
 def test_what_the_engine_refuses_is_left_to_the_engine() -> None:

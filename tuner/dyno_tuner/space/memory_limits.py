@@ -57,11 +57,11 @@ class NearMiss:
     cures: tuple[str, ...]
 
     def __str__(self) -> str:
-        what = f"{_NAMES.get(self.name, self.name)} {self.value}"
+        cures = f"{' or '.join(self.cures) or 'no searched setting'} makes it fit"
         if (self.name, self.value) == ("n_gpu_layers", -1):
-            what = "the whole model on the device"
-        cures = " or ".join(self.cures)
-        return f"{what} needs {gib(self.short)} more; {cures or 'no setting here'} makes it fit"
+            more = f"{gib(self.short)} more on the device"
+            return f"the whole model needs {more}, so a part stays on the CPU; {cures}"
+        return f"{_NAMES.get(self.name, self.name)} {self.value} needs {gib(self.short)} more; {cures}"
 
 
 class MemoryLimit:
