@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL := models/pycode-moe-20m-Q4_K_M.gguf
 PROFILE := $(VENV)/demo-profile.yaml
 
-.PHONY: demo test test-together test-alone test-builds test-gpu cuda-check lint format generate fuzz sanitize clean
+.PHONY: demo test test-together test-clusters test-alone test-builds test-gpu cuda-check lint format generate fuzz sanitize clean
 
 # From a fresh clone: build, install, tune the shipped model on this machine, generate text under the profile.
 demo: $(VENV)/.installed
@@ -15,19 +15,25 @@ demo: $(VENV)/.installed
 	@echo "Next: . $(BIN)/activate && pip install 'gguf-dyno[chat,serve]', then dyno chat MODEL.gguf or tune MODEL.gguf."
 	@echo "docs/user/getting-started.md goes on."
 
-# Most tests run beside each other; the second command runs those that measure this machine or load it. It names their files,
-# since to collect all tests takes half a minute of one core. Each worker computes the references in one thread: threads of
-# several workers that share the cores spin while they wait for each other.
+# Most tests run beside each other. The second command starts clusters of Ray one after the other, and waits for them most of
+# the time. The third one runs the other tests that measure this machine or load it. Both name their files, since to collect
+# all tests takes half a minute of one core. Each worker computes the references in one thread: threads of several workers
+# that share the cores spin while they wait for each other.
 WORKERS ?= auto
 marked = grep -rlE --include='test_*.py' 'pytest\.mark\.$(1)\>' tests | sort
 together = OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not alone" -n $(WORKERS) tests
-alone = $(BIN)/python -m pytest -m "not gpu and alone and not builds" $$($(call marked,alone))
+clusters = $(BIN)/python -m pytest -m "not gpu and cluster" $$($(call marked,cluster))
+alone = $(BIN)/python -m pytest -m "not gpu and alone and not cluster and not builds" $$($(call marked,alone))
 test: $(VENV)/.installed-test
 	$(together)
+	$(clusters)
 	$(alone)
 
 test-together: $(VENV)/.installed-test
 	$(together)
+
+test-clusters: $(VENV)/.installed-test
+	$(clusters)
 
 test-alone: $(VENV)/.installed-test
 	$(alone)

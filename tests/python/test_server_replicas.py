@@ -17,7 +17,7 @@ from waiting import until
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.alone  # Ray starts its own processes on every core
+pytestmark = [pytest.mark.alone, pytest.mark.cluster]  # Ray starts its own processes on every core
 
 
 def test_two_replicas_answer_behind_one_address(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGES = ["lint", "cuda-check", "test-together", "sanitize", "test-builds", "test-alone", "fuzz"]
+BESIDE = ("lint", "cuda-check")
+STAGES = (*BESIDE, "test-together", "test-clusters", "sanitize", "test-builds", "test-alone", "fuzz")
 
 # The CUDA check of this `make` ends after the foreground has begun its last stage beside it.
 MAKE = """#!/bin/sh
@@ -53,13 +54,14 @@ def test_the_check_of_cuda_runs_beside_builds_and_ends_before_what_runs_alone(tm
     assert code == 0, printed
     assert "a line of the second lane" in printed
     assert set(STAGES) <= set(log)
-    for beside in ("lint", "cuda-check"):
+    for beside in BESIDE:
         assert log.index(f"end of {beside}") < log.index("test-alone") < log.index("fuzz")
     assert log.index("test-builds") < log.index("end of cuda-check")
 
 
 @pytest.mark.parametrize(
-    "target", ["lint", "cuda-check", "test-together", "sanitize", "test-builds", "test-alone", "fuzz"]
+    "target",
+    ["lint", "cuda-check", "test-together", "test-clusters", "sanitize", "test-builds", "test-alone", "fuzz"],
 )
 def test_a_stage_that_fails_fails_the_run(tmp_path: Path, target: str) -> None:
     code, printed, log = run(tmp_path, FAILS=target)

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("marker", ["alone", "builds"])
+@pytest.mark.parametrize("marker", ["alone", "builds", "cluster"])
 def test_the_makefile_finds_every_file_with_the_marker(marker: str) -> None:
     (command,) = re.findall(r"^marked = (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     told = subprocess.run(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest_tuner import WORKLOAD
-from dyno import _core, profiles
+from dyno import _core
 from dyno_tuner.cli.commands import app
 from dyno_tuner.core.errors import TuneError
 from dyno_tuner.core.options import Options
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.alone  # Ray starts its own processes on every core
+pytestmark = [pytest.mark.alone, pytest.mark.cluster]  # Ray starts its own processes on every core
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'gguf-dyno[ray]'")
 
 
@@ -202,26 +202,6 @@ def test_a_cluster_without_room_is_said(cluster: Cluster, monkeypatch: pytest.Mo
         cluster.workers(3, "simulated", {}, Needs(cpus=1))
     with pytest.raises(TuneError, match="no room for 1 workers"):
         cluster.workers(1, "simulated", {}, Needs(gpus=1))
-
-
-def test_the_command(
-    tmp_path: Path, tiny_dir: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The real engine on the CPU, from the command to the profile, in a worker that Ray has placed."""
-    monkeypatch.setattr("dyno_tuner.execution.ray_workers.Cluster", lambda address: cluster)
-    monkeypatch.setattr(cluster, "close", lambda: None)
-    out = tmp_path / "p.yaml"
-    for budget in ("20s", "2m", "10m"):  # a busy machine needs more time to prove anything
-        done = CliRunner().invoke(
-            app,
-            ["-m", str(tiny_dir / "qwen3moe-tiny.gguf"), "--ray", "local", "--budget", budget, "--workload",
-             "pp=32,tg=4", "--ctx", "64", "--no-kernels", "--out", str(out), "-q"],
-        )  # fmt: skip
-        if out.exists():
-            break
-    assert done.exit_code == 0, done.output + str(done.exception)
-    assert profiles.load_profile(out).evidence is not None
-    assert any(r.get("note") == "machine" for r in journal.load(journal.of_profile(out)).records)
 
 
 @pytest.mark.usefixtures("cluster")
