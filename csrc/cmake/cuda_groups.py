@@ -23,7 +23,12 @@ OF_FAMILIES = {
         ("matmul_id", "moe_up_gate", "moe_route", "moe_sum", "moe_down_sum", "moe_split", "norm_route"),
         "experts",
     ),
-    **{"mla_expand": "latent", "linear_attention": "linear_attention", "short_conv": "short_conv"},
+    **{
+        "mla_expand": "latent",
+        "index_select": "latent",
+        "linear_attention": "linear_attention",
+        "short_conv": "short_conv",
+    },
 }
 
 

@@ -1,4 +1,4 @@
-// Instructions of flash attention in addition to ptx.cuh: transposed matrix loads, bfloat16 products, packing.
+// Instructions of attention in addition to ptx.cuh: transposed matrix loads, bfloat16 products, packing.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,6 +16,28 @@ __device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&r)[4], uint
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
+}
+
+// Transposes an 8x8 matrix of 16-bit elements that is distributed over the warp, two adjacent elements of a row per
+// lane.
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
+  uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(out) : "r"(v));
+  return out;
+}
+
+// Loads 16 bytes that are not kept in L1; if they are not aligned, in words of 2 bytes.
+__device__ __forceinline__ uint4 load_16(const uint8_t* p, bool aligned) {
+  uint4 v;
+  if (aligned) {
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+  }
+  const auto* h = reinterpret_cast<const uint16_t*>(p);
+  const auto word = [&](int i) { return h[2 * i] | static_cast<uint32_t>(h[2 * i + 1]) << 16; };
+  return {word(0), word(1), word(2), word(3)};
 }
 
 // c[16, 8] += a[16, 16] · b[16, 8], bf16 with float32 sums. Chips before sm_80 do not have the instruction, and no

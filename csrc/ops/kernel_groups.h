@@ -14,6 +14,7 @@ namespace dyno::ops {
 struct MoeSplitDesc;
 struct LinearAttentionDesc;
 struct ShortConvDesc;
+struct IndexSelectDesc;
 
 // `size`: flash_head() or direct_head() of the heads.
 constexpr KernelGroup heads_of(int size) {
@@ -28,13 +29,14 @@ constexpr bool heads_built(int size) { return group_built(heads_of(size)); }
 // Variant `rows` reads heads of every size. Its kernels for wide values are in groups.
 inline constexpr int64_t kRowsNarrow = 256;
 constexpr uint32_t rows_groups(const AttentionDesc& d) {
+  if (d.selected > 0) return group_bit(KernelGroup::latent);
   if (d.dv <= kRowsNarrow) return 0;
   return group_bit(d.v_in_k ? KernelGroup::latent : KernelGroup::heads_512);
 }
 
 // For all numbers of tokens and all types of caches.
 constexpr uint32_t attention_groups(const AttentionDesc& d) {
-  if (d.exact) return rows_groups(d);
+  if (d.exact || d.selected > 0) return rows_groups(d);
   const uint32_t latent = d.v_in_k ? group_bit(KernelGroup::latent) : 0;
   const int64_t widest = std::max(d.dk, d.dv);
   if (widest > kFlashWideHead) return latent | rows_groups(d);
@@ -59,7 +61,7 @@ uint32_t groups_of(const Desc& desc) {
     return attention_groups(desc);
   } else if constexpr (std::is_same_v<Desc, RopeAttentionDesc>) {
     return attention_groups(desc.attention());
-  } else if constexpr (std::is_same_v<Desc, MlaExpandDesc>) {
+  } else if constexpr (is_one_of(std::type_identity<MlaExpandDesc>{}, std::type_identity<IndexSelectDesc>{})) {
     return group_bit(KernelGroup::latent);
   } else if constexpr (std::is_same_v<Desc, LinearAttentionDesc>) {
     return group_bit(KernelGroup::linear_attention);

@@ -21,7 +21,7 @@ struct ArgsOf;
   };
 #include "ops/families.def"
 
-enum class Launches : uint8_t { everywhere, on_cuda, on_cpu };
+enum class Launches : uint8_t { everywhere, on_cuda };
 template <typename Desc>
 inline constexpr Launches kFamilyLaunches{};
 #define DYNO_OP_FAMILY(name, Stem, launches) \
@@ -37,9 +37,7 @@ using ArgsOf = typename detail::ArgsOf<Desc>::Type;
 // missing launch() is a compile error.
 template <typename Desc, typename Context>
 inline constexpr bool kLaunches =
-    detail::kFamilyLaunches<Desc> == detail::Launches::everywhere ||
-    detail::kFamilyLaunches<Desc> ==
-        (Context::kDevice == DeviceKind::cuda ? detail::Launches::on_cuda : detail::Launches::on_cpu);
+    detail::kFamilyLaunches<Desc> == detail::Launches::everywhere || Context::kDevice == DeviceKind::cuda;
 
 template <typename Desc, typename Args, typename Context>
 concept HasLaunch = requires(const Config& config, const Desc& desc, const Args& args, Context& context) {

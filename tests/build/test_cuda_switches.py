@@ -341,7 +341,8 @@ OTHER_GROUPS = {
     *(f"flash_pairs_head_{size}" for size in (64, 192)),
     *(f"direct_head_{size}_{fused}" for size in (64, 256) for fused in ("false", "true")),
     *("direct_head_512_false", "attention_flash_wide"),
-    *("attention_latent", "attention_latent_cluster", "expand_pairs", "expand_products", "expand_weights"),
+    *("attention_latent", "attention_latent_cluster", "select_blocks"),
+    *("expand_pairs", "expand_products", "expand_weights"),
     *("moe_route_warps", "moe_split_ids", "moe_sum_columns", "norm_route", "norm_route_cluster"),
     *("gemm_unpacked", "tokens", "chunks", "conv_threads"),
 }

@@ -62,7 +62,8 @@ def selection(device: dict[str, Any], all_types: bool) -> list[tuple[Case, dict[
             width = case.desc.get("dk", 0) if case.family.endswith("attention") else 0
             heads = sum(width > limit for limit in (64, 128, 256))
             tiles = any(case.desc.get(name, 0) > 0 for name in ("x_tiles", "y_tiles", "out_tiles"))
-            key = (case.family, variant, dtype, case.desc.get("k_type"), settings, heads, tiles)
+            kind = (tiles, bool(case.desc.get("selected")), bool(case.desc.get("centred")))
+            key = (case.family, variant, dtype, case.desc.get("k_type"), settings, heads, *kind)
             known = found.get(key)
             # Most tokens: a chunk or a tile of several tokens is not reached with one.
             if known is None or known[0].desc["m"] < case.desc["m"] <= 80:

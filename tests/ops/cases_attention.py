@@ -231,6 +231,13 @@ def attention_cases() -> Iterator[Case]:
     yield make(70, 1, 72, 48, [(0, 9, 60, 0)], "f16 f16", v_in_k=True, selected=64)
     yield make(9, 1, 96, 64, [(0, 3, 150, 1), (3, 70, 0, 0)], "q8_0 q8_0", v_in_k=True, selected=33)
     yield make(130, 1, 48, 40, [(0, 1, 90, 0)], v_in_k=True, selected=65, softcap=15.0, sinks=True)
+    for types in ("f32 f32", "f16 f16"):
+        yield make(10, 1, 576, 512, [(0, 1, 2999, 0)], types, v_in_k=True, selected=2048)
+        yield make(18, 1, 576, 512, [(0, 70, 90, 1)], types, v_in_k=True, selected=130)
+    runs = [(0, 2, 800, 1), (2, 1, 1100, 0), (3, 1, 40, 2)]
+    yield make(9, 1, 576, 512, runs, "q8_0 q8_0", v_in_k=True, selected=512)
+    yield make(33, 1, 64, 64, runs, "bf16 bf16", v_in_k=True, selected=600, gap=2)
+    yield make(5, 1, 600, 544, [(0, 2, 200, 0)], v_in_k=True, selected=70)
     yield make(2, 1, 256, 256, [(0, 3, 0, 0)], "bf16 bf16")
 
 

@@ -104,3 +104,8 @@ def index_select_cases() -> Iterator[Case]:
     yield make(7, 9, 50, [(0, 40, 90, 0)], equal=4)
     yield make(16, 32, 130, [(0, 3, 1200, 0)], equal=3)
     yield make(5, 24, 40, [(0, 2, 80, 0)], nan=7)
+    # Lists that are cut several times, and lists of more positions than one tile has.
+    yield make(9, 33, 60, [(0, 2, 2600, 0)], gap=1)
+    yield make(5, 16, 100, [(0, 1, 1900, 1), (1, 3, 700, 0)], equal=40)
+    yield make(64, 128, 2048, [(0, 1, 2999, 0)])
+    yield make(20, 72, 130, [(0, 70, 200, 1)])

@@ -269,13 +269,14 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
     return Support::no("selected=0: variant gather reads selected positions");
   }
   if (checked && desc.selected != 0) {
-    if (config.variant != k_gather) {
-      return Support::no(
-          str_cat("selected=", desc.selected, ": only variant gather, on the CPU, reads selected positions"));
+    if (config.variant != k_gather && config.variant != k_rows && config.variant != k_latent) {
+      return Support::no(str_cat("selected=", desc.selected, ": variant ", kVariants[config.variant].name,
+                                 " reads all positions; gather on the CPU, latent and rows on a GPU read selected "
+                                 "ones"));
     }
     if (desc.selected < 0 || !desc.v_in_k || desc.kv_heads != 1 || desc.windowed) {
       return Support::no(str_cat("selected=", desc.selected, " with v_in_k=", desc.v_in_k, " kv_heads=", desc.kv_heads,
-                                 " windowed=", desc.windowed, ": variant gather reads latents without a window"));
+                                 " windowed=", desc.windowed, ": selected positions are latents without a window"));
     }
   }
   if (checked && device.kind == DeviceKind::cpu && desc.out_tiles != 0) {
@@ -285,11 +286,14 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
   const bool splits = config.variant == k_flash_split || config.variant == k_direct || config.variant == k_latent ||
                       config.variant == k_latent_cluster ||
                       (config.variant == k_rows && rows_params::of(config).splits > 1);
-  if (splits && desc.m > kDecodeMaxTokens) {
+  // Tiles of selected positions have rows of one token each, so that one part of the keys is enough for a prompt.
+  const bool prompt = desc.selected > 0 && config.variant == k_latent && latent_params::of(config).splits == 1;
+  if (splits && !prompt && desc.m > kDecodeMaxTokens) {
     return Support::no(str_cat("splits of the keys are for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
   }
-  if (splits && AttentionTiles{kCudaRowTile, desc.heads / desc.kv_heads}.bound(desc.m, desc.m) * desc.kv_heads >
-                    kStreamCounters) {
+  if (splits && !prompt &&
+      AttentionTiles{kCudaRowTile, desc.heads / desc.kv_heads}.bound(desc.m, desc.m) * desc.kv_heads >
+          kStreamCounters) {
     return Support::no(
         str_cat("m=", desc.m, " tokens and heads=", desc.heads, " make more tiles than a launch can count"));
   }
@@ -325,6 +329,20 @@ int16_t cuda_splits(int64_t tiles, const DeviceInfo& device) {
   int16_t splits = 1;
   while (splits < 32 && tiles * splits < device.sm_count) splits = static_cast<int16_t>(splits * 2);
   return splits;
+}
+
+// For selected positions: as many parts as leave every multiprocessor one block.
+Config selected_default(const AttentionDesc& desc, const DeviceInfo& device) {
+  const auto blocks = [&](int64_t rows) { return desc.m * AttentionTiles{rows, desc.heads}.of_run(1); };
+  std::optional<Config> best;
+  for (const Config& config : kInstances) {
+    if (config.variant != k_latent || !supports(desc, config, device)) continue;
+    const int16_t splits = latent_params::of(config).splits;
+    if (splits == 1 || blocks(kLatentRows) * splits <= device.sm_count) best = config;
+  }
+  if (best) return *best;
+  const Config split = rows_params{.splits = cuda_splits(blocks(kCudaRowTile), device)};
+  return supports(desc, split, device) ? split : rows_params{.splits = 1};
 }
 
 // The best variant that the device supports: tensor core variants first, then rows.
@@ -391,7 +409,7 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
 
 Config default_config(const AttentionDesc& desc, const DeviceInfo& device) {
   if (device.kind == DeviceKind::cuda) {
-    return cuda_default(desc, device);
+    return desc.selected > 0 ? selected_default(desc, device) : cuda_default(desc, device);
   }
   const int64_t rows = desc.m * (desc.heads / std::max<int64_t>(1, desc.kv_heads));
   if (desc.selected > 0) {

@@ -5,6 +5,13 @@
 
 namespace dyno::ops {
 
+template <bool kSelected>
+static auto latent_kernel_for(DType type) -> void (*)(DirectTask) {
+  return type == DType::f32    ? latent::latent_kernel<device::Scalar::f32, kSelected>
+         : type == DType::bf16 ? latent::latent_kernel<device::Scalar::bf16, kSelected>
+                               : latent::latent_kernel<device::Scalar::f16, kSelected>;
+}
+
 void attention_latent_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream) {
   DirectTask task{};
   task.common = make_cuda_attention(args, desc, splits, stream);
@@ -12,19 +19,18 @@ void attention_latent_cuda(const AttentionArgs& args, const AttentionDesc& desc,
   task.aligned = address % 16 == 0;
   task.early = args.settled && address % 32 == 0;
   const AttentionTiles tiles{latent::kRows, task.common.group};
-  const auto blocks = static_cast<unsigned>(tiles.bound(desc.m, args.n_runs));
+  const bool selected = desc.selected > 0;
+  const auto blocks = static_cast<unsigned>(tiles.bound(desc.m, selected ? desc.m : args.n_runs));
   const auto heads = static_cast<unsigned>(desc.kv_heads);
-  const auto kernel = desc.k_type == DType::f32    ? latent::latent_kernel<device::Scalar::f32>
-                      : desc.k_type == DType::bf16 ? latent::latent_kernel<device::Scalar::bf16>
-                                                   : latent::latent_kernel<device::Scalar::f16>;
+  const auto kernel = selected ? latent_kernel_for<true>(desc.k_type) : latent_kernel_for<false>(desc.k_type);
   const size_t shared = latent_shared_bytes(desc.k_type);
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   launch_dependent("attention", kernel, dim3(blocks, heads, static_cast<unsigned>(splits)), 32 * latent::kWarps, shared,
                    stream.handle, task);
   if (splits == 1) return;
   const auto pieces = static_cast<unsigned>((desc.dv + latent::kCombineDims - 1) / latent::kCombineDims);
-  launch_dependent("attention", latent::latent_combine, dim3(blocks, heads, latent::kRows * pieces), 128, 0,
-                   stream.handle, task);
+  const auto combine = selected ? latent::latent_combine<true> : latent::latent_combine<false>;
+  launch_dependent("attention", combine, dim3(blocks, heads, latent::kRows * pieces), 128, 0, stream.handle, task);
 }
 
 }  // namespace dyno::ops

@@ -40,8 +40,8 @@ __device__ __forceinline__ int summed_row(int lane) {
   return ((lane >> 4) & 1) * 4 + ((lane >> 3) & 1) * 2 + ((lane >> 2) & 1);
 }
 
-// kDims: dimensions of the value per thread.
-template <Scalar kKey, Scalar kValue, int kDims>
+// kDims: dimensions of the value per thread. kSelected: each token reads the positions of its list.
+template <Scalar kKey, Scalar kValue, int kDims, bool kSelected = false>
 __global__ void __launch_bounds__(kThreads) attention_rows(CudaAttention task) {
   device::let_next_start();
   device::wait_for_previous();
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) attention_rows(CudaAttention task) {
   __shared__ float partial[kThreads];
   const int kv_head = blockIdx.y, split = blockIdx.z, dk = task.dk, dv = task.dv;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const CudaTile tile = find_tile(task, blockIdx.x, kRows);
+  const CudaTile tile = find_tile_of<kSelected>(task, blockIdx.x, kRows);
   if (tile.empty()) return;
   const KeyRange range = split_keys(task, tile, split, kChunk);
   if (split >= range.active) return;
@@ -79,12 +79,13 @@ __global__ void __launch_bounds__(kThreads) attention_rows(CudaAttention task) {
   const uint8_t* key_base = key_rows(task, tile.run, kv_head);
   const uint8_t* value_base = value_rows(task, tile.run, kv_head);
   const int64_t value_stride = task.v_in_k ? task.args.k_row_bytes : task.args.v_row_bytes;
+  const KeyRows<kSelected> rows(task, tile);
 
   for (int first = begin; first < end; first += kChunk) {
     const int count = min(kChunk, end - first);
     __syncthreads();  // queries are written; the scores of the last chunk are no longer needed
     for (int j = warp; j < count; j += kWarps) {
-      const uint8_t* key = key_base + (first + j) * task.args.k_row_bytes;
+      const uint8_t* key = key_base + rows[first + j] * task.args.k_row_bytes;
       float dot[kRows] = {};
       for (int d = lane; d < dk; d += 32) {
         const float k = device::load_scalar<kKey>(key, d);
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(kThreads) attention_rows(CudaAttention task) {
       for (int i = 0; i < kDims; ++i) sums[r][i] *= shrink[r];
     }
     for (int j = group; j < count; j += groups) {
-      const uint8_t* value = value_base + (first + j) * value_stride;
+      const uint8_t* value = value_base + rows[first + j] * value_stride;
 #pragma unroll
       for (int i = 0; i < kDims; ++i) {
         const int d = dim + i * kThreads;
@@ -167,6 +168,14 @@ __global__ void __launch_bounds__(kThreads) attention_rows(CudaAttention task) {
 template <Scalar kKey, Scalar kValue>
 auto kernel_for(const CudaAttention& task) -> void (*)(CudaAttention) {
   static_assert(kRowsNarrow == kThreads);
+  if (task.selected > 0) {
+    if constexpr (kKey == kValue && group_built(KernelGroup::latent)) {
+      return task.dv <= kThreads       ? attention_rows<kKey, kKey, 1, true>
+             : task.dv <= 2 * kThreads ? attention_rows<kKey, kKey, 2, true>
+                                       : attention_rows<kKey, kKey, 4, true>;
+    }
+    throw_left_out(KernelGroup::latent);
+  }
   if (task.dv <= kThreads) return attention_rows<kKey, kValue, 1>;
   constexpr bool kLatent = kKey == kValue && group_built(KernelGroup::latent);
   if constexpr (kLatent || group_built(KernelGroup::heads_512)) {
@@ -220,13 +229,15 @@ CudaAttention make_cuda_attention(const AttentionArgs& args, const AttentionDesc
   task.splits = splits;
   task.partials = reinterpret_cast<float*>(stream.workspace);
   task.counters = stream.counters;
+  task.selected = static_cast<int>(desc.selected);
   return task;
 }
 
 void attention_rows_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream) {
   const CudaAttention task = make_cuda_attention(args, desc, splits, stream);
   const AttentionTiles tiles{kRows, task.group};
-  const dim3 grid(static_cast<unsigned>(tiles.bound(desc.m, args.n_runs)), static_cast<unsigned>(desc.kv_heads),
+  const int64_t runs = desc.selected > 0 ? desc.m : args.n_runs;  // rows of each token have their own tiles
+  const dim3 grid(static_cast<unsigned>(tiles.bound(desc.m, runs)), static_cast<unsigned>(desc.kv_heads),
                   static_cast<unsigned>(splits));
   switch (desc.k_type) {
     case DType::f32:

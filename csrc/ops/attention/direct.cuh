@@ -48,7 +48,9 @@ void steps_attention(const DirectTask& task, bool bf16, int64_t tiles, CUstream_
 
 namespace direct {
 
+using device::load_16;
 using device::Scalar;
+using device::transpose_8x8;
 
 inline constexpr int kWarps = kDirectWarps;
 inline constexpr int kTileKeys = 16;
@@ -56,19 +58,6 @@ inline constexpr float kLog2E = 1.4426950408889634f;
 
 // The rows that a load takes from a tile of keys: all rows, or only rows before or from the run's position on.
 enum class Rows { all, settled, fresh };
-
-__device__ __forceinline__ uint4 load_16(const uint8_t* p, bool aligned) {
-  uint4 v;
-  if (aligned) {
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-  }
-  const auto* h = reinterpret_cast<const uint16_t*>(p);
-  const auto word = [&](int i) { return h[2 * i] | static_cast<uint32_t>(h[2 * i + 1]) << 16; };
-  return {word(0), word(1), word(2), word(3)};
-}
 
 // Four signed bytes as f16.
 __device__ __forceinline__ uint2 code_halves(uint32_t codes) {
@@ -116,14 +105,6 @@ struct Piece<Scalar::q8_0> {
   }
   __device__ float scale() const { return __half2float(__ushort_as_half(d)); }
 };
-
-// Transposes an 8x8 matrix of 16-bit elements that is distributed over the warp, two adjacent elements of a row per
-// lane.
-__device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
-  uint32_t out;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(out) : "r"(v));
-  return out;
-}
 
 template <bool kBf16>
 __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

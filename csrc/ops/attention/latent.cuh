@@ -67,7 +67,8 @@ __device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const Cud
   return {begin, min(begin + each, tile.key_end), (keys + each - 1) / each};
 }
 
-template <Scalar kType>
+// kSelected: each token reads the positions of its list.
+template <Scalar kType, bool kSelected>
 __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_constant__ DirectTask task) {
   constexpr bool kBf16 = kType == Scalar::bf16, kTwice = kType == Scalar::f32;
   constexpr int kBatch = kTwice ? 3 : 6;            // chunks of 32 dimensions that are loaded at once
@@ -79,12 +80,17 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
   const CudaAttention& t = task.common;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
   const int kv_head = blockIdx.y, split = blockIdx.z;
-  const CudaTile tile = find_tile(t, blockIdx.x, kRows);
+  const CudaTile tile = find_tile_of<kSelected>(t, blockIdx.x, kRows);
   const KeyRange range = block_keys(t, tile, split);
   if (tile.empty() || split >= range.active) return;
 
   const uint8_t* base = key_rows(t, tile.run, kv_head);
   const int64_t stride = t.args.k_row_bytes;
+  const KeyRows<kSelected> rows(t, tile);
+  const auto row_of = [&](int key) {
+    if constexpr (kSelected) key = key < range.end ? rows[key] : 0;
+    return base + key * stride;
+  };
   const int chunks = (t.dk + 31) / 32, batches = (chunks + kBatch - 1) / kBatch;
   using Row = Element8<kType>;
   Row keys[kBatch][2], next_keys[kBatch][2];
@@ -92,10 +98,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int key = first + g + 8 * h;
+      const uint8_t* row = row_of(key);
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
         const int dim = 32 * (batch * kBatch + c) + 8 * quad;
-        to[c][h].load(base + key * stride, dim, key < range.end && dim < t.dk, task.aligned);
+        to[c][h].load(row, dim, key < range.end && dim < t.dk, task.aligned);
       }
     }
   };
@@ -104,7 +111,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = first + 2 * quad + (i & 1) + 8 * (i >> 1);
-      to[i].load(base + key * stride, value_dim, key < range.end && value_dim < t.dv, task.aligned);
+      to[i].load(row_of(key), value_dim, key < range.end && value_dim < t.dv, task.aligned);
     }
   };
   // The rows of a tile are loaded in several steps. The prefetch avoids waits for memory in all but the first; L2 has
@@ -113,12 +120,12 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
   const auto prefetch_rows = [&](int first) {
     for (int i = lane; i < kTileKeys * lines; i += 32) {
       const int key = first + i / lines;
-      if (key < range.end) device::prefetch_l2(base + key * stride + min(i % lines * 128, row_bytes - 4));
+      if (key < range.end) device::prefetch_l2(row_of(key) + min(i % lines * 128, row_bytes - 4));
     }
   };
-  int mine = range.begin + warp * kTileKeys;  // the keys of this warp's scores
-  prefetch_rows(mine);
-  const bool early = task.early && mine + kTileKeys <= tile.run.position;
+  int mine = range.begin + warp * kTileKeys;      // the keys of this warp's scores
+  if constexpr (!kSelected) prefetch_rows(mine);  // the previous launch may write the list
+  const bool early = !kSelected && task.early && mine + kTileKeys <= tile.run.position;
   if (early && mine < range.end) load_keys(keys, mine, 0);
   device::wait_for_previous();
   if (!early && mine < range.end) load_keys(keys, mine, 0);
@@ -299,10 +306,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
 
 // Adds the parts of kCombineDims dimensions of a row.
 using direct::kCombineDims;
+template <bool kSelected>
 __global__ void __launch_bounds__(direct::kCombineThreads) latent_combine(const __grid_constant__ DirectTask task) {
   device::let_next_start();
   device::wait_for_previous();
-  const CudaTile tile = find_tile(task.common, blockIdx.x, kRows);
+  const CudaTile tile = find_tile_of<kSelected>(task.common, blockIdx.x, kRows);
   if (tile.empty()) return;
   direct::combine_piece<kRows>(task.common, tile, block_keys(task.common, tile, 0).active);
 }

@@ -17,6 +17,7 @@ struct CudaAttention {
   int splits;
   float* partials;    // [tile][kv head][split][row][2 + dv]: maximum, sum, weighted values
   int32_t* counters;  // [tile][kv head]
+  int selected;       // positions that a token reads at most; 0: all
 
   __device__ float query_scale() const { return softcap ? device::quotient(args.scale, args.softcap) : args.scale; }
 };
@@ -57,6 +58,42 @@ __device__ __forceinline__ CudaTile find_tile(const CudaAttention& task, int til
   }
   return {};
 }
+
+// The same for attention to selected positions. Tiles have rows of one token, and its keys are numbers in its list.
+__device__ __forceinline__ CudaTile find_selected_tile(const CudaAttention& task, int tile, int tile_rows) {
+  const int per_token = (task.group + tile_rows - 1) / tile_rows, token = tile / per_token;
+  for (int r = 0; r < task.args.n_runs; ++r) {
+    const SequenceRun run = task.args.runs[r];
+    const int within = token - run.first_token;
+    if (within < 0 || within >= run.n_tokens) continue;
+    CudaTile out;
+    out.run = {token, 1, run.position + within, run.slot};
+    out.row_begin = tile % per_token * tile_rows;
+    out.row_end = min(out.row_begin + tile_rows, task.group);
+    out.key_end = min(out.run.position + 1, task.selected);
+    return out;
+  }
+  return {};
+}
+template <bool kSelected>
+__device__ __forceinline__ CudaTile find_tile_of(const CudaAttention& task, int tile, int tile_rows) {
+  return kSelected ? find_selected_tile(task, tile, tile_rows) : find_tile(task, tile, tile_rows);
+}
+
+// The row of the cache that holds a key. A token that sees no more positions than it may read has no list.
+template <bool kSelected>
+struct KeyRows {
+  const int32_t* list = nullptr;
+  __device__ KeyRows(const CudaAttention& t, const CudaTile& tile) {
+    if constexpr (kSelected) {
+      if (tile.run.position >= t.selected) list = t.args.selected + tile.run.first_token * t.args.selected_stride;
+    }
+  }
+  __device__ int operator[](int key) const {
+    if constexpr (kSelected) return list == nullptr ? key : list[key];
+    return key;
+  }
+};
 
 // find_tile() by a whole warp, whose lanes check one run each. A serial search over the runs of many sequences would
 // take as long as attention over few keys.

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "ops/contract.h"
 #include "ops/index_select/kernels.h"
+#include "ops/index_select/kernels_cuda.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
 #include "ops/runs.h"
@@ -168,10 +169,26 @@ Support supports(const IndexSelectDesc& desc, const Config& config, const Device
   if (checked && config.variant == k_parts && desc.m > kPartTokens) {
     return Support::no(str_cat("variant parts is for up to ", kPartTokens, " tokens, not m=", desc.m));
   }
+  if (checked && config.variant == k_blocks) {
+    const int64_t splits = blocks_params::of(config).splits, most = index_most_lists(desc);
+    if (splits > 1 && desc.m * splits > most) {
+      return Support::no(str_cat("splits=", splits, " of m=", desc.m, " tokens make more than the ", most,
+                                 " lists of selected=", desc.selected, " positions that a launch holds"));
+    }
+  }
   return checked;
 }
 
 Config default_config(const IndexSelectDesc& desc, const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cuda) {
+    // As many parts as give every multiprocessor two blocks.
+    Config best = blocks_params{.splits = 1};
+    for (const Config& config : kInstances) {
+      if (config.variant != k_blocks || !supports(desc, config, device)) continue;
+      if (desc.m * blocks_params::of(config).splits <= 2 * device.sm_count) best = config;
+    }
+    return best;
+  }
   if (desc.m >= device.cores || desc.m > kPartTokens) return tokens_params{.keys = 256};
   return parts_params{.splits = static_cast<int16_t>(device.cores <= 4 ? 4 : device.cores <= 8 ? 8 : 16)};
 }
@@ -182,7 +199,10 @@ Cost cost(const IndexSelectDesc& desc) {
   return {m * (width + static_cast<double>(desc.heads + desc.dk + desc.selected)) * 4, m * (m + 1) / 2 * width * 2};
 }
 
-size_t scratch_bytes(const IndexSelectDesc& desc, const Config& config) { return layout_of(desc, config).bytes(); }
+size_t scratch_bytes(const IndexSelectDesc& desc, const Config& config) {
+  if (config.variant == k_blocks) return index_scratch_bytes(desc, blocks_params::of(config).splits);
+  return layout_of(desc, config).bytes();
+}
 
 void launch(const Config& config, const IndexSelectDesc& desc, const IndexSelectArgs& args, CpuContext& context) {
   check_runs("index_select", args.runs, args.n_runs, desc.m, args.slot_positions);
@@ -216,5 +236,15 @@ void launch(const Config& config, const IndexSelectDesc& desc, const IndexSelect
     write(held, count, token.out);
   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const IndexSelectDesc& desc, const IndexSelectArgs& args, CudaStream& stream) {
+  if constexpr (!group_built(KernelGroup::latent)) {
+    throw_left_out(KernelGroup::latent);
+  } else {
+    index_select_cuda(args, desc, blocks_params::of(config).splits, stream);
+  }
+}
+#endif
 
 }  // namespace dyno::ops

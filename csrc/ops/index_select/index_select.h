@@ -39,5 +39,6 @@ Cost cost(const IndexSelectDesc& desc);
 size_t scratch_bytes(const IndexSelectDesc& desc, const Config& config);
 // Throws PlanError for runs outside the batch or the cache.
 void launch(const Config& config, const IndexSelectDesc& desc, const IndexSelectArgs& args, CpuContext& context);
+void launch(const Config& config, const IndexSelectDesc& desc, const IndexSelectArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

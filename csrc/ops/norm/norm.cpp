@@ -17,11 +17,7 @@ namespace dyno::ops {
 Support supports(const NormDesc& desc, const Config& config, const DeviceInfo& device) {
   const Support sizes = check_sizes({{"m", desc.m}, {"n", desc.n}, {"rows_per_token", desc.rows_per_token}});
   if (!sizes) return sizes;
-  const Support checked = check_config(Family::norm, kVariants, kInstances, config, device);
-  if (checked && desc.centred && config.variant == k_block) {
-    return Support::no("centred=1: only the CPU has kernels of layer norms");
-  }
-  return checked;
+  return check_config(Family::norm, kVariants, kInstances, config, device);
 }
 
 Config default_config(const NormDesc& desc, const DeviceInfo& device) {

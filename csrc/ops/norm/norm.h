@@ -1,4 +1,4 @@
-// Family norm: RMS norm over rows, with an optional weight and residual.
+// Family norm: RMS norm or layer norm over rows, with an optional weight and residual.
 #pragma once
 
 #include "ops/args.h"

@@ -1,4 +1,4 @@
-// RMS norm with `threads` threads per row. If a row has one warp, a block has eight rows.
+// RMS norm or layer norm with `threads` threads per row. If a row has one warp, a block has eight rows.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"
@@ -83,6 +83,44 @@ __global__ void __launch_bounds__(1024) norm_blocks(NormArgs args, int n, int ro
                     [&](float v) { return device::block_sum(v, shared); });
 }
 
+// Layer norm: first the mean, then the variance, because a difference of sums of squares would lose digits. Both
+// functions add a value over the threads of a row.
+template <typename Sum, typename SumOfSquares>
+__device__ __forceinline__ void centre(const NormArgs& args, const Row& row, int n, int thread, int threads,
+                                       const Sum& sum, const SumOfSquares& sum_of_squares) {
+  float total = 0;
+  for (int i = thread; i < n; i += threads) total += row.x[i];
+  const float mean = sum(total) / static_cast<float>(n);
+  float squares = 0;
+  for (int i = thread; i < n; i += threads) squares += (row.x[i] - mean) * (row.x[i] - mean);
+  const float scale = 1.0f / sqrtf(sum_of_squares(squares) / static_cast<float>(n) + args.eps);
+  for (int i = thread; i < n; i += threads) {
+    float v = (row.x[i] - mean) * scale;
+    if (row.weight != nullptr) v *= row.weight[i];
+    if (args.bias != nullptr) v += args.bias[i];
+    row.out[i] = (row.residual == nullptr ? v : v + row.residual[i]) * args.scale;
+  }
+}
+
+__global__ void __launch_bounds__(32 * kWarpsPerBlock)
+    layer_norm_warps(NormArgs args, int n, int rows_per_token, int64_t rows) {
+  device::let_next_start();
+  device::wait_for_previous();
+  const int64_t row = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / 32;
+  if (row >= rows) return;
+  const auto sum = [](float v) { return device::warp_sum(v); };
+  centre(args, row_of(args, n, rows_per_token, row), n, threadIdx.x % 32, 32, sum, sum);
+}
+
+__global__ void __launch_bounds__(1024) layer_norm_blocks(NormArgs args, int n, int rows_per_token) {
+  device::let_next_start();
+  device::wait_for_previous();
+  __shared__ float sums[32], squares[32];
+  centre(
+      args, row_of(args, n, rows_per_token, blockIdx.x), n, threadIdx.x, blockDim.x,
+      [&](float v) { return device::block_sum(v, sums); }, [&](float v) { return device::block_sum(v, squares); });
+}
+
 bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 }  // namespace
@@ -93,11 +131,11 @@ void norm_rows_cuda(const NormArgs& args, const NormDesc& desc, int threads, Cud
   const bool vector = n % 4 == 0 && args.weight_stride % 4 == 0 && args.x_stride % 4 == 0 && args.out_stride % 4 == 0 &&
                       aligned(args.x) && aligned(args.weight) && aligned(args.residual) && aligned(args.out);
   if (threads == 32) {
-    const auto kernel = vector ? norm_warps<true> : norm_warps<false>;
+    const auto kernel = desc.centred ? layer_norm_warps : vector ? norm_warps<true> : norm_warps<false>;
     const auto blocks = static_cast<unsigned>((rows + kWarpsPerBlock - 1) / kWarpsPerBlock);
     launch_dependent("norm", kernel, blocks, 32 * kWarpsPerBlock, 0, stream.handle, args, n, per_token, rows);
   } else {
-    const auto kernel = vector ? norm_blocks<true> : norm_blocks<false>;
+    const auto kernel = desc.centred ? layer_norm_blocks : vector ? norm_blocks<true> : norm_blocks<false>;
     launch_dependent("norm", kernel, static_cast<unsigned>(rows), static_cast<unsigned>(threads), 0, stream.handle,
                      args, n, per_token);
   }

@@ -11,6 +11,8 @@ struct __half2 {
 };
 
 inline __half __ushort_as_half(unsigned short bits) { return {__builtin_bit_cast(_Float16, bits)}; }
+inline __half __float2half_rn(float v) { return {static_cast<_Float16>(v)}; }
+inline float __half2float(__half v) { return static_cast<float>(v.v); }
 inline __half2 __half2half2(__half v) { return {v.v, v.v}; }
 inline __half2 __low2half2(__half2 v) { return {v.x, v.x}; }
 inline __half2 __high2half2(__half2 v) { return {v.y, v.y}; }

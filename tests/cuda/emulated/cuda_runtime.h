@@ -230,6 +230,7 @@ inline unsigned __ballot_sync(unsigned, bool value) {
   for (unsigned lane = 0; lane < emulated::kWarp; ++lane) found |= static_cast<unsigned>(values[lane]) << lane;
   return found;
 }
+inline bool __all_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) == ~0u; }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
@@ -247,6 +248,9 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
+inline int __double2int_rn(double x) { return static_cast<int>(std::rint(x)); }
+inline int __float2int_rn(float x) { return static_cast<int>(std::rint(x)); }
+inline float __int_as_float(int value) { return __builtin_bit_cast(float, value); }
 inline float __uint_as_float(unsigned value) { return __builtin_bit_cast(float, value); }
 
 constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 0;

@@ -63,14 +63,15 @@ inline void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
   emulated::sync_warp();
 }
 
-// c[16, 8] += a[16, 16] · b[16, 8] of a warp, as mma.m16n8k16 deals the elements out.
-inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+// c[16, 8] += a[16, 16] · b[16, 8] of a warp, as mma.m16n8k16 deals the elements out. floats(pair): the two elements of
+// a register.
+template <typename Floats>
+void mma_16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const Floats& floats) {
   struct Operands {
     float2 a[4], b[2];
   };
   static thread_local Operands operands[emulated::kMaxThreads];
   const unsigned thread = emulated::fibers[emulated::current].index.x, lane = emulated::lane(), first = thread - lane;
-  const auto floats = [](uint32_t pair) { return __half22float2(as_half2(pair)); };
   operands[thread] = {{floats(a[0]), floats(a[1]), floats(a[2]), floats(a[3])}, {floats(b0), floats(b1)}};
   emulated::sync_warp();
   const auto half = [](float2 pair, unsigned which) { return which == 0 ? pair.x : pair.y; };
@@ -85,6 +86,10 @@ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
     c[e] += sum;
   }
   emulated::sync_warp();
+}
+
+inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma_16(c, a, b0, b1, [](uint32_t pair) { return __half22float2(as_half2(pair)); });
 }
 
 }  // namespace dyno::device
