@@ -15,8 +15,7 @@ constexpr int64_t kMaxDimension = int64_t{1} << 31;
 
 }  // namespace
 
-Builder::Builder(const GgufFile& file, ModelDesc& model_out, Part part, bool indexers)
-    : model(model_out), file_(file), part_(part), indexers_(indexers) {}
+Builder::Builder(const GgufFile& file, ModelDesc& model_out, Part part) : model(model_out), file_(file), part_(part) {}
 
 std::string Builder::key(std::string_view name) const { return str_cat(model.architecture, ".", name); }
 std::string Builder::blk(int64_t layer, std::string_view what) { return str_cat("blk.", layer, ".", what); }

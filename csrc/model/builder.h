@@ -17,7 +17,7 @@ inline constexpr int64_t kMaxStateHead = 512, kMaxConvTaps = 8;
 
 class Builder {
  public:
-  Builder(const GgufFile& file, ModelDesc& model, Part part, bool indexers);
+  Builder(const GgufFile& file, ModelDesc& model, Part part);
 
   // Metadata with the architecture's prefix: integer("block_count") reads "<arch>.block_count".
   int64_t integer(std::string_view key, int64_t least = 0) const;  // required
@@ -69,7 +69,6 @@ class Builder {
   };
   std::vector<Block> blocks();
   bool is_head() const { return part_ == Part::draft_head; }
-  bool wants_indexers() const { return indexers_; }
   LayerSpec& layer(int64_t index) { return model.layers.at(static_cast<size_t>(index)); }
   // "<architecture>.<name>"
   std::string key(std::string_view name) const;
@@ -128,7 +127,6 @@ class Builder {
 
   const GgufFile& file_;
   Part part_;
-  bool indexers_;
   int64_t trunk_layers_ = 0;
   mutable std::map<std::string, std::vector<int64_t>, std::less<>> integers_;
   mutable std::map<std::string, std::vector<bool>, std::less<>> flags_;

@@ -33,7 +33,7 @@ std::vector<std::string_view> known_architectures() {
   return names;
 }
 
-ModelDesc describe_model(const GgufFile& file, Part part, bool indexers) {
+ModelDesc describe_model(const GgufFile& file, Part part) {
   const auto architecture = file.metadata().find_string("general.architecture");
   DYNO_CHECK(ModelError, architecture.has_value(), "[model] metadata key general.architecture is missing");
   for (const Architecture& known : kArchitectures) {
@@ -44,7 +44,7 @@ ModelDesc describe_model(const GgufFile& file, Part part, bool indexers) {
     model.architecture = std::string(*architecture);
     const std::string_view name = file.metadata().find_string("general.name").value_or("");
     model.name = is_utf8(name) ? std::string(name) : in_quotes(name);
-    Builder builder(file, model, part, indexers);
+    Builder builder(file, model, part);
     known.build(builder);
     builder.finish();
     check_types(model);
@@ -185,7 +185,7 @@ std::string ModelDesc::describe() const {
   out += "\n";
   if (chosen_positions > 0) {
     out += str_cat("  sparse attention selects the best ", chosen_positions,
-                   " positions; a GPU runs only contexts up to this length\n");
+                   " positions; shorter contexts are read completely\n");
   }
   if (draft_blocks > 0) {
     out += str_cat("  after the trunk, ", draft_blocks, draft_blocks > 1 ? " blocks predict" : " block predicts",

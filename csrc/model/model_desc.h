@@ -279,10 +279,7 @@ struct ModelDesc {
 
 // Throws ModelError for an unknown architecture (with the known ones), a missing tensor, a wrong shape or an impossible
 // hyper-parameter. Throws UnsupportedError for Part::draft_head if the file or the engine has no such head.
-//
-// Without `indexers`, sparse attention has no weights for its selection, and n_ctx_train is limited to
-// chosen_positions.
-ModelDesc describe_model(const GgufFile& file, Part part = Part::trunk, bool indexers = true);
+ModelDesc describe_model(const GgufFile& file, Part part = Part::trunk);
 
 // The model with only its first `count` layers and the output: the same shapes, but fewer layers, for measurements. Its
 // answers are meaningless. 0: all layers. Throws PlanError if there are not as many layers, and UnsupportedError if

@@ -211,14 +211,7 @@ void count_kv(Plan& plan) {
 void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& context) {
   ContextOptions c = context;
   DYNO_CHECK(PlanError, c.ctx >= 0, "[plan] ctx is ", c.ctx, "; expected 0 (the default) or more");
-  const bool any_gpu = std::any_of(plan.devices.begin(), plan.devices.end(),
-                                   [](const PlannedDevice& device) { return device.info.kind == DeviceKind::cuda; });
-  const int64_t all = model.chosen_positions > 0 && any_gpu ? std::min(model.chosen_positions, model.n_ctx_train)
-                                                            : model.n_ctx_train;  // the longest context
-  if (c.ctx == 0) c.ctx = std::min(all, kDefaultContext);
-  DYNO_CHECK(UnsupportedError, c.ctx <= all || !any_gpu || all != model.chosen_positions, "[plan] ctx is ", c.ctx,
-             ", but attention of this model selects the best ", model.chosen_positions,
-             " positions, which is supported on the CPU only; use ctx=", all, " or less, or device=cpu");
+  if (c.ctx == 0) c.ctx = std::min(model.n_ctx_train, kDefaultContext);
   DYNO_CHECK(PlanError, c.ctx <= model.n_ctx_train, "[plan] ctx is ", c.ctx, ", but the model was made for ",
              model.n_ctx_train, " positions; use ctx=", model.n_ctx_train, " or less");
   DYNO_CHECK(PlanError, c.sequences >= 1 && c.sequences <= 1024, "[plan] sequences is ", c.sequences,

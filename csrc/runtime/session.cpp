@@ -67,7 +67,7 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
                  std::vector<profile::KernelEntry> kernels, Loading loading, model::Part part, const Session* lender)
     : file_(std::move(file)),
       lender_(lender),
-      model_(model::first_layers(model::describe_model(*file_, part, device.kind == DeviceKind::cpu), load.layers)),
+      model_(model::first_layers(model::describe_model(*file_, part), load.layers)),
       plan_(plan::build_plan(model_, device, with_neighbours(load, device), context, settings.ubatch, settings.mla_mode,
                              settings.offload)),
       settings_(resolved(settings, detect_cpu().cores)),

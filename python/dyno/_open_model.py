@@ -19,7 +19,7 @@ from dyno._slots import Slots
 from dyno._ubatch import UsualUbatch, free_bytes
 from dyno.devices import limited, resolve_device
 from dyno.errors import ClosedError, DeviceError, DynoError, PlanError
-from dyno.settings import has_latent_cache, is_dense_quantised, longest_context
+from dyno.settings import has_latent_cache, is_dense_quantised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,7 +99,7 @@ class OpenModel:
         file = _core.Gguf(self.path)
         self._file: _core.Gguf | None = file
         model = _core.describe_model(file)
-        self._n_ctx_train = longest_context(model, self._device.kind)
+        self._n_ctx_train = int(model["n_ctx_train"])
         self._n_vocab = int(model["n_vocab"])
         self._recurrent = int(model["recurrent_layers"]) > 0
         self._file_pooling = file_pooling(file.get(f"{model['architecture']}.pooling_type"))

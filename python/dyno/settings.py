@@ -61,18 +61,6 @@ def has_latent_cache(model: Mapping[str, Any]) -> bool:
     return any(layer["attention"]["kind"] == "mla" for layer in model["layers"])
 
 
-def longest_context(model: Mapping[str, Any], device_kind: str) -> int:
-    """The longest context of a model on a kind of device, in tokens.
-
-    Args:
-        model: The description of `dyno._core.describe_model()`.
-        device_kind: Kind of the main device. On a GPU, sparse attention must read all positions.
-    """
-    trained = int(model["n_ctx_train"])
-    chosen = int(model.get("chosen_positions", 0))
-    return min(trained, chosen) if chosen and device_kind == "cuda" else trained
-
-
 def is_dense_quantised(model: Mapping[str, Any]) -> bool:
     """Whether a model has no experts and most of its weights are quantised.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dyno import _core
-from dyno.errors import PlanError, UnsupportedError
+from dyno.errors import PlanError
 from forward import KNOWN, Forward
 from random_models import SHAPES, Shape, random_model
 from sparse_shapes import SPARSE_SHAPES, selected
@@ -83,11 +83,11 @@ def sparse_model(tmp_path: Path, shape: Shape, count: int) -> tuple[Path, np.nda
 
 
 @pytest.mark.parametrize("shape", SPARSE_SHAPES, ids=lambda shape: f"{shape.name}-{shape.n_vocab}")
-def test_sparse_attention_in_other_dimensions(shape: Shape, tmp_path: Path) -> None:
+def test_sparse_attention_in_other_dimensions(shape: Shape, tmp_path: Path, device: str) -> None:
     path, tokens, want = sparse_model(tmp_path, shape, 120)
-    most = selected(shape)
+    most, limit = selected(shape), 1e-9 if device == "cpu" else 1e-7
     context = {"ctx": 128, "kv_type_k": "f32", "kv_type_v": "f32", "sequences": 2}
-    s = _core.Session(path, load={"device": "cpu", "numerics": "exact"}, context={**context, "ctx": most})
+    s = _core.Session(path, load={"device": device, "numerics": "exact"}, context={**context, "ctx": most})
     assert not any(node["key"].startswith("index_select") for node in s.nodes())
     s.set_context(context)
     own = [node["layer"] for node in s.nodes() if node["key"].startswith("index_select")]
@@ -95,33 +95,37 @@ def test_sparse_attention_in_other_dimensions(shape: Shape, tmp_path: Path) -> N
     for ubatch in (512, 7, 50):
         s.set({"ubatch": ubatch})
         s.reset()
-        assert nmse(s.decode([(0, tokens)], "all")[0], want) < 1e-9, f"ubatch {ubatch}"
+        assert nmse(s.decode([(0, tokens)], "all")[0], want) < limit, f"ubatch {ubatch}"
     # Back, another text, back again: the keys of the indexer are those of the new text.
     other = np.roll(tokens, 1)[:90].copy()
     s.rewind(40)
     s.decode([(0, other[40:].copy())], "none")
     s.rewind(40)
     got = [s.decode([(0, tokens[at : at + 1].copy())], "all")[0] for at in range(40, 80)]
-    assert nmse(np.vstack(got), want[40:80]) < 1e-9, "token by token"
+    assert nmse(np.vstack(got), want[40:80]) < limit, "token by token"
     s.copy_prefix(0, 1, 75)
     at = [80, 75]
     for _ in range(5):  # two sequences of other lengths, with other numbers of tokens each
         steps = [tokens[a : a + size].copy() for a, size in zip(at, (1, 3), strict=True)]
         rows = np.vstack([want[a : a + len(each)] for a, each in zip(at, steps, strict=True)])
-        assert nmse(s.decode(list(enumerate(steps)), "all")[0], rows) < 1e-9, f"two sequences at {at}"
+        assert nmse(s.decode(list(enumerate(steps)), "all")[0], rows) < limit, f"two sequences at {at}"
         at = [a + len(each) for a, each in zip(at, steps, strict=True)]
 
 
-def test_sparse_attention_with_a_rounded_cache_and_activations(tmp_path: Path) -> None:
+def test_sparse_attention_with_a_rounded_cache_and_activations(tmp_path: Path, device: str) -> None:
     """Most positions that are read are the same, so the answers are near."""
     path, tokens, want = sparse_model(tmp_path, SPARSE_SHAPES[1], 120)
-    for cache in ("f16", "bf16", "q8_0"):
-        s = _core.Session(path, context={"ctx": 128, "kv_type_k": cache, "kv_type_v": cache})
+    for cache in ("f16", "bf16", "q8_0", "f32"):
+        context = {"ctx": 128, "kv_type_k": cache, "kv_type_v": cache}
+        s = _core.Session(path, load={"device": device}, context=context)
         assert nmse(s.decode([(0, tokens)], "all")[0], want) < 2e-2, cache
+        s.rewind(60)
+        rows = [s.decode([(0, tokens[at : at + 1].copy())], "all")[0] for at in range(60, 90)]
+        assert nmse(np.vstack(rows), want[60:90]) < 2e-2, f"{cache}, token by token"
 
 
 def test_a_context_of_exactly_the_selected_positions(tmp_path: Path) -> None:
-    """On the CPU, the model's own limit ends the context, not the selection."""
+    """The model's own limit ends the context, not the selection."""
     shape = SPARSE_SHAPES[0]
     short = replace(shape, metadata={**shape.metadata, "context_length": selected(shape)})
     path = random_model(tmp_path / "m.gguf", short)
@@ -131,23 +135,91 @@ def test_a_context_of_exactly_the_selected_positions(tmp_path: Path) -> None:
         s.set_context({"ctx": 21})
 
 
-def test_contexts_of_sparse_attention_on_a_gpu(tmp_path: Path) -> None:
-    """A plan alone needs no GPU. The weights of the indexer are not placed there."""
-    path = random_model(tmp_path / "m.gguf", SPARSE_SHAPES[0])
+@pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=pytest.mark.gpu)], indirect=True)
+def test_launches_of_sparse_attention_on_a_gpu(tmp_path: Path, device: str) -> None:
+    """Replayed graphs give the bits of single launches. The fused list gives nearly the same logits."""
+    path, tokens, _ = sparse_model(tmp_path, SPARSE_SHAPES[2], 120)
+    s = _core.Session(path, load={"device": device}, context={"ctx": 128}, session={"cuda_graphs": False})
+
+    def single() -> np.ndarray:
+        s.reset()
+        s.decode([(0, tokens[:30].copy())], "none")
+        return np.vstack([s.decode([(0, tokens[at : at + 1].copy())], "all")[0] for at in range(30, 70)])
+
+    launched = single()
+    if _core.build_info()["switches"]["GGML_CUDA_USE_GRAPHS"] == "ON":
+        s.set({"cuda_graphs": True})
+        np.testing.assert_array_equal(single(), launched)
+    s.set({"fusion": False})
+    assert nmse(single(), launched) < 2e-2
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"n_gpu_layers": 3},  # a layer on the CPU selects for layers on the GPU
+        {"rules": [r"blk\.[13]\.attn.*=CPU"]},  # attention of one device reads the selection of the other
+        {"rules": ["indexer=CPU"]},
+        {"rules": ["indexer.*norm=CPU", "attn_k_b=CPU", "exps=CPU"]},
+    ],
+    ids=str,
+)
+def test_sparse_attention_on_a_gpu_beside_the_cpu(
+    placement: dict[str, object], tmp_path: Path, device: str
+) -> None:
+    path, tokens, want = sparse_model(tmp_path, SPARSE_SHAPES[2], 120)
+    s = _core.Session(
+        path, load={"device": device, "numerics": "exact"},
+        context={"ctx": 128, "kv_type_k": "f32", "kv_type_v": "f32"}, placement=placement,
+    )  # fmt: skip
+    assert {"cpu", "cuda:0"} <= {node["device"] for node in s.nodes()}
+    for ubatch in (512, 33):
+        s.set({"ubatch": ubatch})
+        s.reset()
+        assert nmse(s.decode([(0, tokens[:80].copy())], "all")[0], want[:80]) < 1e-7, f"ubatch {ubatch}"
+        rows = [s.decode([(0, tokens[at : at + 1].copy())], "all")[0] for at in range(80, 120)]
+        assert nmse(np.vstack(rows), want[80:]) < 1e-7, f"ubatch {ubatch}, token by token"
+
+
+def test_plans_of_sparse_attention_for_a_gpu(tmp_path: Path) -> None:
+    """A plan alone needs no GPU."""
+    shape = SPARSE_SHAPES[2]
+    path = random_model(tmp_path / "m.gguf", shape)
     hopper = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
 
-    def planned(ctx: int) -> _core.Session:
+    def planned(ctx: int, **load: str) -> _core.Session:
         return _core.Session(
-            path, context={"ctx": ctx}, session={"cuda_graphs": False}, plan_only=True, device=hopper
+            path,
+            load=load,
+            context={"ctx": ctx},
+            session={"cuda_graphs": False},
+            plan_only=True,
+            device=hopper,
         )
 
-    with pytest.raises(UnsupportedError, match=r"ctx is 21, but attention .* selects the best 20 positions, "
-                       r"which is supported on the CPU only; use ctx=20 or less, or device=cpu"):  # fmt: skip
-        planned(21)
-    s = planned(0)
-    assert s.plan["kv_bytes"] == planned(20).plan["kv_bytes"] > planned(10).plan["kv_bytes"]
-    assert any("indexer" in name for name in s.model["unused_tensors"])
-    assert not any("indexer" in node["name"] for node in s.nodes())
+    def keys(s: _core.Session, tokens: int) -> list[str]:
+        return [str(op["key"]) for op in s.ops(tokens)]
+
+    whole, selecting = planned(37), planned(38)
+    assert not any("indexer" in name for name in selecting.model["unused_tensors"])
+    indexers = sum(shape.has_indexer(layer) for layer in range(shape.n_layers))
+    assert selecting.plan["kv_bytes"] - planned(37).plan["kv_bytes"] >= indexers * 38 * shape.index_dim * 4
+    default = _core.Session(path, load={"device": "cpu"}, plan_only=True).plan["settings"]["ctx"]
+    assert planned(0).plan["settings"]["ctx"] == default > 37
+    for tokens in (1, 16, 500):
+        assert not any("select" in key for key in keys(whole, tokens))
+        found = keys(selecting, tokens)
+        assert any(key.startswith("index_select") for key in found)
+        attention = [key for key in found if "attention" in key.split()[0]]
+        assert attention
+        assert all(key.startswith("attention") and "selected=37" in key for key in attention)
+        # Latents are normalised, rotated and stored in one launch, as without a selection.
+        fused = [key for key in found if key.startswith("qkv_rope_store")]
+        assert bool(fused) == (tokens == 1)
+    assert {op["list"] for op in whole.ops(500)} == {"expanded"}
+    assert {op["list"] for op in selecting.ops(500)} == {"general"}
+    assert any(key.startswith("index_select") for key in keys(planned(38, numerics="exact"), 16))
 
 
 @pytest.mark.parametrize("shape", SMALL, ids=lambda shape: shape.name)

@@ -68,6 +68,30 @@ def test_models_of_a_folder(models_dir: Path) -> None:
     assert not wrong
 
 
+def test_sparse_models_of_a_folder(models_dir: Path, device: str) -> None:
+    """Golden models with sparse attention, in contexts in which it selects positions."""
+    load = {"device": device, "numerics": "exact"}
+    limit = 1e-8 if device == "cpu" else 1e-7
+    checked = []
+    for path in sorted((models_dir / "tiny").glob("*-tiny.gguf")):
+        if _core.Gguf(path).get("general.architecture") not in ("deepseek32", "glm-dsa"):
+            continue
+        with np.load(path.with_suffix(".golden.npz")) as data:
+            tokens, want = data["tokens_long"].astype(np.int32), data["logits_long"]
+        s = _core.Session(path, load=load, context={**F32_CACHE, "sequences": 2})
+        assert s.model["chosen_positions"] < len(tokens)
+        assert any(node["key"].startswith("index_select") for node in s.nodes())
+        for ubatch in (512, 16, 70):
+            s.set({"ubatch": ubatch})
+            s.reset()
+            assert nmse(decode(s, tokens), want) < limit, f"{path.name}, ubatch {ubatch}"
+        s.reset()
+        rows = [decode(s, token.reshape(1))[0] for token in tokens]
+        assert nmse(np.stack(rows), want) < limit, f"{path.name}, token by token"
+        checked.append(path.name)
+    assert checked
+
+
 def check_short(path: Path, g: dict[str, np.ndarray]) -> None:
     """Of sparse attention: as long as it reads all positions, which then plans no selection."""
     ctx = _core.describe_model(path)["chosen_positions"]

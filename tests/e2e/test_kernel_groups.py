@@ -60,7 +60,9 @@ def test_a_build_keeps_what_its_model_needs(tmp_path: Path, shape: Shape, cache:
     )
     assert needed <= found
     several = "several_heads" in cuda_groups.read_architectures(CSRC)[shape.architecture]
-    assert found - needed <= (HEADS if several else set())
+    # Shorter contexts of sparse attention have heads of other sizes.
+    sparse = any("selected=" in key for key in heads)
+    assert found - needed <= (HEADS if several or sparse else set())
 
 
 WORDS = dict(

@@ -2,7 +2,6 @@
 // beyond a number of positions. Multi-head latent attention (arXiv:2405.04434), computed in absorbed form: the
 // cache has one latent and one rotary key per token, kv_b's key half is folded into the queries, and its value half is
 // applied after attention. Files have kv_b split (attn_k_b, attn_v_b) or whole (attn_kv_b, older converters).
-#include <algorithm>
 #include <cmath>
 
 #include "model/builder.h"
@@ -95,14 +94,13 @@ void build_deepseek2(Builder& b) {
   b.common();
   ModelDesc& m = b.model;
   m.chosen_positions = b.has_key("attention.indexer.top_k") ? b.integer("attention.indexer.top_k", 1) : 0;
-  const bool sparse = m.chosen_positions > 0 && b.wants_indexers();
   const RopeSpec rope = b.rope(/*neox=*/false, b.integer("rope.dimension_count", 2));
   const int64_t dense = b.integer_or("leading_dense_block_count", 0);
   const int64_t width = b.integer_or("expert_feed_forward_length", 0);
   const int64_t shared = b.integer_or("expert_shared_count", 0) * width;
   for (const auto& [layer, i] : b.blocks()) {
     latent_attention(b, layer, i, rope);
-    if (sparse) sparse_attention(b, layer, i, rope);
+    if (m.chosen_positions > 0) sparse_attention(b, layer, i, rope);
     layer.ffn_norm = b.vector(b.blk(i, "ffn_norm.weight"), m.n_embd);
     if (i < dense) {
       b.dense_ffn(layer, i, b.feed_forward(i));
@@ -117,7 +115,6 @@ void build_deepseek2(Builder& b) {
                  .shared_width = shared});
     }
   }
-  if (m.chosen_positions > 0 && !sparse) m.n_ctx_train = std::min(m.n_ctx_train, m.chosen_positions);
 }
 
 }  // namespace dyno::model

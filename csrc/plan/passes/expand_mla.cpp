@@ -62,6 +62,7 @@ void expand_layer(Plan& plan, const model::ModelDesc& model, NodeList& list, int
 }  // namespace
 
 NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& from, ListId id) {
+  if (plan.selects > 0) return {.id = id};  // queries of selected positions read latents in place
   NodeList list = list_from(model, from, id);
   bool expands = false;
   for (size_t i = 0; i < model.layers.size(); ++i) {

@@ -119,7 +119,8 @@ void fold_norms(Nodes& nodes, const std::function<bool(Node&, const NormOperands
   for (size_t i = 0; i < nodes.size(); ++i) {
     const auto* norm = operands_of<NormOperands>(nodes[i]);
     const auto* desc = std::get_if<ops::NormDesc>(&nodes[i].desc);
-    if (norm == nullptr || desc->add || desc->rows_per_token > 1 || norm->x.value == norm->out.value) continue;
+    if (norm == nullptr || desc->add || desc->centred || desc->rows_per_token > 1 || norm->x.value == norm->out.value)
+      continue;
     if (norm->scale != 1.0f) continue;
     // The norm writes a part of wider rows, and the reader reads more than this part.
     if (norm->out.stride_bytes != desc->n * static_cast<int64_t>(sizeof(float))) continue;

@@ -49,7 +49,11 @@ struct Attention {
 };
 
 Attention find_attention(const Nodes& nodes, int32_t layer, bool norms) {
-  const Span span = layer_span(nodes, layer);
+  Span span = layer_span(nodes, layer);
+  // An indexer comes first, with a rotation and a store of its own.
+  for (size_t i = span.begin; i < span.end; ++i) {
+    if (operands_of<IndexSelectOperands>(nodes[i]) != nullptr) span.begin = i + 1;
+  }
   const auto any = [](const auto&) { return true; };
   const size_t rope = find_node<RopeOperands>(nodes, span, any);
   const size_t attention = find_node<AttentionOperands>(nodes, span, any);
@@ -163,13 +167,13 @@ void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t
 }
 
 // The copy of the rotary part is removed as well. The launch that rotates it writes it next to the absorbed queries, or
-// attention reads it in place.
+// attention reads it in place. Attention to selected positions keeps its own launch.
 void fuse_latents(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
   const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
   const ops::RopeAttentionDesc whole = latents_desc(plan, a);
   const DeviceInfo& device = cache_device(plan, layer);
   if (!norms_with_cache(plan, layer, {a.kv_a_norm})) return;
-  const bool attends = fused_takes(device, whole);
+  const bool attends = (plan.selects == 0 || a.selects == 0) && fused_takes(device, whole);
   if (!attends && !fused_takes(device, whole.store())) return;
   const Attention found = find_attention(nodes, layer, true);
   const Rotated x = find_rotated(nodes, found.store);

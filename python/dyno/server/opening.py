@@ -15,7 +15,6 @@ from dyno.engine import Engine
 from dyno.errors import ModelError
 from dyno.scheduler import DEFAULT_SEQUENCES
 from dyno.server.app import create_app
-from dyno.settings import longest_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -105,8 +104,7 @@ def _open_draft(path: str, engine: Engine, arguments: Mapping[str, Any]) -> Engi
     """
     from dyno import _core
 
-    kind = "cuda" if engine.device.startswith("cuda") else "cpu"
-    shorter = longest_context(_core.describe_model(path), kind)
+    shorter = int(_core.describe_model(path)["n_ctx_train"])
     threads = {name: engine.settings[name] for name in ("threads", "threads_batch")}
     return Engine(
         path,

@@ -27,14 +27,7 @@ from dyno.errors import (
     ModelError,
     OutOfMemoryError,
 )
-from dyno.settings import (
-    DefaultsFor,
-    engine_defaults,
-    has_latent_cache,
-    is_dense_quantised,
-    longest_context,
-    settings_for,
-)
+from dyno.settings import DefaultsFor, engine_defaults, has_latent_cache, is_dense_quantised, settings_for
 
 from ...core.errors import TargetFailure, TargetLost, TargetUnusable
 from ...core.options import DECIDES
@@ -133,7 +126,7 @@ class DynoTarget(Target):
             self._build: dict[str, Any] = dict(_core.build_info())
         except (DynoError, OSError) as error:
             raise TargetUnusable(str(error)) from error
-        limit = longest_context(self._model, self._kind) or 4096
+        limit = int(self._model.get("n_ctx_train") or 4096)
         self._ctx = min(ctx or min(limit, 4096), limit)
         # Of the fixed settings, other defaults depend on these two, as in an engine opened with them.
         threads = self._fixed.get("threads")
@@ -180,7 +173,7 @@ class DynoTarget(Target):
             device=device.model_dump(mode="json", exclude_none=True),
             model={
                 **model.model_dump(mode="json", exclude_none=True),
-                "n_ctx_train": longest_context(self._model, self._kind),
+                "n_ctx_train": int(self._model["n_ctx_train"]),
                 "latent_cache": has_latent_cache(self._model),
                 "file_bytes": os.path.getsize(self._path),
                 "expert_use": _expert_use.remembered(_core.Gguf(self._path)) is not None,
