@@ -497,7 +497,7 @@ std::vector<model::WeightId> borrow_weights(Plan& plan, const model::ModelDesc& 
                                             const model::ModelDesc& lending);
 
 // Rows after the end of a sequence that need memory on a GPU that maps it on demand. Kernels may read to the end of a
-// tile, and the longest tile has 256 rows (flash_keys() times flash_key_warps()). Memory is mapped in pieces.
+// tile, and every tile is shorter than that. Memory is mapped in pieces.
 inline constexpr int64_t kRowsBehind = 256;
 inline constexpr size_t kMappedPiece = size_t{2} << 20;
 

@@ -282,7 +282,7 @@ KERNELS = {
     "norm n=4096": "default",
     "default": ["m1 moe_route experts=64 used=6 gating=softmax"],
     "attention heads=32 kv_heads=8 dk=128 dv=128 k=f16 v=f16": {
-        "m1": {"variant": "flash_split", "splits": 8}
+        "m1": {"variant": "direct", "rows": 8, "splits": 8}
     },
     "sample n_vocab=151936": {"m1": {"variant": "blocks", "blocks": 64}},
 }

@@ -179,6 +179,18 @@ def attention_cases() -> Iterator[Case]:
         for v_type in ("f32", "f16", "bf16", "q8_0"):
             yield make(4, 2, 32, 64, [(0, 3, 70, 0)], f"{k_type} {v_type}")
     yield make(4, 1, 36, 20, [(0, 9, 60, 0)], "f16 bf16")
+    # Few tokens over caches of f16 and q8_0, heads of fours, and heads of which 16 rows do not fit.
+    for types in ("f16 q8_0", "q8_0 f16"):
+        yield make(8, 2, 128, 128, [(0, 1, 1500, 0)], types)
+        yield make(6, 1, 96, 64, [(0, 2, 300, 1), (2, 1, 5, 0)], types, window=170, sinks=True)
+        yield make(8, 2, 64, 64, [(i, 1, 37 * i % 150, 11 - i) for i in range(12)], types)
+        yield make(6, 2, 256, 192, [(0, 9, 333, 0)], types, softcap=20.0, gap=1)
+    for types in ("f16 f16", "bf16 bf16"):
+        yield make(6, 2, 100, 100, [(0, 1, 300, 1), (1, 2, 40, 0)], types)
+        yield make(3, 1, 36, 20, [(0, 4, 200, 0)], types, window=77, sinks=True, gap=1)
+        yield make(5, 1, 260, 508, [(0, 2, 150, 0)], types)
+        yield make(8, 4, 256, 256, [(0, 12, 333, 0)], types)
+    yield make(2, 2, 72, 44, [(0, 5, 140, 0)], "f16 f16", v_in_k=True)
     # The switches of a Desc.
     yield make(8, 2, 64, 64, [(0, 40, 90, 0)], window=17)
     yield make(2, 2, 16, 16, [(0, 1, 200, 0)], window=1)

@@ -318,14 +318,25 @@ def test_no_profile_where_one_is_required(tiny: Path) -> None:
         dyno.Engine(tiny, require_profile=True)
 
 
+@pytest.mark.parametrize(
+    ("family", "entry"),
+    [("matmul", "variant: no_such_variant"), ("attention", "variant: flash_split, splits: 8")],
+    ids=("unknown", "removed"),
+)
 def test_a_kernel_that_is_not_supported_falls_back_loudly_with_its_group(
-    engine: dyno.Engine, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    engine: dyno.Engine,
+    tiny: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    family: str,
+    entry: str,
 ) -> None:
-    key = next(op["key"] for op in engine.describe_ops() if op["family"] == "matmul")
+    key = next(op["key"] for op in engine.describe_ops() if op["family"] == family)
+    name = entry.split(",")[0].removeprefix("variant: ")
     path = tmp_path / "odd.yaml"
     text = (
         "settings:\n  ubatch: {value: 64, group: g1}\n"
-        f'kernels:\n  "{key}": {{m1-8: {{variant: no_such_variant, group: g1}}}}\n'
+        f'kernels:\n  "{key}": {{m1-8: {{{entry}, group: g1}}}}\n'
     )
     write_profile(engine, path, text)
     whole = engine.logits(TOKENS)
@@ -333,11 +344,11 @@ def test_a_kernel_that_is_not_supported_falls_back_loudly_with_its_group(
         assert opened.settings["ubatch"] == 512  # fell with its group
         assert {row["status"] for row in opened.kernel_report()} == {"rejected"}
         assert nmse(whole, opened.logits(TOKENS)) < 1e-5
-        assert any("no_such_variant" in line for line in opened.fallbacks)
+        assert any(name in line for line in opened.fallbacks)
         (shown,) = (line for line in explain.ops(opened, 1)[1].splitlines() if f"{key} m1-8: " in line)
         assert shown.split()[0] == "rejected"
-        assert "no_such_variant" in shown
-    assert any("no_such_variant" in record.getMessage() for record in caplog.records)
+        assert name in shown
+    assert any(name in record.getMessage() for record in caplog.records)
     with pytest.raises(ProfileError, match="required"):
         dyno.Engine(tiny, profile=path, require_profile=True)
 

@@ -26,8 +26,9 @@ constexpr int64_t kDecodeMaxTokens = 64;
 // Minimum tokens for f32 caches on tensor cores; with fewer, most rows of their tiles would be empty.
 constexpr int64_t kPairsLeastTokens = 16;
 
-// Up to this many tokens, heads wider than 256 use 8 rows per block, because more rows do not fit into registers.
-constexpr int64_t kWideDirectTokens = 16;
+// Maximum tokens for `direct` with 8 rows in a block, where 16 do not fit and the chip has wgmma; with more, wgmma
+// reads the cache less often.
+constexpr int64_t kDirectEightsTokens = 16;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -97,13 +98,17 @@ Support flash_pairs_supports(const AttentionDesc& desc, const Config& config, co
   return prompt_splits(desc, pairs.rows, pairs.splits);
 }
 
+// Types of keys and values that one f16 or bf16 product reads.
+bool narrow_types(DType k, DType v) {
+  const auto halves = [](DType type) { return type == DType::f16 || type == DType::q8_0; };
+  return (halves(k) && halves(v)) || (k == DType::bf16 && v == DType::bf16);
+}
+
 // Requirements of the tensor core variants, in addition to the common ones.
 Support flash_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
   if (desc.exact) return Support::no("exact=1: flash attention multiplies with 11 or 8 bits only");
   const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;
-  const auto narrow = [](DType type) { return type == DType::f16 || type == DType::q8_0; };
-  const bool types = (narrow(desc.k_type) && narrow(v_type)) || (desc.k_type == DType::bf16 && v_type == DType::bf16);
-  if (!types) {
+  if (!narrow_types(desc.k_type, v_type)) {
     return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(v_type),
                                ": flash attention reads f16 or q8_0 keys and values, or bf16 for both"));
   }
@@ -132,12 +137,11 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
     }
     return prompt_splits(desc, wgmma.rows, wgmma.splits);
   }
-  const auto shape =
-      config.variant == k_flash_split ? FlashShape::rows16 : static_cast<FlashShape>(flash_params::of(config).rows);
-  if (shape == FlashShape::rows128 && head > 128) {
+  const int rows = flash_params::of(config).rows;
+  if (rows == 128 && head > 128) {
     return Support::no(str_cat("rows=128 do not fit into registers with heads of ", head));
   }
-  const size_t shared = flash_shared_bytes(head, shape) + 1024;  // plus static shared memory
+  const size_t shared = flash_shared_bytes(head, rows);
   if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
     return Support::no(
         str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
@@ -148,19 +152,24 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
 Support direct_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
   if (desc.exact) return Support::no("exact=1: direct attention multiplies with 11 or 8 bits only");
   const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;
-  if (desc.k_type != v_type || desc.k_type == DType::f32) {
+  if (!narrow_types(desc.k_type, v_type)) {
     return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(v_type),
-                               ": direct attention reads keys and values of one type, f16, bf16 or q8_0"));
+                               ": direct attention reads f16 or q8_0 keys and values, or bf16 for both"));
   }
   if (desc.k_type == DType::bf16 && device.compute_capability < 80) {
     return Support::no(str_cat("compute capability ", device.compute_capability,
                                " has no bfloat16 matrix instructions; they come with 80"));
   }
-  if (desc.dk % 8 != 0 || desc.dv % 8 != 0 || std::max(desc.dk, desc.dv) > kDirectMaxHead) {
-    return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv,
-                               ": direct attention takes multiples of 8 up to ", kDirectMaxHead));
+  const int64_t widest = desc.k_type == v_type ? kDirectMaxHead : kDirectMaxMixedHead;
+  if (desc.dk % 4 != 0 || desc.dv % 4 != 0 || std::max(desc.dk, desc.dv) > widest) {
+    return Support::no(
+        str_cat("heads of dk=", desc.dk, " dv=", desc.dv, ": direct attention takes multiples of 4 up to ", widest));
   }
   const int rows = direct_params::of(config).rows, head = direct_head(std::max(desc.dk, desc.dv));
+  if (rows == 16 && desc.k_type != v_type) {
+    return Support::no(str_cat("rows=16 are for keys and values of one type, not k_type=", dtype_name(desc.k_type),
+                               " with v_type=", dtype_name(v_type)));
+  }
   if (rows == 16 && head > 128) {
     return Support::no(str_cat("rows=16 do not fit into registers with heads of ", head));
   }
@@ -283,8 +292,7 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
     return Support::no(str_cat("out_tiles=", desc.out_tiles, ": only CUDA kernels write f16 tiles"));
   }
   if (!checked || device.kind == DeviceKind::cpu) return checked;
-  const bool splits = config.variant == k_flash_split || config.variant == k_direct || config.variant == k_latent ||
-                      config.variant == k_latent_cluster ||
+  const bool splits = config.variant == k_direct || config.variant == k_latent || config.variant == k_latent_cluster ||
                       (config.variant == k_rows && rows_params::of(config).splits > 1);
   // Tiles of selected positions have rows of one token each, so that one part of the keys is enough for a prompt.
   const bool prompt = desc.selected > 0 && config.variant == k_latent && latent_params::of(config).splits == 1;
@@ -351,16 +359,28 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
   const auto blocks = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
   // As many parts as give every multiprocessor one block: they share a cache that is read once for 8 or 16 rows.
   if (desc.m <= kDecodeMaxTokens && blocks(64) < device.sm_count) {
-    const bool wide = std::max(desc.dk, desc.dv) > kFlashMaxHead && desc.m <= kWideDirectTokens;
-    const int16_t rows = desc.m * group > 8 && !wide ? 16 : 8;
+    const int64_t widest = std::max(desc.dk, desc.dv);
+    const bool sixteens = supports(desc, direct_params{.rows = 16, .splits = 1}, device).ok;
+    const bool one_tile = desc.m * group <= 8;
+    const bool eights = !one_tile && !sixteens && (desc.m <= kDirectEightsTokens || !has_wgmma(device));
+    const int16_t rows = one_tile || eights ? 8 : 16;
+    const bool fours = desc.dk % 8 != 0 || desc.dv % 8 != 0;
+    // Of these shapes steps.cuh runs no tokens of many sequences, for which the keys would have to be in one part. Two
+    // blocks of 8 rows with heads up to 128 fit on a multiprocessor. Wider heads then take two turns, which is worth it
+    // if no other variant splits the keys.
+    const bool in_parts = eights || fours;
+    const int64_t room = device.sm_count * (in_parts && widest <= (has_wgmma(device) ? 128 : kFlashMaxHead) ? 2 : 1);
     std::optional<Config> best;
     for (const Config& config : kInstances) {
       if (config.variant != k_direct || !supports(desc, config, device)) continue;
       const auto direct = direct_params::of(config);
-      const bool fits = direct.splits == 1 || blocks(rows) * direct.splits <= device.sm_count;
+      const bool fits = direct.splits == 1 || blocks(rows) * direct.splits <= room;
       if (direct.rows == rows && fits) best = config;
     }
-    if (best) return *best;
+    // If small tiles leave no room to split their keys, tiles of 64 rows do.
+    const bool whole = best && direct_params::of(*best).splits == 1;
+    if (best && !(whole && in_parts && widest <= kFlashMaxHead && has_wgmma(device))) return *best;
+    best.reset();
     for (const Config& config : kInstances) {
       if (config.variant != k_latent_cluster || !supports(desc, config, device)) continue;
       const int64_t clusters = default_clusters(blocks(kLatentRows), desc.k_type, device);
@@ -373,11 +393,6 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
       if (splits == 1 || blocks(kLatentRows) * splits <= device.sm_count) best = config;
     }
     if (best) return *best;
-  }
-  // Splits pay off as long as whole tiles would leave multiprocessors idle.
-  if (desc.m <= kDecodeMaxTokens && blocks(64) < device.sm_count) {
-    const Config split = flash_split_params{.splits = cuda_splits(blocks(16), device)};
-    if (supports(desc, split, device)) return split;
   }
   // Blocks of 128 rows if they fill nine tenths of the multiprocessors; otherwise of 64 rows, with the keys in parts.
   int16_t parts = 1;
@@ -469,9 +484,6 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
     const auto direct = direct_params::of(config);
     return attention_partials_bytes(desc, direct.rows, direct.splits);
   }
-  if (config.variant == k_flash_split) {
-    return attention_partials_bytes(desc, 16, flash_split_params::of(config).splits);
-  }
   const auto decode_floats = [&](int64_t splits) {
     const DecodeLayout layout(desc, splits);
     return layout.private_floats + layout.tiles_per_share * layout.tile_floats;
@@ -530,15 +542,13 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
   }
   if (prompts && attention_steps_cuda(args, desc, stream)) return;
   if (config.variant == k_flash) {
-    attention_flash_cuda(args, desc, static_cast<FlashShape>(flash_params::of(config).rows), 1, stream);
+    attention_flash_cuda(args, desc, flash_params::of(config).rows, stream);
   } else if (config.variant == k_flash_wgmma) {
     const auto wgmma = flash_wgmma_params::of(config);
     attention_flash_wgmma_cuda(args, desc, wgmma.rows, wgmma.splits, stream);
   } else if (config.variant == k_flash_pairs) {
     const auto pairs = flash_pairs_params::of(config);
     attention_flash_pairs_cuda(args, desc, pairs.rows, pairs.splits, stream);
-  } else if (config.variant == k_flash_split) {
-    attention_flash_cuda(args, desc, FlashShape::rows16, flash_split_params::of(config).splits, stream);
   } else if (config.variant == k_direct) {
     const auto direct = direct_params::of(config);
     attention_direct_cuda(args, desc, direct.rows, direct.splits, stream);

@@ -4,29 +4,33 @@
 
 namespace dyno::ops {
 
-#define DYNO_DIRECT_HEAD(head)                                                                             \
-  void direct_attention_##head##_false(const DirectTask&, device::Scalar, int, const dim3&, CUstream_st*); \
-  void direct_attention_##head##_true(const DirectTask&, device::Scalar, int, const dim3&, CUstream_st*);
-DYNO_DIRECT_HEAD(64)
-DYNO_DIRECT_HEAD(128)
-DYNO_DIRECT_HEAD(256)
-#undef DYNO_DIRECT_HEAD
-void direct_attention_512_false(const DirectTask&, device::Scalar, int, const dim3&, CUstream_st*);
+// The types of keys and values, query rows of a block.
+using LaunchDirect = void(const DirectTask&, device::Scalar, device::Scalar, int, const dim3&, CUstream_st*);
+LaunchDirect direct_attention_64_false, direct_attention_64_true;
+LaunchDirect direct_attention_128_false, direct_attention_128_true;
+LaunchDirect direct_attention_256_false, direct_attention_256_true;
+LaunchDirect direct_attention_512_false;
 
 namespace {
 
 DirectTask task_of(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream) {
   DirectTask task{};
   task.common = make_cuda_attention(args, desc, splits, stream);
-  const auto aligned = [&](uintptr_t bytes) {
-    const auto whole = [&](const void* cache, int64_t row) {
-      return (reinterpret_cast<uintptr_t>(cache) | static_cast<uintptr_t>(row)) % bytes == 0;
-    };
-    return whole(args.k_cache, args.k_row_bytes) && (desc.v_in_k || whole(args.v_cache, args.v_row_bytes));
+  const auto whole = [](uintptr_t bytes, const void* cache, int64_t row, int64_t head = 0) {
+    return (reinterpret_cast<uintptr_t>(cache) | static_cast<uintptr_t>(row) | static_cast<uintptr_t>(head)) % bytes ==
+           0;
   };
-  task.aligned = aligned(16);
-  task.early = args.settled && aligned(32);
+  const CudaAttention& t = task.common;
+  task.aligned =
+      (desc.k_type == DType::q8_0 || whole(16, args.k_cache, args.k_row_bytes, t.k_head_bytes)) &&
+      (desc.v_in_k || desc.v_type == DType::q8_0 || whole(16, args.v_cache, args.v_row_bytes, t.v_head_bytes));
+  task.early = args.settled && whole(32, args.k_cache, args.k_row_bytes) &&
+               (desc.v_in_k || whole(32, args.v_cache, args.v_row_bytes));
   return task;
+}
+
+device::Scalar scalar_of(DType type) {
+  return type == DType::bf16 ? device::Scalar::bf16 : type == DType::q8_0 ? device::Scalar::q8_0 : device::Scalar::f16;
 }
 
 // `most`: upper bound. If every run has one token, a tile has no more rows than the heads of a kv head, and a block of
@@ -41,11 +45,9 @@ void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int mo
   const AttentionTiles tiles{rows, task.common.group};
   const dim3 grid(static_cast<unsigned>(tiles.bound(desc.m, task.common.args.n_runs)),
                   static_cast<unsigned>(desc.kv_heads), static_cast<unsigned>(splits));
-  const auto type = desc.k_type == DType::bf16   ? device::Scalar::bf16
-                    : desc.k_type == DType::q8_0 ? device::Scalar::q8_0
-                                                 : device::Scalar::f16;
+  const auto keys = scalar_of(desc.k_type), values = desc.v_in_k ? keys : scalar_of(desc.v_type);
   const int head = direct_head(desc.dk > desc.dv ? desc.dk : desc.dv);
-  const auto choose = [&]() -> void (*)(const DirectTask&, device::Scalar, int, const dim3&, CUstream_st*) {
+  const auto choose = [&]() -> LaunchDirect* {
     switch (head) {
       case 64:
         if constexpr (heads_built(64)) return fused ? direct_attention_64_true : direct_attention_64_false;
@@ -62,7 +64,7 @@ void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int mo
     }
     throw_left_out(heads_of(head));
   };
-  choose()(task, type, rows, grid, stream.handle);
+  choose()(task, keys, values, rows, grid, stream.handle);
 }
 
 }  // namespace

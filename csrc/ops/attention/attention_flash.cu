@@ -4,8 +4,7 @@
 
 namespace dyno::ops {
 
-#define DYNO_FLASH_HEAD(head) \
-  void flash_attention_##head(const FlashTask&, FlashShape, bool, const FlashGrid&, CUstream_st*);
+#define DYNO_FLASH_HEAD(head) void flash_attention_##head(const FlashTask&, int, bool, const FlashGrid&, CUstream_st*);
 DYNO_FLASH_HEAD(64)
 DYNO_FLASH_HEAD(128)
 DYNO_FLASH_HEAD(192)
@@ -65,17 +64,16 @@ static FlashGrid make_grid(const AttentionArgs& args, const AttentionDesc& desc,
           static_cast<unsigned>(splits)};
 }
 
-void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, FlashShape shape, int splits,
-                          CudaStream& stream) {
-  const FlashTask task = make_task(args, desc, splits, stream);
-  const FlashGrid grid = make_grid(args, desc, static_cast<int64_t>(shape), splits);
+void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, CudaStream& stream) {
+  const FlashTask task = make_task(args, desc, 1, stream);
+  const FlashGrid grid = make_grid(args, desc, rows, 1);
   const bool bf16 = flash_in_bf16(desc);
   const int head = flash_head(desc.dk, desc.dv);
   switch (head) {
-    DYNO_HEAD_CASE(64, flash_attention_64(task, shape, bf16, grid, stream.handle))
-    DYNO_HEAD_CASE(128, flash_attention_128(task, shape, bf16, grid, stream.handle))
-    DYNO_HEAD_CASE(192, flash_attention_192(task, shape, bf16, grid, stream.handle))
-    DYNO_HEAD_CASE(256, flash_attention_256(task, shape, bf16, grid, stream.handle))
+    DYNO_HEAD_CASE(64, flash_attention_64(task, rows, bf16, grid, stream.handle))
+    DYNO_HEAD_CASE(128, flash_attention_128(task, rows, bf16, grid, stream.handle))
+    DYNO_HEAD_CASE(192, flash_attention_192(task, rows, bf16, grid, stream.handle))
+    DYNO_HEAD_CASE(256, flash_attention_256(task, rows, bf16, grid, stream.handle))
   }
   throw_left_out(heads_of(head));
 }

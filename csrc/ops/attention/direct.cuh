@@ -6,7 +6,8 @@
 // The order of the summed index is free, and so is the order of rows. So lane 4·g + t reads 16 contiguous bytes instead
 // of 4 pieces of 4 bytes: of keys g and g + 8 the dimensions 32·c + 8·t … + 7; of keys 2·t, 2·t + 1, 2·t + 8, 2·t + 9
 // the dimensions 64·c + 8·g … + 7. A q8_0 key is multiplied as integers, and its scales are applied to the scores of
-// each 32 dimensions.
+// each 32 dimensions. Keys and values have template parameters of their own, since one of them may be f16 and the other
+// q8_0.
 //
 // A warp processes every eighth tile of 16 keys of its block's part, with loads one step ahead. Warps combine their
 // results in shared memory, and blocks in the workspace, always in the same order. For heads wider than 256, a team of
@@ -32,7 +33,7 @@ namespace dyno::ops {
 struct DirectTask {
   CudaAttention common;
   FreshRows fresh;  // for fused kernels
-  bool aligned;     // rows of the cache start at 16-byte addresses
+  bool aligned;     // heads of f16 and bf16 caches start at 16-byte addresses, and have whole 16 bytes
   // Whether rows of earlier tokens are settled and do not share a 32-byte sector. Such a row can be loaded before the
   // previous launch has ended: this leaves no stale data of a neighbour row, which that launch may write, in a cache.
   bool early;
@@ -72,8 +73,16 @@ __device__ __forceinline__ uint2 code_halves(uint32_t codes) {
 template <Scalar kType>
 struct Piece {
   uint4 v;
-  __device__ void load(const uint8_t* row, int dim, bool valid, bool aligned) {
-    v = valid ? load_16(row + dim * 2, aligned) : uint4{0, 0, 0, 0};
+  // `width`: of the head, a multiple of four; zeros from there on.
+  __device__ void load(const uint8_t* row, int dim, int width, bool valid, bool aligned) {
+    v = {0, 0, 0, 0};
+    if (!valid || dim >= width) return;
+    if (aligned || dim + 8 <= width) {
+      v = load_16(row + dim * 2, aligned);
+    } else {
+      const auto* h = reinterpret_cast<const uint16_t*>(row) + dim;
+      v.x = h[0] | static_cast<uint32_t>(h[1]) << 16, v.y = h[2] | static_cast<uint32_t>(h[3]) << 16;
+    }
   }
   __device__ void load_shared(const uint8_t* row, int dim) { v = *reinterpret_cast<const uint4*>(row + dim * 2); }
   __device__ uint4 unscaled() const { return v; }
@@ -84,15 +93,15 @@ template <>
 struct Piece<Scalar::q8_0> {
   uint2 codes;
   uint16_t d;
-  __device__ void load(const uint8_t* row, int dim, bool valid, bool) {
+  __device__ void load(const uint8_t* row, int dim, int width, bool valid, bool) {
     codes = {0, 0}, d = 0;
-    if (!valid) return;
+    if (!valid || dim >= width) return;
     const auto* block = reinterpret_cast<const uint16_t*>(row + dim / 32 * 34);
     const uint16_t* at = block + 1 + dim % 32 / 2;
     d = block[0];
     codes = {at[0] | static_cast<uint32_t>(at[1]) << 16, at[2] | static_cast<uint32_t>(at[3]) << 16};
   }
-  __device__ void load_shared(const uint8_t* row, int dim) { load(row, dim, true, false); }
+  __device__ void load_shared(const uint8_t* row, int dim) { load(row, dim, dim + 8, true, false); }
   __device__ uint4 unscaled() const {
     const uint2 a = code_halves(codes.x), b = code_halves(codes.y);
     return {a.x, a.y, b.x, b.y};
@@ -185,15 +194,16 @@ __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& 
 template <int kHead, int kTiles, bool kFused>
 inline constexpr int kBlocks = kHead <= 128 && kTiles == 1 && !kFused ? 2 : 1;
 
-// kTiles: number of tiles of 8 query rows.
-template <int kHead, Scalar kType, int kTiles, bool kFused>
+// kKey, kValue: types of the caches, the same if kFused. kTiles: number of tiles of 8 query rows.
+template <int kHead, Scalar kKey, Scalar kValue, int kTiles, bool kFused>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
     direct_kernel(const __grid_constant__ DirectTask task) {
   constexpr int kSharers = direct_sharers(kHead), kTeams = kWarps / kSharers, kWidth = kHead / kSharers;
   constexpr int kRows = 8 * kTiles, kKeyChunks = kWidth / 32, kValueChunks = kWidth / 64;
   constexpr int kPass = kValueChunks < 2 ? kValueChunks : 2, kPasses = kValueChunks / kPass;
   constexpr int kPitch = kHead + 4;
-  constexpr bool kBf16 = kType == Scalar::bf16, kScaled = kType == Scalar::q8_0;
+  constexpr bool kBf16 = kKey == Scalar::bf16, kScaled = kKey == Scalar::q8_0;
+  static_assert(kBf16 == (kValue == Scalar::bf16) && (!kFused || kKey == kValue));
   extern __shared__ __align__(16) float merged[];  // [team][row][kPitch]; later the weights of combine()
   __shared__ float2 stats[kTeams][kRows];
   device::let_next_start();
@@ -209,7 +219,8 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
   const uint8_t* key_base = key_rows(t, tile.run, kv_head);
   const uint8_t* value_base = value_rows(t, tile.run, kv_head);
   const int64_t value_stride = t.v_in_k ? t.args.k_row_bytes : t.args.v_row_bytes;
-  Piece<kType> keys[kKeyChunks][2], values[kPass][4];
+  Piece<kKey> keys[kKeyChunks][2];
+  Piece<kValue> values[kPass][4];
   using Memory = FreshMemory<kHead, kRows>;
   auto& memory = *reinterpret_cast<Memory*>(merged + kTeams * kRows * kPitch);
   const FreshKeys fresh(tile, range);
@@ -219,7 +230,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
     const bool is_fresh = key >= fresh_begin && key < range.end;
     if (which != Rows::all && is_fresh != (which == Rows::fresh)) return;
     if (kFused && is_fresh && dim < width) return to.load_shared(memory.stored[cache][key - fresh_begin], dim);
-    to.load(row, dim, key < range.end && dim < width, task.aligned);
+    to.load(row, dim, width, key < range.end, task.aligned);
   };
   const auto load_keys = [&](int first, Rows which) {
 #pragma unroll
@@ -244,7 +255,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
   const int start = range.begin + team * kTileKeys;
   const bool works = start < range.end, with_fresh = works && start + kTileKeys > fresh_begin;
   if (task.early && works) load_keys(start, Rows::settled), load_values(start, 0, Rows::settled);
-  FreshWork<kHead, kType, kRows> work{t, task.fresh, tile, fresh, memory, kv_head, lane, warp};
+  FreshWork<kHead, kKey, kRows> work{t, task.fresh, tile, fresh, memory, kv_head, lane, warp};
   if constexpr (kFused) {
     work.prepare();
     __syncthreads();  // the angles are written
@@ -271,7 +282,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
       const int dim = dims + 32 * c + 8 * quad;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const bool valid = from != nullptr && dim < t.dk;
+        const bool valid = from != nullptr && dim + 2 * j < t.dk;
         query[c][n][j] = device::pack2_finite<kBf16>(valid ? from[dim + 2 * j] * scale : 0.0f,
                                                      valid ? from[dim + 2 * j + 1] * scale : 0.0f);
       }
@@ -462,40 +473,6 @@ __global__ void __launch_bounds__(kCombineThreads) direct_combine(const __grid_c
   const CudaTile tile = find_tile_warp(task.common, blockIdx.x, kRows, threadIdx.x % 32);
   if (tile.empty()) return;
   combine_piece<kRows>(task.common, tile, block_keys<kTeams>(task.common, tile, 0).active);
-}
-
-template <int kHead, bool kFused, Scalar kType>
-void launch_type(const DirectTask& task, int rows, const dim3& grid, CUstream_st* stream) {
-  const auto start = [&]<int kTiles>() {
-    const auto kernel = direct_kernel<kHead, kType, kTiles, kFused>;
-    static_assert(sizeof(FreshMemory<kHead, 8 * kTiles>) <= direct_fresh_bytes(kHead, 8 * kTiles));
-    const size_t shared = direct_shared_bytes(kHead, rows) + (kFused ? direct_fresh_bytes(kHead, rows) : 0);
-    DYNO_CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-    launch_dependent(kFused ? "rope_attention" : "attention", kernel, grid, 32 * kWarps, shared, stream, task);
-    if constexpr (direct_sharers(kHead) > 1) {
-      if (grid.z == 1) return;
-      const auto pieces = static_cast<unsigned>((task.common.dv + kCombineDims - 1) / kCombineDims);
-      launch_dependent("attention", direct_combine<8 * kTiles, kWarps / direct_sharers(kHead)>,
-                       dim3(grid.x, grid.y, 8 * kTiles * pieces), kCombineThreads, 0, stream, task);
-    }
-  };
-  if constexpr (kHead <= 128) {
-    if (rows == 16) return start.template operator()<2>();
-  }
-  start.template operator()<1>();
-}
-
-template <int kHead, bool kFused>
-void launch(const DirectTask& task, Scalar type, int rows, const dim3& grid, CUstream_st* stream) {
-  switch (type) {
-    case Scalar::bf16:
-      return launch_type<kHead, kFused, Scalar::bf16>(task, rows, grid, stream);
-    case Scalar::q8_0:
-      return launch_type<kHead, kFused, Scalar::q8_0>(task, rows, grid, stream);
-    default:
-      return launch_type<kHead, kFused, Scalar::f16>(task, rows, grid, stream);
-  }
 }
 
 }  // namespace direct

@@ -1,10 +1,9 @@
 // Flash attention with tensor cores: scores, online softmax and weighted values of a tile of query rows, key block by
 // key block, without the score matrix in memory.
 //
-// A warp has 16 query rows: the fragments of its scores are also the left operand of the second product. kRowWarps > 1:
-// the warps of a block have different rows and share key blocks in shared memory; the next keys are loaded during the
-// second product, and the values during the first. kKeyWarps > 1: all warps have the same rows and process different
-// keys with separate shared memory; their results are combined at the end.
+// A warp has 16 query rows: the fragments of its scores are also the left operand of the second product. The warps of a
+// block share key blocks in shared memory. The next keys are loaded during the second product, and the values during
+// the first.
 //
 // Heads are padded with zeros to kHead and flash_value_head(kHead). Rows and key blocks have a fixed assignment, so
 // results are bit-exact between runs.
@@ -18,42 +17,20 @@
 
 namespace dyno::ops {
 
-template <int kHead, bool kBf16, int kRowWarps, int kKeyWarps, int kKeys>
+template <int kHead, int kRows>
 struct Flash {
-  static_assert(kRowWarps == 1 || kKeyWarps == 1);
-  static constexpr int kWarps = kRowWarps * kKeyWarps;
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kRows = 16 * kRowWarps;
+  static constexpr int kThreads = 32 * (kRows / 16);
+  static constexpr int kKeys = flash_keys(kHead);
   static constexpr int kValueHead = flash_value_head(kHead);
   // In f16 values; the padding spreads the 8 rows of a matrix over all banks.
   static constexpr int kPitch = kHead + 8, kValuePitch = kValueHead + 8;
   static constexpr int kKeyHalves = kKeys * kPitch, kTileHalves = kKeyHalves + kKeys * kValuePitch;
   static constexpr bool kQueriesInRegisters = kHead <= 128;
-  static constexpr int kLoaders = 32 * kRowWarps;  // threads that fill one key block
-
-  // Keys and values of each key warp, then the queries.
-  static constexpr size_t shared_bytes() {
-    const size_t tiles = size_t{kKeyWarps} * kTileHalves * 2;
-    const size_t queries = size_t{kRows} * kPitch * 2;
-    const size_t merge = kKeyWarps > 1 ? size_t{kKeyWarps} * 16 * (kValueHead + 2) * 4 : 0;
-    const size_t all = tiles + queries;
-    return all > merge ? all : merge;
-  }
 };
-
-// Synchronises the threads that share a key block.
-template <int kRowWarps>
-__device__ __forceinline__ void group_sync() {
-  if constexpr (kRowWarps == 1) {
-    __syncwarp();
-  } else {
-    __syncthreads();
-  }
-}
 
 // Fills `kKeys` rows of shared memory with the f16 or bf16 values of cache rows first, first + 1, …; zeros from row
 // `count` and column `width` on. Asynchronous if the cache has the type of the products.
-template <int kHead, bool kBf16, int kKeys, int kLoaders>
+template <int kHead, bool kBf16, int kKeys, int kThreads>
 __device__ __forceinline__ void load_block(uint16_t* out, const uint8_t* rows, int64_t stride, int type, bool aligned,
                                            int width, int count, int thread) {
   constexpr int kPitch = kHead + 8, kChunks = kHead / 8;
@@ -61,7 +38,7 @@ __device__ __forceinline__ void load_block(uint16_t* out, const uint8_t* rows, i
   const bool same = scalar == (kBf16 ? device::Scalar::bf16 : device::Scalar::f16);
   if (same && aligned) {
 #pragma unroll 4
-    for (int i = thread; i < kKeys * kChunks; i += kLoaders) {
+    for (int i = thread; i < kKeys * kChunks; i += kThreads) {
       const int row = i / kChunks, column = i % kChunks * 8;
       const bool valid = row < count && column < width;
       const uint8_t* from = rows + (valid ? row : 0) * stride + (valid ? column : 0) * 2;
@@ -70,7 +47,7 @@ __device__ __forceinline__ void load_block(uint16_t* out, const uint8_t* rows, i
     return;
   }
 #pragma unroll 4
-  for (int i = thread; i < kKeys * kHead / 2; i += kLoaders) {
+  for (int i = thread; i < kKeys * kHead / 2; i += kThreads) {
     const int row = i / (kHead / 2), column = i % (kHead / 2) * 2;
     float v[2] = {0, 0};
     if (row < count) {
@@ -96,31 +73,27 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint3
   }
 }
 
-template <int kHead, bool kBf16, int kRowWarps, int kKeyWarps, int kKeys>
-__global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const __grid_constant__ FlashTask task) {
+template <int kHead, bool kBf16, int kRows>
+__global__ void __launch_bounds__(2 * kRows) flash_kernel(const __grid_constant__ FlashTask task) {
   device::let_next_start();
   device::wait_for_previous();
-  using Shape = Flash<kHead, kBf16, kRowWarps, kKeyWarps, kKeys>;
-  constexpr int kPitch = Shape::kPitch, kSteps = kHead / 16, kKeyTiles = kKeys / 8;
+  using Shape = Flash<kHead, kRows>;
+  constexpr int kKeys = Shape::kKeys, kPitch = Shape::kPitch, kSteps = kHead / 16, kKeyTiles = kKeys / 8;
   constexpr int kValueHead = Shape::kValueHead, kValuePitch = Shape::kValuePitch, kValueTiles = kValueHead / 8;
   extern __shared__ __align__(128) uint8_t shared[];
   const CudaAttention& t = task.common;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
-  const int row_warp = kKeyWarps == 1 ? warp : 0, key_warp = kKeyWarps == 1 ? 0 : warp;
-  const int kv_head = blockIdx.y, split = blockIdx.z;
-  const CudaTile tile = find_tile(t, blockIdx.x, Shape::kRows);
+  const int kv_head = blockIdx.y;
+  const CudaTile tile = find_tile(t, blockIdx.x, kRows);
   if (tile.empty()) return;
-  constexpr int kStride = kKeys * kKeyWarps;
-  const KeyRange range = split_keys(t, tile, split, kStride);
-  if (split >= range.active) return;
 
-  auto* keys = reinterpret_cast<uint16_t*>(shared) + key_warp * Shape::kTileHalves;
+  auto* keys = reinterpret_cast<uint16_t*>(shared);
   uint16_t* values = keys + Shape::kKeyHalves;
-  auto* queries = reinterpret_cast<uint16_t*>(shared) + kKeyWarps * Shape::kTileHalves;
+  uint16_t* queries = keys + Shape::kTileHalves;
 
   // Scaled queries in the type of the products.
   const float scale = t.query_scale();
-  for (int i = threadIdx.x; i < Shape::kRows * kHead / 2; i += Shape::kThreads) {
+  for (int i = threadIdx.x; i < kRows * kHead / 2; i += Shape::kThreads) {
     const int row = i / (kHead / 2), column = i % (kHead / 2) * 2;
     float v[2] = {0, 0};
     if (row < tile.rows()) {
@@ -132,7 +105,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
   }
   __syncthreads();  // queries are written
   // Matrices of an A operand: rows 0–7 and 8–15 of the first 8 columns, then of the next 8.
-  const uint32_t query_address = device::shared_address(queries + (row_warp * 16 + lane % 16) * kPitch + lane / 16 * 8);
+  const uint32_t query_address = device::shared_address(queries + (warp * 16 + lane % 16) * kPitch + lane / 16 * 8);
   uint32_t query[Shape::kQueriesInRegisters ? kSteps : 1][4];
   if constexpr (Shape::kQueriesInRegisters) {
 #pragma unroll
@@ -142,20 +115,18 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
   const uint32_t value_address =
       device::shared_address(values + (lane / 8 % 2 * 8 + lane % 8) * kValuePitch + lane / 16 * 8);
 
-  // A part of the tile's keys, in blocks; key warps take them in a cycle.
-  const int begin = range.begin, end = range.end;
+  const int begin = tile.key_begin, end = tile.key_end;
   const uint8_t* key_base = key_rows(t, tile.run, kv_head);
   const uint8_t* value_base = value_rows(t, tile.run, kv_head);
   const int64_t value_stride = t.v_in_k ? t.args.k_row_bytes : t.args.v_row_bytes;
-  const int loader = threadIdx.x % Shape::kLoaders;
   const auto load_keys = [&](int first) {
-    load_block<kHead, kBf16, kKeys, Shape::kLoaders>(keys, key_base + first * t.args.k_row_bytes, t.args.k_row_bytes,
-                                                     task.k_type, task.aligned, t.dk, end - first, loader);
+    load_block<kHead, kBf16, kKeys, Shape::kThreads>(keys, key_base + first * t.args.k_row_bytes, t.args.k_row_bytes,
+                                                     task.k_type, task.aligned, t.dk, end - first, threadIdx.x);
     device::copy_async_commit();
   };
   const auto load_values = [&](int first) {
-    load_block<kValueHead, kBf16, kKeys, Shape::kLoaders>(values, value_base + first * value_stride, value_stride,
-                                                          task.v_type, task.aligned, t.dv, end - first, loader);
+    load_block<kValueHead, kBf16, kKeys, Shape::kThreads>(values, value_base + first * value_stride, value_stride,
+                                                          task.v_type, task.aligned, t.dv, end - first, threadIdx.x);
     device::copy_async_commit();
   };
 
@@ -163,23 +134,20 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
   int position[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = min(tile.row_begin + row_warp * 16 + g + 8 * h, tile.row_end - 1);
+    const int row = min(tile.row_begin + warp * 16 + g + 8 * h, tile.row_end - 1);
     position[h] = tile.run.position + row / t.group;
   }
-  const int first_position = tile.run.position + min(tile.row_begin + row_warp * 16, tile.row_end - 1) / t.group;
-  const int last_position = tile.run.position + min(tile.row_begin + row_warp * 16 + 15, tile.row_end - 1) / t.group;
+  const int first_position = tile.run.position + min(tile.row_begin + warp * 16, tile.row_end - 1) / t.group;
+  const int last_position = tile.run.position + min(tile.row_begin + warp * 16 + 15, tile.row_end - 1) / t.group;
 
   float sums[kValueTiles][4] = {};
   float best[2] = {minus_infinity(), minus_infinity()}, total[2] = {0, 0};
 
-  const int start = begin + key_warp * kKeys;
-  if (start < end) {
-    load_keys(start);
-    load_values(start);
-  }
-  for (int first = start; first < end; first += kStride) {
+  load_keys(begin);
+  load_values(begin);
+  for (int first = begin; first < end; first += kKeys) {
     device::copy_async_wait<1>();
-    group_sync<kRowWarps>();  // the keys have arrived for all threads
+    __syncthreads();  // the keys have arrived for all threads
     float scores[kKeyTiles][4] = {};
 #ifdef DYNO_CUDA_F16
     uint32_t half_scores[kKeyTiles][2] = {};
@@ -220,9 +188,9 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
       }
     }
 #endif
-    group_sync<kRowWarps>();  // the keys are read
-    if (first + kStride < end) {
-      load_keys(first + kStride);
+    __syncthreads();  // the keys are read
+    if (first + kKeys < end) {
+      load_keys(first + kKeys);
     } else {
       device::copy_async_commit();  // an empty group keeps the count correct
     }
@@ -271,7 +239,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
     }
 
     device::copy_async_wait<1>();
-    group_sync<kRowWarps>();  // the values have arrived for all threads
+    __syncthreads();  // the values have arrived for all threads
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
       const uint32_t a[4] = {device::pack2<kBf16>(scores[2 * k][0], scores[2 * k][1]),
@@ -286,9 +254,9 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
         mma<kBf16>(sums[n + 1], a, b[2], b[3]);
       }
     }
-    group_sync<kRowWarps>();  // the values are read
-    if (first + kStride < end) {
-      load_values(first + kStride);
+    __syncthreads();  // the values are read
+    if (first + kKeys < end) {
+      load_values(first + kKeys);
     } else {
       device::copy_async_commit();
     }
@@ -297,65 +265,22 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
   for (int h = 0; h < 2; ++h) {
     total[h] += __shfl_xor_sync(device::kFullMask, total[h], 1);
     total[h] += __shfl_xor_sync(device::kFullMask, total[h], 2);
-    best[h] /= kLog2E;  // partial results and sinks are in units of e
+    best[h] /= kLog2E;  // sinks are in units of e
   }
 
-  const bool whole = range.active == 1;
-  if constexpr (kKeyWarps > 1) {
-    // The results of the warps, in order: [warp][row][2 + kValueHead] in the memory of keys and values.
-    constexpr int kRow = kValueHead + 2;
-    __syncthreads();  // all warps have finished with keys and values
-    auto* merged = reinterpret_cast<float*>(shared);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float* row = merged + (warp * 16 + g + 8 * h) * kRow;
-      if (quad == 0) row[0] = best[h], row[1] = total[h];
+  for (int h = 0; h < 2; ++h) {
+    const int row = warp * 16 + g + 8 * h;
+    if (row >= tile.rows()) continue;
+    float* out = output_row(t, tile, tile.row_begin + row, kv_head);
+    const float factor = output_factor(t, tile.row_begin + row, kv_head, best[h], total[h]);
 #pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        row[2 + n * 8 + quad * 2] = sums[n][2 * h];
-        row[2 + n * 8 + quad * 2 + 1] = sums[n][2 * h + 1];
-      }
-    }
-    __syncthreads();  // all results are written
-    for (int row = warp; row < tile.rows(); row += kKeyWarps) {
-      float top = minus_infinity(), weight[kKeyWarps], sum = 0;
-#pragma unroll
-      for (int w = 0; w < kKeyWarps; ++w) top = fmaxf(top, merged[(w * 16 + row) * kRow]);
-      const float base = top == minus_infinity() ? 0.0f : top;
-#pragma unroll
-      for (int w = 0; w < kKeyWarps; ++w) {
-        weight[w] = expf(merged[(w * 16 + row) * kRow] - base);
-        sum += merged[(w * 16 + row) * kRow + 1] * weight[w];
-      }
-      float* out = whole ? output_row(t, tile, tile.row_begin + row, kv_head)
-                         : partial_row(t, blockIdx.x, Shape::kRows, kv_head, split, row) + 2;
-      const float factor = whole ? output_factor(t, tile.row_begin + row, kv_head, top, sum) : 1.0f;
-      for (int d = lane; d < t.dv; d += 32) {
-        float v = 0;
-#pragma unroll
-        for (int w = 0; w < kKeyWarps; ++w) v += merged[(w * 16 + row) * kRow + 2 + d] * weight[w];
-        out[d] = v * factor;
-      }
-      if (!whole && lane == 0) out[-2] = top, out[-1] = sum;
-    }
-  } else {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = row_warp * 16 + g + 8 * h;
-      if (row >= tile.rows()) continue;
-      float* out = whole ? output_row(t, tile, tile.row_begin + row, kv_head)
-                         : partial_row(t, blockIdx.x, Shape::kRows, kv_head, split, row) + 2;
-      const float factor = whole ? output_factor(t, tile.row_begin + row, kv_head, best[h], total[h]) : 1.0f;
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        const int d = n * 8 + quad * 2;
-        if (d < t.dv) out[d] = sums[n][2 * h] * factor;
-        if (d + 1 < t.dv) out[d + 1] = sums[n][2 * h + 1] * factor;
-      }
-      if (!whole && quad == 0) out[-2] = best[h], out[-1] = total[h];
+    for (int n = 0; n < kValueTiles; ++n) {
+      const int d = n * 8 + quad * 2;
+      if (d < t.dv) out[d] = sums[n][2 * h] * factor;
+      if (d + 1 < t.dv) out[d + 1] = sums[n][2 * h + 1] * factor;
     }
   }
-  if (!whole) combine_partials(t, tile, blockIdx.x, Shape::kRows, kv_head, range.active);
 }
 
 }  // namespace dyno::ops

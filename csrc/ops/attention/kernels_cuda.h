@@ -33,7 +33,6 @@ inline size_t attention_partials_bytes(const AttentionDesc& desc, int64_t tile_r
 }
 // ---- Flash attention (flash.cuh): f16 or bf16 products on tensor cores --------------------------------------------
 
-enum class FlashShape : int { rows16 = 16, rows64 = 64, rows128 = 128 };  // query rows of a block
 inline constexpr int64_t kFlashMaxHead = 256;
 inline constexpr int64_t kFlashWideHead = 512;  // for flash_wide.cuh
 
@@ -44,17 +43,11 @@ constexpr int flash_head(int64_t dk, int64_t dv) {
 }
 constexpr int flash_value_head(int head) { return head == 192 ? 128 : head; }
 constexpr int flash_keys(int head) { return head <= 128 ? 64 : 32; }
-constexpr int flash_key_warps(int head) { return head <= 128 ? 4 : 2; }
-constexpr size_t flash_shared_bytes(int head, int row_warps, int key_warps, int keys) {
-  const size_t pitch = static_cast<size_t>(head) + 8, value_head = static_cast<size_t>(flash_value_head(head));
-  const size_t rows = static_cast<size_t>(key_warps) * static_cast<size_t>(keys);
-  const size_t tiles = (rows * (pitch + value_head + 8) + 16 * static_cast<size_t>(row_warps) * pitch) * 2;
-  const size_t merge = key_warps == 1 ? 0 : static_cast<size_t>(key_warps) * 16 * (value_head + 2) * 4;
-  return tiles > merge ? tiles : merge;
-}
-constexpr size_t flash_shared_bytes(int head, FlashShape shape) {
-  if (shape == FlashShape::rows16) return flash_shared_bytes(head, 1, flash_key_warps(head), 32);
-  return flash_shared_bytes(head, static_cast<int>(shape) / 16, 1, flash_keys(head));
+// Keys and values of a step, then the queries.
+constexpr size_t flash_shared_bytes(int head, int rows) {
+  const size_t key_pitch = static_cast<size_t>(head) + 8, value_pitch = static_cast<size_t>(flash_value_head(head)) + 8;
+  return (static_cast<size_t>(flash_keys(head)) * (key_pitch + value_pitch) + static_cast<size_t>(rows) * key_pitch) *
+         2;
 }
 // Whether products use bfloat16: required for a bfloat16 cache; used for all but f16 caches with GGML_CUDA_FORCE_BF16.
 bool flash_in_bf16(const AttentionDesc& desc);
@@ -82,8 +75,7 @@ constexpr size_t flash_pairs_shared_bytes(int head, int rows) {
 void attention_flash_pairs_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
                                 CudaStream& stream);
 
-void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, FlashShape shape, int splits,
-                          CudaStream& stream);
+void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, CudaStream& stream);
 
 // ---- Direct (direct.cuh): few rows over a long cache, without shared memory for keys and values -------------------
 
@@ -92,6 +84,7 @@ inline constexpr int kFusedAttentionTokens = 8;
 
 inline constexpr int kDirectWarps = 8;
 inline constexpr int64_t kDirectMaxHead = 512, kDirectMaxFusedHead = 256;
+inline constexpr int64_t kDirectMaxMixedHead = 256;  // for keys and values of two types
 // The size to which heads of `dim` are padded, and the number of warps that share a tile of their keys.
 constexpr int direct_head(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 512; }
 constexpr int direct_sharers(int head) { return head <= 256 ? 1 : 2; }

@@ -65,8 +65,19 @@ Support latent_fused(const RopeAttentionDesc& desc, const DeviceInfo& device) {
   return Support::yes();
 }
 
+Support one_type(const RopeAttentionDesc& desc) {
+  if (desc.k_type == desc.v_type) return Support::yes();
+  return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(desc.v_type),
+                             ": variants direct and token store keys and values of one type"));
+}
+
 Support direct_fused(const RopeAttentionDesc& desc, const Config& config, const DeviceInfo& device) {
   if (desc.latent) return Support::no("latent=1: direct attention rotates whole heads");
+  if (const Support same = one_type(desc); !same) return same;
+  if (desc.dk % 8 != 0 || desc.dv % 8 != 0) {
+    return Support::no(
+        str_cat("heads of dk=", desc.dk, " dv=", desc.dv, ": variant direct rotates and stores multiples of 8"));
+  }
   if (std::max(desc.dk, desc.dv) > kDirectMaxFusedHead) {
     return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv, " are wider than the ", kDirectMaxFusedHead,
                                " that variant direct rotates and stores"));
@@ -93,6 +104,7 @@ Support token_fused(const RopeAttentionDesc& desc, const Config& config, const D
     return Support::no(str_cat("dk=", desc.dk, " dv=", desc.dv, " latent=", desc.latent,
                                ": variant token needs keys and values of 64 or 128 dims"));
   }
+  if (const Support same = one_type(desc); !same) return same;
   if (desc.k_type == DType::q8_0) return Support::no("k_type=q8_0: variant token reads f16 or bf16");
   if (desc.heads > desc.kv_heads * kTokenRows) {
     return Support::no(str_cat("heads=", desc.heads, " with kv_heads=", desc.kv_heads,

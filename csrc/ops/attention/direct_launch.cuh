@@ -1,0 +1,50 @@
+// Selects the instances of direct.cuh for one head size from run-time types and rows.
+#pragma once
+
+#include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "ops/attention/direct.cuh"
+
+namespace dyno::ops::direct {
+
+template <int kHead, bool kFused, Scalar kKey, Scalar kValue = kKey>
+void launch_types(const DirectTask& task, int rows, const dim3& grid, CUstream_st* stream) {
+  const auto start = [&]<int kTiles>() {
+    const auto kernel = direct_kernel<kHead, kKey, kValue, kTiles, kFused>;
+    static_assert(sizeof(FreshMemory<kHead, 8 * kTiles>) <= direct_fresh_bytes(kHead, 8 * kTiles));
+    const size_t shared = direct_shared_bytes(kHead, rows) + (kFused ? direct_fresh_bytes(kHead, rows) : 0);
+    DYNO_CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+    launch_dependent(kFused ? "rope_attention" : "attention", kernel, grid, 32 * kWarps, shared, stream, task);
+    if constexpr (direct_sharers(kHead) > 1) {
+      if (grid.z == 1) return;
+      const auto pieces = static_cast<unsigned>((task.common.dv + kCombineDims - 1) / kCombineDims);
+      launch_dependent("attention", direct_combine<8 * kTiles, kWarps / direct_sharers(kHead)>,
+                       dim3(grid.x, grid.y, 8 * kTiles * pieces), kCombineThreads, 0, stream, task);
+    }
+  };
+  if constexpr (kHead <= 128 && kKey == kValue) {
+    if (rows == 16) return start.template operator()<2>();
+  }
+  start.template operator()<1>();
+}
+
+template <int kHead, bool kFused>
+void launch(const DirectTask& task, Scalar keys, Scalar values, int rows, const dim3& grid, CUstream_st* stream) {
+  if constexpr (!kFused && kHead <= kDirectMaxMixedHead) {
+    if (keys != values) {
+      return keys == Scalar::q8_0 ? launch_types<kHead, false, Scalar::q8_0, Scalar::f16>(task, rows, grid, stream)
+                                  : launch_types<kHead, false, Scalar::f16, Scalar::q8_0>(task, rows, grid, stream);
+    }
+  }
+  switch (keys) {
+    case Scalar::bf16:
+      return launch_types<kHead, kFused, Scalar::bf16>(task, rows, grid, stream);
+    case Scalar::q8_0:
+      return launch_types<kHead, kFused, Scalar::q8_0>(task, rows, grid, stream);
+    default:
+      return launch_types<kHead, kFused, Scalar::f16>(task, rows, grid, stream);
+  }
+}
+
+}  // namespace dyno::ops::direct
