@@ -25,12 +25,11 @@ void attention_latent_cuda(const AttentionArgs& args, const AttentionDesc& desc,
   const auto kernel = selected ? latent_kernel_for<true>(desc.k_type) : latent_kernel_for<false>(desc.k_type);
   const size_t shared = latent_shared_bytes(desc.k_type);
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-  launch_dependent("attention", kernel, dim3(blocks, heads, static_cast<unsigned>(splits)), 32 * latent::kWarps, shared,
-                   stream.handle, task);
-  if (splits == 1) return;
-  const auto pieces = static_cast<unsigned>((desc.dv + latent::kCombineDims - 1) / latent::kCombineDims);
-  const auto combine = selected ? latent::latent_combine<true> : latent::latent_combine<false>;
-  launch_dependent("attention", combine, dim3(blocks, heads, latent::kRows * pieces), 128, 0, stream.handle, task);
+  const dim3 grid(blocks, heads, static_cast<unsigned>(splits));
+  launch_dependent("attention", kernel, grid, 32 * latent::kWarps, shared, stream.handle, task);
+  const auto combine = selected ? direct::launch_combine<latent::kRows, latent::kMinTiles, true>
+                                : direct::launch_combine<latent::kRows, latent::kMinTiles>;
+  combine(task, grid, stream.handle);
 }
 
 }  // namespace dyno::ops

@@ -1,6 +1,10 @@
 // The end of a tile whose keys are divided among the blocks of clusters. Each block adds a slice of the dimensions over
 // the shared memory of all blocks in its cluster. Results of several clusters are combined in the workspace. The order
 // of additions is always the same.
+//
+// direct_parts.cuh combines without clusters, in a launch of its own, since up to 132 parts lie in the workspace. Here
+// at most 16 results of clusters lie there. Their last blocks add them while the launch still runs, because a second
+// launch would cost more than these additions.
 #pragma once
 
 #include "device/cluster_shared.cuh"

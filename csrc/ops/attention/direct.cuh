@@ -21,6 +21,7 @@
 
 #include <cuda_runtime.h>
 
+#include "core/cuda/launch.h"
 #include "device/dependent.cuh"
 #include "device/flash.cuh"
 #include "device/mbarrier.cuh"
@@ -128,12 +129,13 @@ __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-// The keys of a block: at least one tile for each of its warps or teams, so that few keys need only one block.
-template <int kTeams = kWarps>
+// The keys of a block: at least kMinTiles tiles, by default one for each of its warps, so that few keys need only one
+// block.
+template <int kMinTiles = kWarps>
 __device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const CudaTile& tile, int split) {
   const int keys = tile.key_end - tile.key_begin;
   const int even = ((keys + t.splits - 1) / t.splits + kTileKeys - 1) / kTileKeys * kTileKeys;
-  const int each = max(even, kTeams * kTileKeys);
+  const int each = max(even, kMinTiles * kTileKeys);
   const int begin = tile.key_begin + split * each;
   return {begin, min(begin + each, tile.key_end), (keys + each - 1) / each};
 }
@@ -465,14 +467,23 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
   }
 }
 
-// Adds the parts of wide heads; a block has kCombineDims dimensions of a row.
-template <int kRows, int kTeams>
+// Adds the parts of wide heads and of latents (latent.cuh); a block has kCombineDims dimensions of a row.
+template <int kRows, int kMinTiles, bool kSelected>
 __global__ void __launch_bounds__(kCombineThreads) direct_combine(const __grid_constant__ DirectTask task) {
   device::let_next_start();
   device::wait_for_previous();
-  const CudaTile tile = find_tile_warp(task.common, blockIdx.x, kRows, threadIdx.x % 32);
+  const CudaTile tile = kSelected ? find_tile_of<true>(task.common, blockIdx.x, kRows)
+                                  : find_tile_warp(task.common, blockIdx.x, kRows, threadIdx.x % 32);
   if (tile.empty()) return;
-  combine_piece<kRows>(task.common, tile, block_keys<kTeams>(task.common, tile, 0).active);
+  combine_piece<kRows>(task.common, tile, block_keys<kMinTiles>(task.common, tile, 0).active);
+}
+// `grid`: of the launch that wrote the parts.
+template <int kRows, int kMinTiles, bool kSelected = false>
+void launch_combine(const DirectTask& task, const dim3& grid, CUstream_st* stream) {
+  if (grid.z == 1) return;
+  const auto pieces = static_cast<unsigned>((task.common.dv + kCombineDims - 1) / kCombineDims);
+  launch_dependent("attention", direct_combine<kRows, kMinTiles, kSelected>, dim3(grid.x, grid.y, kRows * pieces),
+                   kCombineThreads, 0, stream, task);
 }
 
 }  // namespace direct

@@ -16,12 +16,8 @@ void launch_types(const DirectTask& task, int rows, const dim3& grid, CUstream_s
     DYNO_CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
     launch_dependent(kFused ? "rope_attention" : "attention", kernel, grid, 32 * kWarps, shared, stream, task);
-    if constexpr (direct_sharers(kHead) > 1) {
-      if (grid.z == 1) return;
-      const auto pieces = static_cast<unsigned>((task.common.dv + kCombineDims - 1) / kCombineDims);
-      launch_dependent("attention", direct_combine<8 * kTiles, kWarps / direct_sharers(kHead)>,
-                       dim3(grid.x, grid.y, 8 * kTiles * pieces), kCombineThreads, 0, stream, task);
-    }
+    constexpr int kSharers = direct_sharers(kHead);
+    if constexpr (kSharers > 1) launch_combine<8 * kTiles, kWarps / kSharers>(task, grid, stream);
   };
   if constexpr (kHead <= 128 && kKey == kValue) {
     if (rows == 16) return start.template operator()<2>();

@@ -24,7 +24,7 @@ using direct::kWarps;
 inline constexpr int kTiles = 2;  // tiles of 8 query rows
 inline constexpr int kRows = 8 * kTiles;
 inline constexpr int kChunks = kLatentMaxKey / 32;
-inline constexpr int kMinKeys = 64;  // per block: with fewer keys, adding the parts costs more than it saves
+inline constexpr int kMinTiles = 4;  // of keys per block: with fewer, adding the parts costs more than it saves
 
 // Eight adjacent elements: f16 values, and the rests for float32.
 template <Scalar kType>
@@ -59,14 +59,6 @@ struct Element8<Scalar::f32> {
   }
 };
 
-__device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const CudaTile& tile, int split) {
-  const int keys = tile.key_end - tile.key_begin;
-  const int even = ((keys + t.splits - 1) / t.splits + kTileKeys - 1) / kTileKeys * kTileKeys;
-  const int each = max(even, kMinKeys);
-  const int begin = tile.key_begin + split * each;
-  return {begin, min(begin + each, tile.key_end), (keys + each - 1) / each};
-}
-
 // kSelected: each token reads the positions of its list.
 template <Scalar kType, bool kSelected>
 __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_constant__ DirectTask task) {
@@ -81,7 +73,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
   const int kv_head = blockIdx.y, split = blockIdx.z;
   const CudaTile tile = find_tile_of<kSelected>(t, blockIdx.x, kRows);
-  const KeyRange range = block_keys(t, tile, split);
+  const KeyRange range = direct::block_keys<kMinTiles>(t, tile, split);
   if (tile.empty() || split >= range.active) return;
 
   const uint8_t* base = key_rows(t, tile.run, kv_head);
@@ -98,11 +90,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int key = first + g + 8 * h;
-      const uint8_t* row = row_of(key);
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
         const int dim = 32 * (batch * kBatch + c) + 8 * quad;
-        to[c][h].load(row, dim, key < range.end && dim < t.dk, task.aligned);
+        to[c][h].load(row_of(key), dim, key < range.end && dim < t.dk, task.aligned);
       }
     }
   };
@@ -302,17 +293,6 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
       for (int j = 0; j < 4; ++j) to[2 * j] = out[j][n][e] * factor, to[2 * j + 1] = out[j][n][2 + e] * factor;
     }
   }
-}
-
-// Adds the parts of kCombineDims dimensions of a row.
-using direct::kCombineDims;
-template <bool kSelected>
-__global__ void __launch_bounds__(direct::kCombineThreads) latent_combine(const __grid_constant__ DirectTask task) {
-  device::let_next_start();
-  device::wait_for_previous();
-  const CudaTile tile = find_tile_of<kSelected>(task.common, blockIdx.x, kRows);
-  if (tile.empty()) return;
-  direct::combine_piece<kRows>(task.common, tile, block_keys(task.common, tile, 0).active);
 }
 
 }  // namespace dyno::ops::latent
