@@ -150,7 +150,7 @@ void CudaExecutor::finish() {
 }
 
 void CudaExecutor::upload(const MicroBatch& batch) {
-  const InputLayout layout(plan_.ubatch);
+  const InputLayout layout(std::ssize(batch.tokens));
   PinnedBuffer& stage = staged_[next_stage_];
   const Event& copied = staged_copied_[next_stage_];
   next_stage_ = 1 - next_stage_;
@@ -162,14 +162,20 @@ void CudaExecutor::upload(const MicroBatch& batch) {
   put(layout.positions, batch.positions);
   put(layout.rows, batch.logit_rows);
   put(layout.runs, batch.runs);
-  const size_t bytes = layout.runs + batch.runs.size_bytes();
+  size_t bytes = layout.runs + batch.runs.size_bytes();
+  if (!batch.row_draws.empty()) {
+    const RowDrawInputs draws(batch.row_draws);
+    put(layout.settings, std::span(draws.settings));
+    put(layout.uniforms, std::span(draws.uniforms));
+    bytes = layout.uniforms + std::span(draws.uniforms).size_bytes();
+  }
   DYNO_CUDA_CHECK(cudaMemcpyAsync(inputs_.data(), stage.data(), bytes, cudaMemcpyHostToDevice, stream_.get()));
   DYNO_CUDA_CHECK(cudaEventRecord(copied.get(), stream_.get()));
 }
 
 void CudaExecutor::select_rows(Env& env, int64_t wanted, std::span<const plan::ValueId> values) {
   if (wanted == env.tokens) return;
-  const auto* rows = reinterpret_cast<const int32_t*>(inputs_.data() + InputLayout(plan_.ubatch).rows);
+  const auto* rows = reinterpret_cast<const int32_t*>(inputs_.data() + InputLayout(env.tokens).rows);
   for (const plan::ValueId id : values) {
     const plan::Value& value = plan_.values[static_cast<size_t>(id)];
     gather_rows(arena_.data() + value.offset, value.bytes_per_token, rows, wanted, stream_.get());
@@ -203,7 +209,7 @@ void CudaExecutor::launch_beside(Env& env, const plan::NodeList& list, int32_t f
 }
 
 CudaExecutor::Env CudaExecutor::env_of(const MicroBatch& batch, const plan::Selection& selection) {
-  const InputLayout layout(plan_.ubatch);
+  const InputLayout layout(std::ssize(batch.tokens));
   const auto ints = [&](size_t offset) { return reinterpret_cast<const int32_t*>(inputs_.data() + offset); };
   return {
       .model = model_,
@@ -305,7 +311,7 @@ void CudaExecutor::launch_nodes(Env& env, const plan::NodeList& list, int32_t be
 void CudaExecutor::launch_sampling(const MicroBatch& batch, const plan::Selection& selection) {
   Env env = env_of(batch, selection);
   for (const plan::Node& node : plan_.draw.nodes) launch_node(node, env);
-  const InputLayout layout(plan_.ubatch);
+  const InputLayout layout(std::ssize(batch.tokens));
   std::byte* inputs = inputs_.data();
   advance_draw(reinterpret_cast<DrawState*>(drawing_.state.data()),
                {.token = reinterpret_cast<int32_t*>(inputs),

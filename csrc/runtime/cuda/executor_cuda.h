@@ -167,8 +167,12 @@ class CudaExecutor final : public Executor, public Backend {
   // Allocates memory for sampling and sets its initial state. Random numbers follow with upload_draws().
   void set_draw_state(const ops::SampleSettings& settings, uint32_t step);
   void upload_draws(std::span<const Draw> ahead);
+  // No running work may use the old memory.
+  void fit_row_results(size_t bytes);
   // Samples from the rows of logits of the previous launches, and waits for the tokens.
   void draw_rows(const MicroBatch& batch, const plan::Selection& selection);
+  // Waits for the tokens that kernels write to page-locked memory.
+  void await_rows(std::span<int32_t> tokens);
   // Computes MicroBatch::likely from the rows of logits of the previous launches.
   void find_likely_rows(const MicroBatch& batch);
   // Samples from the current logits and advances to the next step.
@@ -239,14 +243,8 @@ class CudaExecutor final : public Executor, public Backend {
     uint32_t waited = 0;   // number of the next step to wait for
   };
   Drawing drawing_;
-  // For samples from several rows: settings, random numbers and tokens, on the device and in page-locked memory.
-  struct RowDrawing {
-    DeviceBuffer device;
-    PinnedBuffer host;
-    // No running work may use the old memory.
-    void fit(size_t bytes);
-  };
-  RowDrawing row_drawing_;
+  // Page-locked memory to which kernels write the results of several rows: sampled or most probable tokens.
+  PinnedBuffer row_results_;
 };
 
 }  // namespace dyno::runtime

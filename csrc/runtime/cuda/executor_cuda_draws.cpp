@@ -3,19 +3,43 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "core/cuda/check.h"
+#include "core/device_loss.h"
 #include "core/error.h"
 #include "core/relax.h"
 #include "ops/sample/sample.h"
 #include "runtime/cuda/executor_cuda.h"
+#include "runtime/cuda/input_layout.h"
 #include "runtime/row_draws.h"
 
 namespace dyno::runtime {
 namespace {
 
 DrawState* state_of(const DeviceBuffer& memory) { return reinterpret_cast<DrawState*>(memory.data()); }
+
+// In the place of a token that no kernel has written yet.
+constexpr int32_t kNotDrawn = std::numeric_limits<int32_t>::min();
+
+// Whether `arrived()` becomes true before all work of the stream has ended. A kernel writes what it looks at to host
+// memory, where it arrives before the driver reports the end of the kernel, and long before the end of later steps. So
+// the loop asks the driver for errors from time to time.
+template <typename Arrived>
+bool await_written(const Stream& stream, const Arrived& arrived) {
+  constexpr int kLooks = 256;
+  while (true) {
+    for (int i = 0; i < kLooks; ++i) {
+      if (arrived()) return true;
+      relax();
+    }
+    const cudaError_t status = cudaStreamQuery(stream.get());
+    if (status == cudaErrorNotReady) continue;
+    DYNO_CUDA_CHECK(status);
+    return arrived();
+  }
+}
 
 }  // namespace
 
@@ -109,29 +133,21 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
                                   stream_.get()));
 }
 
-void CudaExecutor::RowDrawing::fit(size_t bytes) {
-  if (device.size() >= bytes) return;
-  device = DeviceBuffer();
-  host = PinnedBuffer(bytes, "draws");
-  device = DeviceBuffer(bytes, "draws");  // last, because its size represents both
+void CudaExecutor::fit_row_results(size_t bytes) {
+  if (row_results_.size() < bytes) row_results_ = PinnedBuffer(bytes, "draws");
 }
 
+// Kernels write the tokens to host memory. A copy would wait for the kernels, and the host for the copy.
 void CudaExecutor::draw_rows(const MicroBatch& batch, const plan::Selection& selection) {
   const auto rows = static_cast<int64_t>(batch.row_draws.size());
-  const auto count = static_cast<size_t>(rows);
-  const size_t uniforms_at = count * sizeof(ops::SampleSettings), tokens_at = uniforms_at + count * sizeof(float),
-               bytes = tokens_at + count * sizeof(int32_t);
-  RowDrawing& d = row_drawing_;
-  d.fit(bytes);  // safe, because each call waits for its tokens
-  const RowDrawInputs inputs(batch.row_draws);
-  std::memcpy(d.host.data(), inputs.settings.data(), uniforms_at);
-  std::memcpy(d.host.data() + uniforms_at, inputs.uniforms.data(), tokens_at - uniforms_at);
-  DYNO_CUDA_CHECK(cudaMemcpyAsync(d.device.data(), d.host.data(), tokens_at, cudaMemcpyHostToDevice, stream_.get()));
-
+  const size_t bytes = static_cast<size_t>(rows) * sizeof(int32_t);
+  fit_row_results(bytes);  // safe, because each call waits for its tokens
+  auto* tokens = reinterpret_cast<int32_t*>(row_results_.data());
+  std::fill_n(tokens, rows, kNotDrawn);
+  const InputLayout layout(std::ssize(batch.tokens));
   const auto* logits = reinterpret_cast<const float*>(logits_.data());
-  const auto* settings = reinterpret_cast<const ops::SampleSettings*>(d.device.data());
-  const auto* uniforms = reinterpret_cast<const float*>(d.device.data() + uniforms_at);
-  auto* tokens = reinterpret_cast<int32_t*>(d.device.data() + tokens_at);
+  const auto* settings = reinterpret_cast<const ops::SampleSettings*>(inputs_.data() + layout.settings);
+  const auto* uniforms = reinterpret_cast<const float*>(inputs_.data() + layout.uniforms);
   const bool sorts = sorts_rows(batch.row_draws, model_.n_vocab);
   const int64_t together = rows_drawn_together(plan_, selection, sorts);
   ops::CudaStream stream = context();
@@ -149,17 +165,34 @@ void CudaExecutor::draw_rows(const MicroBatch& batch, const plan::Selection& sel
       ops::launch_unsorted(launch.config, desc, args, stream);
     }
   }
-  DYNO_CUDA_CHECK(
-      cudaMemcpyAsync(d.host.data() + tokens_at, tokens, bytes - tokens_at, cudaMemcpyDeviceToHost, stream_.get()));
+  bool copies = false;
   for (int64_t row = 0; row < rows; ++row) {
     float* to = batch.row_draws[static_cast<size_t>(row)].logits;
     if (to == nullptr) continue;
+    copies = true;
     DYNO_CUDA_CHECK(cudaMemcpyAsync(to, logits + row * model_.n_vocab,
                                     static_cast<size_t>(model_.n_vocab) * sizeof(float), cudaMemcpyDeviceToHost,
                                     stream_.get()));
   }
-  finish();
-  std::memcpy(batch.drawn, d.host.data() + tokens_at, bytes - tokens_at);
+  if (copies) {
+    finish();
+  } else {
+    await_rows({tokens, static_cast<size_t>(rows)});
+  }
+  std::memcpy(batch.drawn, tokens, bytes);
+}
+
+void CudaExecutor::await_rows(std::span<int32_t> tokens) {
+  check_not_lost(info().ordinal);
+  const CudaStep step(info().ordinal, "waiting for sampled tokens");
+  size_t there = 0;
+  const bool all = await_written(stream_, [&] {
+    while (there < tokens.size() && std::atomic_ref(tokens[there]).load(std::memory_order_acquire) != kNotDrawn) {
+      ++there;
+    }
+    return there == tokens.size();
+  });
+  DYNO_CHECK(DeviceError, all, "[cuda] a step ended with ", there, " of ", tokens.size(), " sampled tokens");
 }
 
 int32_t CudaExecutor::wait_draw() {
@@ -167,23 +200,13 @@ int32_t CudaExecutor::wait_draw() {
   Drawing& d = drawing_;
   const uint32_t step = d.waited++;
   std::atomic_ref<uint64_t> slot(reinterpret_cast<uint64_t*>(d.drawn.data())[step % kDrawnSlots]);
-  const auto arrived = [&](uint64_t value) { return value >> 32 == step; };
-  // The token arrives before its step ends and long before later steps end, so no driver call reports an error. The
-  // loop therefore checks for errors from time to time.
-  constexpr int kLooks = 256;
-  while (true) {
-    for (int i = 0; i < kLooks; ++i) {
-      const uint64_t value = slot.load(std::memory_order_acquire);
-      if (arrived(value)) return static_cast<int32_t>(value & 0xffffffffu);
-      relax();
-    }
-    const cudaError_t status = cudaStreamQuery(stream_.get());
-    if (status == cudaErrorNotReady) continue;
-    DYNO_CUDA_CHECK(status);
-    const uint64_t value = slot.load(std::memory_order_acquire);
-    DYNO_CHECK(DeviceError, arrived(value), "[cuda] step ", step, " of a generation ended without a token");
-    return static_cast<int32_t>(value & 0xffffffffu);
-  }
+  uint64_t value = 0;
+  const bool arrived = await_written(stream_, [&] {
+    value = slot.load(std::memory_order_acquire);
+    return value >> 32 == step;
+  });
+  DYNO_CHECK(DeviceError, arrived, "[cuda] step ", step, " of a generation ended without a token");
+  return static_cast<int32_t>(value & 0xffffffffu);
 }
 
 }  // namespace dyno::runtime

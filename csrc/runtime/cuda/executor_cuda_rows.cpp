@@ -41,14 +41,12 @@ void CudaExecutor::download_rows(const MicroBatch& batch) {
 
 void CudaExecutor::find_likely_rows(const MicroBatch& batch) {
   const size_t rows = batch.logit_rows.size(), bytes = rows * sizeof(Likely);
-  RowDrawing& d = row_drawing_;
-  d.fit(bytes);  // safe, because each call waits for its tokens
-  auto* likely = reinterpret_cast<Likely*>(d.device.data());
+  fit_row_results(bytes);  // safe, because each call waits for its tokens
+  auto* likely = reinterpret_cast<Likely*>(row_results_.data());
   find_likely(reinterpret_cast<const float*>(logits_.data()), static_cast<int64_t>(rows), model_.n_vocab, likely,
               stream_.get());
-  DYNO_CUDA_CHECK(cudaMemcpyAsync(d.host.data(), likely, bytes, cudaMemcpyDeviceToHost, stream_.get()));
   finish();
-  std::memcpy(batch.likely, d.host.data(), bytes);
+  std::memcpy(batch.likely, likely, bytes);
 }
 
 }  // namespace dyno::runtime

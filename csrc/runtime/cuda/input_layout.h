@@ -5,18 +5,25 @@
 #include <cstdint>
 
 #include "ops/args.h"
+#include "ops/sample/settings.h"
 
 namespace dyno::runtime {
 
-// Offsets in bytes; tokens come first. One contiguous range, so that one copy uploads everything.
+// Offsets in bytes; tokens come first. One contiguous range, so that one copy uploads everything. They depend on the
+// number of tokens of the u-batch, so that the copy for a few tokens is short; launches of one graph have one number.
 struct InputLayout {
-  size_t positions, rows, runs, bytes;
-  explicit InputLayout(int64_t ubatch) {
-    const auto ints = static_cast<size_t>(ubatch) * sizeof(int32_t);
-    positions = ints;
-    rows = 2 * ints;
-    runs = 3 * ints;
-    bytes = runs + static_cast<size_t>(ubatch) * sizeof(ops::SequenceRun);
+  size_t positions, rows, runs;
+  size_t settings, uniforms;  // of the rows to sample from
+  size_t bytes;
+  explicit InputLayout(int64_t tokens) {
+    const auto count = static_cast<size_t>(tokens);
+    const auto after = [&](size_t begin, size_t each) { return begin + (count * each + 15) / 16 * 16; };
+    positions = after(0, sizeof(int32_t));
+    rows = after(positions, sizeof(int32_t));
+    runs = after(rows, sizeof(int32_t));
+    settings = after(runs, sizeof(ops::SequenceRun));
+    uniforms = after(settings, sizeof(ops::SampleSettings));
+    bytes = after(uniforms, sizeof(float));
   }
 };
 
