@@ -42,6 +42,13 @@ __device__ __forceinline__ T warp_total(T value) {
   for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(device::kFullMask, value, offset);
   return value;
 }
+__device__ __forceinline__ int32_t warp_total(int32_t value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(device::kFullMask, value);
+#else
+  return warp_total<int32_t>(value);
+#endif
+}
 // Sum over the lanes up to and including this one.
 __device__ __forceinline__ double warp_prefix(double value, int lane) {
 #pragma unroll
@@ -160,39 +167,52 @@ struct Row {
   }
 };
 
+// Tests the ascending keys at(0), at(1), … up to `high`: whether the values of all keys from there on add up to
+// `target`. for_each(least, add) calls add(key, value) for every key from `least` on, and may call it for others.
+struct Reached {
+  uint32_t passed;  // keys from at(0) on that reach it
+  bool is_enough;   // the sum of the last of them is at most `enough`
+};
+template <typename T, typename At, typename ForEach>
+__device__ __forceinline__ Reached test_keys(const At& at, uint32_t high, T target, T enough, Shared& shared,
+                                             const ForEach& for_each) {
+  constexpr uint32_t kSteps = Shared::kSteps;
+  T* sums_of_warps = reinterpret_cast<T*>(shared.steps);
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  T sums[kSteps] = {};
+  for_each(at(0), [&](uint32_t key, T value) {
+#pragma unroll
+    for (uint32_t i = 0; i < kSteps; ++i) sums[i] += key >= at(i) ? value : T{0};
+  });
+#pragma unroll
+  for (uint32_t i = 0; i < kSteps; ++i) {
+    sums[i] = warp_total(sums[i]);
+    if (lane == 0) sums_of_warps[warp * kSteps + i] = sums[i];
+  }
+  __syncthreads();  // all warps' sums are written
+  T sum = 0;
+  for (int i = 0; i < kWarps && lane < kSteps; ++i) sum += sums_of_warps[i * kSteps + lane];
+  const bool reaches = lane < kSteps && at(lane) <= high && sum >= target;
+  const unsigned all = __ballot_sync(device::kFullMask, reaches);
+  const bool is_enough = __ballot_sync(device::kFullMask, reaches && sum <= enough) != 0;
+  __syncthreads();  // … and read
+  return {static_cast<uint32_t>(__ffs(~all) - 1), is_enough};
+}
+
 // The largest key in [low, high] such that the values of all keys from it on add up to `target`; `low` if there is none
-// above it. for_each(least, add) calls add(key, value) for every key from `least` on, and may call it for others. A
-// step tests eight parts of the remaining range at once, because it needs as many barriers as a step that halves it.
-// The search ends early at a key whose sum is at most `enough`, unless this is negative.
+// above it. A step tests eight parts of the remaining range at once, because it needs as many barriers as a step that
+// halves it. The search ends early at a key whose sum is at most `enough`, unless this is negative.
 template <typename T, typename ForEach>
 __device__ __forceinline__ uint32_t last_reaching(uint32_t low, uint32_t high, T target, T enough, Shared& shared,
                                                   const ForEach& for_each) {
-  constexpr int kSteps = Shared::kSteps;
-  T* sums_of_warps = reinterpret_cast<T*>(shared.steps);
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  constexpr uint32_t kSteps = Shared::kSteps;
   while (low < high) {
     const uint32_t step = (high - low + kSteps) / (kSteps + 1);
-    T sums[kSteps] = {};
-    for_each(low + step, [&](uint32_t key, T value) {
-#pragma unroll
-      for (uint32_t i = 0; i < kSteps; ++i) sums[i] += key >= low + (i + 1) * step ? value : T{0};
-    });
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      sums[i] = warp_total(sums[i]);
-      if (lane == 0) sums_of_warps[warp * kSteps + i] = sums[i];
-    }
-    __syncthreads();  // all warps' sums are written
-    T sum = 0;
-    for (int i = 0; i < kWarps && lane < kSteps; ++i) sum += sums_of_warps[i * kSteps + lane];
-    const bool reaches = lane < kSteps && low + (lane + 1) * step <= high && sum >= target;
-    const unsigned all = __ballot_sync(device::kFullMask, reaches);
-    const bool is_enough = __ballot_sync(device::kFullMask, reaches && sum <= enough) != 0;
-    const auto passed = static_cast<uint32_t>(__ffs(~all) - 1);
-    __syncthreads();  // … and read
-    if (passed < kSteps) high = min(high, low + (passed + 1) * step - 1);
-    low += passed * step;
-    if (is_enough) break;  // the sum from `low` on is the least that reaches the target
+    const auto at = [&](uint32_t i) { return low + (i + 1) * step; };
+    const Reached found = test_keys(at, high, target, enough, shared, for_each);
+    if (found.passed < kSteps) high = min(high, at(found.passed) - 1);
+    low += found.passed * step;
+    if (found.is_enough) break;  // the sum from `low` on is the least that reaches the target
   }
   return low;
 }

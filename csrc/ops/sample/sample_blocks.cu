@@ -107,7 +107,7 @@ __device__ int32_t finish_row(const Row& row, const SampleSettings& settings, co
 }
 
 // Grid: blocks per row, rows.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)  // the default's number of blocks assumes two on a multiprocessor
     sample_blocks(SampleArgs args, uint32_t n, SampleScratch layout, std::byte* workspace, int32_t* counters) {
   device::let_next_start();
   device::wait_for_previous();
