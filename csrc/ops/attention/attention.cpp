@@ -353,8 +353,29 @@ Config selected_default(const AttentionDesc& desc, const DeviceInfo& device) {
   return supports(desc, split, device) ? split : rows_params{.splits = 1};
 }
 
+// For few tokens over a cache of two types: `direct` with as many parts as give each multiprocessor about four blocks,
+// if each token is of another sequence. Measured with 1 to 64 sequences (benchmarks/results/h200_mixed_caches.json).
+std::optional<Config> two_types_default(const AttentionDesc& desc, const DeviceInfo& device) {
+  if (desc.v_in_k || desc.k_type == desc.v_type || desc.m > kDecodeMaxTokens || std::max(desc.dk, desc.dv) > 128) {
+    return {};
+  }
+  const AttentionTiles tiles{8, std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads))};
+  const double wanted = 4.0 * static_cast<double>(device.sm_count);
+  const auto whole = static_cast<double>(desc.m * tiles.of_run(1) * desc.kv_heads);
+  std::optional<Config> best;
+  double least = 0;
+  for (const Config& config : kInstances) {
+    if (config.variant != k_direct || direct_params::of(config).rows != 8 || !supports(desc, config, device)) continue;
+    const double blocks = whole * direct_params::of(config).splits;
+    const double distance = std::max(blocks / wanted, wanted / blocks);
+    if (!best || distance < least) best = config, least = distance;
+  }
+  return best;
+}
+
 // The best variant that the device supports: tensor core variants first, then rows.
 Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
+  if (const std::optional<Config> two_types = two_types_default(desc, device)) return *two_types;
   const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
   const auto blocks = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
   // As many parts as give every multiprocessor one block: they share a cache that is read once for 8 or 16 rows.
