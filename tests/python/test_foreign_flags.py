@@ -129,7 +129,9 @@ def test_other_commands_answer_flags_too(command: list[str], caplog: pytest.LogC
     assert (code, "-sys" in said, "-s " in said) == (2, True, False), said
 
 
-@pytest.mark.parametrize("command", [["run", "-p", "x"], ["bench"], ["perplexity", "-f", "x"]])
+@pytest.mark.parametrize(
+    "command", [["run", "-p", "x"], ["bench"], ["perplexity", "-f", __file__]], ids=lambda command: command[0]
+)
 def test_a_bare_model(command: list[str]) -> None:
     code, said = dyno(*command, MISSING)
     assert (code, MISSING in said) == (1, True), said
