@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
@@ -101,21 +101,20 @@ def fingerprint(file: _core.Gguf) -> str:
     return hashlib.sha256(file.raw(routers[0][1]).tobytes()).hexdigest()[:16] if routers else ""
 
 
-def first_tokens(tokenizer: Tokenizer, file: Path, most: int) -> list[int]:
-    """The first tokens of a UTF-8 text, of which only the beginning is read and encoded.
+def first_tokens(tokenizer: Tokenizer, stream: TextIO, most: int) -> list[int]:
+    """The first tokens of a text, of which only the beginning is read and encoded.
 
     Raises:
         OSError, UnicodeError: The text can't be read.
     """
-    with file.open(encoding="utf-8") as stream:
-        text = ""
-        while True:
-            more = stream.read(max(4096, 8 * most))
-            text += more
-            tokens = tokenizer.encode(text)
-            # If the text goes on, its last tokens can change with the rest of it.
-            if not more or len(tokens) >= most + 256:
-                return tokens[:most]
+    text = ""
+    while True:
+        more = stream.read(max(4096, 8 * most))
+        text += more
+        tokens = tokenizer.encode(text)
+        # If the text goes on, its last tokens can change with the rest of it.
+        if not more or len(tokens) >= most + 256:
+            return tokens[:most]
 
 
 def count(

@@ -299,9 +299,11 @@ def test_only_the_beginning_of_a_text_is_encoded(monkeypatch: pytest.MonkeyPatch
         encode = tokenizer.encode
         monkeypatch.setattr(tokenizer, "encode", lambda text: lengths.append(len(text)) or encode(text))
         for most in (1, 300, 5000):
-            assert _expert_use.first_tokens(tokenizer, file, most) == whole[:most]
+            with file.open(encoding="utf-8") as stream:
+                assert _expert_use.first_tokens(tokenizer, stream, most) == whole[:most]
         assert max(lengths) < 0.2 * file.stat().st_size
-        assert _expert_use.first_tokens(tokenizer, file, len(whole) + 1) == whole
+        with file.open(encoding="utf-8") as stream:
+            assert _expert_use.first_tokens(tokenizer, stream, len(whole) + 1) == whole
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -246,6 +247,23 @@ def test_a_missing_text_costs_no_load(
     monkeypatch.setattr("dyno.engine.Engine", None)
     done = dyno(words[0], trained_model, words[1], tmp_path / "absent.txt")
     assert (done.returncode, done.stderr) == (1, f"error: {tmp_path}/absent.txt: No such file or directory\n")
+
+
+@pytest.mark.parametrize("words", [("perplexity", "-c", "64", "-f"), ("experts", "--tokens", "64", "--text")])
+def test_a_text_may_be_a_pipe(trained_model: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """It can be opened only once."""
+    pipe, text = tmp_path / "text", "def add(a, b):\n    return a + b\n\n\n" * 20
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_text, args=(text, "utf-8"), daemon=True).start()
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "dyno", *words, str(pipe), "-m", str(trained_model)],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,  # it would wait for ever
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_verbose_shows_the_trace(dyno: Any) -> None:

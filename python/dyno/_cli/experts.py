@@ -98,11 +98,10 @@ def _counted(
     from dyno._progress import progress
     from dyno.engine import Engine
 
-    with text.open("rb"):  # a missing file is an error before a large model loads
-        pass
-    with Engine(path, device, **{"ctx": 512, **arguments}) as engine:
+    # Before a large model loads, so that a missing file is an error at once; only once, as it may be a pipe.
+    with text.open(encoding="utf-8") as stream, Engine(path, device, **{"ctx": 512, **arguments}) as engine:
         state.print_choices(engine)
-        tokens = _expert_use.first_tokens(engine.tokenizer, text, most)
+        tokens = _expert_use.first_tokens(engine.tokenizer, stream, most)
         with progress("experts", len(tokens)) as advance:
             counts = _expert_use.count(
                 engine, tokens, int(engine.settings["ctx"]), lambda done: advance(done, "")
