@@ -61,20 +61,56 @@ class PyGeneration {
   runtime::Generation generation_;
 };
 
+// The tokens of one sequence: an array, or one token, which a step of many sequences converts faster.
+class Fed {
+ public:
+  Fed(int32_t slot, nb::handle tokens) : slot(slot) {
+    if (PyLong_Check(tokens.ptr())) {
+      int overflow = 0;
+      const auto value = PyLong_AsLongLongAndOverflow(tokens.ptr(), &overflow);
+      DYNO_CHECK(PlanError, overflow == 0 && std::in_range<int32_t>(value), "[session] token ", nb::str(tokens).c_str(),
+                 " for sequence ", slot, "; expected a token id of 32 bits");
+      one_ = static_cast<int32_t>(value);
+    } else if (nb::ndarray_check(tokens) && nb::try_cast(tokens, many_)) {
+      is_one_ = false;
+    } else {
+      throw nb::type_error(str_cat("[session] tokens for sequence ", slot, " are of type ",
+                                   nb::type_name(tokens.type()).c_str(), "; expected an int, or an int32 array [n]")
+                               .c_str());
+    }
+  }
+
+  std::span<const int32_t> tokens() const {
+    return is_one_ ? std::span(&one_, 1) : std::span(many_.data(), many_.size());
+  }
+
+  int32_t slot;
+
+ private:
+  int32_t one_ = 0;
+  IdArray many_;
+  bool is_one_ = true;
+};
+
 // (tokens, logits of the requested rows)
-nb::tuple decode_and_draw(PySession& self, const Sequences& sequences, const std::vector<RowSettings>& draws,
-                          const std::vector<int32_t>& logits_of, const std::vector<int64_t>& from) {
+nb::tuple decode_and_draw(PySession& self, const std::vector<std::pair<int32_t, nb::object>>& sequences,
+                          const std::vector<RowSettings>& draws, const std::vector<int32_t>& logits_of,
+                          const std::vector<int64_t>& from) {
+  std::vector<Fed> fed;
+  fed.reserve(sequences.size());
+  for (const auto& [slot, tokens] : sequences) fed.emplace_back(slot, tokens);
   return self.with([&](runtime::Session& session) {
     runtime::DecodeRequest request;
     request.rows = from.empty() ? runtime::LogitRows::last : runtime::LogitRows::all;
-    DYNO_CHECK(PlanError, from.empty() || from.size() == sequences.size(), "[session] ", from.size(),
-               " first rows for ", sequences.size(), " sequences; expected as many");
-    for (size_t i = 0; i < sequences.size(); ++i) {
-      const auto& [slot, tokens] = sequences[i];
+    DYNO_CHECK(PlanError, from.empty() || from.size() == fed.size(), "[session] ", from.size(), " first rows for ",
+               fed.size(), " sequences; expected as many");
+    request.sequences.reserve(fed.size());
+    for (size_t i = 0; i < fed.size(); ++i) {
       request.sequences.push_back(
-          {.slot = slot, .tokens = {tokens.data(), tokens.size()}, .first_row = from.empty() ? 0 : from[i]});
+          {.slot = fed[i].slot, .tokens = fed[i].tokens(), .first_row = from.empty() ? 0 : from[i]});
     }
     std::vector<runtime::RowDraw> rows;
+    rows.reserve(draws.size());
     for (const auto& [temperature, top_k, top_p, min_p, uniform] : draws) {
       rows.push_back({.settings = {temperature, top_k, top_p, min_p}, .uniform = uniform});
     }
@@ -183,13 +219,15 @@ void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
           "logits come to the host.")
       .def("decode_and_draw", &decode_and_draw, "sequences"_a, "draws"_a, "logits_of"_a = std::vector<int32_t>(),
            "first"_a = std::vector<int64_t>(),
-           nb::sig("def decode_and_draw(self, sequences: collections.abc.Sequence[tuple[int, "
+           nb::sig("def decode_and_draw(self, sequences: collections.abc.Sequence[tuple[int, int | "
                    "numpy.typing.NDArray[numpy.int32]]], draws: collections.abc.Sequence[tuple[float, int, float, "
                    "float, float]], logits_of: collections.abc.Sequence[int] = [], "
                    "first: collections.abc.Sequence[int] = []) -> "
                    "tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32] | None]"),
-           "Appends tokens (int32) to sequences and draws the token behind each sequence, where the logits are; with "
-           "first, also behind each of its tokens from the index first on. draws, one for each token drawn: "
+           "Appends tokens (one as an int, or int32 arrays) to sequences and draws the token behind each sequence, "
+           "where "
+           "the logits are; with first, also behind each of its tokens from the index first on. draws, one for each "
+           "token drawn: "
            "temperature, top_k, top_p, min_p as in sample(), and a random number in [0, 1). logits_of: indices of "
            "draws whose logits come to the host. Returns (tokens int32 [draws], logits float32 [logits_of, n_vocab] "
            "or None); a token is -1 if its logits are not finite. Raises PlanError.");

@@ -458,9 +458,9 @@ class Session:
         The same behind a prompt (int32): the first next() feeds all of `tokens`, and where `draws_on_device`, no logits come to the host.
         """
 
-    def decode_and_draw(self, sequences: Sequence[tuple[int, numpy.typing.NDArray[numpy.int32]]], draws: Sequence[tuple[float, int, float, float, float]], logits_of: Sequence[int] = [], first: Sequence[int] = []) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32] | None]:
+    def decode_and_draw(self, sequences: Sequence[tuple[int, int | numpy.typing.NDArray[numpy.int32]]], draws: Sequence[tuple[float, int, float, float, float]], logits_of: Sequence[int] = [], first: Sequence[int] = []) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32] | None]:
         """
-        Appends tokens (int32) to sequences and draws the token behind each sequence, where the logits are; with first, also behind each of its tokens from the index first on. draws, one for each token drawn: temperature, top_k, top_p, min_p as in sample(), and a random number in [0, 1). logits_of: indices of draws whose logits come to the host. Returns (tokens int32 [draws], logits float32 [logits_of, n_vocab] or None); a token is -1 if its logits are not finite. Raises PlanError.
+        Appends tokens (one as an int, or int32 arrays) to sequences and draws the token behind each sequence, where the logits are; with first, also behind each of its tokens from the index first on. draws, one for each token drawn: temperature, top_k, top_p, min_p as in sample(), and a random number in [0, 1). logits_of: indices of draws whose logits come to the host. Returns (tokens int32 [draws], logits float32 [logits_of, n_vocab] or None); a token is -1 if its logits are not finite. Raises PlanError.
         """
 
     def decode_hidden(self, sequences: Sequence[tuple[int, numpy.typing.NDArray[numpy.int32]]], rows: str = 'all') -> numpy.typing.NDArray[numpy.float32]:

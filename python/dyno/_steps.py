@@ -93,15 +93,16 @@ def computed(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[A
 
 def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[Answer]:
     """Feed the tokens of a step. The device draws the tokens, unless settings need the logits on the host."""
-    fed = np.array([token for _, tokens in batch for token in tokens], np.int32)
-    inputs, at = [], 0
-    for request, tokens in batch:
-        inputs.append((request.owner.slot, fed[at : at + len(tokens)]))
-        at += len(tokens)
     if any(request.wants_all_rows for request, _ in batch):
-        logits = session.decode(inputs, rows="all")[0]
+        arrays = [(request.owner.slot, np.array(tokens, np.int32)) for request, tokens in batch]
+        logits = session.decode(arrays, rows="all")[0]
         ends = np.cumsum([len(tokens) for _, tokens in batch])
         return [Answer(rows=rows) for rows in np.split(logits, ends[:-1])]
+    # Most sequences of most steps have one token, and an array for it would take longer to make and to read.
+    inputs = [
+        (request.owner.slot, tokens[0] if len(tokens) == 1 else np.array(tokens, np.int32))
+        for request, tokens in batch
+    ]
     # One draw after each text, and one after each token of a draft. Nothing is drawn after a part of a
     # prompt, so that it uses up no random number.
     counts: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +94,41 @@ def test_rows_of_a_draft_are_drawn_as_if_alone(device: str, ubatch: int) -> None
     again = [_core.sample(row, *draws[i]) for row, i in zip(rows, (0, 5, len(kept) - 1), strict=True)]
     assert again == [want[0], want[5], want[-1]]
     assert [drawing.position(slot) for slot in range(4)] == lengths
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_token_is_fed_as_an_int_or_as_an_array(device: str) -> None:
+    draws = [(0.8, 40, 0.95, 0.05, 0.25 * i) for i in range(3)]
+    drawn = []
+    for one in (7, np.array([7], np.int32)):
+        session = open_session(device, 3)
+        first = session.decode_and_draw([(0, one), (1, np.arange(5, dtype=np.int32)), (2, 9)], draws)[0]
+        second = session.decode_and_draw([(2, int(first[2])), (0, one)], draws[1:])[0]
+        assert [session.position(slot) for slot in range(3)] == [2, 5, 2]
+        drawn.append([*first.tolist(), *second.tolist()])
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "message"),
+    [
+        (-1, PlanError, r"token -1 at index 0 of sequence 1 does not exist"),
+        (1 << 40, PlanError, r"token 1099511627776 for sequence 1; expected a token id of 32 bits"),
+        (-(1 << 80), PlanError, r"token -1208925819614629174706176 for sequence 1"),
+        ("x", TypeError, r"tokens for sequence 1 are of type str; expected an int, or an int32 array"),
+        (1.5, TypeError, r"tokens for sequence 1 are of type float"),
+        (
+            np.zeros((2, 1), np.int32),
+            TypeError,
+            r"tokens for sequence 1 are of type ndarray; expected an int, or an int32 array",
+        ),
+    ],
+)
+def test_impossible_tokens_change_nothing(tokens: Any, error: type[Exception], message: str) -> None:
+    session = open_session("cpu", 2)
+    with pytest.raises(error, match=message):
+        session.decode_and_draw([(0, 3), (1, tokens)], [(0.0, 0, 1.0, 0.0, 0.0)] * 2)
+    assert [session.position(slot) for slot in range(2)] == [0, 0]
 
 
 @pytest.mark.parametrize("first", [[0], [2, 5], [-1, 0]])
