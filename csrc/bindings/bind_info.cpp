@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -16,6 +17,7 @@
 #include "bindings/ops_convert.h"
 #include "build_info.h"
 #include "core/cpu_caches.h"
+#include "core/cpu_distance.h"
 #include "core/cpu_limits.h"
 #include "core/cuda_devices.h"
 #include "core/device_info.h"
@@ -83,6 +85,20 @@ nb::dict cpu_limits(const std::string& root) {
   d["memory_bytes"] = limits.memory_bytes;
   d["installed_bytes"] = limits.installed_bytes;
   d["memory_from"] = limits.memory_from;
+  return d;
+}
+
+nb::dict cpu_distances() {
+  const CpuDistances found = [] {
+    const nb::gil_scoped_release others_run;
+    return measure_cpu_distances();
+  }();
+  nb::dict d;
+  d["pairs"] = found.pairs;
+  d["median_ns"] = found.median_ns;
+  d["farthest_ns"] = found.farthest_ns;
+  d["farthest"] = nb::make_tuple(found.farthest.first, found.farthest.second);
+  d["unknown"] = found.unknown;
   return d;
 }
 
@@ -201,6 +217,13 @@ void bind_info(nb::module_& m) {
         "The cores and bytes of memory that this process may use, and what limits them: affinity, the files of control "
         "groups, OMP_NUM_THREADS (`omp` is its text). `root` holds proc and sys. A quota or omp_threads of 0 is no "
         "limit.");
+  m.def("ring_of_pairs", &ring_of_pairs, "cpus"_a, "most"_a,
+        nb::sig("def ring_of_pairs(cpus: collections.abc.Sequence[int], most: int) -> list[tuple[int, int]]"),
+        "The pairs of neighbours that cpu_distances() measures. For tests.");
+  m.def("cpu_distances", &cpu_distances, nb::sig("def cpu_distances() -> dict[str, typing.Any]"),
+        "How far the CPUs of this thread are from each other: `median_ns` and `farthest_ns` of a cache line's way "
+        "there and back, over `pairs` pairs of neighbours (at most 16), and the numbers of the farthest pair. Takes "
+        "about a millisecond, or a tenth of a second where a CPU is busy; `pairs` is then 0, and `unknown` says why.");
   m.def(
       "devices",
       [] {

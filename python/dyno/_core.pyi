@@ -67,6 +67,14 @@ def cpu_limits(root: str = '/') -> dict[str, Any]:
     The cores and bytes of memory that this process may use, and what limits them: affinity, the files of control groups, OMP_NUM_THREADS (`omp` is its text). `root` holds proc and sys. A quota or omp_threads of 0 is no limit.
     """
 
+def ring_of_pairs(cpus: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """The pairs of neighbours that cpu_distances() measures. For tests."""
+
+def cpu_distances() -> dict[str, Any]:
+    """
+    How far the CPUs of this thread are from each other: `median_ns` and `farthest_ns` of a cache line's way there and back, over `pairs` pairs of neighbours (at most 16), and the numbers of the farthest pair. Takes about a millisecond, or a tenth of a second where a CPU is busy; `pairs` is then 0, and `unknown` says why.
+    """
+
 def devices() -> list[dict[str, Any]]:
     """
     The CPU, then every GPU that the CUDA runtime shows, in its order: cuda:0, cuda:1, …

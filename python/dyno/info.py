@@ -27,6 +27,7 @@ def collect(device: str = "all") -> dict[str, Any]:
         "python": {"version": platform.python_version(), "platform": platform.platform()},
         "devices": [{"device": d.name, **d.info} for d in chosen],
         "limits": _core.cpu_limits(),
+        "cpu_distances": _core.cpu_distances(),
         "numa_nodes": _core.numa_nodes(),
     }
     gpus = [d for d in chosen if d.kind == "cuda"]
@@ -79,6 +80,7 @@ def text(facts: dict[str, Any]) -> str:
         lines += _gpu(device) if device["kind"] == "cuda" else _cpu(device)
         if device["kind"] == "cpu":
             lines += _limits(facts["limits"])
+            lines += _distances(facts["cpu_distances"], facts["limits"]["affinity"])
             lines += _nodes(facts["numa_nodes"])
     if facts["no_cuda_reason"]:
         lines.append(f"  cuda: none, {facts['no_cuda_reason']}")
@@ -157,6 +159,20 @@ def _limits(limits: dict[str, Any]) -> list[str]:
         threads = f"OMP_NUM_THREADS {limits['omp']!a} ignored (not a number of threads)"
     return [
         f"    {limits['online']} CPUs online, affinity {limits['affinity']}, {quota}, {threads}, {memory}"
+    ]
+
+
+def _distances(found: dict[str, Any], cpus: int) -> list[str]:
+    """How long a cache line takes from one CPU to another and back."""
+    if cpus < 2:
+        return []
+    if not found["pairs"]:
+        return [f"    between CPUs: unknown ({found['unknown']})"]
+    first, second = found["farthest"]
+    farthest = f", farthest {found['farthest_ns']:.0f} ns (cpu{first}, cpu{second})"
+    return [
+        f"    between CPUs: {found['median_ns']:.0f} ns for a cache line, there and back"
+        f"{farthest if found['pairs'] > 1 else ''}"
     ]
 
 
