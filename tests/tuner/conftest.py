@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from dyno_tuner.measure import machine_monitor
 from dyno_tuner.measure.cpu_monitor import Load
 
 sys.path.insert(0, str(Path(__file__).parent))  # for conftest_tuner
@@ -11,8 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # for conftest_tuner
 
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets tests pass on a busy machine: nobody disturbs. `test_disturbance.py` overrides this."""
+    """Lets tests pass on a busy machine: nobody disturbs, and no hypervisor moves CPUs. `test_disturbance.py`
+    and `test_cpu_distance.py` override this."""
     monkeypatch.setattr(Load, "disturbed", "")
+    monkeypatch.setattr(machine_monitor, "probe", lambda: None)
 
 
 @pytest.fixture(scope="session")

@@ -170,7 +170,13 @@ class Environment(StrictModel):
     )
     repeated: Count | None = Field(
         default=None,
-        description="Measurements that were dropped because others used the CPUs, and repeated.",
+        description="Measurements that were dropped because others used the CPUs or the CPUs were far apart, "
+        "and repeated.",
+    )
+    far_cpus: Count | None = Field(
+        default=None,
+        description="Measurements that count although the CPUs were far apart: a cache line took much longer "
+        "from one to another than at best in the run.",
     )
     throttled: Count | None = Field(
         default=None,

@@ -112,6 +112,14 @@ ODD: dict[str, tuple[Callable[[list[Record]], int], str]] = {
         change("visit", "result", "cpu", to={"lost": 1e300}),
         "cpu.lost is 1e+300, which is out of range",
     ),
+    "a distance of one figure": (
+        change("visit", "result", "cpu", to={"between_ns": [[120.0]]}),
+        "a distance between CPUs has 1 figures; expected 2",
+    ),
+    "a distance below zero": (
+        change("visit", "result", "cpu", to={"nearest_ns": [-5.0, 120.0]}),
+        "a distance between CPUs is -5.0, which is out of range",
+    ),
     "no incumbents": (change(RUN, "incumbents", to=...), "it has no 'incumbents'"),
     "an incumbent that is a number": (
         change(RUN, "incumbents", to=[4]),

@@ -99,9 +99,14 @@ def _machine(facts: Mapping[str, Any]) -> str:
     seen = facts.get("machine") or {}
     said = ""
     if seen.get("repeated"):
-        said = f" Others used the CPUs during {seen['repeated']} runs, and these runs were repeated."
+        said = (
+            f" Others used the CPUs, or the CPUs were far apart, during {seen['repeated']} runs, and these "
+            "runs were repeated."
+        )
     if seen.get("disturbed"):
         said += " **Others used the CPUs during runs that count (--force): the verdicts are not proven.**"
+    if seen.get("far_cpus"):
+        said += f" The CPUs were far apart during {seen['far_cpus']} runs that count."
     if "throttled" not in seen:
         return said
     words = []

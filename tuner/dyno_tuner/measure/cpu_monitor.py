@@ -22,6 +22,8 @@ from dyno import _core
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from .cpu_distance import Distance
+
 LIMIT = 0.05
 """The share of the needed cores that other programs may use."""
 LEAST = 0.05
@@ -76,6 +78,8 @@ class Load:
     stopped: set[str] = field(default_factory=set)  # processes of this run that were stopped
     busiest: list[str] = field(default_factory=list)
     changed: str = ""  # the change of the quota since the first window
+    between: list[Distance] = field(default_factory=list)
+    """Distances between the CPUs before and after the window, as far as they were measured."""
 
     @property
     def share(self) -> float:

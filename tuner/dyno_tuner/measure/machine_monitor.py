@@ -1,5 +1,5 @@
 """The monitor of the machine during a measurement: clocks, temperature and power of a GPU, throttle reasons,
-other processes on it, and the load of the CPUs by other programs.
+other processes on it, the load of the CPUs by other programs, and the distance between the CPUs.
 
 Readings before and after a measurement would show an idle GPU, so readings are also made while it runs. They
 decide nothing about a configuration, only whether a window counts.
@@ -14,9 +14,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from dyno import _nvml
+from dyno import _core, _nvml
 
 from ..core.errors import DisturbedError
+from .cpu_distance import FAR_SHARE, Approach, CpuDistances, Distance, least, probe
 from .cpu_monitor import CpuWatch, Load
 from .environment import company, is_ours
 
@@ -123,6 +124,11 @@ class Window:
         """The disturbance of the CPUs by which the window does not count; empty if it counts."""
         return self.load.disturbed if self.load is not None else ""
 
+    @property
+    def between(self) -> list[Distance]:
+        """Distances between the CPUs before and after the window, as far as they were measured."""
+        return self.load.between if self.load is not None else []
+
     def to_dict(self) -> dict[str, Any]:
         """The window for the journal; `at_power_limit` reads it."""
         return {
@@ -144,6 +150,8 @@ class Conditions:
         self.throttled = 0
         self.power_limited = 0  # number of windows at the power limit
         self.spilled = 0  # number of windows in which GPU data was in host memory
+        self.cpus = CpuDistances()
+        self._far_elsewhere = 0  # windows of other devices with CPUs far apart
         self.others: set[int] = set()
         self.ranges: dict[str, list[float]] = {}
         self.power_limit_w: float | None = None
@@ -159,6 +167,7 @@ class Conditions:
             whole.throttled += part.throttled
             whole.power_limited += part.power_limited
             whole.spilled += part.spilled
+            whole._far_elsewhere += part.far_cpus
             whole.others |= part.others
             whole.power_limit_w = part.power_limit_w or whole.power_limit_w
             whole._widen(part.ranges)
@@ -182,9 +191,16 @@ class Conditions:
         self._widen(seen)
 
     def add_load(self, seen: Mapping[str, Any]) -> None:
-        """Add a load. `seen` is `Load.to_dict()` with `dropped` and, after a disturbance, `disturbed`."""
+        """Add a load. `seen` is `Load.to_dict()` with `dropped` and, after a disturbance, `disturbed`. If it
+        was measured, the distance between the CPUs is in `between_ns` and `nearest_ns`."""
         self.repeated += int(seen.get("dropped") or 0)
         self.disturbed += bool(seen.get("disturbed"))
+        self.cpus.add(seen)
+
+    @property
+    def far_cpus(self) -> int:
+        """Number of windows that count although the CPUs were far apart."""
+        return self._far_elsewhere + self.cpus.far
 
     def to_dict(self) -> dict[str, Any]:
         """The conditions for the evidence of a profile; empty if nothing was monitored."""
@@ -193,6 +209,8 @@ class Conditions:
             found["repeated"] = self.repeated
         if self.disturbed:
             found["disturbed"] = True
+        if self.far_cpus:
+            found["far_cpus"] = self.far_cpus
         if not self.windows:
             return found
         found |= {"throttled": self.throttled, "other_processes": len(self.others)}
@@ -270,6 +288,8 @@ class Machine:
         self._host_weights = host_weights
         self._gpu = GpuWatch(pci_bus_id) if pci_bus_id else None
         self._cpu = CpuWatch(GPU_CORES if pci_bus_id else None)
+        # On a GPU the threads of the CPU hardly wait for each other, and a single thread never does.
+        self._probes = pci_bus_id is None and _core.cpu_limits()["cores"] > 1
 
     def __enter__(self) -> Self:
         if self._gpu is not None:
@@ -287,10 +307,15 @@ class Machine:
         """A window of both monitors. It is complete when the context has ended."""
         with contextlib.ExitStack() as stack:
             window = stack.enter_context(self._gpu.window()) if self._gpu is not None else Window()
+            before = self._distance()
             window.load = stack.enter_context(self._cpu.window())
             yield window
+        window.load.between = [d for d in (before, self._distance()) if d is not None]
         if self._host_weights:
             window.link_mb_s = 0.0
+
+    def _distance(self) -> Distance | None:
+        return probe() if self._probes else None
 
 
 class Careful:
@@ -300,7 +325,8 @@ class Careful:
     A window in which the GPU was throttled is dropped and measured again, a few times. If the GPU stays
     throttled, it is measured as it is, with a message. Until it has recovered, the run does not wait for it
     again. A window in which other programs used the CPUs is dropped, and measured again when the machine is
-    quiet.
+    quiet. A window with CPUs far apart is dropped, and measured again when they are nearer. If they stay far
+    apart, it is measured as it is, with a message.
 
     Args:
         note: Receives notes: a kind, and data with a `message`.
@@ -327,6 +353,7 @@ class Careful:
         self._hot = False  # whether the GPU stayed throttled in the last window
         self._restless = False  # whether load was reported, and no window was quiet since
         self.conditions = Conditions()
+        self._approach = Approach(self.conditions.cpus, self._rest, note)
 
     def measure(self, key: str, work: Callable[[], T], good: Callable[[T], bool]) -> tuple[T, dict[str, Any]]:
         """The result of `work`, and the monitored windows `gpu` and `cpu`, each if it can be monitored.
@@ -337,10 +364,13 @@ class Careful:
         Raises:
             DisturbedError: The machine did not become quiet.
         """
-        throttled = disturbed = 0
+        throttled = disturbed = far = 0
+        near: Distance | None = None  # the least distance in windows that do not count
+        gave_up = False  # whether the CPUs stayed far apart
         why = ""  # the reason why the machine was not quiet
         lost = 0.0  # seconds
         left = self._left()
+        cpus = self.conditions.cpus
         pauses = iter(() if self._hot else COOLING)
         while True:
             begun = time.monotonic()
@@ -360,6 +390,19 @@ class Careful:
                 self._come_to_rest(why, patience, lost + took, first=disturbed == 1)
                 lost += time.monotonic() - begun
                 continue
+            if self._patience is not None and not gave_up and (reason := cpus.too_far(window.between, near)):
+                took = time.monotonic() - begun
+                near = least([near, *window.between])
+                # CPUs that stay far apart do not end the run, so the wait leaves it most of its time.
+                patience = min(max(self._patience, WINDOWS * took), FAR_SHARE * left)
+                came, waited = self._approach.wait(reason, near, patience)
+                again = came or not cpus.throughout(window.between, near)
+                self._approach.lost += waited + (took if again else 0.0)
+                lost += waited + (took if again else 0.0)
+                if again:
+                    far += 1
+                    gave_up = not came
+                    continue
             if not window.throttled:
                 break
             pause = next(pauses, None)
@@ -378,7 +421,11 @@ class Careful:
         if window.readings:
             seen["gpu"] = {**window.to_dict(), "dropped": throttled}
         if window.load is not None:
-            seen["cpu"] = self._of_load(window, good(found), disturbed, lost)
+            seen["cpu"] = self._of_load(window, good(found), disturbed + far, lost)
+            if good(found) and window.between:
+                seen["cpu"]["between_ns"] = [d.to_list() for d in window.between]
+            if near is not None:
+                seen["cpu"]["nearest_ns"] = near.to_list()
             if disturbed and not window.disturbed:
                 counted = f"{disturbed} measurement{'s' if disturbed > 1 else ''}"
                 self._note("disturbed", message=f"{counted} were discarded: {why}. The machine is quiet now.")
@@ -402,7 +449,7 @@ class Careful:
 
     def _of_load(self, window: Window, counts: bool, dropped: int, lost: float) -> dict[str, Any]:
         seen = window.load.to_dict() if window.load is not None else {}
-        if dropped:
+        if dropped or lost:
             seen |= {"dropped": dropped, "lost": round(lost, 3)}
         if not window.disturbed:
             self._restless = False
@@ -444,6 +491,13 @@ class Careful:
                 return
             why = window.disturbed
             waited += max(REST, time.monotonic() - begun)
+
+    def _rest(self) -> tuple[list[Distance], float]:
+        """Rest for a moment. Returns the distances between the CPUs around it, and its seconds."""
+        begun = time.monotonic()
+        with self._watch.window() as window:
+            self._sleep(REST)
+        return window.between, max(REST, time.monotonic() - begun)
 
     def learn(self, seen: Mapping[str, Any]) -> None:
         """Count a window, from now or from a journal."""

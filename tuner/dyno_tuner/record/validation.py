@@ -200,6 +200,19 @@ def _operation(record: Mapping[str, Any]) -> None:
         _is(result["cpu"], dict, "cpu")
         for name in ("others", "steal", "dropped", "lost"):
             number(result["cpu"].get(name, 0), f"cpu.{name}", MOST_SECONDS)
+        _distances(result["cpu"])
+
+
+def _distances(cpu: Mapping[str, Any]) -> None:
+    """The distances between the CPUs around a window."""
+    between = cpu.get("between_ns") or []
+    _is(between, list, "cpu.between_ns")
+    for figures in (*between, *([cpu["nearest_ns"]] if cpu.get("nearest_ns") else [])):
+        _is(figures, list, "a distance between CPUs")
+        if len(figures) != 2:
+            raise Odd(f"a distance between CPUs has {len(figures)} figures; expected 2")
+        for ns in figures:
+            number(ns, "a distance between CPUs")
 
 
 def _measurement(measurement: Measurement, metrics: object) -> None:

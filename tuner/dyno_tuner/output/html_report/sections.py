@@ -498,7 +498,16 @@ def _machine(page: Page, run: Run) -> None:
         body.append(f"<div><h3>{title}</h3>\n{table(['state', '~value'], rows)}</div>\n")
     rows = [
         [kind, str(note["message"])]
-        for kind in ("throttled", "power_limited", "spill", "company", "clock", "storage", "disturbed")
+        for kind in (
+            "throttled",
+            "power_limited",
+            "spill",
+            "company",
+            "clock",
+            "storage",
+            "disturbed",
+            "far_cpus",
+        )
         for note in run.noted(kind)
         if isinstance(note.get("message"), str)
     ]
