@@ -1,5 +1,9 @@
-// Helpers that divide a CPU launch among the threads of its context. Neither allocates, because the pool's
-// std::function holds only a reference. Work units are independent, so results do not depend on the thread.
+// Helpers that divide a CPU launch among the threads of its context. None allocates. Work units are independent, so
+// results do not depend on the thread.
+//
+// A worker fetches each line of memory that a launch describes itself with from the caller's core, and a launch of a
+// small model takes microseconds. So the functions that threads get hold their values, and no reference to another such
+// function on the caller's stack.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +13,18 @@
 
 namespace dyno::ops {
 
-inline std::byte* thread_scratch(const CpuContext& context, int thread) {
-  return context.scratch + static_cast<size_t>(thread) * context.scratch_per_thread;
-}
+// The scratch memory of each thread of a launch.
+struct ThreadScratch {
+  explicit ThreadScratch(const CpuContext& context) : first(context.scratch), per_thread(context.scratch_per_thread) {}
+  std::byte* of(int thread) const { return first + static_cast<size_t>(thread) * per_thread; }
+
+  std::byte* first;
+  size_t per_thread;
+};
+
+// Memory that one thread writes and others read is at least this far from other memory: processors fetch cache lines
+// of 64 bytes in pairs.
+inline constexpr size_t kWrittenApart = 128;
 
 template <typename Body>
 void run_threads(CpuContext& context, int threads, const Body& body) {
@@ -19,7 +32,7 @@ void run_threads(CpuContext& context, int threads, const Body& body) {
     body(0, 1);
     return;
   }
-  context.pool->run(threads, [&body](int thread, int count) { body(thread, count); });
+  context.pool->run(threads, body);
 }
 
 // Calls body(begin, end, scratch) for contiguous parts of [0, items). Uses only as many threads as get at least
@@ -31,9 +44,9 @@ void parallel_ranges(CpuContext& context, int64_t items, int64_t elements_per_it
   const int64_t wanted = items * elements_per_item / std::max<int64_t>(1, grain_elements);
   const int64_t limit = std::min<int64_t>(context.threads, items);
   const int threads = static_cast<int>(std::clamp<int64_t>(wanted, 1, limit));
-  run_threads(context, threads, [&](int thread, int count) {
+  run_threads(context, threads, [items, body, scratch = ThreadScratch(context)](int thread, int count) {
     const int64_t begin = items * thread / count, end = items * (thread + 1) / count;
-    if (begin < end) body(begin, end, thread_scratch(context, thread));
+    if (begin < end) body(begin, end, scratch.of(thread));
   });
 }
 
@@ -41,12 +54,14 @@ void parallel_ranges(CpuContext& context, int64_t items, int64_t elements_per_it
 // with the most expensive first. `elements` is the work of all items together, in the unit of `grain_elements`.
 template <typename Body>
 void parallel_items(CpuContext& context, int64_t items, int64_t elements, int64_t grain_elements, const Body& body) {
-  std::atomic<int64_t> next{0};
+  struct alignas(kWrittenApart) Next {
+    std::atomic<int64_t> item{0};
+  } next;
   const int64_t limit = std::max<int64_t>(1, std::min<int64_t>(context.threads, items));
   const auto threads = static_cast<int>(std::clamp<int64_t>(elements / grain_elements, 1, limit));
-  run_threads(context, threads, [&](int thread, int) {
-    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
-      body(item, thread_scratch(context, thread));
+  run_threads(context, threads, [items, body, &next, scratch = ThreadScratch(context)](int thread, int) {
+    for (int64_t item; (item = next.item.fetch_add(1, std::memory_order_relaxed)) < items;) {
+      body(item, scratch.of(thread));
     }
   });
 }
@@ -61,7 +76,7 @@ void parallel_stretches(CpuContext& context, int64_t items, const Body& body) {
   if (items <= 0) return;
   const auto threads = static_cast<int>(std::clamp<int64_t>(items, 1, context.threads));
   const int count = std::min(threads, kStretches);
-  struct alignas(64) Stretch {  // one cache line each, to avoid false sharing
+  struct alignas(kWrittenApart) Stretch {
     std::atomic<int64_t> next;
     int64_t end;
   };
@@ -70,11 +85,17 @@ void parallel_stretches(CpuContext& context, int64_t items, const Body& body) {
     stretches[i].next.store(items * i / count, std::memory_order_relaxed);
     stretches[i].end = items * (i + 1) / count;
   }
-  run_threads(context, threads, [&](int thread, int) {
+  run_threads(context, threads, [&stretches, count, body, scratch = ThreadScratch(context)](int thread, int) {
     for (int i = 0; i < count; ++i) {
       Stretch& stretch = stretches[(thread + i) % count];
-      for (int64_t item; (item = stretch.next.fetch_add(1, std::memory_order_relaxed)) < stretch.end;) {
-        body(item, thread_scratch(context, thread));
+      // Tests before it takes: most threads find that nothing is left in other stretches, and only writes take a line
+      // away from its thread.
+      while (stretch.next.load(std::memory_order_relaxed) < stretch.end) {
+        const int64_t item = stretch.next.fetch_add(1, std::memory_order_relaxed);
+        if (item >= stretch.end) break;
+        // The next stretch is known by the time that the last item is done.
+        if (item == stretch.end - 1) __builtin_prefetch(&stretches[(thread + i + 1) % count]);
+        body(item, scratch.of(thread));
       }
     }
   });

@@ -215,11 +215,12 @@ void launch_decode(int64_t splits, const AttentionDesc& desc, const AttentionArg
   int64_t parts = 0;
   for (int64_t tile = 0; tile < all; tile += desc.kv_heads) parts += parts_of(tiles.get(base, tile)).count;
   const DecodeCut cut = cut_decode(desc.kv_heads, all, parts, layout.tiles_per_share, context.threads);
+  const ThreadScratch shares(context);
   // The partial results of a tile in the round. Groups are distributed over the shares of all threads in order.
   const auto partials_of = [&](int64_t tile) {
     const int64_t group = tile / cut.heads, share = group % context.threads;
     const int64_t at = group / context.threads * cut.heads + tile % cut.heads;
-    return reinterpret_cast<float*>(thread_scratch(context, static_cast<int>(share))) + layout.private_floats +
+    return reinterpret_cast<float*>(shares.of(static_cast<int>(share))) + layout.private_floats +
            at * layout.tile_floats;
   };
   for (int64_t first = 0; first < all; first += cut.round_groups * cut.heads) {
