@@ -4,10 +4,12 @@ Usage: cuda_instances.py --select all|minimal [--profile FILE] [--architectures 
                          --csrc FOLDER --output FOLDER
 
 `left_out.inc` lists instances: `all` leaves nothing out, `minimal` every DYNO_OPTIONAL instance of the
-GPU variants. With a profile those stay that one of its kernels names, for the weight types that it
-names them for. `built_types.inc` lists the weight types that have kernels. With a profile these are
-the types of its model, as a GPU reads them. `built_groups.inc` lists the groups of kernels, with a
-profile those that its model needs (cuda_groups.py). Prints how much is left out.
+GPU variants. A build for 90a alone leaves these out in any case, and the variants that only older chips
+need. With a profile those stay that one of its kernels names, for the weight types that it names them
+for. `left_out_variants.inc` lists the variants of which no instance is left. `built_types.inc` lists the
+weight types that have kernels. With a profile these are the types of its model, as a GPU reads them.
+`built_groups.inc` lists the groups of kernels, with a profile those that its model needs
+(cuda_groups.py). Prints how much is left out.
 """
 
 from __future__ import annotations
@@ -208,16 +210,48 @@ def left_out(
     return [(variant, params, kept) for (variant, params), kept in rows.items()]
 
 
-BEFORE_HOPPER = {"mma", "half_mma"}
-"""Variants of products that no default takes on a chip with warpgroup products (default_choice() of
-csrc/ops/matmul/cuda/choice.cpp)."""
+PRODUCTS = frozenset({"matmul", "matmul_id", "up_gate", "moe_up_gate"})
+BEFORE_HOPPER = {"mma": PRODUCTS, "half_mma": PRODUCTS, "flash": frozenset({"attention"})}
+"""Variants that no default takes on a chip with warpgroup products, with their families. Variants with such
+products run all of their shapes (csrc/ops/matmul/cuda/choice.cpp, csrc/ops/attention/attention.cpp)."""
+
+FASTEST_ONCE = ("bf16", "f16")
+"""Types for which a tune on Hopper can choose `mma`. It was the fastest for two of 82 products, both of f16
+(benchmarks/results/ops_cuda_products_h200.json)."""
+
+
+def instances_of(families: Mapping[str, Family], variant: str) -> list[tuple[str, tuple[int, ...]]]:
+    """The instances of a variant of BEFORE_HOPPER."""
+    named = [families[name] for name in sorted(BEFORE_HOPPER[variant]) if name in families]
+    return sorted({instance for family in named for instance in family.instances if instance[0] == variant})
+
+
+def plain_tiles(families: Mapping[str, Family], variant: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Its instances that other builds never leave out."""
+    optional = {instance for family in families.values() for instance in family.optional}
+    return [instance for instance in instances_of(families, variant) if instance not in optional]
 
 
 def make_optional(families: Mapping[str, Family], variants: set[str]) -> None:
-    """Makes all instances of variants of products optional."""
-    for family in families.values():
-        made = [i for i in sorted(family.instances) if i[0] in variants and "tokens" in family.params[i[0]]]
-        family.optional += [instance for instance in made if instance not in family.optional]
+    """Makes all instances of variants of BEFORE_HOPPER optional."""
+    for variant in sorted(variants):
+        for name in sorted(BEFORE_HOPPER[variant] & families.keys()):
+            family = families[name]
+            made = [i for i in sorted(family.instances) if i[0] == variant and i not in family.optional]
+            family.optional += made
+
+
+def left_out_variants(
+    families: Mapping[str, Family], rows: list[tuple[str, tuple[int, ...], list[str]]]
+) -> list[tuple[str, list[str]]]:
+    """Variants of BEFORE_HOPPER whose instances are all left out, but for the weight types beside them."""
+    kept = {(variant, params): types for variant, params, types in rows}
+    found = []
+    for variant in BEFORE_HOPPER:
+        instances = instances_of(families, variant)
+        if instances and all(instance in kept for instance in instances):
+            found.append((variant, sorted({name for instance in instances for name in kept[instance]})))
+    return found
 
 
 def write(path: Path, lines: list[str]) -> None:
@@ -227,12 +261,20 @@ def write(path: Path, lines: list[str]) -> None:
         path.write_text(text, encoding="utf-8")  # written only on a change: everything includes it
 
 
+def bits_of(kept: list[str]) -> str:
+    return " | ".join(f"type_bit(DType::{name})" if name else "kNoTypeBit" for name in kept) or "0"
+
+
 def instance_lines(rows: list[tuple[str, tuple[int, ...], list[str]]]) -> list[str]:
     lines = ["// Variant, parameters, weight types that keep it."]
     for variant, params, kept in rows:
-        bits = " | ".join(f"type_bit(DType::{name})" if name else "kNoTypeBit" for name in kept) or "0"
-        lines.append(f'{{"{variant}", {{{", ".join(map(str, params))}}}, {bits}}},')
+        lines.append(f'{{"{variant}", {{{", ".join(map(str, params))}}}, {bits_of(kept)}}},')
     return lines
+
+
+def variant_lines(rows: list[tuple[str, list[str]]]) -> list[str]:
+    lines = ["// Variant without instances, weight types that keep some."]
+    return lines + [f'{{"{variant}", {bits_of(kept)}}},' for variant, kept in rows]
 
 
 def type_lines(types: Types, built: set[str], profile: str) -> list[str]:
@@ -273,8 +315,11 @@ def main() -> int:
     types = read_types(args.csrc)
     built = set(types.kernels)
     every_group = groups = read_groups(args.csrc)
+    hopper_alone = bool(args.architectures) and all(
+        re.fullmatch(r"90a(-real|-virtual)?", arch) for arch in args.architectures.split(";")
+    )
     rows = []
-    if args.profile is not None or args.select == "minimal":
+    if args.profile is not None or args.select == "minimal" or hopper_alone:
         try:
             named = set()
             if args.profile is not None:
@@ -286,12 +331,15 @@ def main() -> int:
         except ProfileMismatchError as error:
             print(f"{args.profile} {error}", file=sys.stderr)
             return 1
-        # half_mma multiplies with kernels of mma.
-        hopper_alone = all(arch.startswith("90a") for arch in args.architectures.split(";"))
-        if args.profile is not None and hopper_alone and "half_mma" not in {variant for variant, *_ in named}:
-            make_optional(families, BEFORE_HOPPER)
+        if hopper_alone:
+            kept = set(FASTEST_ONCE) if args.select == "all" and args.profile is None else set()
+            if any(variant == "half_mma" for variant, *_ in named):
+                kept.add("f16")  # half_mma multiplies with kernels of mma for f16
+            named |= {(*tile, name) for tile in plain_tiles(families, "mma") for name in kept}
+            make_optional(families, set(BEFORE_HOPPER) - ({"half_mma"} if kept else set()))
         rows = left_out(families, named)
     write(args.output / "left_out.inc", instance_lines(rows))
+    write(args.output / "left_out_variants.inc", variant_lines(left_out_variants(families, rows)))
     name = args.profile.name.encode("utf-8", "replace").decode() if args.profile else ""
     pruned = name if built < set(types.kernels) else ""
     write(args.output / "built_types.inc", type_lines(types, built, pruned))

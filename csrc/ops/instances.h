@@ -1,7 +1,8 @@
-// The instances of variants.def and the weight types for which this build has code. DYNO_INSTANCE is in every build.
-// DYNO_OPTIONAL is separate code that no default needs: GGML_CUDA_INSTANCES and GGML_CUDA_PROFILE leave such instances
-// out, completely or for some weight types. GGML_CUDA_PROFILE also leaves out all kernels for types that its model does
-// not have, and the groups of kernels that it does not need. csrc/cmake/cuda_instances.py writes the lists; kernels and
+// The instances of variants.def and the weight types for which this build has code. DYNO_OPTIONAL is separate code that
+// no default needs: GGML_CUDA_INSTANCES and GGML_CUDA_PROFILE leave such instances out, completely or for some weight
+// types. A build for 90a alone leaves them out, too, and the variants that only older chips need. Every other
+// DYNO_INSTANCE is in every build. GGML_CUDA_PROFILE also leaves out all kernels for types that its model does not
+// have, and the groups of kernels that it does not need. csrc/cmake/cuda_instances.py writes the lists; kernels and
 // supports() both read them, so code that is not compiled is never launched.
 #pragma once
 
@@ -47,6 +48,18 @@ inline constexpr LeftOut kLeftOut[] = {
 #include "ops/left_out.inc"
 #endif
     {"", {}, 0},  // an array needs at least one element
+};
+
+// Variants without any instance in this build. Their units are not compiled.
+struct LeftOutVariant {
+  std::string_view variant;
+  uint64_t kept;  // as in LeftOut
+};
+inline constexpr LeftOutVariant kLeftOutVariants[] = {
+#ifdef DYNO_HAVE_CUDA
+#include "ops/left_out_variants.inc"
+#endif
+    {"", 0},
 };
 
 // Weight types with kernels, and the file name of the GGML_CUDA_PROFILE that left out others ("" if none). A build
@@ -106,6 +119,13 @@ constexpr bool instance_compiled(std::string_view variant, uint64_t bit, const P
 }
 constexpr bool instance_compiled(std::string_view variant, DType type, const Params& params) {
   return instance_compiled(variant, type_bit(type), params);
+}
+// Whether any instance of the variant is in this build, for one of the variants that a build can lack.
+constexpr bool variant_compiled(std::string_view variant, uint64_t bit) {
+  for (const LeftOutVariant& left : kLeftOutVariants) {
+    if (left.variant == variant) return (left.kept & bit) != 0;
+  }
+  return true;
 }
 
 // Called where a launch would use a missing instance. Throws UnsupportedError.

@@ -44,8 +44,8 @@ Support in_this_build(const OpDesc& desc, const Config& config, const DeviceInfo
   const bool held =
       std::visit([&](const auto& d) { return holds_instance(d, variants(family_of(desc)), config); }, desc);
   if (held) return Support::yes();
-  return Support::no(str_cat(describe(family_of(desc), config), " is not in this build, which left optional instances ",
-                             "out; build with GGML_CUDA_INSTANCES=all, or name it in the GGML_CUDA_PROFILE"));
+  return Support::no(str_cat(describe(family_of(desc), config), " is not in this build. To keep it, name it in the ",
+                             "GGML_CUDA_PROFILE, or build with GGML_CUDA_INSTANCES=all for more chips than 90a"));
 }
 
 }  // namespace

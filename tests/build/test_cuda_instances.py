@@ -8,14 +8,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from dyno import _core
 from one_unit import one_unit
+from ops.cases import all_cases
+
+if TYPE_CHECKING:
+    from ops.harness import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 SELECT = ROOT / "csrc" / "cmake" / "cuda_instances.py"
+HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
 
 
 def write_profile(
@@ -124,6 +129,45 @@ def test_a_build_for_hopper_alone_has_no_products_of_older_chips(
     text = (tmp_path / "ops" / "left_out.inc").read_text()
     left = set(re.findall(r'^\{"mma", \{([\d, ]+)\}, 0\},$', text, re.MULTILINE))
     assert len({"16, 4", "32, 4", "64, 4", "64, 8"} - left) == kept
+    assert ('{"flash", {64}, 0},' in text) == architectures.startswith("90a")
+    variants = (tmp_path / "ops" / "left_out_variants.inc").read_text()
+    found = re.findall(r'^\{"mma", (.*)\},$', variants, re.MULTILINE)
+    hopper = architectures.startswith("90a")
+    types = {0: "0", 1: "type_bit(DType::q4_k)", 4: "type_bit(DType::f16)"}
+    assert found == ([types[kept]] if hopper else [])
+
+
+# ---- chips ----
+
+
+@pytest.fixture(scope="module")
+def left_out_on_hopper(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[Any, ...]]:
+    """The variants and parameters that a build for 90a alone can leave out."""
+    folder = tmp_path_factory.mktemp("hopper")
+    command = [sys.executable, str(SELECT), "--select", "minimal", "--architectures", "90a"]
+    command += ["--csrc", str(ROOT / "csrc"), "--output", str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    rows = re.findall(
+        r'^\{"(\w+)", \{([\d, ]*)\}, 0\},$', (folder / "left_out.inc").read_text(), re.MULTILINE
+    )
+    left = {(variant, *map(int, params.split(","))) for variant, params in rows}
+    assert {("mma", 64, 4), ("half_mma", 64, 8), ("flash", 64), ("wgmma", 16, 8)} <= left
+    return left
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.family + ":" + case.id)
+def test_no_default_on_hopper_is_left_out(case: Case, left_out_on_hopper: set[tuple[Any, ...]]) -> None:
+    paths: list[dict[str, str]] = [{}]
+    if case.family in ("matmul", "matmul_id", "up_gate", "moe_up_gate"):
+        paths += [
+            {"path": p, "compute": c} for p in ("matvec", "mmq", "dequantize") for c in ("f16", "bf16", "f32")
+        ]
+    for m in (case.desc["m"], 1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 200, 512, 4096):
+        for path in paths:
+            desc = {**case.desc, "m": m, **path}
+            if _core.ops.candidates(case.family, desc, HOPPER, "legal"):
+                chosen = _core.ops.default_config(case.family, desc, HOPPER)
+                assert tuple(chosen.values()) not in left_out_on_hopper, desc
 
 
 # ---- weight types ----

@@ -151,7 +151,7 @@ def test_a_path_that_is_forced(cuda: Configure) -> None:
 
 
 def test_a_quick_check_spares_no_optimisation_of_the_instructions_of_one_chip(cuda: Configure) -> None:
-    built = cuda(DYNO_CUDA_QUICK="ON")
+    built = cuda(DYNO_CUDA_QUICK="ON", CMAKE_CUDA_ARCHITECTURES="75;90a")
     if "has no --Ofast-compile" in built.output:
         assert not built.ok
         pytest.skip("this nvcc has no --Ofast-compile")
@@ -255,9 +255,40 @@ def left_out(built: Any) -> str:
 
 
 def test_all_instances(cuda: Configure) -> None:
-    built = works(cuda())
+    built = works(cuda(CMAKE_CUDA_ARCHITECTURES="75;90a"))
     assert left_out(built) == ""
     assert re.search(r"0 of [1-9]\d* optional kernel instances left out", built.output)
+    for name in ("gemm_mma_q4_0.cu", "gemm_mma_f16.cu", "flash_head_128.cu"):
+        assert built.of(name)
+
+
+def older_units(built: Any) -> set[str]:
+    return {path.stem for path in sources(built) if re.match(r"gemm_mma_|flash_head_", path.name)}
+
+
+def test_a_build_for_hopper_alone_has_few_kernels_of_older_chips(cuda: Configure) -> None:
+    built = works(cuda())
+    assert older_units(built) == {"gemm_mma_f16", "gemm_mma_bf16"}
+    newer = {path.stem for path in sources(built)}
+    assert {"gemm_wgmma_f16", "gemm_wide_q4_0", "flash_wgmma_head_256", "flash_pairs_head_64"} <= newer
+    assert '{"mma", {64, 8}, type_bit(DType::bf16) | type_bit(DType::f16)},' in left_out(built)
+    assert '"half_mma"' not in left_out(built)
+    least = works(cuda(GGML_CUDA_INSTANCES="minimal"))
+    assert older_units(least) == set()
+    assert '{"half_mma", {64, 8}, 0},' in left_out(least)
+
+
+def test_a_build_for_hopper_alone_keeps_what_a_profile_names(cuda: Configure, tmp_path: Path) -> None:
+    kernels = {
+        "matmul q4_k n=4096 k=4096 layout=gpu": {"m65-128": {"variant": "mma", "tokens": 64, "warps": 4}},
+        "attention heads=32 kv_heads=8 dk=128 dv=128 k=f16 v=f16": {
+            "m65-128": {"variant": "flash", "rows": 64}
+        },
+    }
+    path = tmp_path / "profile.yaml"
+    path.write_text(json.dumps({"schema": 1, "match": {"device": {"kind": "cuda"}}, "kernels": kernels}))
+    built = works(cuda(GGML_CUDA_PROFILE=str(path)))
+    assert older_units(built) == {"gemm_mma_q4_k", *(f"flash_head_{size}" for size in (64, 128, 192, 256))}
 
 
 def test_minimal_instances(together: Any) -> None:
@@ -303,7 +334,7 @@ def test_a_profile_keeps_what_it_names(cuda: Configure, tmp_path: Path) -> None:
     assert str(tmp_path / "profile.yaml") in (built.folder / "build.ninja").read_text()
     # It names no model, so every type of weights stays.
     assert built_types(built) == ALL_TYPES
-    assert built.of("gemm_mma_q4_0.cu")
+    assert built.of("gemm_wgmma_q4_0.cu")
 
 
 def test_small_sources_are_compiled_together_in_a_unity_build(cuda: Configure) -> None:
@@ -336,7 +367,6 @@ def built_types(built: Any) -> set[str]:
 
 # Sources that a llama with heads of 128 and without experts does not need.
 OTHER_GROUPS = {
-    *(f"flash_head_{size}" for size in (64, 192, 256)),
     *(f"flash_wgmma_head_{size}" for size in (64, 192, 256)),
     *(f"flash_pairs_head_{size}" for size in (64, 192)),
     *(f"direct_head_{size}_{fused}" for size in (64, 256) for fused in ("false", "true")),
@@ -362,8 +392,7 @@ def test_a_profile_keeps_what_its_model_needs(cuda: Configure) -> None:
     }
     for gone in ALL_TYPES - kept:
         left = {name for name in tensor_cores if name.endswith(f"_{gone}.cu.o")}
-        # Weights of any type, unpacked to halves, are multiplied by this one.
-        assert left == ({"gemm_mma_f16.cu.o"} if gone == "f16" else set())
+        assert left == set()
     whole = works(cuda())
     assert len(units(built)) < 0.5 * len(units(whole))
     assert built_types(whole) == ALL_TYPES

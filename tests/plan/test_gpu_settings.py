@@ -66,8 +66,9 @@ def test_flash_attention_can_be_changed_between_two_calls() -> None:
 
 def test_a_profile_cannot_bring_tensor_cores_back() -> None:
     key = attention(plan_for("llama"), 512)[0]["key"]
-    entry = (key, "m257-512", {"variant": "flash", "rows": 64}, "p.yaml:7")
-    assert attention(plan_for("llama", kernels=[entry]), 512)[0]["config"]["variant"] == "flash"
+    entry = (key, "m257-512", {"variant": "flash_wgmma", "rows": 128, "splits": 1}, "p.yaml:7")
+    assert attention(plan_for("llama"), 512)[0]["config"] != entry[2]
+    assert attention(plan_for("llama", kernels=[entry]), 512)[0]["config"] == entry[2]
     session = plan_for("llama", kernels=[entry], flash_attention=False)
     assert attention(session, 512)[0]["config"]["variant"] == "rows"
     report = session.kernel_report()[0]

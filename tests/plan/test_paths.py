@@ -125,11 +125,11 @@ def test_impossible_settings(name: str, value: Any, message: str) -> None:
 
 def test_a_kernel_entry_never_chooses_the_path() -> None:
     key = products(plan_for(), 512, ("matmul",))[0]["key"]
-    entry = (key, "m257-512", {"variant": "mma", "tokens": 64, "warps": 4}, "test")
+    entry = (key, "m257-512", {"variant": "wgmma", "tokens": 64, "warps": 8}, "test")
     session = plan_for(kernels=[entry], mmq_max_tokens=512)
     assert session.kernel_report()[0]["status"] == "applied"
     chosen = next(op for op in products(session, 512, ("matmul",)) if op["key"] == key)
-    assert chosen["config"]["variant"] == "mma"
+    assert chosen["config"] == entry[2]
     assert chosen["reason"].startswith("profile: test")
     session.set({"mmq_max_tokens": 128})
     report = session.kernel_report()[0]
@@ -145,7 +145,7 @@ def test_a_kernel_entry_never_chooses_the_path() -> None:
         tokens: next(op for op in products(session, tokens, ("matmul",)) if op["key"] == key)
         for tokens in (300, 301)
     }
-    assert by_tokens[300]["config"]["variant"] == "mma"
+    assert by_tokens[300]["config"] == entry[2]
     assert by_tokens[301]["config"]["variant"] in KERNELS["dequantize"]
 
 

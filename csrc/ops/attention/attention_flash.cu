@@ -65,17 +65,21 @@ static FlashGrid make_grid(const AttentionArgs& args, const AttentionDesc& desc,
 }
 
 void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, CudaStream& stream) {
-  const FlashTask task = make_task(args, desc, 1, stream);
-  const FlashGrid grid = make_grid(args, desc, rows, 1);
-  const bool bf16 = flash_in_bf16(desc);
-  const int head = flash_head(desc.dk, desc.dv);
-  switch (head) {
-    DYNO_HEAD_CASE(64, flash_attention_64(task, rows, bf16, grid, stream.handle))
-    DYNO_HEAD_CASE(128, flash_attention_128(task, rows, bf16, grid, stream.handle))
-    DYNO_HEAD_CASE(192, flash_attention_192(task, rows, bf16, grid, stream.handle))
-    DYNO_HEAD_CASE(256, flash_attention_256(task, rows, bf16, grid, stream.handle))
+  if constexpr (!variant_compiled("flash", kNoTypeBit)) {
+    throw_left_out("flash", desc.k_type, {static_cast<int16_t>(rows)});
+  } else {
+    const FlashTask task = make_task(args, desc, 1, stream);
+    const FlashGrid grid = make_grid(args, desc, rows, 1);
+    const bool bf16 = flash_in_bf16(desc);
+    const int head = flash_head(desc.dk, desc.dv);
+    switch (head) {
+      DYNO_HEAD_CASE(64, flash_attention_64(task, rows, bf16, grid, stream.handle))
+      DYNO_HEAD_CASE(128, flash_attention_128(task, rows, bf16, grid, stream.handle))
+      DYNO_HEAD_CASE(192, flash_attention_192(task, rows, bf16, grid, stream.handle))
+      DYNO_HEAD_CASE(256, flash_attention_256(task, rows, bf16, grid, stream.handle))
+    }
+    throw_left_out(heads_of(head));
   }
-  throw_left_out(heads_of(head));
 }
 
 void attention_flash_wgmma_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,

@@ -86,7 +86,7 @@ DequantizePlan plan_dequantize(const Shape& s, const Choice& choice) {
 }
 
 #if defined(DYNO_HAVE_CUDA) && !defined(DYNO_CUDA_FORCE_MMQ)
-// In every build (type_kernels() has only weight types).
+// In every build that has `half_mma` (type_kernels() has only weight types).
 template <DType kType>
 void gemm_mma(const Problem& p, int tokens, int warps, CUstream_st* stream);
 
@@ -171,7 +171,11 @@ void run_dequantized(const Choice& choice, const Shape& s, Problem p, CudaStream
         gemm_unpacked(part, plan.form == Unpacked::tiles_bf16, choice.rows, stream.device->sm_count, stream.handle);
       }
     } else if (choice.kernel == Kernel::half_mma) {
-      gemm_mma<DType::f16>(part, choice.tokens, choice.warps, stream.handle);
+      if constexpr (variant_compiled("mma", type_bit(DType::f16))) {
+        gemm_mma<DType::f16>(part, choice.tokens, choice.warps, stream.handle);
+      } else {
+        throw_left_out("half_mma", p.type, {static_cast<int16_t>(choice.tokens), static_cast<int16_t>(choice.warps)});
+      }
     } else {
       type_kernels(DType::f32).exact(part, stream.handle);
     }
