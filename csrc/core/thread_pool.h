@@ -1,8 +1,8 @@
 // A fork-join pool. run(n, fn) calls fn(part, n) for the parts 0 to n - 1 and returns when all are done. Normally each
 // part has its own thread; the caller computes the parts of threads that have not started yet.
 // Between jobs, workers spin briefly (ops follow each other within microseconds) and then sleep. While stay_awake() is
-// on, they spin for as long as another device computes its part of a token. Workers without a part
-// in a job sleep on. Threads may run on any core unless spread() binds each to a NUMA node.
+// on, they spin for as long as another device computes its part of a token. Workers without a part in a job sleep on.
+// Threads may run on any core unless spread() binds each to a NUMA node.
 #pragma once
 
 #include <memory>
