@@ -165,6 +165,24 @@ def test_after_nearer_cpus_a_run_waits_again() -> None:
     assert setup.slept > waited
 
 
+@pytest.mark.parametrize("moved", [(NEAR, FAR), (FAR, NEAR)])
+def test_cpus_that_came_nearer_for_a_part_of_a_window_spoil_it(moved: tuple[float, float]) -> None:
+    """A run that has accepted far CPUs does not accept a mixture."""
+    setup = _Setup(NEAR, NEAR, FAR)
+    setup.measure()
+    setup.measure()
+    setup.long_after()
+    setup.watch.distances = [*moved, NEAR]
+    assert setup.measure()["dropped"] == 1
+
+
+def test_a_measurement_gives_up_once() -> None:
+    setup = _Setup(NEAR, NEAR, NEAR, FAR, NEAR, FAR, FAR, left=0.0)
+    setup.measure()
+    setup.measure()
+    assert (setup.made, setup.told) == (3, {"repeated": 1, "far_cpus": 1})
+
+
 def test_cpus_that_move_even_farther_are_waited_for() -> None:
     setup = _Setup(NEAR, NEAR, FAR)
     setup.measure()
@@ -189,6 +207,12 @@ def test_cpus_that_come_nearer_within_the_first_window_spoil_it() -> None:
     setup = _Setup(FAR, NEAR)
     seen = setup.measure()
     assert (setup.made, seen["dropped"], seen["nearest_ns"]) == (2, 1, [NEAR, NEAR])
+
+
+def test_a_nearer_state_of_a_window_that_does_not_count_is_known_later() -> None:
+    setup = _Setup(FAR, NEAR, FAR)
+    setup.measure()
+    assert (setup.made, setup.told) == (2, {"repeated": 1, "far_cpus": 1})
 
 
 def test_an_unknown_distance_disturbs_nothing() -> None:
