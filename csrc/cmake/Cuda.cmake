@@ -335,19 +335,45 @@ else()
   message(STATUS "GGML_CUDA: OFF (${_cuda_why})")
 endif()
 
+# Sources that are compiled TOGETHER share a unit, since most of their time goes into headers. Builds of a wheel do this,
+# and CMAKE_UNITY_BUILD. Other builds, which developers repeat, compile each source by itself.
+if(NOT DEFINED DYNO_CUDA_TOGETHER)
+  set(DYNO_CUDA_TOGETHER OFF)
+  if(CMAKE_UNITY_BUILD OR SKBUILD_STATE STREQUAL "wheel")
+    set(DYNO_CUDA_TOGETHER ON)
+  endif()
+endif()
+
 # dyno_add_cuda_sources([EXACT] [GROUP NAME] [TOGETHER UNIT] FILE…): CUDA sources, relative to the calling folder. EXACT
 # ones never see fast math: they serve numerics=exact. A build may leave out the kernels of a GROUP
-# (csrc/ops/kernel_groups.def). CMAKE_UNITY_BUILD compiles small EXACT sources TOGETHER, since most of their time goes into
-# headers.
+# (csrc/ops/kernel_groups.def).
 function(dyno_add_cuda_sources)
   cmake_parse_arguments(_small "EXACT" "GROUP;TOGETHER" "" ${ARGN})
-  if(DYNO_CUDA AND CMAKE_UNITY_BUILD AND _small_TOGETHER AND _small_EXACT AND NOT _small_GROUP)
-    list(TRANSFORM _small_UNPARSED_ARGUMENTS PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
-    set_property(GLOBAL APPEND PROPERTY DYNO_CUDA_TOGETHER ${_small_TOGETHER})
-    set_property(GLOBAL APPEND PROPERTY DYNO_CUDA_TOGETHER_${_small_TOGETHER} ${_small_UNPARSED_ARGUMENTS})
+  if(DYNO_CUDA AND DYNO_CUDA_TOGETHER AND _small_TOGETHER)
+    if(NOT _small_GROUP OR _small_GROUP IN_LIST DYNO_CUDA_GROUPS)
+      set(_kinds "")
+      if(_small_EXACT)
+        set(_kinds EXACT)
+      endif()
+      list(TRANSFORM _small_UNPARSED_ARGUMENTS PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+      _dyno_compile_together(dyno_cuda ${_small_TOGETHER} "${_kinds}" ${_small_UNPARSED_ARGUMENTS})
+    endif()
     return()
   endif()
   _dyno_add_cuda(dyno_cuda ${ARGN})
+endfunction()
+
+# Adds sources of one kind (EXACT, CHIP) to a unit. Without fast math, EXACT sources have the same options as others.
+function(_dyno_compile_together _target _unit _kinds)
+  if(NOT GGML_CUDA_FAST_MATH)
+    list(REMOVE_ITEM _kinds EXACT)
+  endif()
+  list(JOIN _kinds "_" _name)
+  string(TOLOWER "${_target}_${_unit}_${_name}" _name)
+  string(REGEX REPLACE "^dyno_cuda_(.*[^_])_*$" "\\1" _name ${_name})
+  set_property(GLOBAL APPEND PROPERTY DYNO_CUDA_TOGETHER ${_name})
+  set_property(GLOBAL PROPERTY DYNO_CUDA_TOGETHER_OPTIONS_${_name} ${_target} ${_kinds})
+  set_property(GLOBAL APPEND PROPERTY DYNO_CUDA_TOGETHER_${_name} ${ARGN})
 endfunction()
 
 # dyno_add_cuda_units(): adds the units of sources that are compiled together.
@@ -355,23 +381,24 @@ function(dyno_add_cuda_units)
   get_property(_units GLOBAL PROPERTY DYNO_CUDA_TOGETHER)
   list(REMOVE_DUPLICATES _units)
   foreach(_unit IN LISTS _units)
+    get_property(_options GLOBAL PROPERTY DYNO_CUDA_TOGETHER_OPTIONS_${_unit})
     get_property(_sources GLOBAL PROPERTY DYNO_CUDA_TOGETHER_${_unit})
     list(TRANSFORM _sources REPLACE "(.+)" "#include \"\\1\"")
     list(JOIN _sources "\n" _lines)
     set(_file ${CMAKE_CURRENT_BINARY_DIR}/together_${_unit}.cu)
     file(CONFIGURE OUTPUT ${_file} CONTENT "${_lines}\n" @ONLY)
-    _dyno_add_cuda(dyno_cuda EXACT ${_file})
+    _dyno_add_cuda(${_options} ${_file})
   endforeach()
 endfunction()
 
-# dyno_add_cuda_instance(TEMPLATE NAME [EXACT] [CHIP] [GROUP NAME]): a CUDA source made from TEMPLATE with the caller's
-# variables.
+# dyno_add_cuda_instance(TEMPLATE NAME [EXACT] [CHIP] [GROUP NAME] [TOGETHER UNIT]): a CUDA source made from TEMPLATE with
+# the caller's variables.
 # These hold nearly all of the device code, and take part in link-time optimisation, so their kernels need external
 # linkage: nvlink 13.0 drops others when it splits the link. Two kinds stay out: CHIP, with instructions that exist in
 # code for exactly one chip, because it forgets the "a" of 90a; and EXACT with fast math, because it takes units of one
 # arithmetic alone.
 macro(dyno_add_cuda_instance _template _name)
-  cmake_parse_arguments(_instance "EXACT;CHIP" "GROUP" "" ${ARGN})
+  cmake_parse_arguments(_instance "EXACT;CHIP" "GROUP;TOGETHER" "" ${ARGN})
   if(NOT _instance_GROUP OR _instance_GROUP IN_LIST DYNO_CUDA_GROUPS)
     configure_file(${_template} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu @ONLY)
     set(_instance_kind "")
@@ -384,7 +411,10 @@ macro(dyno_add_cuda_instance _template _name)
     if(NOT GGML_CUDA_LTO OR _instance_CHIP OR (_instance_EXACT AND GGML_CUDA_FAST_MATH))
       set(_instance_target dyno_cuda)
     endif()
-    if(DYNO_CUDA_QUICK)
+    if(DYNO_CUDA_TOGETHER AND _instance_TOGETHER)
+      _dyno_compile_together(${_instance_target} ${_instance_TOGETHER} "${_instance_kind}"
+                             ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu)
+    elseif(DYNO_CUDA_QUICK)
       _dyno_group_cuda_instance(${_instance_target} ${_template} ${_name} ${_instance_kind})
     else()
       _dyno_add_cuda(${_instance_target} ${_instance_kind} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu)

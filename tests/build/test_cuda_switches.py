@@ -337,16 +337,38 @@ def test_a_profile_keeps_what_it_names(cuda: Configure, tmp_path: Path) -> None:
     assert built.of("gemm_wgmma_q4_0.cu")
 
 
-def test_small_sources_are_compiled_together_in_a_unity_build(cuda: Configure) -> None:
-    apart, together = works(cuda()), works(cuda(CMAKE_UNITY_BUILD="ON"))
+def single_sources(built: Any) -> list[Path]:
+    """The sources of a build, also of units that include several."""
     found: list[Path] = []
-    for path in sources(together):
+    for path in sources(built):
         included = [
             Path(name) for name in re.findall(r'^#include "(/.*\.cu)"$', path.read_text(), re.MULTILINE)
         ]
         found += included if path.name.startswith("together_") else [path]
-    assert Counter(path.name for path in found) == Counter(path.name for path in sources(apart))
-    assert len(sources(apart)) - len(sources(together)) > 10
+    return found
+
+
+@pytest.mark.parametrize(
+    "switches", [{"CMAKE_UNITY_BUILD": "ON"}, {"SKBUILD_STATE": "wheel"}], ids=["unity", "wheel"]
+)
+def test_sources_are_compiled_together(cuda: Configure, switches: dict[str, str]) -> None:
+    apart, together = works(cuda()), works(cuda(**switches))
+    assert Counter(p.name for p in single_sources(together)) == Counter(p.name for p in sources(apart))
+    assert len(sources(together)) < 0.5 * len(sources(apart))
+    assert works(cuda(SKBUILD_STATE="editable")).commands.keys() == apart.commands.keys()
+
+
+def test_sources_that_are_compiled_together_have_the_same_options(cuda: Configure) -> None:
+    fast = works(cuda(GGML_CUDA_FAST_MATH="ON", CMAKE_UNITY_BUILD="ON"))
+    for name in ("together_q4_0_exact.cu", "together_columns_exact.cu"):
+        assert all("-use_fast_math" not in command for command in fast.of(name))
+    for name in ("together_q4_0.cu", "together_q4_0_chip.cu", "together_direct_64.cu"):
+        assert all("-use_fast_math" in command for command in fast.of(name))
+    linked = works(cuda(**LTO, CMAKE_UNITY_BUILD="ON"))
+    for command in linked.of("together_lto_q4_0.cu"):
+        assert "-rdc=true" in command
+    for name in ("together_q4_0_chip.cu", "together_columns.cu"):
+        assert all("-rdc=true" not in command for command in linked.of(name))
 
 
 # ---- weight types ----

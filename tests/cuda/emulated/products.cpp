@@ -6,7 +6,8 @@
 #include <string>
 
 namespace dyno::ops::cuda {
-thread_local __align__(128) uint8_t shared[232448];  // of stream.cuh and ring.cuh
+thread_local __align__(128) uint8_t shared[232448];  // of ring.cuh
+thread_local __align__(16) uint8_t raw[232448];      // of stream.cuh
 namespace {
 thread_local int32_t counts[1 << 12];  // of group_rows.cu
 }

@@ -127,7 +127,7 @@ __device__ __forceinline__ void staged_multiply(const Problem& p, const StagedIn
   const int columns = staged_columns(info.tile.tokens.rows);
   float sums[kBlocks][kStagedTokens / 2];
   for (int at = 0; at < tiles; ++at, ++number) {
-    device::barrier_wait(stages.full(number), StagedStages::parity(number));
+    device::wait_at(stages.full(number), StagedStages::parity(number));
     const uint32_t w = stages.weights(number) + group * kBlocks * kStagedBlockBytes;
     const uint32_t x = stages.weights(number) + 2 * kBlocks * kStagedBlockBytes;
     switch (columns) {
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(384, 1) gemm_staged_kernel(const Problem p) {
       const auto announce = [&](int at) {
         const uint32_t next = number + at;
         if (at < tiles) {
-          device::barrier_wait(stages.empty(next), StagedStages::parity(next) ^ 1);
+          device::wait_at(stages.empty(next), StagedStages::parity(next) ^ 1);
           tokens.issue(stages.weights(next) + 2 * kBlocks * kStagedBlockBytes);
           weights.announce(stages.weights(next), stages.full(next), at);
         }
@@ -210,23 +210,23 @@ __global__ void __launch_bounds__(384, 1) gemm_staged_kernel(const Problem p) {
       StagedInfo& info = infos[turn % kStagedInfos];
       info.targets[thread] = target;
       if (thread == 0) info.tile = tile;
-      device::barrier_arrive(stages.info(turn));
+      device::arrive_at(stages.info(turn));
       for (int at = 0; at < tiles; ++at) {
         announce(at + kAhead);
         device::copy_async_wait<kAhead>();
         device::fence_async_shared();
         __syncwarp();  // the warp's part of the stage has arrived
-        if (lane == 0) device::barrier_arrive(stages.full(number + at));
+        if (lane == 0) device::arrive_at(stages.full(number + at));
       }
       number += tiles;
     }
   } else {
     device::take_registers<184>();
     for (int index = blockIdx.x; index < work.count; index += gridDim.x, ++turn) {
-      device::barrier_wait(stages.info(turn), turn / kStagedInfos & 1);
+      device::wait_at(stages.info(turn), turn / kStagedInfos & 1);
       const StagedInfo& info = infos[turn % kStagedInfos];
       staged_multiply<kBlocks, kBf16>(p, info, stages, number, tiles, group, [&](uint32_t done) {
-        if (lane == 0) device::barrier_arrive(stages.empty(done));
+        if (lane == 0) device::arrive_at(stages.empty(done));
       });
       number += tiles;
     }

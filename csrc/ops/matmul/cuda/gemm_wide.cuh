@@ -77,7 +77,7 @@ __device__ __forceinline__ void wide_fill(const Problem& p, const TiledRows& for
     const uint8_t* from = p.x + tile_row * tiles * kWideTileBytes + tile.first_token % kWideTokens * 128 + rank * kHalf;
     for (int at = 0; at < tiles; ++at, ++number, from += kWideTileBytes) {
       // Both blocks have finished reading the stage.
-      device::barrier_wait(stages.empty(number), stages.parity(number) ^ 1);
+      device::wait_at(stages.empty(number), stages.parity(number) ^ 1);
       device::barrier_arrive_expecting(stages.full(number), kWideStageBytes<kTokens>);
       device::copy_bulk_to(3, stages.at(number) + rank * kHalf, from, kHalf, stages.full(number));
     }
@@ -130,7 +130,7 @@ __device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows&
       for_each_step([&]<int kStep>() {
         // At most the products of one step are running, so a[kStep & 1] is no longer read.
         now.template fragment<kStep>(a[kStep & 1]);
-        if constexpr (kStep == 0) device::barrier_wait(stages.full(number), stages.parity(number));
+        if constexpr (kStep == 0) device::wait_at(stages.full(number), stages.parity(number));
         device::wgmma_fence();
         device::wgmma_f16(sums, a[kStep & 1], x + 2 * kStep);
         device::wgmma_commit();

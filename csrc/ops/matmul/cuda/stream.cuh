@@ -39,7 +39,7 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
   using Tile = WeightTile<kType>;
   constexpr bool kTwice = half_passes(kType) == 2;
   constexpr int kDepth = stream_depth(kType, kMats);
-  extern __shared__ __align__(16) uint8_t shared[];
+  extern __shared__ __align__(16) uint8_t raw[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
   const int g = lane >> 2, t = lane & 3;
   const bool gated = p.gated(), experts = p.grouping == Grouping::experts;
@@ -56,9 +56,9 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
   // Per warp: its f16 values, the inverses of their scales, its squares. Per block: sums, 16 x 8 for each warp and
   // matrix.
   const int row_bytes = static_cast<int>(stream_row_bytes(part_tiles)), passes = kTwice ? 2 : 1;
-  uint8_t* halves = shared + warp * passes * columns * row_bytes;
+  uint8_t* halves = raw + warp * passes * columns * row_bytes;
   uint8_t* rests = halves + columns * row_bytes;
-  float* all_sums = reinterpret_cast<float*>(shared + warps * passes * columns * row_bytes);
+  float* all_sums = reinterpret_cast<float*>(raw + warps * passes * columns * row_bytes);
   float* all_squares = all_sums + warps * kMats * kGpuRows * 8;  // [warps][8]
   float* backs = all_squares + warps * 8 + warp * 8;
   if (lane < 8) all_squares[warp * 8 + lane] = 0;
