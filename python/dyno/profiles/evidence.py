@@ -170,13 +170,13 @@ class Environment(StrictModel):
     )
     repeated: Count | None = Field(
         default=None,
-        description="Measurements that were dropped because others used the CPUs or the CPUs were far apart, "
+        description="Measurements that were dropped because others used the CPUs or a hypervisor moved them, "
         "and repeated.",
     )
-    far_cpus: Count | None = Field(
+    moved_cpus: Count | None = Field(
         default=None,
-        description="Measurements that count although the CPUs were far apart: a cache line took much longer "
-        "from one to another than at best in the run.",
+        description="Measurements that count although a hypervisor had moved the CPUs: they were farther "
+        "apart than at best in the run, or shared a core.",
     )
     throttled: Count | None = Field(
         default=None,

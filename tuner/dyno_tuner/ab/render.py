@@ -100,13 +100,13 @@ def _machine(facts: Mapping[str, Any]) -> str:
     said = ""
     if seen.get("repeated"):
         said = (
-            f" Others used the CPUs, or the CPUs were far apart, during {seen['repeated']} runs, and these "
+            f" Others used the CPUs, or a hypervisor moved them, during {seen['repeated']} runs, and these "
             "runs were repeated."
         )
     if seen.get("disturbed"):
         said += " **Others used the CPUs during runs that count (--force): the verdicts are not proven.**"
-    if seen.get("far_cpus"):
-        said += f" The CPUs were far apart during {seen['far_cpus']} runs that count."
+    if seen.get("moved_cpus"):
+        said += f" A hypervisor had moved the CPUs during {seen['moved_cpus']} runs that count."
     if "throttled" not in seen:
         return said
     words = []

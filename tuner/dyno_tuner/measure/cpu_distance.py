@@ -2,12 +2,15 @@
 
 A hypervisor may move virtual CPUs between the chiplets of a processor, for seconds at a time. Threads then
 wait longer for each other, although nothing else shows it: steal time is 0, and each CPU alone is as fast as
-before. A measurement by several threads can take half as long again. So a window in which the CPUs were
-farther apart than at best in the run does not count, like a window in which other programs used the CPUs.
+before. A measurement by several threads can take half as long again. For a second or so, two virtual CPUs may
+even share a core. Then they are nearer than usual, and two threads take nearly twice as long. So a window in
+which the CPUs were farther apart than at best in the run, or much nearer than usual, does not count, like a
+window in which other programs used the CPUs.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,9 @@ FACTOR = 2.0
 LEAST_NS = 150.0
 """The CPUs are far apart if a figure is larger than at best in the run, by this factor and this many ns. On a
 virtual machine, a pair took 50 to 60 ns on one core, 105 to 145 within a chiplet, and 490 to 590 beyond."""
+ONE_CORE = 0.6
+"""Two CPUs share a core if the figure of most pairs is smaller than this share of the usual one."""
+USUAL = 3  # windows before a distance is usual
 TRIES = 3  # probes before the answer is unknown
 FAR_SHARE = 0.25
 """The share of its time that a run loses at most because of CPUs far apart, beyond the first wait."""
@@ -83,7 +89,7 @@ class CpuDistances:
         self._windows: list[Distance] = []  # the larger distance of each window that counts
 
     def why_far(self, seen: Sequence[Distance], at_best: Distance | None = None) -> str:
-        """The reason why the CPUs are far apart; empty if they are not.
+        """The reason why the CPUs are far apart, or share a core; empty if they do not.
 
         Args:
             seen: Distances before and after a window.
@@ -91,7 +97,21 @@ class CpuDistances:
         """
         nearest = least([self.nearest, at_best, *seen])
         reasons = [d.beyond(nearest) for d in seen] if nearest is not None else []
-        return next((r for r in reasons if r), "")
+        return next((r for r in reasons if r), "") or self._why_on_one_core(seen)
+
+    def _why_on_one_core(self, seen: Sequence[Distance]) -> str:
+        """The reason why CPUs are too near, in words; empty if they are not."""
+        nearest = self.nearest
+        near = [w.median for w in self._windows if nearest is not None and not w.beyond(nearest)]
+        if len(near) < USUAL or not seen:
+            return ""
+        usual, ns = statistics.median(near), min(d.median for d in seen)
+        if ns >= ONE_CORE * usual:
+            return ""
+        return (
+            f"CPUs share a core at the moment: a cache line takes {ns:.0f} ns between them, and usually "
+            f"{usual:.0f} ns; a hypervisor moves virtual CPUs"
+        )
 
     def throughout(self, seen: Sequence[Distance], at_best: Distance | None = None) -> bool:
         """Whether the CPUs were far apart both before and after a window, as far as this is known."""
@@ -103,7 +123,8 @@ class CpuDistances:
         If the CPUs have stayed far apart, windows in that state count. A run waits for nearer CPUs again only
         after they have come."""
         last = self._windows[-1:]
-        stayed = bool(last) and self.throughout([*last, *seen]) and not any(d.beyond(last[0]) for d in seen)
+        stayed = bool(last) and self.throughout([*last, *seen])
+        stayed = stayed and not any(d.beyond(last[0]) or last[0].beyond(d) for d in seen)
         return "" if stayed else self.why_far(seen, at_best)
 
     def add(self, window: Mapping[str, Any]) -> None:
@@ -116,9 +137,8 @@ class CpuDistances:
 
     @property
     def far(self) -> int:
-        """Number of windows that count although the CPUs were far apart."""
-        nearest = self.nearest
-        return sum(bool(d.beyond(nearest)) for d in self._windows) if nearest is not None else 0
+        """Number of windows that count although the CPUs were far apart, or shared a core."""
+        return sum(bool(self.why_far([w])) for w in self._windows)
 
 
 class Approach:
@@ -164,4 +184,4 @@ class Approach:
         """Give a message of a kind once in the run, because bursts may come every minute."""
         if kind not in self._told:
             self._told.add(kind)
-            self._note("far_cpus", message=message)
+            self._note("moved_cpus", message=message)

@@ -167,7 +167,7 @@ class Conditions:
             whole.throttled += part.throttled
             whole.power_limited += part.power_limited
             whole.spilled += part.spilled
-            whole._far_elsewhere += part.far_cpus
+            whole._far_elsewhere += part.moved_cpus
             whole.others |= part.others
             whole.power_limit_w = part.power_limit_w or whole.power_limit_w
             whole._widen(part.ranges)
@@ -198,7 +198,7 @@ class Conditions:
         self.cpus.add(seen)
 
     @property
-    def far_cpus(self) -> int:
+    def moved_cpus(self) -> int:
         """Number of windows that count although the CPUs were far apart."""
         return self._far_elsewhere + self.cpus.far
 
@@ -209,8 +209,8 @@ class Conditions:
             found["repeated"] = self.repeated
         if self.disturbed:
             found["disturbed"] = True
-        if self.far_cpus:
-            found["far_cpus"] = self.far_cpus
+        if self.moved_cpus:
+            found["moved_cpus"] = self.moved_cpus
         if not self.windows:
             return found
         found |= {"throttled": self.throttled, "other_processes": len(self.others)}

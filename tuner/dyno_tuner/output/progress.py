@@ -35,7 +35,7 @@ STAGES = {
 
 _MESSAGES = frozenset({
     "too_short", "few_visits", "clock", "throttled", "power_limited", "spill", "company", "storage",
-    "disturbed", "waiting", "far_cpus",
+    "disturbed", "waiting", "moved_cpus",
 })  # fmt: skip
 """Kinds of notes that are only a message for people."""
 

@@ -506,7 +506,7 @@ def _machine(page: Page, run: Run) -> None:
             "clock",
             "storage",
             "disturbed",
-            "far_cpus",
+            "moved_cpus",
         )
         for note in run.noted(kind)
         if isinstance(note.get("message"), str)
