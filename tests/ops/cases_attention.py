@@ -36,101 +36,102 @@ def normed(x: Any, args: dict[str, Any], name: str) -> Any:
     return reference.rms_norm(x, args[name].astype(np.float64), None, args["eps"]) if name in args else x
 
 
+def make(
+    heads: int,
+    kv_heads: int,
+    dk: int,
+    dv: int,
+    runs: list[reference.Run],
+    types: str = "f32 f32",
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    v_in_k: bool = False,
+    gap: int = 0,
+    tiles: int = 0,
+    selected: int = 0,
+) -> Case:
+    """`tiles`: out leaves as f16 tiles of that height. `selected`: positions that a token reads."""
+    k_type, v_type = types.split()
+    m = max(first + count for first, count, _, _ in runs)
+    ctx = max(position + count for _, count, position, _ in runs) + 2
+    slots = max(slot for *_, slot in runs) + 1
+    scale = float(1 / np.sqrt(dk))
+
+    def build(rng: np.random.Generator) -> Any:
+        q = normal(rng, m, heads * dk + gap) * F32(2)
+        keys, key_values = to_cache(normal(rng, slots, ctx, kv_heads, dk), k_type)
+        values, value_values = to_cache(normal(rng, slots, ctx, kv_heads, dv), v_type)
+        args: dict[str, Any] = {
+            "q": q,
+            "q_stride": heads * dk + gap,
+            "out_stride": heads * dv + gap,
+            "k_cache": np.ascontiguousarray(keys).reshape(-1),
+            "slot_positions": ctx,
+            "runs": runs,
+            "settled": 1,
+            "scale": scale,
+        }
+        if v_in_k:
+            value_values = key_values[..., :dv]
+        else:
+            args["v_cache"] = np.ascontiguousarray(values).reshape(-1)
+        if window is not None:
+            args["window"] = window
+        if softcap is not None:
+            args["softcap"] = softcap
+        if sinks:
+            args["sinks"] = normal(rng, heads)
+        chosen = chosen_positions(rng, runs, selected) if selected else None
+        if chosen is not None:
+            args["selected_stride"] = selected + gap
+            args["selected"] = np.hstack([chosen, np.full((m, gap), -9, np.int32)])
+        want = reference.attention(
+            q[:, : heads * dk].reshape(m, heads, dk).astype(np.float64),
+            key_values,
+            value_values,
+            runs,
+            scale=scale,
+            softcap=softcap,
+            window=window,
+            sinks=args["sinks"].astype(np.float64) if sinks else None,
+            selected=chosen,
+        ).reshape(m, heads * dv)
+
+        def check(out: Any) -> None:
+            expect_close(out["out"][:, : heads * dv], want, EXACT)
+            assert (out["out"][:, heads * dv :] == 77).all(), "the gap between rows was written"
+
+        def check_tiles(out: Any) -> None:
+            half_tiles.check(out["out_tiles"], operand(want), tiles)
+
+        if tiles:
+            size = half_tiles.size(m, heads * dv, tiles)
+            return args, {"out_tiles": np.zeros(size, np.uint8)}, check_tiles
+        return args, {"out": np.full((m, heads * dv + gap), 77, F32)}, check
+
+    desc = {
+        "m": m,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "dk": dk,
+        "dv": dv,
+        "k_type": k_type,
+        "v_type": v_type,
+        "windowed": window is not None,
+        "softcap": softcap is not None,
+        "sinks": sinks,
+        "v_in_k": v_in_k,
+        "out_tiles": tiles,
+        "selected": selected,
+    }
+    label = f"runs{len(runs)}-ctx{ctx}-window{window}" + (f"-tiles={tiles}" if tiles else "")
+    return Case("attention", desc, build, label)
+
+
 @cases("attention")
 def attention_cases() -> Iterator[Case]:
-    def make(
-        heads: int,
-        kv_heads: int,
-        dk: int,
-        dv: int,
-        runs: list[reference.Run],
-        types: str = "f32 f32",
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: bool = False,
-        v_in_k: bool = False,
-        gap: int = 0,
-        tiles: int = 0,
-        selected: int = 0,
-    ) -> Case:
-        """`tiles`: out leaves as f16 tiles of that height. `selected`: positions that a token reads."""
-        k_type, v_type = types.split()
-        m = max(first + count for first, count, _, _ in runs)
-        ctx = max(position + count for _, count, position, _ in runs) + 2
-        slots = max(slot for *_, slot in runs) + 1
-        scale = float(1 / np.sqrt(dk))
-
-        def build(rng: np.random.Generator) -> Any:
-            q = normal(rng, m, heads * dk + gap) * F32(2)
-            keys, key_values = to_cache(normal(rng, slots, ctx, kv_heads, dk), k_type)
-            values, value_values = to_cache(normal(rng, slots, ctx, kv_heads, dv), v_type)
-            args: dict[str, Any] = {
-                "q": q,
-                "q_stride": heads * dk + gap,
-                "out_stride": heads * dv + gap,
-                "k_cache": np.ascontiguousarray(keys).reshape(-1),
-                "slot_positions": ctx,
-                "runs": runs,
-                "settled": 1,
-                "scale": scale,
-            }
-            if v_in_k:
-                value_values = key_values[..., :dv]
-            else:
-                args["v_cache"] = np.ascontiguousarray(values).reshape(-1)
-            if window is not None:
-                args["window"] = window
-            if softcap is not None:
-                args["softcap"] = softcap
-            if sinks:
-                args["sinks"] = normal(rng, heads)
-            chosen = chosen_positions(rng, runs, selected) if selected else None
-            if chosen is not None:
-                args["selected_stride"] = selected + gap
-                args["selected"] = np.hstack([chosen, np.full((m, gap), -9, np.int32)])
-            want = reference.attention(
-                q[:, : heads * dk].reshape(m, heads, dk).astype(np.float64),
-                key_values,
-                value_values,
-                runs,
-                scale=scale,
-                softcap=softcap,
-                window=window,
-                sinks=args["sinks"].astype(np.float64) if sinks else None,
-                selected=chosen,
-            ).reshape(m, heads * dv)
-
-            def check(out: Any) -> None:
-                expect_close(out["out"][:, : heads * dv], want, EXACT)
-                assert (out["out"][:, heads * dv :] == 77).all(), "the gap between rows was written"
-
-            def check_tiles(out: Any) -> None:
-                half_tiles.check(out["out_tiles"], operand(want), tiles)
-
-            if tiles:
-                size = half_tiles.size(m, heads * dv, tiles)
-                return args, {"out_tiles": np.zeros(size, np.uint8)}, check_tiles
-            return args, {"out": np.full((m, heads * dv + gap), 77, F32)}, check
-
-        desc = {
-            "m": m,
-            "heads": heads,
-            "kv_heads": kv_heads,
-            "dk": dk,
-            "dv": dv,
-            "k_type": k_type,
-            "v_type": v_type,
-            "windowed": window is not None,
-            "softcap": softcap is not None,
-            "sinks": sinks,
-            "v_in_k": v_in_k,
-            "out_tiles": tiles,
-            "selected": selected,
-        }
-        label = f"runs{len(runs)}-ctx{ctx}-window{window}" + (f"-tiles={tiles}" if tiles else "")
-        return Case("attention", desc, build, label)
-
     yield make(1, 1, 1, 1, [(0, 1, 0, 0)])
     yield make(2, 1, 16, 16, [(0, 5, 0, 0)], gap=3)
     # Decode at depths around the block sizes.
@@ -185,6 +186,12 @@ def attention_cases() -> Iterator[Case]:
         yield make(6, 1, 96, 64, [(0, 2, 300, 1), (2, 1, 5, 0)], types, window=170, sinks=True)
         yield make(8, 2, 64, 64, [(i, 1, 37 * i % 150, 11 - i) for i in range(12)], types)
         yield make(6, 2, 256, 192, [(0, 9, 333, 0)], types, softcap=20.0, gap=1)
+    # Rows of q8_0 that a GPU copies in pieces of 16 bytes, in several turns, with new tokens in any tile.
+    for types in ("q8_0 q8_0", "q8_0 f16", "f16 q8_0"):
+        runs = [(0, 7, 1390, 1), (7, 1, 141, 0), (8, 3, 0, 2)]
+        yield make(16, 4, 64, 64, runs, types, softcap=20.0)
+        yield make(6, 2, 256, 256, [(0, 2, 600, 0)], types, window=300, sinks=True, gap=4)
+    yield make(12, 2, 128, 128, [(0, 21, 509, 1), (21, 1, 700, 0)], "q8_0 q8_0")
     for types in ("f16 f16", "bf16 bf16"):
         yield make(6, 2, 100, 100, [(0, 1, 300, 1), (1, 2, 40, 0)], types)
         yield make(3, 1, 36, 20, [(0, 4, 200, 0)], types, window=77, sinks=True, gap=1)

@@ -203,6 +203,10 @@ def rope_attention_cases() -> Iterator[Case]:
     yield make(8, 4, 64, 64, 32, [(0, 1, 7, 2), (1, 5, 0, 0), (6, 1, 390, 1)], "q8_0 q8_0", q_norm=True)
     yield make(64, 2, 64, 64, 64, [(0, 3, 130, 0)], "bf16 bf16", neox=False)
     yield make(4, 2, 96, 160, 48, [(0, 8, 2, 0)], "bf16 q8_0", k_norm=True)
+    for heads, dim in ((16, 64), (8, 128), (4, 256)):  # q8_0 in several turns, new tokens in two tiles
+        yield make(
+            heads, heads // 4, dim, dim, dim, [(0, 6, 1019, 1), (6, 2, 140, 0)], "q8_0 q8_0", k_norm=True
+        )
     # Norms of values.
     for types in ("f16 f16", "bf16 bf16", "q8_0 q8_0"):
         yield make(8, 4, 128, 128, 128, [(0, 1, 300, 0)], types, q_norm=True, k_norm=True, v_norm=True)

@@ -173,7 +173,7 @@ Support direct_supports(const AttentionDesc& desc, const Config& config, const D
   if (rows == 16 && head > 128) {
     return Support::no(str_cat("rows=16 do not fit into registers with heads of ", head));
   }
-  const size_t shared = direct_shared_bytes(head, rows) + 4096;  // plus static shared memory
+  const size_t shared = direct_shared_bytes(head, rows) + kDirectStaticBytes;
   if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
     return Support::no(
         str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));

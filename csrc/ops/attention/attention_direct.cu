@@ -24,6 +24,11 @@ DirectTask task_of(const AttentionArgs& args, const AttentionDesc& desc, int spl
   task.aligned =
       (desc.k_type == DType::q8_0 || whole(16, args.k_cache, args.k_row_bytes, t.k_head_bytes)) &&
       (desc.v_in_k || desc.v_type == DType::q8_0 || whole(16, args.v_cache, args.v_row_bytes, t.v_head_bytes));
+  // The heads of a q8_0 cache that is staged are read from the last 16-byte address before them.
+  const int head = direct_head(desc.dk > desc.dv ? desc.dk : desc.dv);
+  task.staged = task.aligned && desc.dk == head && desc.dv == head &&
+                (desc.k_type != DType::q8_0 || whole(16, args.k_cache, args.k_row_bytes)) &&
+                (desc.v_in_k || desc.v_type != DType::q8_0 || whole(16, args.v_cache, args.v_row_bytes));
   task.early = args.settled && whole(32, args.k_cache, args.k_row_bytes) &&
                (desc.v_in_k || whole(32, args.v_cache, args.v_row_bytes));
   return task;
@@ -47,6 +52,13 @@ void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int mo
                   static_cast<unsigned>(desc.kv_heads), static_cast<unsigned>(splits));
   const auto keys = scalar_of(desc.k_type), values = desc.v_in_k ? keys : scalar_of(desc.v_type);
   const int head = direct_head(desc.dk > desc.dv ? desc.dk : desc.dv);
+  // Chips without asynchronous copies, or whose shared memory is too small, load rows of q8_0 directly.
+  DirectTask chosen = task;
+  const int caches = (desc.k_type == DType::q8_0) + ((desc.v_in_k ? desc.k_type : desc.v_type) == DType::q8_0);
+  const size_t shared =
+      direct_shared_bytes(head, rows, caches) + (fused ? direct_fresh_bytes(head, rows) : 0) + kDirectStaticBytes;
+  chosen.staged = task.staged && stream.device->compute_capability >= 80 &&
+                  shared <= static_cast<size_t>(stream.device->shared_per_block_bytes);
   const auto choose = [&]() -> LaunchDirect* {
     switch (head) {
       case 64:
@@ -64,7 +76,7 @@ void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int mo
     }
     throw_left_out(heads_of(head));
   };
-  choose()(task, keys, values, rows, grid, stream.handle);
+  choose()(chosen, keys, values, rows, grid, stream.handle);
 }
 
 }  // namespace

@@ -1,13 +1,14 @@
 // Attention of few query rows over a long cache. Keys and values are loaded directly into the registers of the tensor
-// core fragments, without shared memory, so that as many loads as registers allow are in flight.
+// core fragments, without shared memory, so that as many loads as registers allow are in flight. Rows of q8_0 that
+// begin at multiples of 16 bytes pass through shared memory instead (kStaged, direct_stage.cuh).
 //
 // Both products are transposed: keys, then dimensions, are the 16 rows of an MMA, and 8 query rows are its columns:
 //   scores[16 keys, 8 rows] = K · Qᵀ,   out[16 dims, 8 rows] += Vᵀ · P
 // The order of the summed index is free, and so is the order of rows. So lane 4·g + t reads 16 contiguous bytes instead
 // of 4 pieces of 4 bytes: of keys g and g + 8 the dimensions 32·c + 8·t … + 7; of keys 2·t, 2·t + 1, 2·t + 8, 2·t + 9
-// the dimensions 64·c + 8·g … + 7. A q8_0 key is multiplied as integers, and its scales are applied to the scores of
-// each 32 dimensions. Keys and values have template parameters of their own, since one of them may be f16 and the other
-// q8_0.
+// the dimensions 64·c + 8·g … + 7 (of staged rows, see direct_stage.cuh). A q8_0 key is multiplied as integers, and its
+// scales are applied to the scores of each 32 dimensions. Keys and values have template parameters of their own, since
+// one of them may be f16 and the other q8_0.
 //
 // A warp processes every eighth tile of 16 keys of its block's part, with loads one step ahead. Warps combine their
 // results in shared memory, and blocks in the workspace, always in the same order. For heads wider than 256, a team of
@@ -27,6 +28,8 @@
 #include "device/mbarrier.cuh"
 #include "ops/attention/direct_fresh.cuh"
 #include "ops/attention/direct_parts.cuh"
+#include "ops/attention/direct_pieces.cuh"
+#include "ops/attention/direct_stage.cuh"
 #include "ops/attention/tile.cuh"
 
 namespace dyno::ops {
@@ -38,6 +41,7 @@ struct DirectTask {
   // Whether rows of earlier tokens are settled and do not share a 32-byte sector. Such a row can be loaded before the
   // previous launch has ended: this leaves no stale data of a neighbour row, which that launch may write, in a cache.
   bool early;
+  bool staged;  // q8_0 rows pass through shared memory
 };
 
 DirectTask rope_direct_task(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits,
@@ -50,84 +54,10 @@ void steps_attention(const DirectTask& task, bool bf16, int64_t tiles, CUstream_
 
 namespace direct {
 
-using device::load_16;
-using device::Scalar;
 using device::transpose_8x8;
 
 inline constexpr int kWarps = kDirectWarps;
-inline constexpr int kTileKeys = 16;
 inline constexpr float kLog2E = 1.4426950408889634f;
-
-// The rows that a load takes from a tile of keys: all rows, or only rows before or from the run's position on.
-enum class Rows { all, settled, fresh };
-
-// Four signed bytes as f16.
-__device__ __forceinline__ uint2 code_halves(uint32_t codes) {
-  const uint32_t biased = codes ^ 0x80808080u;
-  const __half2 offset = device::as_half2(0x64806480u);  // 1024 + 128
-  const uint32_t low = __byte_perm(biased, 0x64646464u, 0x4140), high = __byte_perm(biased, 0x64646464u, 0x4342);
-  return {device::as_bits(__hsub2(device::as_half2(low), offset)),
-          device::as_bits(__hsub2(device::as_half2(high), offset))};
-}
-
-// Eight adjacent elements of a row in the form of the cache.
-template <Scalar kType>
-struct Piece {
-  uint4 v;
-  // `width`: of the head, a multiple of four; zeros from there on.
-  __device__ void load(const uint8_t* row, int dim, int width, bool valid, bool aligned) {
-    v = {0, 0, 0, 0};
-    if (!valid || dim >= width) return;
-    if (aligned || dim + 8 <= width) {
-      v = load_16(row + dim * 2, aligned);
-    } else {
-      const auto* h = reinterpret_cast<const uint16_t*>(row) + dim;
-      v.x = h[0] | static_cast<uint32_t>(h[1]) << 16, v.y = h[2] | static_cast<uint32_t>(h[3]) << 16;
-    }
-  }
-  __device__ void load_shared(const uint8_t* row, int dim) { v = *reinterpret_cast<const uint4*>(row + dim * 2); }
-  __device__ uint4 unscaled() const { return v; }
-  __device__ uint4 values() const { return v; }
-  __device__ float scale() const { return 1.0f; }
-};
-template <>
-struct Piece<Scalar::q8_0> {
-  uint2 codes;
-  uint16_t d;
-  __device__ void load(const uint8_t* row, int dim, int width, bool valid, bool) {
-    codes = {0, 0}, d = 0;
-    if (!valid || dim >= width) return;
-    const auto* block = reinterpret_cast<const uint16_t*>(row + dim / 32 * 34);
-    const uint16_t* at = block + 1 + dim % 32 / 2;
-    d = block[0];
-    codes = {at[0] | static_cast<uint32_t>(at[1]) << 16, at[2] | static_cast<uint32_t>(at[3]) << 16};
-  }
-  __device__ void load_shared(const uint8_t* row, int dim) { load(row, dim, dim + 8, true, false); }
-  __device__ uint4 unscaled() const {
-    const uint2 a = code_halves(codes.x), b = code_halves(codes.y);
-    return {a.x, a.y, b.x, b.y};
-  }
-  __device__ uint4 values() const {
-    const __half2 factor = __half2half2(__ushort_as_half(d));
-    const uint4 u = unscaled();
-    const auto times = [&](uint32_t h) { return device::as_bits(__hmul2(device::as_half2(h), factor)); };
-    return {times(u.x), times(u.y), times(u.z), times(u.w)};
-  }
-  __device__ float scale() const { return __half2float(__ushort_as_half(d)); }
-};
-
-template <bool kBf16>
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (kBf16) {
-    device::mma_bf16(c, a, b0, b1);
-  } else {
-    device::mma_f16(c, a, b0, b1);
-  }
-}
-
-__device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
-  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
 
 // The keys of a block: at least kMinTiles tiles, by default one for each of its warps, so that few keys need only one
 // block.
@@ -193,20 +123,28 @@ __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& 
 
 // Blocks that must fit the registers of a multiprocessor. A step of many sequences has more blocks than
 // multiprocessors; if they ran one at a time, their latencies would add up.
-template <int kHead, int kTiles, bool kFused>
-inline constexpr int kBlocks = kHead <= 128 && kTiles == 1 && !kFused ? 2 : 1;
+template <int kHead, int kTiles, bool kFused, bool kStaged>
+inline constexpr int kBlocks = kHead <= 128 && kTiles == 1 && (!kFused || kStaged) ? 2 : 1;
 
-// kKey, kValue: types of the caches, the same if kFused. kTiles: number of tiles of 8 query rows.
-template <int kHead, Scalar kKey, Scalar kValue, int kTiles, bool kFused>
-__global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
+// kKey, kValue: types of the caches, the same if kFused. kTiles: number of tiles of 8 query rows. kStaged: rows of q8_0
+// pass through shared memory; for heads of exactly kHead.
+template <int kHead, Scalar kKey, Scalar kValue, int kTiles, bool kFused, bool kStaged>
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused, kStaged>)
     direct_kernel(const __grid_constant__ DirectTask task) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  if constexpr (kStaged) return __trap();  // never launched, because these chips have no asynchronous copies
+#endif
   constexpr int kSharers = direct_sharers(kHead), kTeams = kWarps / kSharers, kWidth = kHead / kSharers;
   constexpr int kRows = 8 * kTiles, kKeyChunks = kWidth / 32, kValueChunks = kWidth / 64;
   constexpr int kPass = kValueChunks < 2 ? kValueChunks : 2, kPasses = kValueChunks / kPass;
   constexpr int kPitch = kHead + 4;
   constexpr bool kBf16 = kKey == Scalar::bf16, kScaled = kKey == Scalar::q8_0;
+  constexpr bool kStageKeys = kStaged && kKey == Scalar::q8_0, kStageValues = kStaged && kValue == Scalar::q8_0;
   static_assert(kBf16 == (kValue == Scalar::bf16) && (!kFused || kKey == kValue));
-  extern __shared__ __align__(16) float merged[];  // [team][row][kPitch]; later the weights of combine()
+  static_assert(kStaged == (kStageKeys || kStageValues));
+  constexpr int kCommon = direct_common_bytes(kHead, kRows, kStageKeys + kStageValues) / sizeof(float);
+  // The ring of staged rows, [warp]; later [team][row][kPitch]; later the weights of combine().
+  extern __shared__ __align__(16) float merged[];
   __shared__ float2 stats[kTeams][kRows];
   device::let_next_start();
   const CudaAttention& t = task.common;
@@ -224,7 +162,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
   Piece<kKey> keys[kKeyChunks][2];
   Piece<kValue> values[kPass][4];
   using Memory = FreshMemory<kHead, kRows>;
-  auto& memory = *reinterpret_cast<Memory*>(merged + kTeams * kRows * kPitch);
+  auto& memory = *reinterpret_cast<Memory*>(merged + kCommon);
   const FreshKeys fresh(tile, range);
   const int fresh_begin = tile.run.position + fresh.first;
   // Loads a row from the cache, or from shared memory, which has new rows in the form of the cache.
@@ -255,20 +193,30 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
     }
   };
   const int start = range.begin + team * kTileKeys;
-  const bool works = start < range.end, with_fresh = works && start + kTileKeys > fresh_begin;
-  if (task.early && works) load_keys(start, Rows::settled), load_values(start, 0, Rows::settled);
+  Stage<kWidth, kStageKeys, kStageValues, kFused> stage(
+      reinterpret_cast<uint8_t*>(merged) + warp * decltype(stage)::kWarpBytes, key_base + dims / 32 * 34,
+      t.args.k_row_bytes, value_base + dims / 32 * 34, value_stride, memory.stored[0][0], lane, kTeams * kTileKeys,
+      range.end, fresh_begin);
+  const auto load_first = [&](Rows which) {
+    if constexpr (kStaged) stage.begin(start, which);
+    if constexpr (!kStageKeys) load_keys(start, which);
+    if constexpr (!kStageValues) load_values(start, 0, which);
+  };
+  constexpr int kFirstKeys = (kStaged ? kTeams + 1 : 1) * kTileKeys;  // up to the last of the first rows
+  const bool works = start < range.end, with_fresh = works && start + kFirstKeys > fresh_begin;
+  if (task.early && works) load_first(Rows::settled);
   FreshWork<kHead, kKey, kRows> work{t, task.fresh, tile, fresh, memory, kv_head, lane, warp};
   if constexpr (kFused) {
     work.prepare();
     __syncthreads();  // the angles are written
   }
   device::wait_for_previous();
-  if (!task.early && works) load_keys(start, Rows::settled), load_values(start, 0, Rows::settled);
+  if (!task.early && works) load_first(Rows::settled);
   if constexpr (kFused) {
     work.run();
     __syncthreads();  // queries and new rows are written
   }
-  if (with_fresh) load_keys(start, Rows::fresh), load_values(start, 0, Rows::fresh);
+  if (with_fresh) load_first(Rows::fresh);
 
   // Scaled queries: of row g of each 8, the dimensions for which this lane has the keys.
   uint32_t query[kKeyChunks][kTiles][4];
@@ -281,12 +229,12 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
                                            : query_row(t, tile, tile.row_begin + row, kv_head);
 #pragma unroll
     for (int c = 0; c < kKeyChunks; ++c) {
-      const int dim = dims + 32 * c + 8 * quad;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const bool valid = from != nullptr && dim + 2 * j < t.dk;
-        query[c][n][j] = device::pack2_finite<kBf16>(valid ? from[dim + 2 * j] * scale : 0.0f,
-                                                     valid ? from[dim + 2 * j + 1] * scale : 0.0f);
+        const int dim = dims + 32 * c + (kStageKeys ? 4 * quad + 2 * (j & 1) + 16 * (j >> 1) : 8 * quad + 2 * j);
+        const bool valid = from != nullptr && dim < t.dk;
+        query[c][n][j] =
+            device::pack2_finite<kBf16>(valid ? from[dim] * scale : 0.0f, valid ? from[dim + 1] * scale : 0.0f);
       }
     }
   }
@@ -308,13 +256,15 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
   for (int n = 0; n < kTiles; ++n) best[n][0] = best[n][1] = minus_infinity();
 
   // Scores of a step from the dimensions of one warp, [step % 2][warp][tile of rows][lane].
-  auto* exchanged = reinterpret_cast<float4*>(merged + kTeams * kRows * kPitch);
+  auto* exchanged = reinterpret_cast<float4*>(merged + kCommon);
   int step = 0;
   for (int first = start; first < range.end; first += kTeams * kTileKeys) {
     const int next = first + kTeams * kTileKeys;
     float scores[kTiles][4] = {};
+    if constexpr (kStaged) stage.ready_keys(first);
 #pragma unroll
     for (int c = 0; c < kKeyChunks; ++c) {
+      if constexpr (kStageKeys) keys[c][0] = stage.key(0, c), keys[c][1] = stage.key(8, c);
       const uint4 low = keys[c][0].unscaled(), high = keys[c][1].unscaled();
       const uint32_t a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
 #pragma unroll
@@ -332,7 +282,9 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
         }
       }
     }
-    if (next < range.end) load_keys(next, Rows::all);
+    if constexpr (!kStageKeys) {
+      if (next < range.end) load_keys(next, Rows::all);
+    }
     if constexpr (kSharers == 2) {
       const auto place = [&](int of, int n) -> float4& {
         return exchanged[((step % 2 * kWarps + of) * kTiles + n) * 32 + lane];
@@ -387,11 +339,16 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
       weights[n][1] = transpose_8x8(device::pack2<kBf16>(scores[n][2], scores[n][3]));
     }
 
+    if constexpr (kStaged) stage.ready_values(first);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
 #pragma unroll
       for (int c = 0; c < kPass; ++c) {
-        const uint4 v[4] = {values[c][0].values(), values[c][1].values(), values[c][2].values(), values[c][3].values()};
+        const auto value = [&](int i) {
+          if constexpr (!kStageValues) return values[c][i].values();
+          return stage.value((i & 1) + 8 * (i >> 1), 2 * (pass * kPass + c)).values();
+        };
+        const uint4 v[4] = {value(0), value(1), value(2), value(3)};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const uint32_t a[4] = {__byte_perm(word_of(v[0], j), word_of(v[1], j), 0x5410),
@@ -404,15 +361,20 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
           }
         }
       }
-      if (pass + 1 < kPasses) {
-        load_values(first, pass + 1, Rows::all);
-      } else if (next < range.end) {
-        load_values(next, 0, Rows::all);
+      if constexpr (!kStageValues) {
+        if (pass + 1 < kPasses) {
+          load_values(first, pass + 1, Rows::all);
+        } else if (next < range.end) {
+          load_values(next, 0, Rows::all);
+        }
       }
     }
+    if constexpr (kStaged) stage.next();
   }
 
-  // The results of the warps, in order.
+  if constexpr (kStaged)
+    __syncthreads();  // all rows are read; the memory is reused
+                      // The results of the warps, in order.
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
@@ -423,12 +385,12 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
       }
       const int row = n * 8 + 2 * quad + e;
       if (g == 0) stats[team][row] = make_float2(best[n][e], total[n][e]);  // the warps of a team have the same values
-      float* to = merged + (team * kRows + row) * kPitch + dims + 8 * g;
+      float* to = merged + (team * kRows + row) * kPitch + dims + (kStageValues ? 4 : 8) * g;
 #pragma unroll
       for (int c = 0; c < kValueChunks; ++c) {
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
-          *reinterpret_cast<float4*>(to + 64 * c + 2 * j) = make_float4(
+          *reinterpret_cast<float4*>(to + 64 * c + (kStageValues ? 16 : 2) * j) = make_float4(
               out[4 * c + j][n][e], out[4 * c + j][n][2 + e], out[4 * c + j + 1][n][e], out[4 * c + j + 1][n][2 + e]);
         }
       }

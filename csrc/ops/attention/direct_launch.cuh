@@ -1,7 +1,6 @@
 // Selects the instances of direct.cuh for one head size from run-time types and rows.
 #pragma once
 
-#include "core/cuda/check.h"
 #include "core/cuda/launch.h"
 #include "ops/attention/direct.cuh"
 
@@ -9,20 +8,28 @@ namespace dyno::ops::direct {
 
 template <int kHead, bool kFused, Scalar kKey, Scalar kValue = kKey>
 void launch_types(const DirectTask& task, int rows, const dim3& grid, CUstream_st* stream) {
-  const auto start = [&]<int kTiles>() {
-    const auto kernel = direct_kernel<kHead, kKey, kValue, kTiles, kFused>;
+  constexpr int kCaches = (kKey == Scalar::q8_0) + (kValue == Scalar::q8_0);  // that may be staged
+  const auto start = [&]<int kTiles, bool kStaged>() {
+    const auto kernel = direct_kernel<kHead, kKey, kValue, kTiles, kFused, kStaged>;
     static_assert(sizeof(FreshMemory<kHead, 8 * kTiles>) <= direct_fresh_bytes(kHead, 8 * kTiles));
-    const size_t shared = direct_shared_bytes(kHead, rows) + (kFused ? direct_fresh_bytes(kHead, rows) : 0);
+    const size_t shared =
+        direct_shared_bytes(kHead, rows, kStaged ? kCaches : 0) + (kFused ? direct_fresh_bytes(kHead, rows) : 0);
     DYNO_CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
     launch_dependent(kFused ? "rope_attention" : "attention", kernel, grid, 32 * kWarps, shared, stream, task);
     constexpr int kSharers = direct_sharers(kHead);
     if constexpr (kSharers > 1) launch_combine<8 * kTiles, kWarps / kSharers>(task, grid, stream);
   };
+  const auto start_tiles = [&]<int kTiles>() {
+    if constexpr (kCaches > 0) {
+      if (task.staged) return start.template operator()<kTiles, true>();
+    }
+    start.template operator()<kTiles, false>();
+  };
   if constexpr (kHead <= 128 && kKey == kValue) {
-    if (rows == 16) return start.template operator()<2>();
+    if (rows == 16) return start_tiles.template operator()<2>();
   }
-  start.template operator()<1>();
+  start_tiles.template operator()<1>();
 }
 
 template <int kHead, bool kFused>

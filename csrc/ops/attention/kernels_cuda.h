@@ -77,7 +77,7 @@ void attention_flash_pairs_cuda(const AttentionArgs& args, const AttentionDesc& 
 
 void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, CudaStream& stream);
 
-// ---- Direct (direct.cuh): few rows over a long cache, without shared memory for keys and values -------------------
+// ---- Direct (direct.cuh): few rows over a long cache --------------------------------------------------------------
 
 // Maximum tokens of a launch that also computes norm, rotation and store (family rope_attention).
 inline constexpr int kFusedAttentionTokens = 8;
@@ -88,12 +88,24 @@ inline constexpr int64_t kDirectMaxMixedHead = 256;  // for keys and values of t
 // The size to which heads of `dim` are padded, and the number of warps that share a tile of their keys.
 constexpr int direct_head(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 512; }
 constexpr int direct_sharers(int head) { return head <= 256 ? 1 : 2; }
-// One float for each value of each team's rows, then the scores that the warps of a team exchange. Later, the same
-// memory has the weights of the splits.
-constexpr size_t direct_shared_bytes(int head, int rows) {
-  const int sharers = direct_sharers(head), exchanged = sharers == 1 ? 0 : 2 * kDirectWarps * rows * 16;
-  return static_cast<size_t>(kDirectWarps / sharers * rows * (head + 4) + exchanged) * sizeof(float);
+// Tiles of 16 q8_0 rows of each cache for which a warp has shared memory (direct_stage.cuh), and the pieces of 16 bytes
+// of such a row.
+inline constexpr int kStagedTiles = 2;
+constexpr int direct_staged_pieces(int width) { return (width / 32 * 34 + 15) / 16; }
+// One float for each value of each team's rows, or before that the staged rows of `staged` caches.
+constexpr size_t direct_common_bytes(int head, int rows, int staged) {
+  const int sharers = direct_sharers(head),
+            pieces = kDirectWarps * kStagedTiles * 16 * direct_staged_pieces(head / sharers);
+  const auto merged = static_cast<size_t>(kDirectWarps / sharers * rows * (head + 4)) * sizeof(float);
+  const auto ring = static_cast<size_t>(staged * pieces) * 16;
+  return merged > ring ? merged : ring;
 }
+// The same, then the scores that the warps of a team exchange. Later, the same memory has the weights of the splits.
+constexpr size_t direct_shared_bytes(int head, int rows, int staged = 0) {
+  const int exchanged = direct_sharers(head) == 1 ? 0 : 2 * kDirectWarps * rows * 16;
+  return direct_common_bytes(head, rows, staged) + static_cast<size_t>(exchanged) * sizeof(float);
+}
+inline constexpr size_t kDirectStaticBytes = 4096;  // upper bound of the static shared memory of a block
 // Additional shared memory of fused kernels (direct.cuh): queries, a key row per warp, stored rows, angles.
 constexpr size_t direct_fresh_bytes(int head, int rows) {
   const size_t width = static_cast<size_t>(head), floats = (static_cast<size_t>(rows) + kDirectWarps) * (width + 4);

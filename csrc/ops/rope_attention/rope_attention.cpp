@@ -84,7 +84,7 @@ Support direct_fused(const RopeAttentionDesc& desc, const Config& config, const 
   }
   const int head = direct_head(std::max(desc.dk, desc.dv));
   const int rows = direct_params::of(config).rows;
-  const size_t shared = direct_shared_bytes(head, rows) + direct_fresh_bytes(head, rows) + 4096;
+  const size_t shared = direct_shared_bytes(head, rows) + direct_fresh_bytes(head, rows) + kDirectStaticBytes;
   if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
     return Support::no(
         str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));

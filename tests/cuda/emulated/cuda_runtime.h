@@ -54,6 +54,13 @@ constexpr unsigned kWarp = 32;
 constexpr unsigned kMaxThreads = 1024;
 constexpr size_t kStackBytes = size_t{1} << 17;
 
+// A copy into shared memory that arrives when its thread waits for it.
+struct Copy {
+  uint8_t* to;
+  const uint8_t* from;  // null: zeros
+  size_t bytes;
+};
+
 // A fiber runs the kernel of one block after the other. It enters its stack by a context once. Later switches are
 // jumps, which leave out the system calls that a context takes for the mask of signals.
 struct Fiber {
@@ -61,7 +68,8 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   dim3 index;
   bool started = false, ended = false;
-  unsigned shared = 0;  // values that it has shared with its warp
+  unsigned shared = 0;                    // values that it has shared with its warp
+  std::vector<std::vector<Copy>> copies;  // groups that it has not awaited, and at the end the open one
 };
 
 inline std::vector<Fiber> fibers;
@@ -72,6 +80,9 @@ inline dim3 block, threads, grid;
 inline uint8_t* shared_memory = nullptr;  // what a kernel that takes addresses there calls `shared`
 inline bool backwards = false;            // the last thread runs first
 inline bool moved = false;                // whether any fiber got on since the scheduler last looked
+inline const char* fault = nullptr;       // the first thing that a kernel must not do
+// Global memory that kernels copy to shared memory; empty: any.
+inline std::vector<std::pair<const uint8_t*, const uint8_t*>> readable;
 
 inline void yield() {
   if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
@@ -95,6 +106,7 @@ class Barrier {
 };
 
 inline Barrier whole;
+inline std::vector<Barrier> named;  // barriers of some warps, by number
 inline std::vector<Barrier> warps;
 inline std::vector<uint64_t> lanes;  // the bits of two values for each thread: a lane may be one ahead of others
 
@@ -127,6 +139,7 @@ inline void run_block(unsigned count, std::function<void()> body) {
   kernel = std::move(body);
   threads = dim3(count);
   whole = {};
+  named.assign(16, {});
   warps.assign((count + kWarp - 1) / kWarp, {});
   lanes.assign(2 * size_t{count}, 0);
   if (fibers.size() < count) fibers.resize(count);
@@ -136,6 +149,7 @@ inline void run_block(unsigned count, std::function<void()> body) {
     fiber.ended = false;
     fiber.index = dim3(i, 0, 0);
     fiber.shared = 0;
+    fiber.copies.assign(1, {});
   }
   // A warp runs as far as it can before the next one does: to a barrier of the block, over its own shuffles.
   const unsigned per_block = static_cast<unsigned>(warps.size());
@@ -157,6 +171,11 @@ inline void run_block(unsigned count, std::function<void()> body) {
         }
         any = any || moved;
       } while (moved);
+    }
+  }
+  for (unsigned i = 0; i < count; ++i) {
+    for (const auto& group : fibers[i].copies) {
+      if (!group.empty()) fault = "copies are in flight when a block ends";
     }
   }
 }

@@ -37,6 +37,8 @@ inline void barrier_arrive_for_bytes(uint32_t barrier, uint32_t bytes) {
 inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   while (barrier_at(barrier).phase == parity) emulated::yield();
 }
-inline void named_sync(int, int) { throw std::runtime_error("barriers of some warps are not emulated"); }
+inline void named_sync(int id, int threads) {
+  emulated::named[static_cast<size_t>(id)].wait(static_cast<unsigned>(threads));
+}
 
 }  // namespace dyno::device

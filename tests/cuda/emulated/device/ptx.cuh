@@ -12,6 +12,41 @@ inline uint32_t shared_address(const void* p) {
 }
 inline void prefetch_l2(const void*) {}
 
+// Asynchronous copies. Until a thread waits for its copy, NaNs stand where it arrives: a read that comes too early
+// finds them, and a copy that starts too early destroys what is still read.
+inline void copy_async_16(uint32_t shared, const void* global, bool valid) {
+  constexpr size_t kBytes = 16;
+  uint8_t* const to = emulated::shared_memory + shared;
+  const auto* const from = static_cast<const uint8_t*>(global);
+  if (reinterpret_cast<uintptr_t>(to) % kBytes != 0 || reinterpret_cast<uintptr_t>(from) % kBytes != 0) {
+    emulated::fault = "16 bytes are not aligned";
+    return;
+  }
+  const auto within = [&](const auto& range) { return from >= range.first && from + kBytes <= range.second; };
+  const auto& ranges = emulated::readable;
+  if (valid && !ranges.empty() && std::none_of(ranges.begin(), ranges.end(), within)) {
+    emulated::fault = "a copy reads behind the cache";
+    return;
+  }
+  std::memset(to, 0xff, kBytes);
+  emulated::fibers[emulated::current].copies.back().push_back({to, valid ? from : nullptr, kBytes});
+}
+inline void copy_async_commit() { emulated::fibers[emulated::current].copies.emplace_back(); }
+template <int kPending>
+void copy_async_wait() {
+  auto& groups = emulated::fibers[emulated::current].copies;
+  while (groups.size() > kPending + 1) {  // the last one is open
+    for (const emulated::Copy& copy : groups.front()) {
+      if (copy.from != nullptr) {
+        std::memcpy(copy.to, copy.from, copy.bytes);
+      } else {
+        std::memset(copy.to, 0, copy.bytes);
+      }
+    }
+    groups.erase(groups.begin());
+  }
+}
+
 template <typename T>
 T load(const void* p) {
   return *static_cast<const T*>(p);
