@@ -184,7 +184,7 @@ std::string Plan::describe(const model::ModelDesc& model) const {
                    fusion ? "\n" : ", off (fusion)\n");
   }
   if (!batched.nodes.empty()) {
-    out += str_cat(batched.nodes.size(), " ops per u-batch of at most ", kBatchedTokens, " tokens, ",
+    out += str_cat(batched.nodes.size(), " ops per u-batch of at most ", batched_tokens, " tokens, ",
                    distinct(ListId::batched), " distinct", fusion ? "\n" : ", off (fusion)\n");
   }
   if (!expanded.nodes.empty()) {

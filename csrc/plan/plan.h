@@ -201,7 +201,8 @@ enum class ListId : uint8_t {
 };
 inline constexpr size_t kListCount = 8;
 inline constexpr int64_t kFusedTokens = 8;
-inline constexpr int64_t kBatchedTokens = 64;
+inline constexpr int64_t kRingTokens = 64;  // of the batched list; more tokens run tiles of prompts
+inline constexpr int64_t kBatchedTokens = 512;
 std::string_view list_name(ListId list);
 constexpr bool is_streamed(ListId list) { return list == ListId::streamed || list == ListId::streamed_expanded; }
 constexpr bool is_expanded(ListId list) { return list == ListId::expanded || list == ListId::streamed_expanded; }
@@ -366,6 +367,7 @@ struct Plan {
   // The thresholds of matvec also limit this, because fused products are matvec products.
   int64_t fused_tokens = kFusedTokens;
   NodeList batched{.id = ListId::batched};    // empty if no layer gains
+  int64_t batched_tokens = kBatchedTokens;    // limited by mmq_max_tokens, because its products are of path mmq
   bool fusion = true;                         // whether fused, single and batched lists are used
   NodeList expanded{.id = ListId::expanded};  // for latent attention on a GPU, if it can be expanded
   MlaMode mla_mode = MlaMode::automatic;
@@ -463,7 +465,7 @@ struct Plan {
     if (expand) return expanded;
     if (fusion && tokens == 1 && fused_tokens > 0 && !single.nodes.empty()) return single;
     if (fusion && tokens <= fused_tokens && !fused.nodes.empty()) return fused;
-    return fusion && tokens <= kBatchedTokens && !batched.nodes.empty() ? batched : general;
+    return fusion && tokens <= batched_tokens && !batched.nodes.empty() ? batched : general;
   }
   // The list that computes `NodeList::hidden` for a u-batch.
   const NodeList& hidden_list(int64_t tokens) const {

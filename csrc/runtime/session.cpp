@@ -209,6 +209,9 @@ void Session::choose() {
   if (model_.moe_layers() > 0) {
     plan_.fused_tokens = std::min(plan_.fused_tokens, settings_.paths.matvec_id_max_tokens);
   }
+  // Up to kRingTokens tokens, a product that normalises its rows runs a ring whatever the thresholds are.
+  const int64_t most_mmq = ops::kDequantizeBuilt ? settings_.paths.mmq_max_tokens : plan::kBatchedTokens;
+  plan_.batched_tokens = std::clamp(most_mmq, plan::kRingTokens, plan::kBatchedTokens);
   selection_ = std::make_unique<plan::Selection>(
       plan_, kernels_,
       plan::SelectionSettings{.paths = settings_.paths,

@@ -402,7 +402,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "session",
         "bool",
         "Run u-batches of at most 8 tokens with a list of fused ops instead of the general list. U-batches "
-        "of at most 64 tokens run with a list that fuses the ops between matrix products and attention.",
+        "of at most 512 tokens run with a list that fuses the ops between matrix products and attention.",
         default=True,
         devices=CUDA,
         fidelity="rounding",

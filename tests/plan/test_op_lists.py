@@ -19,7 +19,9 @@ HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per
 
 def plan_for(name: str, device: dict[str, Any] | None = HOPPER, **load: Any) -> _core.Session:
     path = TINY / f"{name}-tiny.gguf"
-    return _core.Session(path, load=load, session={"cuda_graphs": False}, plan_only=True, device=device)
+    return _core.Session(
+        path, load=load, session={"cuda_graphs": False, "ubatch": 1024}, plan_only=True, device=device
+    )
 
 
 def lists(session: _core.Session, tokens: int) -> set[str]:
@@ -31,28 +33,29 @@ def lists(session: _core.Session, tokens: int) -> set[str]:
 def test_few_tokens_take_the_fused_list(name: str) -> None:
     session = plan_for(name)
     assert lists(session, 1) == lists(session, 8) == {"fused"}
+    session.set({"mmq_max_tokens": 0})
     assert lists(session, 512) == ({"expanded"} if name in LATENT else {"general"})
     session.set({"mla_mode": "absorbed"})
     general = sum(op["count"] for op in session.ops(65))
     assert sum(op["count"] for op in session.ops(8)) <= general
     session.set({"fusion": False})
-    assert lists(session, 1) == lists(session, 9) == {"general"}
+    assert lists(session, 1) == lists(session, 9) == lists(session, 512) == {"general"}
     assert sum(op["count"] for op in session.ops(1) if op["list"] != "draw") == general
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dozens_of_tokens_store_keys_and_values_in_one_launch(name: str) -> None:
+def test_hundreds_of_tokens_store_keys_and_values_in_one_launch(name: str) -> None:
     session = plan_for(name)
     if (
         name in LATENT or name == "mistral3"
     ):  # latents, and a scale of positions that the launch does not know
         assert lists(session, 9) == {"general"}
         return
-    assert lists(session, 9) == lists(session, 64) == {"batched"}
-    assert lists(session, 65) == {"general"}
-    assert "ops per u-batch of at most 64 tokens" in session.describe_plan()
+    assert lists(session, 9) == lists(session, 512) == {"batched"}
+    assert lists(session, 513) == {"general"}
+    assert "ops per u-batch of at most 512 tokens" in session.describe_plan()
     batched, general = Counter[str](), Counter[str]()
-    for tokens, counts in ((64, batched), (65, general)):
+    for tokens, counts in ((512, batched), (513, general)):
         for op in session.ops(tokens):
             counts[op["family"]] += op["count"]
     stored = batched["qkv_rope_store"]
@@ -74,7 +77,7 @@ def test_dozens_of_tokens_store_keys_and_values_in_one_launch(name: str) -> None
         ("q8_0", "q6_k", 90, False),
     ],
 )
-def test_dozens_of_tokens_multiply_by_q_k_and_v_in_one_launch(
+def test_hundreds_of_tokens_multiply_by_q_k_and_v_in_one_launch(
     tmp_path: Path, dtype: str, v: str, capability: int, merged: bool
 ) -> None:
     path = tiny_model(
@@ -82,17 +85,29 @@ def test_dozens_of_tokens_multiply_by_q_k_and_v_in_one_launch(
         dtypes={"attn_v.weight": v},
     )  # fmt: skip
     device = {**HOPPER, "compute_capability": capability}
-    session = _core.Session(path, session={"cuda_graphs": False}, plan_only=True, device=device)
+    session = _core.Session(
+        path, session={"cuda_graphs": False, "ubatch": 1024}, plan_only=True, device=device
+    )
     layers = session.model["n_layers"]
-    for tokens, together in ((9, merged), (64, merged), (65, False)):
+    for tokens, together in ((9, merged), (64, merged), (65, merged), (512, merged), (513, False)):
         counts = Counter[str]()
         for op in session.ops(tokens):
             counts[op["family"]] += op["count"]
         assert counts["qkv"] == (layers if together else 0)
         assert counts["matmul"] == layers * (2 if together else 5) + 1
         # The launch that makes half rows for q, k and v or for gate and up norms them.
-        alone = (0 if together else layers) + (0 if tokens <= 64 and capability == 90 else layers)
+        alone = (0 if together else layers) + (0 if tokens <= 512 and capability == 90 else layers)
         assert counts["norm"] == alone + 1
+
+
+@pytest.mark.parametrize(("limit", "last"), [(0, 64), (64, 64), (200, 200), (512, 512), (65536, 512)])
+def test_mmq_max_tokens_limits_fused_prompts(limit: int, last: int) -> None:
+    """Above it, products are computed by another path, which the fused launches do not have."""
+    session = plan_for("llama")
+    session.set({"mmq_max_tokens": limit})
+    assert lists(session, last) == {"batched"}
+    assert lists(session, last + 1) == {"general"}
+    assert f"ops per u-batch of at most {last} tokens" in session.describe_plan()
 
 
 def test_exact_and_the_cpu_have_one_list() -> None:
@@ -118,7 +133,8 @@ def test_attention_stores_what_it_reads_where_it_can() -> None:
     few = {op["family"] for op in plan_for("qwen3moe").ops(8)}
     assert few & (whole | parts) == whole
     assert {op["family"] for op in plan_for("qwen3moe").ops(9)} & (whole | parts) == parts
-    assert {op["family"] for op in plan_for("qwen3moe").ops(65)} & (whole | parts) == {"attention"}
+    assert {op["family"] for op in plan_for("qwen3moe").ops(512)} & (whole | parts) == parts
+    assert {op["family"] for op in plan_for("qwen3moe").ops(513)} & (whole | parts) == {"attention"}
     ampere = HOPPER | {"compute_capability": 86}
     assert {op["family"] for op in plan_for("qwen3moe", ampere).ops(1)} & (whole | parts) == whole
 

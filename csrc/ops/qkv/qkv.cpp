@@ -56,14 +56,19 @@ Support supports(const QkvDesc& desc, const Config& config, const DeviceInfo& de
 
 Config default_config(const QkvDesc& desc, const DeviceInfo& device) {
   cuda::Shape shape = shape_of(desc);
+  const auto has_parts = [&](cuda::Kernel kernel) {
+    const bool tiles = kernel == cuda::Kernel::wgmma || kernel == cuda::Kernel::wgmma_wide;
+    return cuda::is_gemm_ring(kernel) || (tiles && desc.m > cuda::kRingTokens);
+  };
   if (!desc.norm && desc.m > kStreamedTokens) {
     shape.path = ProductPath::mmq;
     const cuda::Choice choice = cuda::default_choice(shape, device);
-    if (cuda::is_gemm_ring(choice.kernel)) return cuda::config_of(kVariants, choice);
+    if (has_parts(choice.kernel)) return cuda::config_of(kVariants, choice);
   }
-  shape.norm = true;  // stream or a ring
+  shape.path = ProductPath::any;
+  shape.norm = true;
   const cuda::Choice choice = cuda::default_choice(shape, device);
-  const bool taken = cuda::path_of(choice.kernel) == ProductPath::matvec || cuda::is_gemm_ring(choice.kernel);
+  const bool taken = cuda::path_of(choice.kernel) == ProductPath::matvec || has_parts(choice.kernel);
   return taken ? cuda::config_of(kVariants, choice) : stream_params{.warps = 8, .stripes = 1};
 }
 
@@ -105,7 +110,7 @@ void launch(const Config& config, const QkvDesc& desc, const QkvArgs& args, Cuda
   }
   if (desc.norm) cuda::set_norm(p, args.norm);
   const cuda::Choice choice = cuda::choice_of(kVariants, config);
-  if (cuda::is_gemm_ring(choice.kernel)) return cuda::run(choice, shape_of(desc), p, stream);
+  if (cuda::path_of(choice.kernel) == ProductPath::mmq) return cuda::run(choice, shape_of(desc), p, stream);
   cuda::run_stream(p, *other_type(desc), choice, stream);
 }
 #endif

@@ -1,20 +1,26 @@
-// The op list for some dozens of tokens, as in a step of a server: the general list with the ops between products
-// fused. Such a launch costs as much as its work, but the products need tiles that the fused list does not have.
+// The op list for dozens and hundreds of tokens, as in a step of a server or a short chunk of a prompt: the general
+// list with the ops between products fused. Such a launch costs as much as its work, but the products need tiles that
+// the fused list does not have.
 #include "plan/passes/passes.h"
 
 namespace dyno::plan {
 namespace {
 
-// Whether the default for dozens of tokens reads the weights once. The streaming kernel reads them once for every 8
-// tokens.
-bool has_ring(const DeviceInfo& device, const ops::OpDesc& desc) {
-  for (const int64_t tokens : {kFusedTokens + 1, int64_t{32}, kBatchedTokens}) {
+// Whether the defaults read the weights once, in every bucket of this list. The streaming kernel reads them once for
+// every 8 tokens.
+bool reads_once(const DeviceInfo& device, const ops::OpDesc& desc) {
+  const auto taken = [&](int64_t tokens) {
     const ops::OpDesc d = ops::with_tokens(desc, tokens);
     const ops::Config config = ops::default_config(d, device);
+    if (!ops::supports(d, config, device)) return false;
     const std::string_view name = ops::variants(ops::family_of(d))[config.variant].name;
-    if (name != "wgmma_ring" && name != "wgmma_codes") return false;
+    const bool ring = name == "wgmma_ring" || name == "wgmma_codes";
+    return ring || (tokens > kRingTokens && (name == "wgmma" || name == "wgmma_wide"));
+  };
+  for (int64_t tokens = 2 * kFusedTokens; tokens <= kBatchedTokens; tokens *= 2) {
+    if (!taken(tokens)) return false;
   }
-  return true;
+  return taken(kFusedTokens + 1);
 }
 
 // q, k and v in one launch, which converts their rows to f16 once.
@@ -23,7 +29,7 @@ bool merge_products(const Plan& plan, const model::ModelDesc& model, Nodes& node
   const std::optional<ops::QkvDesc> desc = qkv_desc(plan, model, a);
   if (!desc) return false;
   const DeviceInfo& device = plan.device_of(a.q);
-  if (!fused_takes(device, *desc, {kFusedTokens + 1, kBatchedTokens}) || !has_ring(device, *desc)) return false;
+  if (!fused_takes(device, *desc, {kFusedTokens + 1, kBatchedTokens}) || !reads_once(device, *desc)) return false;
   merge_qkv(nodes, i, a, *desc);
   return true;
 }
@@ -37,7 +43,7 @@ bool norms_rows(const Plan& plan, Node& node, const NormOperands& norm) {
   Node normed = node;
   norm_inside(normed, norm);
   const DeviceInfo& device = plan.device_of(w);
-  if (device.kind != DeviceKind::cuda || !has_ring(device, normed.desc)) return false;
+  if (device.kind != DeviceKind::cuda || !reads_once(device, normed.desc)) return false;
   node = normed;
   return true;
 }

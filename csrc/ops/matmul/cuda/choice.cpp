@@ -271,9 +271,12 @@ Config config_of(std::span<const VariantInfo> variants, const Choice& choice) {
 Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& device) {
   if (s.act != ActType::f32) return Support::no("CUDA kernels take f32 activations, not q8");
   if (has_tiles(s) && !is_gemm_ring(choice.kernel)) return supports_tiles(s, choice);
-  const bool norms = path_of(choice.kernel) == ProductPath::matvec || is_gemm_ring(choice.kernel);
-  if (s.norm && !norms)
-    return Support::no("only stream, ring, wgmma_ring and wgmma_codes normalise the rows of a product");
+  const ProductPath path = path_of(choice.kernel);
+  const bool norms = path == ProductPath::matvec || (path == ProductPath::mmq && !s.experts);
+  if (s.norm && !norms) {
+    return Support::no(s.experts ? "only stream and ring normalise the rows of products of experts"
+                                 : "only the kernels of the paths matvec and mmq normalise the rows of a product");
+  }
   if (choice.kernel == Kernel::tf32_pairs) return supports_pairs(s, device);
   if (choice.kernel == Kernel::exact) {
     if (s.layout != Layout::plain) return Support::no(str_cat("exact reads layout plain, not ", layout_name(s.layout)));
@@ -284,9 +287,8 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
         str_cat("all CUDA variants but exact and tf32_pairs read layout gpu, not ", layout_name(s.layout)));
   }
   if (s.k % 32 != 0) return Support::no(str_cat("k=", s.k, " is not a multiple of 32"));
-  const ProductPath path = path_of(choice.kernel);
   // A product that normalises its rows is on path matvec for any number of tokens.
-  if (s.path != ProductPath::any && s.path != path && !(s.norm && is_gemm_ring(choice.kernel))) {
+  if (s.path != ProductPath::any && s.path != path && !(s.norm && path == ProductPath::mmq)) {
     return Support::no(str_cat("the session's settings send ", s.rows, " rows to path ", product_path_name(s.path),
                                ", but the variant is of path ", product_path_name(path)));
   }
@@ -313,6 +315,11 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   }
   if (path == ProductPath::mmq && kForceBlas && !s.experts) {
     return Support::no("this build multiplies dense matrices with cuBLAS: GGML_CUDA_FORCE_CUBLAS");
+  }
+  if (s.other && choice.kernel == Kernel::wgmma_split) return Support::no("wgmma_split multiplies by one matrix");
+  if (s.other && *s.other != s.type && path == ProductPath::mmq) {
+    return Support::no(str_cat("tensor cores read weights of one type in a launch, not of ", dtype_name(s.type),
+                               " and ", dtype_name(*s.other)));
   }
   if (choice.kernel == Kernel::wgmma_split) return supports_split(s, choice);
   if (is_gemm_ring(choice.kernel)) return supports_gemm_ring(s, choice, device);
@@ -431,7 +438,7 @@ std::optional<Choice> default_split(const Shape& s, const DeviceInfo& device) {
   constexpr int64_t kMaxRows = 256, kFewRows = 128;
   constexpr int64_t kLeastTiles = 4;  // of k, per block
   constexpr int kMaxParts = 16, kPartsOfManyRows = 4;
-  if (!has_wgmma(device) || s.experts || s.rows > kMaxRows) return std::nullopt;
+  if (!has_wgmma(device) || s.experts || s.other || s.rows > kMaxRows) return std::nullopt;
   int tokens = 16;
   while (tokens < 64 && tokens < s.rows) tokens *= 2;
   const double blocks_each = tokens == 16 ? 5 : tokens == 32 ? 3.6 : 2.7;  // per multiprocessor
@@ -595,6 +602,7 @@ Choice default_choice(const Shape& s, const DeviceInfo& device) {
     constexpr int64_t kStreamedRows = 3;  // as matvec_max_tokens on Hopper
     if (s.norm && s.rows > kStreamedRows) {
       if (const auto ring = default_gemm_ring(s, device)) return *ring;
+      if (s.rows > kRingTokens && !s.experts) return default_mmq(s, device);
     }
     return default_stream(s, device);
   }
@@ -643,18 +651,18 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   DYNO_CHECK(DeviceError, stream.workspace_bytes >= scratch, "[matmul] the stream's workspace has ",
              stream.workspace_bytes, " bytes, ", scratch, " are needed");
   auto* half = reinterpret_cast<uint8_t*>(stream.workspace);
+  const RowNorm norm = p.normed ? RowNorm{true, p.norm, p.norm_eps} : RowNorm{};
   if (is_gemm_ring(choice.kernel)) {
     const TiledRows format = ring_rows(shape, choice);
     if (shape.x_tiles > 0) return run_gemm_codes(p, format, ring_shape_of(shape, choice), stream.handle);
-    tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle,
-              p.normed ? NormOfTiles{true, p.norm, p.norm_eps} : NormOfTiles{});
+    tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle, norm);
     p.x = half;
     const auto start = choice.kernel == Kernel::wgmma_codes ? run_gemm_codes : run_gemm_ring;
     return start(p, format, ring_shape_of(shape, choice), stream.handle);
   }
   if (choice.kernel == Kernel::wgmma_wide) {
     const TiledRows format = tiled_rows(shape);
-    tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle);
+    tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle, norm);
     p.x = half;
     gemm_wide(p, format, choice.tokens, choice.group, stream.device->sm_count, stream.handle);
     return;
@@ -662,7 +670,7 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   const int64_t batch = p.grouping == Grouping::experts ? 1 : p.matrices;
   const int64_t rows = shape.x_rows / batch;
   const HalfRows format{.passes = half_passes(p.type)};
-  halve_rows(format, p.x, p.x_stride, p.x_batch_stride, rows, batch, p.k, half, stream.handle);
+  halve_rows(format, p.x, p.x_stride, p.x_batch_stride, rows, batch, p.k, half, stream.handle, norm);
   p.passes = format.passes;
   p.x = half;
   p.x_stride = format.row_bytes(p.k);

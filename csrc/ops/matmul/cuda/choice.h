@@ -106,6 +106,9 @@ Shape shape_of(const Desc& d) {
   return s;
 }
 
+// Up to this number of rows, a product that normalises them runs a ring or stream, and above it any kernel of path mmq.
+inline constexpr int64_t kRingTokens = 64;
+
 Support supports_choice(const Shape& shape, const Choice& choice, const DeviceInfo& device);
 Choice default_choice(const Shape& shape, const DeviceInfo& device);
 // The maximum of warps per block for which `blocks` blocks of stream still have two tiles of k per warp and all fit on

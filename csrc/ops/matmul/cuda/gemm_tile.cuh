@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ops/matmul/cuda/epilogue.cuh"
+#include "ops/matmul/cuda/row_part.cuh"
 #include "ops/matmul/cuda/weight_tile.cuh"
 
 namespace dyno::ops::cuda {
@@ -101,6 +102,11 @@ struct TokenCopies {
   }
 };
 
+// Rows of w of a block of `warps` warps.
+__host__ __device__ constexpr int rows_of_block(const Problem& p, int warps) {
+  return warps * (p.gated() ? kGpuRows : 2 * kGpuRows);
+}
+
 // The two stripes of a warp. A stripe beyond n repeats the last one; its sums are not stored.
 template <DType kType>
 struct WarpStripes {
@@ -109,13 +115,14 @@ struct WarpStripes {
 
   __device__ __forceinline__ WarpStripes(const Problem& p, int matrix, int warp, int warps) {
     const int64_t bytes = gpu_stripe_bytes(kType, p.k);
-    const int stripes = (p.n + kGpuRows - 1) / kGpuRows;
-    const int first = (blockIdx.y * warps + warp) * (p.gated() ? 1 : 2);
+    const RowPart part = row_part(p, blockIdx.y, rows_of_block(p, warps));
+    const int stripes = (part.n + kGpuRows - 1) / kGpuRows;
+    const int first = (part.tile * warps + warp) * (p.gated() ? 1 : 2);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int index = p.gated() ? first : first + i;
       row_of_w[i] = index * kGpuRows;
-      at[i] = (p.gated() && i == 1 ? p.w_up : p.w) + matrix * p.w_stride + min(index, stripes - 1) * bytes;
+      at[i] = (p.gated() && i == 1 ? p.w_up : part.w) + matrix * p.w_stride + min(index, stripes - 1) * bytes;
     }
   }
 };
@@ -134,10 +141,11 @@ __device__ __forceinline__ void gemm_epilogue(const Problem& p, const GemmBlock&
   RowTarget* targets = reinterpret_cast<RowTarget*>(shared);
   const int64_t k_bytes = p.passes * ((p.k + kGpuTile - 1) / kGpuTile * kTileRowBytes);
   const int64_t batch_at = p.grouping == Grouping::dense ? block.matrix * p.y_batch_stride : 0;
+  const RowPart part = row_part(p, blockIdx.y, rows_of_block(p, static_cast<int>(blockDim.x) / 32));
   __syncthreads();  // no warp reads tiles of x any longer
   if (threadIdx.x < block.rows) {
     const int i = threadIdx.x;
-    targets[i] = {batch_at + y_row(p, block, i) * p.y_stride,
+    targets[i] = {batch_at + y_row(p, block, i) * part.y_stride,
                   *reinterpret_cast<const float*>(x_row(p, block, i) + k_bytes)};
   }
   __syncthreads();  // targets are known
@@ -151,11 +159,11 @@ __device__ __forceinline__ void gemm_epilogue(const Problem& p, const GemmBlock&
 #pragma unroll
   for (int q = 0; q < 4; ++q) {
     const int row = row_of_w[q / 2] + g + 8 * (q & 1);
-    const float* from = gated && q >= 2 ? p.bias_up : p.bias;
-    valid[q] = row < p.n;
+    const float* from = gated && q >= 2 ? p.bias_up : part.bias;
+    valid[q] = row < part.n;
     bias[q] = from != nullptr && valid[q] ? from[bias_of + row] : 0.0f;
   }
-  float* y_base = p.y + row_of_w[0] + g;
+  float* y_base = part.y + row_of_w[0] + g;
   const float* residual_base = p.residual == nullptr ? nullptr : p.residual + row_of_w[0] + g;
 #pragma unroll
   for (int nb = 0; nb < kTokens / 8; ++nb) {
@@ -196,8 +204,7 @@ inline dim3 gemm_grid(const Problem& p, int tokens, int warps) {
   const bool experts = p.grouping == Grouping::experts;
   const int64_t tiles =
       experts ? p.rows / tokens + (p.rows < p.matrices ? p.rows : p.matrices) : (p.rows + tokens - 1) / tokens;
-  const int rows_of_w = warps * (p.gated() ? kGpuRows : 2 * kGpuRows);
-  return {static_cast<unsigned>(tiles), static_cast<unsigned>((p.n + rows_of_w - 1) / rows_of_w),
+  return {static_cast<unsigned>(tiles), static_cast<unsigned>(row_tiles(p, rows_of_block(p, warps))),
           static_cast<unsigned>(experts ? 1 : p.last_matrix - p.first_matrix)};
 }
 

@@ -12,6 +12,7 @@
 #include "core/cuda/check.h"
 #include "device/cluster.cuh"
 #include "device/wgmma_wide.cuh"
+#include "ops/matmul/cuda/row_part.cuh"
 #include "ops/matmul/cuda/wide.h"
 #include "ops/matmul/cuda/wide_epilogue.cuh"
 
@@ -38,7 +39,7 @@ struct WideTiles {
 
   __device__ __forceinline__ WideTiles(const Problem& p, int group_tiles)
       : token_tiles((p.rows + kTokens - 1) / kTokens),
-        row_tiles((p.n + (p.gated() ? kWideRows / 2 : kWideRows) - 1) / (p.gated() ? kWideRows / 2 : kWideRows)),
+        row_tiles(cuda::row_tiles(p, wide_rows(p))),
         count(token_tiles * row_tiles * p.matrices),
         group(group_tiles) {}
   __device__ __forceinline__ WideTile tile(int index) const {
@@ -92,10 +93,11 @@ struct WideStripe {
   template <DType kType>
   static __device__ __forceinline__ WideStripe of(const Problem& p, const WideTile& tile, uint32_t rank, int group,
                                                   int warp) {
-    const int stripes = (p.n + kGpuRows - 1) / kGpuRows;
-    const int block = tile.row_tile * 2 + static_cast<int>(rank);
+    const RowPart part = row_part(p, tile.row_tile, wide_rows(p));
+    const int stripes = (part.n + kGpuRows - 1) / kGpuRows;
+    const int block = part.tile * 2 + static_cast<int>(rank);
     const int index = (p.gated() ? block * 4 : block * 8 + group * 4) + warp;
-    const uint8_t* w = (p.gated() && group == 1 ? p.w_up : p.w) + tile.matrix * p.w_stride;
+    const uint8_t* w = (p.gated() && group == 1 ? p.w_up : part.w) + tile.matrix * p.w_stride;
     // A stripe beyond n repeats the last one; its sums are not stored.
     return {w + min(index, stripes - 1) * gpu_stripe_bytes(kType, p.k), index * kGpuRows};
   }
@@ -161,7 +163,8 @@ __device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows&
     }
     device::wgmma_wait<0>();
     if (lane < 2) device::barrier_arrive_at(stages.empty(number - 1), lane);
-    wide_epilogue<kTokens>(p, format, tile.matrix, tile.first_token, stripe.row, group, sums, exchange);
+    wide_epilogue<kTokens>(p, row_part(p, tile.row_tile, wide_rows(p)), format, tile.matrix, tile.first_token,
+                           stripe.row, group, sums, exchange);
     if (last) return;
     index += gridDim.x / 2;
     tile = tile_after;
@@ -205,8 +208,7 @@ template <DType kType, int kTokens>
 void gemm_wide_launch(const Problem& p, const TiledRows& format, int group, int multiprocessors, CUstream_st* stream) {
   const auto kernel = gemm_wide_kernel<kType, kTokens>;
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWideShared<kTokens>));
-  const int64_t rows = p.gated() ? kWideRows / 2 : kWideRows;
-  const int64_t tiles = p.matrices * ((format.rows + kTokens - 1) / kTokens) * ((p.n + rows - 1) / rows);
+  const int64_t tiles = p.matrices * ((format.rows + kTokens - 1) / kTokens) * row_tiles(p, wide_rows(p));
   const int64_t clusters = multiprocessors < 2 ? 1 : multiprocessors / 2;
   cudaLaunchAttribute pair{};
   pair.id = cudaLaunchAttributeClusterDimension;

@@ -18,7 +18,7 @@ enum class Grouping : uint8_t {
   summed,   // all rows have a matrix; y is the sum of a token's rows, each times its slot's weight (matvec only)
 };
 
-// An additional product of the same rows of x: stream, ring and wgmma_ring.
+// An additional product of the same rows of x: all kernels of Layout::gpu but wgmma_split and path dequantize.
 struct Part {
   DType type = DType::f32;
   int32_t n = 0;
@@ -66,7 +66,7 @@ struct Problem {
   // Written by group_rows(): first_tile [matrices + 1], first_row [matrices + 1], order [rows with a matrix].
   int32_t* groups = nullptr;
 
-  // stream only: each row is normalised before the product: x / sqrt(mean(x²) + norm_eps)·norm (null: all ones).
+  // Each row is normalised before the product: x / sqrt(mean(x²) + norm_eps)·norm (null: all ones).
   bool normed = false;
   const float* norm = nullptr;
   float norm_eps = 0;
@@ -147,10 +147,16 @@ constexpr int64_t stream_least_bytes(DType type, DType other, int64_t columns, i
 
 // ---- Launches. They neither synchronise nor allocate. --------------------------------------------------------------
 
+// The norm of rows before the conversion to f16: x / sqrt(mean(x²) + eps)·weight (null: all ones), as Problem::normed.
+struct RowNorm {
+  bool normed = false;
+  const float* weight = nullptr;
+  float eps = 0;
+};
 // f32 rows -> f16 rows: `batch` groups of `rows` rows, row r of group b at x + b·x_batch_stride + r·x_stride (bytes);
 // written to out + (b·rows + r)·format.row_bytes(k). x needs 8-byte alignment.
 void halve_rows(HalfRows format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int64_t rows,
-                int64_t batch, int64_t k, uint8_t* out, CUstream_st* stream);
+                int64_t batch, int64_t k, uint8_t* out, CUstream_st* stream, const RowNorm& norm = {});
 // Sorts the rows of p.ids by matrix into p.groups and counts tiles of `tile_rows` rows. Zeroes the rows of p.y without
 // a matrix.
 void group_rows(const Problem& p, int tile_rows, CUstream_st* stream);

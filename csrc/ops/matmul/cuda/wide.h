@@ -7,6 +7,8 @@ namespace dyno::ops::cuda {
 
 inline constexpr int kWideTokens = 256;  // rows of x in a tile
 inline constexpr int kWideRows = 256;    // rows of w that a cluster of two blocks multiplies at a time
+// Rows of each matrix of a gated pair, or of w.
+constexpr int wide_rows(const Problem& p) { return p.gated() ? kWideRows / 2 : kWideRows; }
 inline constexpr int64_t kWideTileBytes = kWideTokens * 128;
 
 // f16 rows (see HalfRows) cut into tiles of `height` rows by 64 k; one bulk copy loads a tile to shared memory. A tile
@@ -31,15 +33,9 @@ struct TiledRows {
   constexpr int64_t bytes() const { return scales_at() + batch * token_tiles() * height * 4; }
 };
 
-// The norm of rows before the conversion to f16: x / sqrt(mean(x²) + eps)·weight (null: all ones), as Problem::normed.
-struct NormOfTiles {
-  bool normed = false;
-  const float* weight = nullptr;
-  float eps = 0;
-};
 // Converts f32 rows to tiles; x as in halve_rows().
 void tile_rows(const TiledRows& format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, uint8_t* out,
-               CUstream_st* stream, const NormOfTiles& norm = {});
+               CUstream_st* stream, const RowNorm& norm = {});
 // Enqueues `p` with x in tiles of `format`; dense. `tokens` (256 or 128): rows of x that a block multiplies at a time.
 // `group`: number of tiles of tokens that are multiplied by all of w before the next ones.
 void gemm_wide(const Problem& p, const TiledRows& format, int tokens, int group, int multiprocessors,

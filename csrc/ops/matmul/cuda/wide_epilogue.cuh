@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/cluster.cuh"
+#include "ops/matmul/cuda/row_part.cuh"
 #include "ops/matmul/cuda/weight_tile.cuh"
 #include "ops/matmul/cuda/wide.h"
 
@@ -42,7 +43,7 @@ struct QuickActivation {
 // Rows of this lane, g and g + 8 of the warp's stripe, and the values that are added to their sums.
 struct WideRowsOf {
   bool valid[2];
-  __device__ __forceinline__ WideRowsOf(const Problem& p, int row) : valid{row < p.n, row + 8 < p.n} {}
+  __device__ __forceinline__ WideRowsOf(int n, int row) : valid{row < n, row + 8 < n} {}
   __device__ __forceinline__ void bias(const float* from, int row, float (&out)[2]) const {
 #pragma unroll
     for (int q = 0; q < 2; ++q) out[q] = from != nullptr && valid[q] ? from[row + 8 * q] : 0.0f;
@@ -51,15 +52,15 @@ struct WideRowsOf {
 
 // Stores y of one product; sums[4·nb + e + 2·q]: row g + 8·q, token 8·nb + 2·t + e.
 template <int kTokens>
-__device__ __forceinline__ void wide_store(const Problem& p, const float* scales, int64_t y_at, int tokens, int row,
-                                           const float (&sums)[kTokens / 2]) {
+__device__ __forceinline__ void wide_store(const Problem& p, const RowPart& part, const float* scales, int64_t y_at,
+                                           int tokens, int row, const float (&sums)[kTokens / 2]) {
   constexpr int kBatch = 4;  // column groups whose residual is loaded at once, because loads cannot pass stores
-  const WideRowsOf rows(p, row);
+  const WideRowsOf rows(part.n, row);
   float bias[2];
-  rows.bias(p.bias, row, bias);
+  rows.bias(part.bias, row, bias);
   const int t = threadIdx.x & 3;
-  float* y = p.y + y_at + row + 2 * t * p.y_stride;
-  const float* residual = p.residual == nullptr ? nullptr : p.residual + y_at + row + 2 * t * p.y_stride;
+  float* y = part.y + y_at + row + 2 * t * part.y_stride;
+  const float* residual = p.residual == nullptr ? nullptr : p.residual + y_at + row + 2 * t * part.y_stride;
 #pragma unroll
   for (int first = 0; first < kTokens / 8; first += kBatch) {
     float add[kBatch][4] = {};
@@ -69,11 +70,11 @@ __device__ __forceinline__ void wide_store(const Problem& p, const float* scales
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (8 * (first + b) + 2 * t + (i & 1) < tokens && rows.valid[i >> 1]) {
-            add[b][i] = residual[(8 * b + (i & 1)) * p.y_stride + 8 * (i >> 1)];
+            add[b][i] = residual[(8 * b + (i & 1)) * part.y_stride + 8 * (i >> 1)];
           }
         }
       }
-      residual += 8 * kBatch * p.y_stride;
+      residual += 8 * kBatch * part.y_stride;
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -82,11 +83,11 @@ __device__ __forceinline__ void wide_store(const Problem& p, const float* scales
       for (int i = 0; i < 4; ++i) {
         const float v = fmaf(sums[4 * (first + b) + i], (i & 1) == 0 ? scale.x : scale.y, bias[i >> 1]);
         if (8 * (first + b) + 2 * t + (i & 1) < tokens && rows.valid[i >> 1]) {
-          y[(8 * b + (i & 1)) * p.y_stride + 8 * (i >> 1)] = fmaf(v, p.scale, add[b][i]);
+          y[(8 * b + (i & 1)) * part.y_stride + 8 * (i >> 1)] = fmaf(v, p.scale, add[b][i]);
         }
       }
     }
-    y += 8 * kBatch * p.y_stride;
+    y += 8 * kBatch * part.y_stride;
   }
 }
 
@@ -104,7 +105,7 @@ __device__ __forceinline__ void wide_store_gated(const Problem& p, const float* 
     given[i * 128] =
         make_float4(sums[kOther + 4 * i], sums[kOther + 4 * i + 1], sums[kOther + 4 * i + 2], sums[kOther + 4 * i + 3]);
   }
-  const WideRowsOf rows(p, row);
+  const WideRowsOf rows(p.n, row);
   float bias[2], bias_up[2];
   rows.bias(p.bias, row, bias);
   rows.bias(p.bias_up, row, bias_up);
@@ -139,14 +140,14 @@ __device__ __forceinline__ void wide_store_gated(const Problem& p, const float* 
 }
 
 template <int kTokens>
-__device__ __forceinline__ void wide_epilogue(const Problem& p, const TiledRows& format, int matrix, int first_token,
-                                              int first_row, int group, const float (&sums)[kTokens / 2],
-                                              float4* exchange) {
+__device__ __forceinline__ void wide_epilogue(const Problem& p, const RowPart& part, const TiledRows& format,
+                                              int matrix, int first_token, int first_row, int group,
+                                              const float (&sums)[kTokens / 2], float4* exchange) {
   const float* scales = reinterpret_cast<const float*>(p.x + format.scales_at()) +
                         matrix * format.token_tiles() * kWideTokens + first_token;
-  const int64_t y_at = matrix * p.y_batch_stride + first_token * p.y_stride;
+  const int64_t y_at = matrix * p.y_batch_stride + first_token * part.y_stride;
   const int tokens = min(kTokens, p.rows - first_token), row = first_row + (threadIdx.x >> 2 & 7);
-  if (!p.gated()) return wide_store<kTokens>(p, scales, y_at, tokens, row, sums);
+  if (!p.gated()) return wide_store<kTokens>(p, part, scales, y_at, tokens, row, sums);
   if (group == 0) return wide_store_gated<kTokens, 0>(p, scales, y_at, tokens, row, sums, exchange);
   wide_store_gated<kTokens, kTokens / 4>(p, scales, y_at, tokens, row, sums, exchange);
 }

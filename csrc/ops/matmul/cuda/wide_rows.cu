@@ -101,7 +101,7 @@ __device__ __forceinline__ void reduce_both(float& squares, float& most, float2*
 template <bool kNorm, int kKept, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     tile_rows_kernel(const TiledRows format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, bool quads,
-                     const NormOfTiles norm, uint8_t* out) {
+                     const RowNorm norm, uint8_t* out) {
   constexpr bool kWeights = kNorm && kKept == kFewKept;
   device::let_next_start();
   const int k = static_cast<int>(format.k), weight_tiles = static_cast<int>(format.weight_tiles());
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void tile_rows(const TiledRows& format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, uint8_t* out,
-               CUstream_st* stream, const NormOfTiles& norm) {
+               CUstream_st* stream, const RowNorm& norm) {
   const dim3 grid(static_cast<unsigned>(format.rows), static_cast<unsigned>(format.batch));
   const bool quads = (reinterpret_cast<uintptr_t>(x) | static_cast<uintptr_t>(x_stride) |
                       static_cast<uintptr_t>(x_batch_stride) | reinterpret_cast<uintptr_t>(norm.weight)) %
