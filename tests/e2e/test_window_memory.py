@@ -69,16 +69,22 @@ def memory(held: int, windows: int) -> int:
 
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_a_reset_frees_windows_at_once(path: Path, everywhere: bool) -> None:
-    s = opened(path, sequences=2)
-    s.decode([(0, TEXT)], "none")
-    before, free = s.gpu_cache_bytes, _core.gpu_free_bytes(0)
-    assert before > memory(LENGTH, 1)
-    if everywhere:
-        s.reset()
-    else:
-        s.reset(0)
-    assert s.gpu_cache_bytes == memory(LENGTH, 1)  # each layer's first rows may be read
-    assert _core.gpu_free_bytes(0) - free > (before - s.gpu_cache_bytes) / 2  # others may take some meanwhile
+    freed = []
+    for _ in range(8):  # other processes may take memory of the GPU in the meantime
+        s = opened(path, sequences=2)
+        s.decode([(0, TEXT)], "none")
+        before, free = s.gpu_cache_bytes, _core.gpu_free_bytes(0)
+        assert before > memory(LENGTH, 1)
+        if everywhere:
+            s.reset()
+        else:
+            s.reset(0)
+        freed.append(_core.gpu_free_bytes(0) - free)
+        assert s.gpu_cache_bytes == memory(LENGTH, 1)  # each layer's first rows may be read
+        if freed[-1] > (before - s.gpu_cache_bytes) / 2:
+            return
+        s.close()
+    pytest.fail(f"the GPU's free memory changed by {freed} bytes")
 
 
 def test_a_rewind_frees_windows_at_once(path: Path) -> None:
