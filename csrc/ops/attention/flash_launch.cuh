@@ -20,13 +20,15 @@ void launch_flash_instance(const FlashTask& task, const FlashGrid& grid, CUstrea
                    task);
 }
 
+template <int16_t kRows>
+inline constexpr bool kFlashCompiled = instance_compiled("flash", kNoTypeBit, {kRows});
+
 template <int kHead, bool kBf16>
 void launch_flash_type(const FlashTask& task, int rows, const FlashGrid& grid, CUstream_st* stream) {
-  const auto compiled = []<int16_t kRows>() { return instance_compiled("flash", kNoTypeBit, {kRows}); };
-  if constexpr (kHead <= 128 && compiled.template operator()<128>()) {
+  if constexpr (kHead <= 128 && kFlashCompiled<128>) {
     if (rows == 128) return launch_flash_instance<kHead, kBf16, 128>(task, grid, stream);
   }
-  if constexpr (compiled.template operator()<64>()) {
+  if constexpr (kFlashCompiled<64>) {
     if (rows == 64) return launch_flash_instance<kHead, kBf16, 64>(task, grid, stream);
   }
   throw_left_out("flash", kBf16 ? DType::bf16 : DType::f16, {static_cast<int16_t>(rows)});
