@@ -16,6 +16,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     and `test_cpu_distance.py` override this."""
     monkeypatch.setattr(Load, "disturbed", "")
     monkeypatch.setattr(machine_monitor, "probe", lambda: None)
+    monkeypatch.setattr(machine_monitor.Window, "between", [])  # nodes of a cluster probe for themselves
 
 
 @pytest.fixture(scope="session")
