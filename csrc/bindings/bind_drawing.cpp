@@ -225,9 +225,8 @@ void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
                    "first: collections.abc.Sequence[int] = []) -> "
                    "tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32] | None]"),
            "Appends tokens (one as an int, or int32 arrays) to sequences and draws the token behind each sequence, "
-           "where "
-           "the logits are; with first, also behind each of its tokens from the index first on. draws, one for each "
-           "token drawn: "
+           "where the logits are; with first, also behind each of its tokens from the index first on. draws, one for "
+           "each token drawn: "
            "temperature, top_k, top_p, min_p as in sample(), and a random number in [0, 1). logits_of: indices of "
            "draws whose logits come to the host. Returns (tokens int32 [draws], logits float32 [logits_of, n_vocab] "
            "or None); a token is -1 if its logits are not finite. Raises PlanError.");

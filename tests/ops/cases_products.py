@@ -389,6 +389,9 @@ def qkv_cases() -> Iterator[Case]:
         # Tiles of rows that end within a product, and tokens that fill no tile.
         yield make(dtype, 37, (150, 40, 33), 1280, norm=False, bias=True)
         yield make(dtype, 21, (40, 33, 16), 768, norm=True)
+    # Several tiles of tokens, and a product that ends within a block's rows of w.
+    yield make("q4_k", 300, (300, 140, 33), 512, norm=False, bias=True)
+    yield make("q8_0", 300, (300, 140, 33), 512, norm=True)
     for pair in (
         "q2_k q3_k",
         "q2_k q4_k",

@@ -391,10 +391,23 @@ def test_products_of_one_type_can_share_a_ring() -> None:
         ok, why = ops.supports("qkv", {**desc, **change}, config, machine)
         assert not ok
         assert word in why
-    for m, variant in ((3, "stream"), (4, "wgmma_codes"), (64, "wgmma_codes"), (65, "wgmma_ring")):
+    for m, variant in (
+        (3, "stream"),
+        (4, "wgmma_codes"),
+        (64, "wgmma_codes"),
+        (65, "wgmma_ring"),
+        (128, "wgmma_ring"),
+        (256, "wgmma"),
+        (512, "wgmma"),
+    ):
         assert ops.default_config("qkv", {**desc, "m": m}, machine)["variant"] == variant
         assert ops.default_config("qkv", {**desc, "m": m, "norm": True}, machine)["variant"] == variant
     assert ops.default_config("qkv", {**desc, "type_v": "q6_k"}, machine)["variant"] == "stream"
+    tiles = {"variant": "wgmma", "tokens": 128, "warps": 4}
+    assert ops.supports("qkv", {**desc, "m": 512}, tiles, machine) == (True, "")
+    ok, why = ops.supports("qkv", {**desc, "m": 512, "type_v": "q6_k"}, tiles, machine)
+    assert not ok
+    assert "one type" in why
 
 
 def test_experts_have_no_wide_tiles() -> None:
