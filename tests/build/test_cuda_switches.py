@@ -466,7 +466,7 @@ def test_every_cuda_switch_is_tried_and_described() -> None:
     text = (ROOT / "csrc" / "cmake" / "Cuda.cmake").read_text()
     (listed,) = re.findall(r"set\(_cuda_switches ([^)]*)\)", text)
     tried = Path(__file__).read_text()
-    page = (ROOT / "docs" / "user" / "cuda.md").read_text()
+    page = (ROOT / "docs" / "user" / "cuda-build.md").read_text()
     for switch in [*listed.split(), "GGML_CUDA", "CMAKE_CUDA_ARCHITECTURES"]:
         assert f'"{switch}"' in tried or f"{switch}=" in tried, switch
         assert f"`{switch}`" in page, switch
