@@ -29,7 +29,7 @@ from dyno._cli import (
     serve,
     state,
 )
-from dyno._cli.help import CONTEXT, Command, Group
+from dyno._cli.help import CONTEXT, Command, Group, examples
 from dyno._shell import escaped
 
 
@@ -57,17 +57,62 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Run GGUF models with tuned, verified settings.",
-    epilog="\b\nExamples:\n  dyno run model.gguf -p 'def main'\n  dyno chat model.gguf\n"
-    "  dyno serve model.gguf --port 8080\n  dyno tune model.gguf",
+    epilog=examples(
+        "dyno run model.gguf -p 'def main'",
+        "dyno chat model.gguf",
+        "dyno serve model.gguf --port 8080",
+        "dyno tune model.gguf",
+    ),
 )
-app.command(cls=foreign_flags.Command)(run.run)
-app.command(cls=foreign_flags.Command)(chat.chat)
-app.command(cls=foreign_flags.Command)(serve.serve)
-app.command(cls=foreign_flags.Command)(bench.bench)
-app.command(cls=foreign_flags.Command)(perplexity.perplexity)
-app.command(cls=explain.Command)(explain.explain)
-app.command(cls=foreign_flags.Command)(experts.experts)
-app.command(cls=Command)(info.info)
+app.command(
+    cls=foreign_flags.Command,
+    epilog=examples(
+        "dyno run model.gguf -p 'def main' -n 64",
+        "dyno run model.gguf --chat -p 'How warm is it in Bern?'",
+        "dyno run model.gguf --gpu 0 -c 16384 -f prompt.txt",
+    ),
+)(run.run)
+app.command(
+    cls=foreign_flags.Command,
+    epilog=examples("dyno chat model.gguf", "dyno chat model.gguf -sys 'Be brief.' -c 16384"),
+)(chat.chat)
+app.command(
+    cls=foreign_flags.Command,
+    epilog=examples(
+        "dyno serve model.gguf --port 8080",
+        "dyno serve model.gguf --gpu 0 --sequences 8 -c 16384",
+        "dyno serve model.gguf --profile profile.yaml --require-profile",
+    ),
+)(serve.serve)
+app.command(
+    cls=foreign_flags.Command,
+    epilog=examples(
+        "dyno bench model.gguf",
+        "dyno bench model.gguf -p 512,4096 -n 128 -ub 512,2048",
+        "dyno bench model.gguf -p 0 -n 64 -d 0,4096 -o json",
+    ),
+)(bench.bench)
+app.command(
+    cls=foreign_flags.Command,
+    epilog=examples(
+        "dyno perplexity model.gguf -f text.txt --chunks 40",
+        "dyno perplexity model-Q8_0.gguf -f text.txt --save-reference x.npz",
+        "dyno perplexity model-Q4_K_M.gguf --reference x.npz",
+    ),
+)(perplexity.perplexity)
+app.command(
+    cls=explain.Command,
+    epilog=examples(
+        "dyno explain gguf model.gguf",
+        "dyno explain plan model.gguf -c 16384 --sequences 4",
+        "dyno explain ops model.gguf --tokens 512",
+    ),
+)(explain.explain)
+app.command(
+    cls=foreign_flags.Command,
+    epilog=examples("dyno experts model.gguf --text mine.txt", "dyno experts model.gguf"),
+)(experts.experts)
+app.command(cls=Command, epilog=examples("dyno info", "dyno info --json"))(info.info)
 app.add_typer(profiles.app, name="profiles")
 
 

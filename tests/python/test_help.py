@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 import pytest
@@ -88,6 +89,24 @@ def test_arguments_are_named_in_capitals_without_braces(words: tuple[str, ...]) 
     assert rest.startswith(" [OPTIONS]")
     assert rest == rest.upper()
     assert not set("{}") & set(rest)
+
+
+@pytest.mark.parametrize("words", [w for w in ALL if w != ("dyno", "profiles")], ids=" ".join)
+def test_each_help_ends_with_examples_of_its_command(words: tuple[str, ...]) -> None:
+    examples = shown(words).partition("\n  Examples:\n")[2]
+    lines = [line.strip().rpartition(" | ")[2] for line in examples.splitlines() if line.strip()]
+    assert lines
+    for line in lines:
+        given = shlex.split(line)
+        assert given[: len(words)] == list(words)
+        command: Any = typer.main.get_command(APPS[words[0]])
+        for word in given[1:]:
+            inner = getattr(command, "commands", {})
+            command = inner.get(word, command)
+        names = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+        asked = given[: given.index("--")] if "--" in given else given
+        options = [word for word in asked if re.match(r"-+[a-zA-Z]", word)]
+        assert set(options) <= names, line
 
 
 def test_the_usage_of_tune_has_the_model() -> None:

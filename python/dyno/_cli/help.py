@@ -15,6 +15,12 @@ WIDTH = 110
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 """The context settings of both programs."""
 
+
+def examples(*lines: str) -> str:
+    """The end of a help text: command lines to copy."""
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
+
 LAST = "Other"
 """The last section, for options that every command has."""
 

@@ -149,7 +149,8 @@ Ctx = Annotated[
         "--ctx-size",
         "-c",
         rich_help_panel=SPEED,
-        help="Context length in tokens. 0: the length that the model was made for.",
+        help="Context length in tokens. 0: the length that the model was made for. Default: 4096, or the "
+        "limit of the model if that is less.",
     ),
 ]
 Ubatch = Annotated[
@@ -158,12 +159,27 @@ Ubatch = Annotated[
         "--ubatch",
         "--ubatch-size",
         "-ub",
-        help="Physical batch size: the most tokens that one pass over the layers computes.",
+        help="Physical batch size: the most tokens that one pass over the layers computes. Default: the "
+        "value of the profile, or 512 on a CPU, and up to 4096 on a GPU.",
     ),
 ]
-Threads = Annotated[int | None, typer.Option("--threads", "-t", help="Number of CPU threads for generation.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        "-t",
+        help="Number of CPU threads for generation. Default: the value of the profile, or one per usable "
+        "core.",
+    ),
+]
 ThreadsBatch = Annotated[
-    int | None, typer.Option("--threads-batch", "-tb", help="Number of CPU threads for prompt processing.")
+    int | None,
+    typer.Option(
+        "--threads-batch",
+        "-tb",
+        help="Number of CPU threads for prompt processing. Default: the value of the profile, or that of "
+        "--threads.",
+    ),
 ]
 Numa = Annotated[
     str | None,
@@ -180,7 +196,8 @@ KvTypeK = Annotated[
         "--kv-type-k",
         "--cache-type-k",
         "-ctk",
-        help=f"Type of the keys in the KV cache: {', '.join(KV_TYPES[:-1])} or {KV_TYPES[-1]}.",
+        help=f"Type of the keys in the KV cache: {', '.join(KV_TYPES[:-1])} or {KV_TYPES[-1]}. Default: the "
+        "value of the profile, or f16, or f32 for latent attention (MLA).",
     ),
 ]
 KvTypeV = Annotated[

@@ -23,11 +23,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="List, check, show, match and export profiles.",
 )
-app.command(cls=help.Command)(fleet.match)
-app.command(cls=help.Command)(fleet.drift)
+app.command(
+    cls=help.Command,
+    epilog=help.examples(
+        "dyno profiles match model.gguf",
+        "kubectl get node gpu-7 -o json | dyno profiles match model.gguf --labels -",
+        "dyno profiles match model.gguf --profiles profiles --all nodes",
+    ),
+)(fleet.match)
+app.command(cls=help.Command, epilog=help.examples("dyno profiles drift --metrics http://127.0.0.1:8080"))(
+    fleet.drift
+)
 
 
-@app.command("list", cls=help.Command)
+@app.command("list", cls=help.Command, epilog=help.examples("dyno profiles list"))
 def list_(json_: options.Json = False, verbose: state.Verbose = 0) -> None:
     """List all profiles that dyno searches: shipped, site and user profiles."""
     state.verbosity(verbose)
@@ -52,7 +61,7 @@ def list_(json_: options.Json = False, verbose: state.Verbose = 0) -> None:
         print(f"{item.layer:8} {item.path}: {item.problem if item.profile is None else item.profile.label}")
 
 
-@app.command(cls=help.Command)
+@app.command(cls=help.Command, epilog=help.examples("dyno profiles check profiles/*.yaml"))
 def check(
     files: Annotated[list[Path], typer.Argument(help="Profile files.")],
     json_: options.Json = False,
@@ -79,7 +88,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command(cls=help.Command)
+@app.command(cls=help.Command, epilog=help.examples("dyno profiles show profile.yaml"))
 def show(
     file: Annotated[Path, typer.Argument(help="Profile file.")],
     json_: options.Json = False,
@@ -97,7 +106,13 @@ def show(
         print("\n".join(profiles.describe(profile)))
 
 
-@app.command(cls=help.Command)
+@app.command(
+    cls=help.Command,
+    epilog=help.examples(
+        "dyno profiles export profile.yaml --as systemd -- --port 8080",
+        "dyno profiles export llama.yaml --bin DIR --as compose",
+    ),
+)
 def export(
     file: Annotated[Path, typer.Argument(help="Profile of dyno, llama.cpp or ik_llama.cpp.")],
     command: Annotated[

@@ -53,7 +53,7 @@ def ab(
     model: Annotated[str, typer.Option("--model", "-m", help="GGUF file.")] = ...,  # type: ignore[assignment]
     device: o.Device = "auto",
     gpu: o.OneGpu = None,
-    workload: o.WhatWorkload = None,
+    workload: o.MeasuredWorkload = None,
     rounds: o.Rounds = 6,
     budget: o.RoundsBudget = None,
     least: o.Least = 0.01,
@@ -63,7 +63,7 @@ def ab(
     profile_b: o.ProfileB = None,
     force: o.ForceBeside = False,
     force_profile: o.ForceProfile = False,
-    hold: o.Held = None,
+    hold: o.HeldInAll = None,
     binaries: o.Binaries = None,
     repository: o.Repository = None,
     defines: o.Defines = None,

@@ -89,7 +89,7 @@ def build(
         str | None,
         typer.Option(help="Time limit for builds and measurements, such as 30m or 2h. Default: no limit."),
     ] = None,
-    workload: o.WhatWorkload = None,
+    workload: o.MeasuredWorkload = None,
     rounds: o.Rounds = 6,
     least: o.Least = 0.01,
     memory: Annotated[
@@ -100,7 +100,7 @@ def build(
         bool,
         typer.Option("--force", help="Measure even while other programs use the CPUs, and mark the result."),
     ] = False,
-    hold: o.Held = None,
+    hold: o.HeldInAll = None,
     retune: Annotated[
         bool,
         typer.Option(

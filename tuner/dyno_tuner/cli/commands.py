@@ -74,22 +74,63 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Find the fastest settings for a model on this machine, prove them, and write them into a profile.",
-    epilog="\b\nExamples:\n  tune model.gguf\n  tune model.gguf --gpu 0 --budget 10m\n"
-    "  tune verify profile.yaml --model model.gguf",
+    epilog=help.examples(
+        "tune model.gguf",
+        "tune model.gguf --gpu 0 --budget 10m",
+        "tune model.gguf --workload pp=2048,tg=256,depth=4096 --out profile.yaml",
+        "tune verify profile.yaml --model model.gguf",
+    ),
 )
 
 
-app.command(name="ab", cls=help.Command)(ab)
-app.command(name="build", cls=WithModel)(build)
-app.command(name="doctor", cls=help.Command, context_settings={"allow_interspersed_args": False})(doctor)
-app.command(name="verify", cls=WithModel)(verify)
-app.command(name="probe", cls=help.Command)(probe)
-app.command(name="share", cls=help.Command)(share)
-app.command(name="import", cls=WithModel)(import_)
-app.command(name="replay", cls=help.Command)(replay)
-app.command(name="diff", cls=help.Command)(diff)
-app.command(name="report", cls=help.Command)(report)
-app.command(name="history", cls=help.Command)(history)
+app.command(
+    name="ab",
+    cls=help.Command,
+    epilog=help.examples(
+        "tune ab old.yaml new.yaml --model model.gguf",
+        "tune ab v0.1.0 HEAD --model model.gguf -D GGML_CUDA=ON --gpu 0",
+        "tune ab old/bin new/bin --model model.gguf --gpu 0 -- -ngl 99",
+    ),
+)(ab)
+app.command(
+    name="build",
+    cls=WithModel,
+    epilog=help.examples(
+        "tune build --model model.gguf --device cpu --budget 30m",
+        "tune build --model model.gguf --switch GGML_NATIVE --switch GGML_LTO",
+    ),
+)(build)
+app.command(
+    name="doctor",
+    cls=help.Command,
+    context_settings={"allow_interspersed_args": False},
+    epilog=help.examples(
+        "tune doctor -- llama-server -m model.gguf -ngl 99 -ub 4096",
+        "tune doctor --model model.gguf --vram 24GiB -- llama-server -ot exps=CPU",
+    ),
+)(doctor)
+app.command(
+    name="verify",
+    cls=WithModel,
+    epilog=help.examples("tune verify profile.yaml --model model.gguf --budget 5m"),
+)(verify)
+app.command(name="probe", cls=help.Command, epilog=help.examples("tune probe", "tune probe --gpu 0"))(probe)
+app.command(name="share", cls=help.Command, epilog=help.examples("tune share profile.yaml --out row.json"))(
+    share
+)
+app.command(
+    name="import", cls=WithModel, epilog=help.examples("tune import row.json --model model.gguf --budget 5m")
+)(import_)
+app.command(
+    name="replay",
+    cls=help.Command,
+    epilog=help.examples("tune replay sweep.jsonl --seeds 100 --metric tg128"),
+)(replay)
+app.command(name="diff", cls=help.Command, epilog=help.examples("tune diff old.yaml new.yaml"))(diff)
+app.command(name="report", cls=help.Command, epilog=help.examples("tune report profile.yaml.journal.jsonl"))(
+    report
+)
+app.command(name="history", cls=help.Command, epilog=help.examples("tune history"))(history)
 
 
 NAMES = ("tune", "dyno-tune", "dyno tune")  # help and shell completion use the name that the user typed

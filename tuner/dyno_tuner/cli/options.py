@@ -25,15 +25,20 @@ Device = Annotated[
         "there is none)."
     ),
 ]
+_WORKLOADS = (
+    "chat, rag, serve, or lengths with optional weights, such as pp=512,4096:2,tg=128,depth=0,8192 (pp: "
+    "prompt, tg: generation). Default: pp=4096,tg=128 on a GPU and pp=512,tg=64 on a CPU."
+)
 WhatWorkload = Annotated[
     str | None,
     typer.Option(
         "--workload",
-        help="Workload to optimise: chat, rag, serve, or lengths with optional weights, such as "
-        "pp=512,4096:2,tg=128,depth=0,8192 (pp: prompt, tg: generation). Default: pp=4096,tg=128 on a GPU "
-        "and pp=512,tg=64 on a CPU. On a CPU with a --budget below 5m and a file of at least 256 MiB: "
-        "pp=128,tg=16.",
+        help=f"Workload to optimise: {_WORKLOADS} On a CPU with a --budget below 5m and a file of at least "
+        "256 MiB: pp=128,tg=16.",
     ),
+]
+MeasuredWorkload = Annotated[
+    str | None, typer.Option("--workload", help=f"Workload to measure: {_WORKLOADS}")
 ]
 Held = Annotated[
     list[str] | None,
@@ -41,6 +46,14 @@ Held = Annotated[
         "--set",
         metavar="NAME=VALUE",
         help="Fix an engine setting, so that it is not searched. Can be repeated.",
+    ),
+]
+HeldInAll = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Give an engine setting this value in every measurement. Can be repeated.",
     ),
 ]
 Binaries = Annotated[
@@ -237,7 +250,7 @@ RoundsBudget = Annotated[
     str | None,
     typer.Option("--budget", help="Time limit, such as 90s, 3m or 1h. No round starts that would exceed it."),
 ]
-Least = Annotated[float, typer.Option(help="Smallest difference to report; 0.01 is 1 %.", min=0.0, max=1.0)]
+Least = Annotated[float, typer.Option(help="Smallest difference that counts; 0.01 is 1 %.", min=0.0, max=1.0)]
 FlagsA = Annotated[str, typer.Option(help="Additional flags for the binaries of A, as one quoted argument.")]
 FlagsB = Annotated[str, typer.Option(help="Additional flags for the binaries of B, as one quoted argument.")]
 ProfileA = Annotated[Path | None, typer.Option(help="Profile to use if A is a build or a commit.")]
@@ -249,7 +262,8 @@ ForceProfile = Annotated[
     ),
 ]
 Repository = Annotated[
-    Path | None, typer.Option("--repo", help="Git repository of the commits. Default: the current folder.")
+    Path | None,
+    typer.Option("--repo", metavar="DIR", help="Git repository of the commits. Default: the current folder."),
 ]
 Defines = Annotated[
     list[str] | None,
