@@ -12,6 +12,9 @@
 
 namespace dyno {
 
+// The end of a message about bytes that are missing at the end of a file.
+inline constexpr std::string_view kIncomplete = "; the file may be incomplete: download or copy it again";
+
 class ByteReader {
  public:
   // `file_bytes`: size of the file that starts with these bytes, or consists of them.
@@ -27,6 +30,9 @@ class ByteReader {
     return str_cat(remaining(), " bytes of the ", bytes_.size(), " that a header may have");
   }
 
+  // The end of a message about missing bytes, unless a header exceeds its limit.
+  std::string_view advice() const { return bytes_.size() == file_bytes_ ? kIncomplete : ""; }
+
   // Throws GgufError "[gguf] PATH: WHAT… (at byte OFFSET)".
   template <typename... Args>
   [[noreturn]] void fail(uint64_t offset, const Args&... what) const {
@@ -36,7 +42,7 @@ class ByteReader {
   // Consumes `n` bytes of `field` and returns their start.
   template <typename Field>
   const std::byte* take(uint64_t n, const Field& field) {
-    if (n > remaining()) fail(position_, field, " needs ", n, " bytes, but only ", left(), " are left");
+    if (n > remaining()) fail(position_, field, " needs ", n, " bytes, but only ", left(), " are left", advice());
     const std::byte* start = here();
     position_ += n;
     return start;
@@ -52,7 +58,9 @@ class ByteReader {
   std::string_view read_string(const Field& field) {
     const uint64_t start = position_;
     const auto length = read<uint64_t>(field);
-    if (length > remaining()) fail(start, field, " has length ", length, ", but only ", left(), " are left");
+    if (length > remaining()) {
+      fail(start, field, " has length ", length, ", but only ", left(), " are left", advice());
+    }
     return {reinterpret_cast<const char*>(take(length, field)), length};
   }
 

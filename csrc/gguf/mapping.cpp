@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "gguf/lost_pages.h"
+#include "gguf/split_name.h"
 
 namespace dyno {
 namespace {
@@ -60,6 +61,9 @@ std::string advice(const std::string& path) {
   }
   if (path.starts_with('~')) return "; your shell has not replaced the ~. Write the whole path";
   if (!path.ends_with(".gguf")) return "; dyno opens local GGUF files, and does not download models";
+  if (const auto name = parse_split_name(path); name && name->count > 1) {
+    return str_cat("; the model is split into ", name->count, " files, which must all be in one folder");
+  }
   return "";
 }
 

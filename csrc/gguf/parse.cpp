@@ -189,6 +189,21 @@ TensorInfo read_tensor(ByteReader& in, uint64_t alignment) {
   return tensor;
 }
 
+// The end of the message about a file of another format: the format and the way to a GGUF file, if it is known.
+std::string_view other_format(std::span<const std::byte> bytes) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), std::min<size_t>(bytes.size(), 64));
+  if (text.starts_with("version https://git-lfs")) {
+    return "; it is a pointer of Git LFS. In the folder of the file, run git lfs pull";
+  }
+  if (text.starts_with("<!") || text.starts_with("<htm")) {
+    return "; it is a web page. Download the file that the page offers";
+  }
+  if (text.starts_with("PK\x03\x04") || text.substr(std::min<size_t>(text.size(), 8)).starts_with("{\"")) {
+    return "; it looks like a file of PyTorch or safetensors. Convert the model with llama.cpp's convert_hf_to_gguf.py";
+  }
+  return "";
+}
+
 // Turns offsets in the data section into offsets in the file and pointers.
 void place_tensors(const ByteReader& in, std::span<const std::byte> bytes, ParsedFile& parsed) {
   if (parsed.tensors.empty()) return;
@@ -199,7 +214,7 @@ void place_tensors(const ByteReader& in, std::span<const std::byte> bytes, Parse
   for (TensorInfo& tensor : parsed.tensors) {
     if (tensor.offset > available || tensor.nbytes > available - tensor.offset) {
       in.fail(parsed.data_offset, Field{"tensor", tensor.name}, " needs ", tensor.nbytes, " bytes at offset ",
-              tensor.offset, " of the tensor data, but the file has only ", available, " bytes of it");
+              tensor.offset, " of the tensor data, but the file has only ", available, " bytes of it", kIncomplete);
     }
     tensor.offset += parsed.data_offset;
     tensor.data = bytes.data() + tensor.offset;
@@ -233,7 +248,8 @@ ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path,
   parsed.metadata = Metadata(path);
   if (const auto magic = in.read<uint32_t>("the magic number"); magic != kMagic) {
     in.fail(0, "this is not a GGUF file: it starts with ",
-            in_quotes({reinterpret_cast<const char*>(bytes.data()), sizeof(magic)}), " instead of 'GGUF'");
+            in_quotes({reinterpret_cast<const char*>(bytes.data()), sizeof(magic)}), " instead of 'GGUF'",
+            other_format(bytes));
   }
   parsed.version = in.read<uint32_t>("the version");
   if ((parsed.version & 0xffff) == 0 && parsed.version != 0) {
@@ -246,10 +262,10 @@ ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path,
   const auto tensor_count = in.read<uint64_t>("the tensor count");
   const auto key_count = in.read<uint64_t>("the metadata count");
   if (tensor_count > in.remaining() / kMinTensorBytes) {
-    in.fail(8, "the tensor count ", tensor_count, " is too large for the ", in.left(), " that are left");
+    in.fail(8, "the tensor count ", tensor_count, " is too large for the ", in.left(), " that are left", in.advice());
   }
   if (key_count > in.remaining() / kMinKeyValueBytes) {
-    in.fail(16, "the metadata count ", key_count, " is too large for the ", in.left(), " that are left");
+    in.fail(16, "the metadata count ", key_count, " is too large for the ", in.left(), " that are left", in.advice());
   }
   read_metadata(in, key_count, parsed.metadata);
   parsed.alignment = read_alignment(in, parsed.metadata);

@@ -104,7 +104,30 @@ def test_every_single_byte_flip_is_an_error_or_a_readable_file(tmp_path: Path) -
 
 # ---- Header ------------------------------------------------------------------------------------------------
 def test_no_gguf_file(tmp_path: Path) -> None:
-    rejected(tmp_path, b"\x93NUMPY" + bytes(60), r"not a GGUF file", r"\\x93NUM", offset=0)
+    message = rejected(tmp_path, b"\x93NUMPY" + bytes(60), r"not a GGUF file", r"\\x93NUM", offset=0)
+    assert message.endswith("instead of 'GGUF' (at byte 0 of 66)")
+
+
+@pytest.mark.parametrize(
+    ("data", "advice"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", r"pointer of Git LFS.*git lfs pull"),
+        (b"<!DOCTYPE html><title>404</title>", "it is a web page"),
+        (b"<html><title>404</title>", "it is a web page"),
+        (b"PK\x03\x04" + bytes(30), r"PyTorch or safetensors.*convert_hf_to_gguf\.py"),
+        (struct.pack("<Q", 40) + b'{"__metadata__":{}}', r"PyTorch or safetensors.*convert_hf_to_gguf\.py"),
+    ],
+    ids=["git-lfs", "doctype", "html", "pytorch", "safetensors"],
+)
+def test_files_of_other_formats_are_recognised(tmp_path: Path, data: bytes, advice: str) -> None:
+    rejected(tmp_path, data, "not a GGUF file: it starts with", advice, offset=0)
+
+
+def test_a_file_that_ends_early_is_to_be_downloaded_again(tmp_path: Path) -> None:
+    """An interrupted download ends in the metadata or, far more often, in the data of a tensor."""
+    data = image().data
+    for length in (6, image().offset("data") // 2, image().offset("data") + 1, len(data) - 1):
+        rejected(tmp_path, data[:length], "; the file may be incomplete: download or copy it again")
 
 
 @pytest.mark.parametrize("version", [0, 1, 4, 2**31, 2**32 - 1])
@@ -411,8 +434,9 @@ def test_missing_shards_are_named(tmp_path: Path) -> None:
     paths = tiny_gguf_split(tmp_path / "m", {}, SPLIT_TENSORS, 3)
     paths[1].unlink()
     for path in (paths[0], paths[2]):
-        with pytest.raises(GgufError, match=r"cannot open .*m-00002-of-00003\.gguf: No such file"):
+        with pytest.raises(GgufError, match=r"cannot open .*m-00002-of-00003\.gguf: No such file") as e:
             _core.Gguf(path)
+        assert "; the model is split into 3 files, which must all be in one folder" in str(e.value)
 
 
 @pytest.mark.parametrize(("number", "count"), [(0, 2), (3, 2), (0, 0), (1, 0), (99999, 1)])
