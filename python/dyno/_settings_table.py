@@ -226,12 +226,10 @@ TABLE: Final[tuple[Setting, ...]] = (
         "window_cache",
         "context",
         "choice",
-        "Cached rows that layers with a sliding window keep. `full` keeps all rows, so a sequence can go "
-        "back to any position. `window` keeps only the rows that later tokens read. A sequence can then go "
-        "back 256 tokens, to the beginning of the last decode, to checkpoints, and to every eighth window "
-        "(on a GPU at least to every eighth piece of memory). `auto` means `window` if these layers then "
-        "keep at most half of their rows (on a GPU, half of their memory), and otherwise `full`. It also "
-        "means `full` if the GPU cannot map memory on demand.",
+        "Cached rows that layers with a sliding window keep. `full`: all rows, so a sequence can go back to "
+        "any position. `window`: only the rows that later tokens read, so a sequence can go back 256 tokens "
+        "and to some earlier positions, such as every eighth window. `auto`: `window` if that saves half of "
+        "the rows (on a GPU, half of the memory), otherwise `full`.",
         default="auto",
         choices=("auto", "full", "window"),
         moves=("memory",),

@@ -18,10 +18,15 @@ _HEAD = """\
 
 # Known devices and models
 
-This page lists the profiles that dyno ships. A cell shows the gain over the engine's defaults, with its
-95 % interval (`pp4096`: a prompt of 4096 tokens, `tg64`: 64 generated tokens). A profile applies only to its
-own model ([profile reference](profile-reference.md)). `dyno profiles match` shows the profile that a machine
-would take ([fleet](fleet.md)).
+This page lists the profiles that dyno ships. If one fits your machine and model, `dyno run` and the other
+commands take it automatically. A tune of your own may still gain more. This command shows the profile that
+your machine would take:
+
+    dyno profiles match model.gguf
+
+A profile applies only to its own model and kind of device ([which profile the runtime
+takes](profiles.md#which-profile-the-runtime-takes)). A cell shows the gain over the engine's defaults, with
+its 95 % interval. `pp4096` is a prompt of 4096 tokens, and `tg64` means 64 generated tokens.
 
 """
 
