@@ -29,7 +29,7 @@ from dyno._cli import (
     serve,
     state,
 )
-from dyno._cli.help import CONTEXT, Command, Group, examples
+from dyno._cli.help import CONTEXT, USAGE_ERROR, Command, Group, examples
 from dyno._shell import escaped
 
 
@@ -47,6 +47,41 @@ class _Commands(Group):
                 param_hint=args[0],
             )
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command. The error for a word of `tune`, of `dyno profiles` or of other programs names the way
+        to the same thing."""
+        word = args[0]
+        if word not in self.commands and (advice := _advice(word)) is not None:
+            raise USAGE_ERROR(f"dyno has no command {word!r}; {advice}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+_ELSEWHERE = {
+    "help": "use `dyno -h`, or `dyno run -h` for the options of a command",
+    "version": "use `dyno --version`, or `dyno info` for the build",
+    **dict.fromkeys(("complete", "completion", "generate"), "use `dyno run`"),
+    **dict.fromkeys(("cli", "talk"), "use `dyno chat`"),
+    **dict.fromkeys(("devices", "list-devices", "system"), "use `dyno info`"),
+    **dict.fromkeys(
+        ("pull", "download", "get"), "dyno downloads no models. Download the GGUF file, and give its path"
+    ),
+    **dict.fromkeys(
+        ("quantize", "quantise", "convert"),
+        "dyno writes no model files. Use llama-quantize or convert_hf_to_gguf.py of llama.cpp",
+    ),
+}
+"""Words that people try as commands, and the way to the same thing."""
+
+
+def _advice(word: str) -> str | None:
+    """The way to the thing that a wrong command means, or None if it is not known."""
+    if word in getattr(typer.main.get_command(profiles.app), "commands", ()):
+        return f"use `dyno profiles {word}`"
+    tuner: Any = typer.main.get_command(plugins.load("tune-app"))
+    if word in tuner.commands:
+        return f"use `dyno tune {word}`"
+    return _ELSEWHERE.get(word)
 
 
 app = typer.Typer(

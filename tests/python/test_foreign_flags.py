@@ -149,6 +149,46 @@ def test_a_model_without_a_command(words: list[str]) -> None:
     assert (code, "a command must come first" in said, "dyno chat MODEL" in said) == (2, True, True), said
 
 
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["doctor", "--", "llama-server"], "use `dyno tune doctor`"),
+        (["verify", "x.yaml"], "use `dyno tune verify`"),
+        (["check", "x.yaml"], "use `dyno profiles check`"),
+        (["list"], "use `dyno profiles list`"),
+        (["help"], "use `dyno -h`"),
+        (["help", "run"], "`dyno run -h`"),
+        (["version"], "use `dyno --version`"),
+        (["pull", "me/model"], "dyno downloads no models"),
+        (["quantize", "x.gguf"], "llama-quantize"),
+    ],
+)
+def test_a_command_of_another_program_names_the_way(words: list[str], advice: str) -> None:
+    code, said = dyno(*words)
+    assert code == 2
+    assert f"dyno has no command '{words[0]}'; " in said
+    assert advice in said
+
+
+def test_a_misspelt_command_names_the_nearest() -> None:
+    assert dyno("profile", "list")[1].endswith("No such command 'profile'. Did you mean 'profiles'?")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bench", MISSING, "--json"], "--json: in dyno, use -o json"),
+        (["chat", MISSING, "-p", "Hello"], "-p: in dyno, use dyno run --chat -p TEXT for one answer"),
+        (["chat", MISSING, "--file=x"], "--file: in dyno, use dyno run --chat -f FILE for one answer"),
+        (["experts", MISSING, "-f", "x"], "-f: in dyno, use --text FILE"),
+        (["serve", MISSING, "-p", "8080"], "-p: in dyno, use --port N"),
+    ],
+)
+def test_an_option_of_another_command_names_its_own(words: list[str], said: str) -> None:
+    code, output = dyno(*words)
+    assert (code, said in output) == (2, True), output
+
+
 @pytest.mark.parametrize("flag", ["--color", "--log-colors"])
 @pytest.mark.parametrize("word", [None, "on", "off", "auto"])
 def test_the_word_of_a_colour_is_no_model(flag: str, word: str | None) -> None:

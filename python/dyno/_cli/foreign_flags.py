@@ -326,21 +326,38 @@ FLAGS: tuple[Foreign, ...] = tuple(
 )
 _BY_NAME = {name: flag for flag in FLAGS for name in flag.names}
 
+# By command: options of its siblings, and the way to the same thing.
+_OF_SIBLINGS = {
+    "bench": {"--json": "-o json"},
+    "chat": {
+        **dict.fromkeys(("-p", "--prompt"), "dyno run --chat -p TEXT for one answer"),
+        **dict.fromkeys(("-f", "--file"), "dyno run --chat -f FILE for one answer"),
+    },
+    "experts": dict.fromkeys(("-f", "--file"), "--text FILE"),
+    "serve": {"-p": "--port N, or dyno run for a prompt", "--prompt": "dyno run -p TEXT"},
+}
+
 
 class Command(help.Command):
     """A command that answers foreign flags by name. Its first bare word is the model."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, _without_foreign(self.params, args))
+            siblings = _OF_SIBLINGS.get(str(ctx.info_name), {})
+            return super().parse_args(ctx, _without_foreign(self.params, args, siblings))
         except help.USAGE_ERROR as error:
             if "unexpected extra argument" in error.message and any(p.name == "prompt" for p in self.params):
                 error.message += "; give the prompt after -p, in quotes"
             raise
 
 
-def _without_foreign(params: list[Any], args: list[str]) -> list[str]:
+def _without_foreign(params: list[Any], args: list[str], siblings: dict[str, str]) -> list[str]:
     """`args` without the flags that dyno does not need.
+
+    Args:
+        params: The options of the command.
+        args: The words after its name.
+        siblings: Options of other commands of dyno, and the way to the same thing.
 
     Raises:
         typer.BadParameter: A flag that changes results, that dyno lacks, or that is unknown.
@@ -365,6 +382,8 @@ def _without_foreign(params: list[Any], args: list[str]) -> list[str]:
                 at += 1
             if value not in _DEFAULTS.get(own[name].name, ()):
                 kept += words
+        elif name in siblings:
+            raise typer.BadParameter(f"{Verdict.HERE} {siblings[name]}", param_hint=name)
         elif (flag := _BY_NAME.get(name)) is not None:
             following = args[at] if at < len(args) and not equals else None
             takes_it = flag.takes is Takes.VALUE or (flag.takes is Takes.SWITCH and _is_switch(following))
