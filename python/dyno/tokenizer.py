@@ -231,9 +231,12 @@ class Tokenizer:
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise PlanError(
-                f"[tokenizer] invalid Unicode at position {error.start}: {text[error.start]!r} is half a pair"
-            ) from error
+            half = text[error.start]
+            # Python reads a wrong byte of a command line as half a pair with this number.
+            problem = f"the byte 0x{ord(half) - 0xDC00:02x} is not UTF-8; convert the text with iconv"
+            if not "\udc80" <= half <= "\udcff":
+                problem = f"{half!r} is half a pair"
+            raise PlanError(f"[tokenizer] invalid Unicode at position {error.start}: {problem}") from error
         missing = self._uncovered
         if not missing:
             return

@@ -129,6 +129,20 @@ def test_run(dyno: Any, trained_model: Path) -> None:
     assert "t/s" in again.stderr
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_prompt_from_stdin_is_text(monkeypatch: pytest.MonkeyPatch, errors: str) -> None:
+    """Python's own error would name a codec, and in some locales it would pass on the wrong byte."""
+    wrong = io.TextIOWrapper(io.BytesIO(b"Gr\xfc\xdfe"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr(sys, "stdin", wrong)
+    with pytest.raises(ValueError, match=r"standard input is not UTF-8 text: byte 2 is 0xfc; .* iconv"):
+        options.text_of_stdin()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("a\r\nü".encode()), encoding="utf-8"))
+    assert options.text_of_stdin() == "a\nü"
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ValueError, match="standard input is closed; give the prompt with -p TEXT or -f FILE"):
+        options.text_of_stdin()
+
+
 def test_an_error_amid_the_text_begins_a_line(dyno: Any, trained_model: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gguf"
     whole = bytearray(trained_model.read_bytes())

@@ -331,6 +331,14 @@ def test_lone_surrogate() -> None:
         bpe().encode("a\ud800")
 
 
+def test_a_wrong_byte_of_the_command_line() -> None:
+    """Python passes on such bytes as halves of pairs."""
+    with pytest.raises(
+        PlanError, match=r"position 2: the byte 0xfc is not UTF-8; convert the text with iconv"
+    ):
+        bpe().encode(b"Gr\xfc\xdf".decode("utf-8", "surrogateescape"))
+
+
 def test_hostile_token_length() -> None:
     metadata = sentencepiece()
     metadata["tokenizer.ggml.tokens"].append("b" * 100_000)

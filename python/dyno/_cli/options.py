@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -240,10 +241,30 @@ def text_of(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{file} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}; "
-            "give a text file, or convert it with iconv"
-        ) from error
+        raise _no_text(str(file), error) from error
+
+
+def text_of_stdin() -> str:
+    """The text of standard input. Without this, Python would pass on wrong bytes in some locales.
+
+    Raises:
+        ValueError: It is closed, or not text in the encoding of the locale.
+    """
+    if sys.stdin is None:
+        raise ValueError("standard input is closed; give the prompt with -p TEXT or -f FILE")
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="strict")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise _no_text("standard input", error) from error
+
+
+def _no_text(name: str, error: UnicodeDecodeError) -> ValueError:
+    return ValueError(
+        f"{name} is not {error.encoding.upper()} text: byte {error.start} is "
+        f"0x{error.object[error.start]:02x}; give a text file, or convert it with iconv"
+    )
 
 
 def ctx_argument(ctx: int | None, model: Path) -> int | None:

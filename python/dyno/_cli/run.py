@@ -204,7 +204,7 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
     if file is not None:
         return options.text_of(file)
     assert prompt is not None  # checked by the caller
-    return sys.stdin.read() if prompt == "-" else prompt
+    return options.text_of_stdin() if prompt == "-" else prompt
 
 
 def _check_empty(model: Path, option: str) -> None:
