@@ -499,6 +499,11 @@ def test_a_short_budget_measures_short_runs_of_a_large_file(
         (["x.gguf", "--virtual-device", "cpu:1"], "--virtual-device has no effect unless --device names it"),
         (["."], ". is a folder; give the path of a .gguf file in it"),
         ([__file__], "is neither a command nor a .gguf file; to tune it, give --model"),
+        (
+            ["me/My-Model-GGUF"],
+            "me/My-Model-GGUF is neither a command nor a file; give the path of a .gguf file",
+        ),
+        (["verfy"], "No such command 'verfy'. Did you mean 'verify'?"),
     ],
 )
 def test_words_of_other_commands_are_answered(words: list[str], said: str) -> None:

@@ -279,6 +279,12 @@ class _Setup:
         return self.careful.measure("key", self._work, good)
 
 
+def test_one_discarded_measurement_is_counted_as_one() -> None:
+    setup = _Setup([BUSY, CALM])
+    setup.measure()
+    assert setup.messages[1].startswith("1 measurement was discarded: ")
+
+
 def test_a_disturbed_measurement_is_made_again() -> None:
     setup = _Setup([BUSY, BUSY, CALM])
     found, seen = setup.measure()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from typing import Any
@@ -60,6 +61,10 @@ class Commands(help.Group):
                 raise help.USAGE_ERROR(text, ctx)
             if os.path.exists(args[0]):
                 text = f"{args[0]} is neither a command nor a .gguf file; to tune it, give --model {args[0]}"
+                raise help.USAGE_ERROR(text, ctx)
+            if not difflib.get_close_matches(args[0], self.commands):
+                text = f"{args[0]} is neither a command nor a file; give the path of a .gguf file"
+                text += ", because tune does not download models" if "/" in args[0] else ""
                 raise help.USAGE_ERROR(text, ctx)
         return super().resolve_command(ctx, args)
 

@@ -427,8 +427,8 @@ class Careful:
             if near is not None:
                 seen["cpu"]["nearest_ns"] = near.to_list()
             if disturbed and not window.disturbed:
-                counted = f"{disturbed} measurement{'s' if disturbed > 1 else ''}"
-                self._note("disturbed", message=f"{counted} were discarded: {why}. The machine is quiet now.")
+                counted = f"{disturbed} measurements were" if disturbed > 1 else "1 measurement was"
+                self._note("disturbed", message=f"{counted} discarded: {why}. The machine is quiet now.")
         return found, seen
 
     def _look_at_company(self, window: Window) -> None:
