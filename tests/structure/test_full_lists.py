@@ -1,5 +1,5 @@
-"""What the pages promise to list in full: families, variants of products, CUDA switches, knobs,
-architectures, weight types, and the pages themselves."""
+"""The lists that pages promise in full: families, variants of products, CUDA switches, knobs,
+architectures, weight types, metrics, and the pages themselves."""
 
 from __future__ import annotations
 
@@ -70,6 +70,13 @@ def test_the_status_page_names_every_weight_type() -> None:
     types = re.findall(lines, read("csrc/core/weight_types.def"), re.MULTILINE)
     # The rows of two interleaved types are types of their own inside the engine only.
     assert {t.upper() for t in types if not t.endswith("_row")} <= named
+
+
+def test_the_api_page_names_every_metric() -> None:
+    names = set(re.findall(r'"((?:vllm:|dyno_)[a-z0-9_]+)"', read("python/dyno/server/metrics.py")))
+    assert len(names) > 25
+    page = read("docs/user/serving-api.md")
+    assert [n for n in sorted(names) if not re.search(rf"`{n}(?:_total|_info)?[`{{]", page)] == []
 
 
 def test_the_readme_links_every_page() -> None:
