@@ -368,6 +368,13 @@ def test_unknown_keys_name_place_and_nearest(
         ("sha256:", "md5:", "evidence.journal: must match the pattern ^sha256:"),
         ("label: NVIDIA", "label: [] #", "label: must be a string, not a list"),
         ("cuda_graphs:       default", "cuda_graphs: []", "settings.cuda_graphs: must be a map, not a list"),
+        (
+            "cuda_graphs:       default",
+            "cuda_graphs: off",
+            "settings.cuda_graphs: must be 'default' or a map, such as {value: \"off\"}",
+        ),
+        ("cuda_graphs:       default", "cuda_graphs: 5", "must be 'default' or a map, such as {value: 5}"),
+        ("cuda_graphs:       default", "cuda_graphs: true", "a map, such as {value: true}"),
         ("pp4096: 7600.1", "PP: 7600.1", "evidence.baseline"),
         (
             "date: 2026-11-20",

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from dyno.profiles import _yaml
 from dyno.profiles._fields import (
     GroupName,
     Interval,
@@ -84,6 +85,22 @@ class SettingEntry(StrictModel):
         if why:
             raise ValueError(why)
         return self
+
+
+def _with_maps(settings: Any) -> Any:
+    """The map of settings. A plain value, which people write by hand, is refused with the form to write."""
+    if not isinstance(settings, dict):
+        return settings
+    bad = [
+        problem(
+            f"must be 'default' or a map, such as {{value: {_yaml.flow(entry)[:80]}}}", (str(name),), entry
+        )
+        for name, entry in settings.items()
+        if isinstance(entry, (bool, int, float, str)) and entry != "default"
+    ]
+    if bad:
+        raise ValidationError.from_exception_data("Profile", bad)
+    return settings
 
 
 KernelParam = Annotated[int, Field(ge=-(2**15), le=2**15 - 1)]
@@ -234,7 +251,7 @@ class Profile(StrictModel):
     schema_version: Literal[1] = Field(alias="schema", description="Version of this format: 1.")
     label: Name = Field(description="A name for people; never compared.")
     match: Match = Field(description="The properties of the machine and the model of the measurements.")
-    settings: dict[str, SettingOrDefault] = Field(
+    settings: Annotated[dict[str, SettingOrDefault], BeforeValidator(_with_maps)] = Field(
         default_factory=dict,
         description="By name: `default` (measured; the default wins), or a value with its evidence.",
     )
