@@ -315,8 +315,13 @@ def test_an_answer_goes_on_from_the_last_message(served: Served) -> None:
         assert answer.status_code == expected, answer.text
 
 
-def test_a_path_of_llama_server_names_the_one_that_answers(client: httpx.Client) -> None:
-    for path, other in (("/completion", "/v1/completions"), ("/embedding", "/v1/embeddings")):
+def test_a_path_of_another_server_names_the_one_that_answers(client: httpx.Client) -> None:
+    for path, other in (
+        ("/completion", "/v1/completions"),
+        ("/embedding", "/v1/embeddings"),
+        ("/api/chat", "/v1/chat/completions"),
+        ("/v1/responses", "/v1/chat/completions"),
+    ):
         answer = client.post(path, json={"prompt": "x"})
         assert answer.status_code == 404
         assert answer.json()["error"]["message"].endswith(f"; use {other}")

@@ -187,6 +187,7 @@ def test_a_second_name_of_a_limit_does_not_count_beside_it(limit: str) -> None:
         ("/v1/completions", "suffix", "end", "suffix is not supported"),
         ("/v1/completions", "best_of", 3, "best_of"),
         ("/v1/chat/completions", "n_predict", 5, "use max_tokens"),
+        ("/v1/completions", "n_predict", 5, "use max_tokens"),
         ("/v1/chat/completions", "functions", [{"name": "f"}], "use tools"),
         ("/v1/chat/completions", "modalities", ["text", "audio"], "modalities"),
         ("/v1/chat/completions", "verbosity", "low", "verbosity"),

@@ -182,7 +182,7 @@ def _check_origin(request: Request, options: Options) -> None:
         )
 
 
-# By a path of llama-server, or of an API without its prefix: the equivalent path of this server.
+# By a path of another server, or of an API without its prefix: the equivalent path of this server.
 _ELSEWHERE = {
     "/completion": "/v1/completions",
     "/completions": "/v1/completions",
@@ -194,6 +194,14 @@ _ELSEWHERE = {
     "/v1": "/v1/models",
     "/v1/health": "/health",
     "/slots": "/metrics",
+    "/v1/responses": "/v1/chat/completions",
+    "/api/chat": "/v1/chat/completions",
+    "/api/embed": "/v1/embeddings",
+    "/api/embeddings": "/v1/embeddings",
+    "/api/generate": "/v1/completions",
+    "/api/tags": "/v1/models",
+    "/api/version": "/props",
+    "/generate": "/v1/completions",
 }
 
 

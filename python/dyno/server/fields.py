@@ -120,7 +120,10 @@ _REFUSED: dict[str, _Refused] = {
     "n_predict": _Refused(
         lambda value, body: (
             value == -1
-            or any(_given(body, name) is not None for name in ("max_tokens", "max_completion_tokens"))
+            or any(
+                name in body.model_fields_set and _given(body, name) is not None
+                for name in ("max_tokens", "max_completion_tokens")
+            )
         ),
         "use max_tokens",
     ),
