@@ -1,5 +1,5 @@
 """The lists that pages promise in full: families, variants of products, CUDA switches, knobs,
-architectures, weight types, metrics, and the pages themselves."""
+architectures, weight types, metrics, fields of requests, and the pages themselves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from dyno import _core
+from dyno.server import bodies, messages_body
 from dyno_tuner.space.knobs import KNOBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +78,14 @@ def test_the_api_page_names_every_metric() -> None:
     assert len(names) > 25
     page = read("docs/user/serving-api.md")
     assert [n for n in sorted(names) if not re.search(rf"`{n}(?:_total|_info)?[`{{]", page)] == []
+
+
+@pytest.mark.parametrize("kind", ["ChatBody", "CompletionBody", "EmbeddingBody", "MessagesBody"])
+def test_the_api_page_names_every_field_of_a_request(kind: str) -> None:
+    body = getattr(messages_body if kind == "MessagesBody" else bodies, kind)
+    page = read("docs/user/serving-api.md")
+    assert len(body.model_fields) > 5
+    assert [n for n in body.model_fields if not re.search(rf"[`.]{n}\b", page)] == []
 
 
 def test_the_readme_links_every_page() -> None:
