@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import typer.main
 from dyno import _core
 from dyno._cli import run as run_module
+from dyno._cli.flag_page import UNCHANGED, flags_page
 from dyno._cli.foreign_flags import FLAGS, Foreign, Takes, Verdict
 from dyno.cli import app
 from typer.testing import CliRunner
@@ -45,6 +47,20 @@ def test_every_flag_of_the_table_is_answered_by_name(flag: Foreign, caplog: pyte
             assert f"{name}" in said
             assert " ".join(flag.answer.split()) in said
         assert "--max-tokens" not in said or "--max-tokens" in flag.why
+
+
+def test_the_page_holds_each_flag_and_its_unchanged_flags_are_options() -> None:
+    commands: Any = typer.main.get_command(app)
+    for names, takers in UNCHANGED.items():
+        for taker in takers:
+            own = {name for p in commands.commands[taker].params for name in p.opts}
+            assert set(names.split()) <= own, (taker, names)
+    shown = set(re.findall(r"`(--?[\w-]+)`", flags_page()))
+    assert {name for flag in FLAGS for name in flag.names} <= shown
+    # A switch with two answers shows both.
+    row = next(line for line in flags_page().splitlines() if line.startswith("| `-fa`, `--flash-attn` |"))
+    assert "on by default" in row
+    assert "Turned off: `--set flash_attention=off`" in row
 
 
 SWITCHES = [flag for flag in FLAGS if flag.takes is Takes.SWITCH]

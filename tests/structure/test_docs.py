@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer.main
 from dyno import Engine
+from dyno._cli.foreign_flags import FLAGS
 from dyno.cli import app as dyno_app
 from dyno_tuner.cli.commands import app as tune_app
 
@@ -177,7 +178,7 @@ def test_the_check_sees_what_is_wrong() -> None:
 
 
 def test_options_named_in_sentences_exist() -> None:
-    known = set(FOREIGN)
+    known = {*FOREIGN, *(name for flag in FLAGS for name in flag.names)}
     for app in TOOLS.values():
         pending: list[Any] = [typer.main.get_command(app)]
         while pending:

@@ -1,7 +1,7 @@
 """Generator of the files that are made from the models and settings: `python -m dyno.profiles.generate`.
 
-It writes `profiles/profile.schema.json` (for editors), `docs/user/profile-reference.md` and
-`docs/user/known-profiles.md` (for people). With `--check` it writes nothing. If a file is stale, it then
+It writes `profiles/profile.schema.json` (for editors), and `profile-reference.md`, `known-profiles.md` and
+`from-llama-cpp.md` in `docs/user` (for people). With `--check` it writes nothing. If a file is stale, it then
 prints a diff, and the exit code is 1.
 """
 
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dyno._cli.flag_page import flags_page
 from dyno.profiles._known import known_page
 from dyno.profiles._reference import reference_page
 from dyno.profiles.io import write_atomically
@@ -83,6 +84,7 @@ def outputs(root: Path) -> dict[Path, str]:
         root / "profiles" / "profile.schema.json": schema,
         root / "docs" / "user" / "profile-reference.md": reference_page(),
         root / "docs" / "user" / "known-profiles.md": known_page(root / "profiles"),
+        root / "docs" / "user" / "from-llama-cpp.md": flags_page(),
     }
 
 
