@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 from conftest_tuner import WORKLOAD, Simulated
+from dyno_tuner.core.intervals import Estimate
+from dyno_tuner.core.outcome import KernelEntry, Screened
+from dyno_tuner.core.protocol import KernelChoice
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.output.html_report.analyse import left_undone
 from dyno_tuner.output.progress import STAGES, Progress
@@ -122,6 +125,28 @@ def test_the_closing_table_begins_with_a_verdict() -> None:
     assert first == verdict(tuned) == record_of(tuned)["verdict"]
     pp, tg = (tuned.gain[m].ratio for m in ("pp", "tg"))
     assert first.startswith(f"Prompt processing {pp:.2f} × as fast, generation {tg:.2f} ×; the answers ")
+
+
+@pytest.mark.parametrize("width", [80, 50])
+def test_narrow_terminals_cut_off_no_names(width: int) -> None:
+    """An op key is wider than a column, and a log has 80 columns. An ellipsis would hide the name."""
+    tuned = Simulated("saturating", 1, max_trials=20).outcome
+    key = "moe_up_gate q4_k n=256 k=512 experts=8 used=2 activation=silu layout=x16 act=q8"
+    choice = KernelChoice(key, "m1", {"variant": "by_row", "rows": 128, "prefetch": 2048})
+    gain = Estimate(1.161, 1.129, 1.173, 9)
+    tuned.kernels = [KernelEntry(choice, gain, "kernels_tg", Screened(alone=gain))]
+    out = io.StringIO()
+    print_outcome(tuned, WORKLOAD, Console(file=out, width=width))
+    said = out.getvalue()
+    assert (
+        "1.161 × [1.129, 1.173]  " + key + " m1: variant=by_row rows=128 prefetch=2048 (kernels_tg;" in said
+    )
+    table = said[: said.index("Kernels")]
+    cells = [cell.strip() for line in table.splitlines() for cell in line.split("│")]
+    assert not [cell for cell in cells if cell.endswith("…") and cell[0].isalpha()]
+    first = "".join(line.split("│")[1].strip() for line in table.splitlines() if line.startswith("│"))
+    for name in tuned.judged:
+        assert name in first
 
 
 @pytest.mark.parametrize(("number", "voided", "unstable"), [

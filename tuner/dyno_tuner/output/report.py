@@ -28,7 +28,9 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
     console.print(verdict(outcome), style="bold", soft_wrap=True)
     table = Table(title="Settings", title_justify="left")
     for column in ("setting", "value", "default", "ratio", "95 % interval", "moves"):
-        table.add_column(column, justify="left" if column in ("setting", "moves") else "right")
+        table.add_column(
+            column, justify="left" if column in ("setting", "moves") else "right", overflow="fold"
+        )
     entries = {e.name: e for e in outcome.entries}
     for name in outcome.judged:
         entry = entries.get(name)
@@ -45,15 +47,17 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
                 f"{e.low:.3f} … {e.high:.3f}",
                 moves,
             )
-    for kernel in outcome.kernels:
-        e = kernel.estimate
-        config = settings_text(kernel.choice.config)
-        table.add_row(
-            f"{kernel.choice.key} {kernel.choice.tokens}", config, "", f"{e.ratio:.3f}",
-            f"{e.low:.3f} … {e.high:.3f}", f"({kernel.group}; {_screened(kernel.screened)})",
-        )  # fmt: skip
     if table.row_count:
         console.print(table)
+    if outcome.kernels:
+        console.print("Kernels", style="italic")
+    for kernel in outcome.kernels:  # lines, because op keys and configurations are wider than columns
+        console.print(
+            f"  {kernel.estimate}  {kernel.choice.key} {kernel.choice.tokens}: "
+            f"{settings_text(kernel.choice.config)} ({kernel.group}; {_screened(kernel.screened)})",
+            soft_wrap=True,
+            markup=False,
+        )
     for entry in outcome.entries:
         if entry.note:
             console.print(f"{entry.name}: {entry.note}.", soft_wrap=True)
@@ -61,7 +65,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
     speed = Table(title="Speed", title_justify="left")
     ratio = "ratio of tokens/J" if outcome.objective == ENERGY else "ratio"
     for column in ("metric", "default t/s", "tuned t/s", ratio, "95 % interval", "margin"):
-        speed.add_column(column, justify="left" if column == "metric" else "right")
+        speed.add_column(column, justify="left" if column == "metric" else "right", overflow="fold")
     for metric, rate in outcome.baseline.items():
         gain = outcome.gain.get(metric)
         speed.add_row(
