@@ -29,7 +29,7 @@ from dyno._cli import (
     serve,
     state,
 )
-from dyno._cli.help import CONTEXT, USAGE_ERROR, Command, Group, examples
+from dyno._cli.help import CONTEXT, USAGE_ERROR, Group, examples
 from dyno._shell import escaped
 
 
@@ -147,7 +147,7 @@ app.command(
     cls=foreign_flags.Command,
     epilog=examples("dyno experts model.gguf --text mine.txt", "dyno experts model.gguf"),
 )(experts.experts)
-app.command(cls=Command, epilog=examples("dyno info", "dyno info --json"))(info.info)
+app.command(cls=info.Command, epilog=examples("dyno info", "dyno info --json"))(info.info)
 app.add_typer(profiles.app, name="profiles")
 
 

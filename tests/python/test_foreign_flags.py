@@ -165,6 +165,27 @@ def test_a_model_without_a_command(words: list[str]) -> None:
     assert (code, "a command must come first" in said, "dyno chat MODEL" in said) == (2, True, True), said
 
 
+@pytest.mark.parametrize("command", ["run", "bench", "serve"])
+def test_several_models_are_no_last_one(command: str) -> None:
+    """llama-bench measures each of them. The last one alone would be a result of the wrong model."""
+    code, said = dyno(command, "-m", "a.gguf", "--model=b.gguf")
+    assert (code, "--model: 2 models were given, a.gguf, b.gguf; one run takes one" in said) == (2, True), (
+        said
+    )
+
+
+def test_a_list_of_layers_needs_several_runs() -> None:
+    code, said = dyno("bench", MISSING, "-ngl", "0,99")
+    assert code == 2
+    assert "-ngl: '0,99' is neither a number of layers nor all; one run takes one value" in said
+    assert dyno("bench", MISSING, "-ngl", "x")[1].endswith("neither a number of layers nor all")
+
+
+def test_a_model_for_info_names_the_command_that_describes_it() -> None:
+    code, said = dyno("info", MISSING)
+    assert (code, f"({MISSING}); `dyno explain model FILE` describes a model" in said) == (2, True), said
+
+
 @pytest.mark.parametrize(
     ("words", "advice"),
     [

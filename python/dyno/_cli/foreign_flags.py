@@ -180,6 +180,16 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("--rpc -rpc", _VALUE, _MISSING, "a model runs on one machine"),
         ("--no-perf --perf", _NO, _NOT_NEEDED, "-v prints timings"),
         ("--no-warmup", _NO, _NOT_NEEDED, "the command does not warm up"),
+        # llama-bench and llama-perplexity
+        ("--delay", _VALUE, _MISSING, "put sleep between two runs"),
+        ("--progress", _NO, _NOT_NEEDED, "a terminal always shows the progress"),
+        ("-oe --output-err", _VALUE, _HERE, "-o FORMAT, and 2> FILE of the shell for messages"),
+        (
+            "--hellaswag --winogrande --multiple-choice",
+            _NO,
+            _MISSING,
+            "lm-eval measures such tasks with dyno serve (docs/user/serving-api.md)",
+        ),
         # chat
         ("-cnv --conversation", _NO, _HERE, "dyno chat, or --chat for one answer"),
         ("-no-cnv --no-conversation", _NO, _NOT_NEEDED, "without --chat, the prompt is raw text"),
@@ -365,6 +375,7 @@ def _without_foreign(params: list[Any], args: list[str], siblings: dict[str, str
     own = {name: p for p in params for name in (*p.opts, *p.secondary_opts) if name.startswith("-")}
     kept: list[str] = []
     refused: list[tuple[str, str]] = []
+    models: list[str] = []
     at = 0
     while at < len(args):
         word = args[at]
@@ -382,6 +393,8 @@ def _without_foreign(params: list[Any], args: list[str], siblings: dict[str, str
                 at += 1
             if value not in _DEFAULTS.get(own[name].name, ()):
                 kept += words
+            if own[name].name == "model":
+                models.append(value)
         elif name in siblings:
             raise typer.BadParameter(f"{Verdict.HERE} {siblings[name]}", param_hint=name)
         elif (flag := _BY_NAME.get(name)) is not None:
@@ -398,6 +411,10 @@ def _without_foreign(params: list[Any], args: list[str], siblings: dict[str, str
         else:
             _refuse_cluster(word, own)
             kept.append(word)
+    if len(models) > 1:
+        raise typer.BadParameter(
+            f"{len(models)} models were given, {', '.join(models)}; one run takes one", param_hint="--model"
+        )
     if len(refused) == 1:
         raise typer.BadParameter(refused[0][1], param_hint=refused[0][0])
     if refused:

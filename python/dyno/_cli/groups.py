@@ -141,7 +141,10 @@ class EngineOptions(Group):
 
         layers, shares_text = self.n_gpu_layers, self.tensor_split
         if layers not in (None, "all") and not (layers or "").isdecimal():
-            raise typer.BadParameter(f"{layers!r} is neither a number of layers nor all", param_hint="-ngl")
+            several = "; one run takes one value" if "," in layers else ""
+            raise typer.BadParameter(
+                f"{layers!r} is neither a number of layers nor all{several}", param_hint="-ngl"
+            )
         try:
             devices = parse_virtual_devices(self.virtual_devices) if self.virtual_devices else 0
         except ValueError as error:

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from dyno._cli import options, state
+from dyno._cli import help, options, state
+
+
+class Command(help.Command):
+    """A command that takes no model. If there is one, the error names the command that describes it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except help.USAGE_ERROR as error:
+            if "unexpected extra argument" in error.message:
+                error.message += "; `dyno explain model FILE` describes a model"
+            raise
 
 
 def info(
