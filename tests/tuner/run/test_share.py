@@ -232,6 +232,24 @@ def test_a_busy_machine_is_not_answered_by_a_longer_budget(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("verdict", "line"),
+    [
+        (
+            Verdict("settings.ubatch", "unclear", "noise is 41 %", 1.161, Estimate(0.946, 0.9, 1.0, 4)),
+            "unclear     settings.ubatch: 0.946 × on this machine, 1.161 × in the row; noise is 41 %",
+        ),
+        (
+            Verdict("settings.ubatch", "unsupported", "no such setting"),
+            "unsupported settings.ubatch: no such setting",
+        ),
+        (Verdict("settings.ubatch", "keep", "", 1.1), "keep        settings.ubatch: 1.100 × in the row"),
+    ],
+)
+def test_a_line_separates_ratios_from_the_reason(verdict: Verdict, line: str) -> None:
+    assert share_command._line(verdict) == line
+
+
 def test_a_row_without_a_proven_entry_names_no_profile(
     tmp_path: Path, trained_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,8 +136,12 @@ def test_the_command_line_serves_with_the_profile(tmp_path: Path, monkeypatch: p
         CliRunner().invoke(app, ["profiles", "export", str(file), "--bin", "x", "-m", str(model)]).exit_code
         == 1
     )
+    absent = CliRunner().invoke(app, ["profiles", "export", str(file), "-m", str(tmp_path / "absent.gguf")])
+    assert absent.exit_code == 0
+    assert f"{tmp_path}/absent.gguf does not exist here; give the model of the server with" in absent.stderr
     done = CliRunner().invoke(app, ["profiles", "export", str(file), "-m", str(model), "--", "--port", "0"])
     assert done.exit_code == 0, done.output
+    assert "does not exist" not in done.stderr
     words = shlex.split(done.stdout)
     command = [sys.executable, "-m", "dyno", *words[words.index("serve") :]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

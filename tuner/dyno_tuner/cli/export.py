@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,9 @@ def export(
         if not declared(profile.match.engine.name).foreign:
             if binaries is not None:
                 raise TuneError("--bin is for profiles of llama.cpp and ik_llama.cpp; this is one of dyno")
+            if not os.path.isfile(tuned):
+                place = os.path.abspath(tuned)
+                tell(f"{place} does not exist here; give the model of the server with --model FILE")
             return own_export.export(
                 profile, file, form or "dyno-serve", model=tuned, command=command or (), tell=tell
             )

@@ -19,7 +19,7 @@ from ..output.emit import comments_of
 from ..run.adopt import Adopted, adopt
 from ..run.session import check_place
 from ..run.share import MOST_BYTES, profile_of, read_row, row_of
-from ..run.verify import KEEP, verify
+from ..run.verify import KEEP, Verdict, verify
 from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
 from .arguments import command_line, declaration_of, devices_of, parse_duration
 
@@ -105,12 +105,21 @@ def import_(
         print(json.dumps(told))
     else:
         for v in result.verdicts:
-            now = f" {v.measured.ratio:.3f} × on this machine" if v.measured else ""
-            then = f", {v.recorded:.3f} × in the row" if v.recorded is not None else ""
-            print(f"{v.verdict:<11} {v.entry}:{now}{then} {v.reason}")
+            print(_line(v))
         print(_told(result, place))
     if result.profile is None:
         raise typer.Exit(1)
+
+
+def _line(verdict: Verdict) -> str:
+    """An entry of a row with its verdict, both ratios and the reason, as far as they are known."""
+    parts = []
+    if verdict.measured:
+        parts.append(f"{verdict.measured.ratio:.3f} × on this machine")
+    if verdict.recorded is not None:
+        parts.append(f"{verdict.recorded:.3f} × in the row")
+    known = "; ".join(filter(None, (", ".join(parts), verdict.reason)))
+    return f"{verdict.verdict:<11} {verdict.entry}: {known}"
 
 
 def _text_of(row: Path) -> str:
