@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -65,6 +66,20 @@ def test_the_command(model: Path, device: str, tmp_path: Path) -> None:
     assert "no API key is set" not in said
     assert "profile: " in said
     assert "serving m: 2 requests in parallel, context of 128 tokens each" in said
+
+
+@pytest.mark.parametrize(("template", "chosen"), [(None, None), (None, "chatml"), ("{{ messages }}", None)])
+def test_a_model_without_a_template_is_told_at_the_start(
+    template: str | None, chosen: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the first chat request is the first to know."""
+    model = chat_model(tmp_path / "m.gguf", template)
+    recipe = Recipe(str(model), Options(), "cpu", {"profile": None}, chat_template=chosen)
+    with caplog.at_level(logging.WARNING, "dyno.server"), opened(recipe):
+        pass
+    told = [r.getMessage() for r in caplog.records if "has no chat template" in r.getMessage()]
+    assert len(told) == (1 if template is None and chosen is None else 0)
+    assert all("--chat-template chatml" in line for line in told)
 
 
 def test_a_file_without_a_vocabulary_is_refused_at_the_start(tmp_path: Path) -> None:

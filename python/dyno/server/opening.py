@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno._drafting import speculation_of
 from dyno._vocabulary import has_vocabulary
+from dyno.chat import template_names
 from dyno.engine import Engine
 from dyno.errors import ModelError
 from dyno.scheduler import DEFAULT_SEQUENCES
@@ -63,6 +65,8 @@ def opened(recipe: Recipe) -> Iterator[tuple[Engine, Starlette]]:
         ModelError: The model has no vocabulary.
         DynoError: As in `Engine`, or the draft model does not fit.
     """
+    from dyno import _core
+
     _check_vocabulary(recipe.model)
     with contextlib.ExitStack() as stack:
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
@@ -77,6 +81,11 @@ def opened(recipe: Recipe) -> Iterator[tuple[Engine, Starlette]]:
             # Error messages for clients contain the name of the template, but must not show its folder.
             template = dataclasses.replace(template, name=Path(template.name).name)
             options = dataclasses.replace(options, template=template)
+        elif not template_names(_core.Gguf(recipe.model)):
+            logging.getLogger("dyno.server").warning(
+                "the model file has no chat template, so chat requests are refused; give --chat-template "
+                "FILE, or a built-in one such as --chat-template chatml"
+            )
         app = create_app(engine, options)
         stack.enter_context(app.state.scheduler)
         yield engine, app
