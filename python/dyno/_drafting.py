@@ -163,9 +163,10 @@ class Drafting:
         self._told_of.add(texts)
         _log.log(
             level,
-            "speculation slows decoding with %d text(s) at a time (%.0f tokens/s with drafts, %.0f without); "
+            "speculation slows decoding with %d text%s at a time (%.0f tokens/s with drafts, %.0f without); "
             "it pauses for %d steps",
             texts,
+            "" if texts == 1 else "s",
             *lost,
             Judge.PAUSE,
         )

@@ -143,6 +143,15 @@ def test_a_prompt_from_stdin_is_text(monkeypatch: pytest.MonkeyPatch, errors: st
         options.text_of_stdin()
 
 
+def test_a_closed_stdout_is_an_error_of_one_line(trained_model: Path) -> None:
+    """A service manager may start a command without it."""
+    words = [sys.executable, "-m", "dyno", "run", str(trained_model), "-p", "x", "-n", "1"]
+    script = 'exec "$@" >&-'
+    done = subprocess.run(["sh", "-c", script, "sh", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: standard output is closed, so the text cannot be printed; use > FILE\n"
+
+
 def test_an_error_amid_the_text_begins_a_line(dyno: Any, trained_model: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gguf"
     whole = bytearray(trained_model.read_bytes())

@@ -174,7 +174,7 @@ def test_it_pauses_where_it_loses_and_says_so(
         made = scheduler.drafts.drafts
     lines = [r.message for r in caplog.records if r.name == "dyno.scheduler"]
     assert len(lines) == 1
-    assert "speculation slows decoding with 1 text(s) at a time" in lines[0]
+    assert "speculation slows decoding with 1 text at a time" in lines[0]
     assert 16 <= made < 40
     assert next(ticks) > 150
 

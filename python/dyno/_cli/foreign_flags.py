@@ -213,7 +213,12 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("--predict", _VALUE, _HERE, "--max-tokens N"),
         ("-r --reverse-prompt", _VALUE, _HERE, "--stop TEXT"),
         ("--no-display-prompt", _NO, _HERE, "--no-echo"),
-        ("--ignore-eos", _NO, _MISSING, "generation stops at the end-of-text token of the model"),
+        (
+            "--ignore-eos",
+            _NO,
+            _MISSING,
+            "generation stops at the end-of-text token; requests of dyno serve have the field ignore_eos",
+        ),
         ("-e --escape", _NO, _MISSING, "let the shell write a line break: $'a\\nb'"),
         ("--no-escape", _NO, _NOT_NEEDED, "the prompt is used as it is"),
         ("--mirostat", _VALUE, _MISSING, _SAMPLER),

@@ -107,6 +107,8 @@ def run(
     variables = drawing.template_variables(chat_template_kwargs)
     offered = drawing.tool_definitions(tools)
     text = _prompt(prompt, file)
+    if sys.stdout is None:
+        raise OSError("standard output is closed, so the text cannot be printed; use > FILE")
     if not text and not chat:
         _check_empty(model, "--prompt" if file is None else "--file")
 

@@ -327,7 +327,7 @@ def test_an_interrupted_run_says_what_is_missing(faulty: tuple[Path, Outcome], t
         cut.write_bytes(b"\n".join(lines[:count]) + b"\n" + lines[count][:20])
         words = _check(page.render(cut)).words
         assert "no closing record" in words
-        assert "1 line(s) are incomplete" in words
+        assert "1 incomplete line and " in words
     cut.write_bytes(b"\n".join(lines[:1]) + b"\n")
     words = _check(page.render(cut)).words
     for missing in ("History", "Importance", "Quality gate", "Noise"):
@@ -390,7 +390,7 @@ def test_nonsense_is_counted_not_believed(faulty: tuple[Path, Outcome], tmp_path
     with journal.Journal(path) as book:
         for record in [*nonsense, *noise]:
             book.append(record)
-    assert f"{len(nonsense)} record(s) are inconsistent" in _check(page.render(path)).words
+    assert f"{len(nonsense)} inconsistent records: not shown" in _check(page.render(path)).words
 
 
 def test_what_is_no_journal(tmp_path: Path) -> None:

@@ -210,11 +210,11 @@ def test_the_report_leaves_the_record_out_and_names_it(
     apply, reason = ODD[odd]
     number = apply(found)
     path = written(tmp_path, found)
-    assert "1 record(s) are inconsistent" in page.render(path)
+    assert "1 inconsistent record: not shown" in page.render(path)
     (line,) = [r.getMessage() for r in caplog.records]
     assert line.startswith(f"journal {path}: record {number} (")
     assert reason in line
-    assert line.endswith("; 1 record(s) are left out of the report")
+    assert line.endswith("; the report leaves out 1 record")
 
 
 def test_a_report_of_a_journal_that_says_no_noise(whole: list[Record], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import JournalError
 from ..core.options import SPEED
+from ..core.protocol import counted
 from ..record import journal
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progr
                 )
                 _move_aside(path, progress)
             if loaded.damaged:
-                progress.say(f"journal {path}: {loaded.damaged} damaged line(s) left out")
+                progress.say(f"journal {path}: {counted(loaded.damaged, 'damaged line')} left out")
         else:
             _move_aside(path, progress)
     elif resume:

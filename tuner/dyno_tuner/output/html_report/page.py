@@ -17,6 +17,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import JournalError, TuneError
+from ...core.protocol import counted
 from ...record.journal import unpacked_name
 from ...record.validation import ODD
 from .elements import Page
@@ -72,7 +73,7 @@ def render(journal: Path) -> str:
             f"journal {journal}: its records do not fit together ({type(error).__name__}: {error!s:.100})"
         ) from error
     if run.odd:
-        _log.warning("%s; %d record(s) are left out of the report", run.odd[0], len(run.odd))
+        _log.warning("%s; the report leaves out %s", run.odd[0], counted(len(run.odd), "record"))
     return document(page)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.protocol import TrialStatus, changed_text, settings_text
+from ...core.protocol import TrialStatus, changed_text, counted, settings_text
 from . import analyse, figures
 from .analyse import estimate_of
 from .elements import Page, ratio_cells, section, soft, table, text
@@ -104,8 +104,10 @@ def _top(page: Page, run: Run, found: Verdict) -> None:
     if not found.final:
         page.missing.append(_UNCLOSED)
     if run.damaged or run.odd:
-        counts = f"{run.damaged} line(s) are incomplete and {len(run.odd)} record(s) are inconsistent"
-        page.missing += [f"{counts}; they are not shown.", *run.odd[:5]]
+        counts = (
+            f"{counted(run.damaged, 'incomplete line')} and {counted(len(run.odd), 'inconsistent record')}"
+        )
+        page.missing += [f"{counts}: not shown.", *run.odd[:5]]
     for name in run.absent:
         page.missing.append(f"{name}, the journal of another device of this search, does not exist.")
     stage = run.last("stage").get("name")
