@@ -289,6 +289,14 @@ def test_a_text_may_be_a_pipe(trained_model: Path, tmp_path: Path, words: tuple[
     assert done.returncode == 0, done.stderr
 
 
+def test_one_chunk_is_counted_as_one(dyno: Any, trained_model: Path, tmp_path: Path) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text("def add(a, b):\n    return a + b\n\n\n" * 40)
+    words = ("perplexity", "-m", trained_model, "-f", text, "-c", 64, "--chunks")
+    assert ", 1 chunk of 64)" in dyno(*words, 1).stdout
+    assert ", 2 chunks of 64)" in dyno(*words, 2).stdout
+
+
 def test_verbose_shows_the_trace(dyno: Any) -> None:
     for arguments in (("-v", "run"), ("run", "-v")):
         done = dyno(*arguments, "-m", "missing.gguf", "-p", "x")

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import typer.main
 from dyno import _core
+from dyno._cli import foreign_flags
 from dyno._cli import run as run_module
 from dyno._cli.flag_page import UNCHANGED, flags_page
 from dyno._cli.foreign_flags import FLAGS, Foreign, Takes, Verdict
 from dyno.cli import app
+from dyno.server.bodies import ChatBody
 from typer.testing import CliRunner
 
 MISSING = "missing.gguf"
@@ -165,6 +167,28 @@ def test_a_model_without_a_command(words: list[str]) -> None:
     assert (code, "a command must come first" in said, "dyno chat MODEL" in said) == (2, True, True), said
 
 
+def test_one_error_answers_all_sampling_flags_of_a_server() -> None:
+    """Model cards recommend four of them at once."""
+    flags = ["--temp", "0.6", "--top-k", "20", "--top-p", "0.95", "-n", "-1", "--no-mmap"]
+    code, said = dyno("serve", MISSING, *flags)
+    assert code == 2
+    assert "5 flags are not options of dyno:" in said
+    for name, field in (("--top-k", "top_k"), ("--top-p", "top_p"), ("-n", "max_tokens")):
+        assert f"{name}: in dyno, use the field {field} of a request" in said
+
+
+def test_fields_for_sampling_flags_exist() -> None:
+    assert set(foreign_flags._FIELDS) <= set(ChatBody.model_fields)
+
+
+@pytest.mark.parametrize("flag", ["-cnv", "--conversation", "-i", "-mli"])
+def test_a_chat_needs_no_flag_for_a_chat(flag: str, caplog: pytest.LogCaptureFixture) -> None:
+    code, said = dyno("chat", MISSING, flag)
+    assert "[gguf]" in said
+    assert code == 1
+    assert f"{flag} is not needed in dyno: dyno chat is a conversation" in caplog.text
+
+
 @pytest.mark.parametrize("command", ["run", "bench", "serve"])
 def test_several_models_are_no_last_one(command: str) -> None:
     """llama-bench measures each of them. The last one alone would be a result of the wrong model."""
@@ -219,6 +243,10 @@ def test_a_misspelt_command_names_the_nearest() -> None:
         (["chat", MISSING, "--file=x"], "--file: in dyno, use dyno run --chat -f FILE for one answer"),
         (["experts", MISSING, "-f", "x"], "-f: in dyno, use --text FILE"),
         (["serve", MISSING, "-p", "8080"], "-p: in dyno, use --port N"),
+        (["serve", MISSING, "-to", "600"], "-to: in dyno, use --timeout SECONDS"),
+        (["serve", MISSING, "--temp=0.6"], "--temp: in dyno, use the field temperature of a request"),
+        (["serve", MISSING, "--ignore-eos"], "--ignore-eos: in dyno, use the field ignore_eos of a request"),
+        (["chat", MISSING, "-st"], "-st: in dyno, use dyno run --chat -p TEXT"),
     ],
 )
 def test_an_option_of_another_command_names_its_own(words: list[str], said: str) -> None:

@@ -60,6 +60,7 @@ If you want to stay with llama.cpp, dyno can still help: `tune --engine llama.cp
 | `-sm` | `none` or `layer` |
 | `--numa` | `off`, `interleave`, `pin` or `mirror` ([NUMA nodes](several-devices.md#numa-nodes)) |
 | temperature | 0 in `dyno run`, 0.8 in `dyno chat`, 1.0 for requests of the server that give none |
+| flags of sampling with `dyno serve` | Each request sets its own, by fields such as `temperature`, `top_k` and `max_tokens`. The server has no defaults for them, and an error names the field. |
 | settings that a tune has found | Every command takes them from a [profile](profiles.md), and a line on stderr names it. |
 
 ## Flags that work unchanged

@@ -341,15 +341,49 @@ FLAGS: tuple[Foreign, ...] = tuple(
 )
 _BY_NAME = {name: flag for flag in FLAGS for name in flag.names}
 
-# By command: options of its siblings, and the way to the same thing.
-_OF_SIBLINGS = {
-    "bench": {"--json": "-o json"},
+# By field of a request: the options of llama-server and of dyno run for it.
+_FIELDS = {
+    "temperature": "--temp --temperature",
+    "top_k": "--top-k",
+    "top_p": "--top-p",
+    "min_p": "--min-p",
+    "typical_p": "--typical --typical-p",
+    "seed": "-s --seed",
+    "max_tokens": "-n --predict --n-predict --max-tokens",
+    "stop": "-r --reverse-prompt --stop",
+    "repeat_penalty": "--repeat-penalty",
+    "repeat_last_n": "--repeat-last-n",
+    "presence_penalty": "--presence-penalty",
+    "frequency_penalty": "--frequency-penalty",
+    "ignore_eos": "--ignore-eos",
+    "logit_bias": "-l --logit-bias",
+    "grammar": "--grammar --grammar-file",
+    "response_format": "-j --json-schema -jf --json-schema-file",
+}
+_CHATS = "dyno chat is a conversation, and Alt-Enter begins a new line"
+_MODES = "-cnv --conversation -i --interactive -if --interactive-first -mli --multiline-input"
+
+# By command: flags with another answer than elsewhere, and options of other commands.
+_OF_COMMAND: dict[str, dict[str, tuple[Verdict, str]]] = {
+    "bench": {"--json": (_HERE, "-o json")},
     "chat": {
-        **dict.fromkeys(("-p", "--prompt"), "dyno run --chat -p TEXT for one answer"),
-        **dict.fromkeys(("-f", "--file"), "dyno run --chat -f FILE for one answer"),
+        **dict.fromkeys(_MODES.split(), (_NOT_NEEDED, _CHATS)),
+        **dict.fromkeys(("-st", "--single-turn"), (_HERE, "dyno run --chat -p TEXT")),
+        **dict.fromkeys(("-no-cnv", "--no-conversation"), (_HERE, "dyno run -p TEXT")),
+        **dict.fromkeys(("-p", "--prompt"), (_HERE, "dyno run --chat -p TEXT for one answer")),
+        **dict.fromkeys(("-f", "--file"), (_HERE, "dyno run --chat -f FILE for one answer")),
     },
-    "experts": dict.fromkeys(("-f", "--file"), "--text FILE"),
-    "serve": {"-p": "--port N, or dyno run for a prompt", "--prompt": "dyno run -p TEXT"},
+    "experts": dict.fromkeys(("-f", "--file"), (_HERE, "--text FILE")),
+    "serve": {
+        "-p": (_HERE, "--port N, or dyno run for a prompt"),
+        "--prompt": (_HERE, "dyno run -p TEXT"),
+        "-to": (_HERE, "--timeout SECONDS"),
+        **{
+            name: (_HERE, f"the field {field} of a request")
+            for field, names in _FIELDS.items()
+            for name in names.split()
+        },
+    },
 }
 
 
@@ -358,21 +392,23 @@ class Command(help.Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
-            siblings = _OF_SIBLINGS.get(str(ctx.info_name), {})
-            return super().parse_args(ctx, _without_foreign(self.params, args, siblings))
+            answers = _OF_COMMAND.get(str(ctx.info_name), {})
+            return super().parse_args(ctx, _without_foreign(self.params, args, answers))
         except help.USAGE_ERROR as error:
             if "unexpected extra argument" in error.message and any(p.name == "prompt" for p in self.params):
                 error.message += "; give the prompt after -p, in quotes"
             raise
 
 
-def _without_foreign(params: list[Any], args: list[str], siblings: dict[str, str]) -> list[str]:
+def _without_foreign(
+    params: list[Any], args: list[str], answers: dict[str, tuple[Verdict, str]]
+) -> list[str]:
     """`args` without the flags that dyno does not need.
 
     Args:
         params: The options of the command.
         args: The words after its name.
-        siblings: Options of other commands of dyno, and the way to the same thing.
+        answers: Verdicts and reasons of this command alone, by flag.
 
     Raises:
         typer.BadParameter: A flag that changes results, that dyno lacks, or that is unknown.
@@ -400,8 +436,12 @@ def _without_foreign(params: list[Any], args: list[str], siblings: dict[str, str
                 kept += words
             if own[name].name == "model":
                 models.append(value)
-        elif name in siblings:
-            raise typer.BadParameter(f"{Verdict.HERE} {siblings[name]}", param_hint=name)
+        elif name in answers:
+            verdict, answer = answers[name][0], _answer(*answers[name])
+            if verdict is Verdict.UNNECESSARY:
+                _log.warning("%s is %s", word, answer)
+            else:  # its value may be left, because the command ends
+                refused.append((name, answer))
         elif (flag := _BY_NAME.get(name)) is not None:
             following = args[at] if at < len(args) and not equals else None
             takes_it = flag.takes is Takes.VALUE or (flag.takes is Takes.SWITCH and _is_switch(following))

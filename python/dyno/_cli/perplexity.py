@@ -123,7 +123,8 @@ def _chunks(
 def _print(result: Perplexity) -> None:
     out = sys.stdout
     out.write(f"ppl {result.ppl:.4f} ± {result.stderr:.4f}")
-    out.write(f"  ({result.tokens} tokens, {result.chunks} chunks of {result.ctx})\n")
+    chunks = "1 chunk" if result.chunks == 1 else f"{result.chunks} chunks"
+    out.write(f"  ({result.tokens} tokens, {chunks} of {result.ctx})\n")
     if result.comparison is not None:
         c = result.comparison
         out.write(f"reference ppl {result.reference_ppl:.4f}, ratio {result.ppl_ratio:.6f}\n")
