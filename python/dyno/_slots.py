@@ -144,5 +144,8 @@ class Slots:
 def larger_ctx(count: int, n_ctx_train: int) -> str:
     """Advice for tokens that do not fit: the `ctx` that holds `count` tokens, if the model allows it."""
     if count <= n_ctx_train:
-        return f"open the engine with ctx={count} or more (the model was made for {n_ctx_train})"
+        return (
+            f"open the engine with ctx={count} or more, on a command line -c {count} "
+            f"(the model was made for {n_ctx_train})"
+        )
     return f"no ctx is long enough: the model supports at most {n_ctx_train} positions"

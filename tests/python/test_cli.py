@@ -244,6 +244,9 @@ def test_errors(dyno: Any, tiny: Path, arguments: tuple[str, ...], code: int, me
         (("-p", ""), "--prompt: the prompt is empty"),
         (("-f", "EMPTY"), "--file: the prompt is empty"),
         (("-p", "x", "-j", "{"), "--json-schema: json_schema cannot be read"),
+        (("-p", "x", "-j", "x.json"), "; for the content of a file, give --json-schema-file"),
+        (("-p", "x", "-j", "EMPTY"), "; for the content of a file, give --json-schema-file"),
+        (("-p", "x", "--grammar", "x.gbnf"), "; for the content of a file, give --grammar-file"),
         (("-p", "x", "-j", "5"), "--json-schema: json_schema cannot be read: 5 is not a JSON schema"),
         (
             ("-p", "x", "-j", '{"type": "objekt"}'),

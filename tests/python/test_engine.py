@@ -156,7 +156,7 @@ def test_a_larger_context_is_advised_only_where_one_is_possible(tiny: Path) -> N
             lambda engine, count: engine.generate([1] * count),
         )
         for use in uses:
-            with pytest.raises(PlanError, match=f"ctx={n} or more .the model was made for {n}"):
+            with pytest.raises(PlanError, match=f"ctx={n} or more, on a command line -c {n} .the model"):
                 use(one, n)
             for engine in (
                 one,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -215,7 +216,10 @@ def rules(
     try:
         check_rules(kind, text)
     except PlanError as error:
-        raise typer.BadParameter(str(error).removeprefix("[grammar] "), param_hint=name) from error
+        why = str(error).removeprefix("[grammar] ")
+        if isinstance(value, str) and (os.path.isfile(value) or value.endswith((".json", ".gbnf", ".lark"))):
+            why += f"; for the content of a file, give {name}-file"
+        raise typer.BadParameter(why, param_hint=name) from error
     return {kind: text}
 
 
