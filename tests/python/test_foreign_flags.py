@@ -181,6 +181,29 @@ def test_fields_for_sampling_flags_exist() -> None:
     assert set(foreign_flags._FIELDS) <= set(ChatBody.model_fields)
 
 
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["run", MISSING, "def main"], "give the prompt after -p, in quotes"),
+        (["chat", MISSING, "Hello"], "type messages into the chat"),
+        (["serve", MISSING, "8080"], "the port follows --port"),
+        (["bench", MISSING, "other.gguf"], "one run measures one model"),
+    ],
+)
+def test_a_word_after_the_model_gets_advice(words: list[str], advice: str) -> None:
+    code, said = dyno(*words)
+    assert (code, f"({words[2]}); {advice}" in said) == (2, True), said
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"), [(r"Steps:\nStep 1:", True), ('print("a\\n")\n', False), ("plain", False)]
+)
+def test_a_backslash_n_is_no_line_break(prompt: str, told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """llama.cpp turns it into one by default. In a prompt with line breaks it is meant as it is."""
+    assert run_module._prompt(prompt, None) == prompt
+    assert ("let the shell write it: -p $'a\\nb'" in caplog.text) == told
+
+
 @pytest.mark.parametrize("flag", ["-cnv", "--conversation", "-i", "-mli"])
 def test_a_chat_needs_no_flag_for_a_chat(flag: str, caplog: pytest.LogCaptureFixture) -> None:
     code, said = dyno("chat", MISSING, flag)

@@ -53,6 +53,7 @@ If you want to stay with llama.cpp, dyno can still help: `tune --engine llama.cp
 |---|---|
 | placement | A model that fits is on the GPU as a whole. For a larger one dyno [chooses a placement](several-devices.md#automatic-placement), so leave out `-ngl`, `-ot` and `-ncmoe`. With `-ngl all` or `-ngl 99`, a model that does not fit is an error. |
 | `-c` | The context of each text, also in `dyno serve`: it is not divided by `-np`. The default is 4096, or the limit of the model if that is less. `-c 0` takes the limit of the model. |
+| `\\n` in `-p` | It stays a backslash and an n. Let the shell write a line break: `-p $'a\\nb'`. |
 | end of the context | Generation stops there. The context is never shifted. |
 | `-ub` | 512 on a CPU, and up to 4096 on a GPU. A profile can hold another value. |
 | `-fa`, repacked weights on a CPU | on |

@@ -387,6 +387,15 @@ _OF_COMMAND: dict[str, dict[str, tuple[Verdict, str]]] = {
 }
 
 
+# By command: the advice about a word after the model.
+_EXTRA = {
+    "run": "give the prompt after -p, in quotes",
+    "chat": "type messages into the chat, or give one to dyno run --chat -p TEXT",
+    "serve": "the port follows --port",
+    "bench": "one run measures one model",
+}
+
+
 class Command(help.Command):
     """A command that answers foreign flags by name. Its first bare word is the model."""
 
@@ -395,8 +404,8 @@ class Command(help.Command):
             answers = _OF_COMMAND.get(str(ctx.info_name), {})
             return super().parse_args(ctx, _without_foreign(self.params, args, answers))
         except help.USAGE_ERROR as error:
-            if "unexpected extra argument" in error.message and any(p.name == "prompt" for p in self.params):
-                error.message += "; give the prompt after -p, in quotes"
+            if "unexpected extra argument" in error.message and ctx.info_name in _EXTRA:
+                error.message += f"; {_EXTRA[ctx.info_name]}"
             raise
 
 

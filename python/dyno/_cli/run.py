@@ -206,7 +206,14 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
     if file is not None:
         return options.text_of(file)
     assert prompt is not None  # checked by the caller
-    return options.text_of_stdin() if prompt == "-" else prompt
+    if prompt == "-":
+        return options.text_of_stdin()
+    if "\\n" in prompt and "\n" not in prompt:  # llama.cpp replaces it by default
+        logging.getLogger("dyno.cli").warning(
+            "the prompt has a backslash and an n, and no line break; if you mean a line break, let the shell "
+            "write it: -p $'a\\nb'"
+        )
+    return prompt
 
 
 def _check_empty(model: Path, option: str) -> None:

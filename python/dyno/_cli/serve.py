@@ -351,9 +351,11 @@ def _resolved(host: str, port: int) -> _Address:
     try:
         found = socket.getaddrinfo(_bare(host), port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
+        behind = host.rpartition(":")[2] if host.count(":") == 1 else ""
+        port_too = f"; write --port {behind} for the port" if behind.isdecimal() else ""
         raise OSError(
-            f"--host {host!r} leads to no address; give an address or a name of this machine, such as "
-            "127.0.0.1, ::1 or localhost, or 0.0.0.0 for all of its addresses"
+            f"--host {host!r} leads to no address{port_too}; give an address or a name of this machine, such "
+            "as 127.0.0.1, ::1 or localhost, or 0.0.0.0 for all of its addresses"
         ) from error
     address: Any = min(found, key=lambda each: each[0] != socket.AF_INET)[4]
     return cast("_Address", address)
