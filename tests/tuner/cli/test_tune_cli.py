@@ -56,6 +56,10 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "threads" in _tune("--model", str(file), "--set", "thread=3")[1]
     assert "a whole number" in _tune("--model", str(file), "--set", "threads=many")[1]
     assert _tune()[0] == 2
+    for words in (("--resume",), ("--out", "x.yaml", "--budget", "1m")):
+        code, said = _tune(*words)
+        assert (code, "--model: no model was given; give the GGUF file" in said) == (2, True), said
+        assert "Commands:" not in said, "the whole help hides the error"
     code, said = _tune(str(file), "-ngl", "99")
     assert (code, "--set n_gpu_layers=VALUE" in said) == (2, True), said
     code, said = _tune(str(file), "-c", "4096")

@@ -191,6 +191,11 @@ def test_the_verdict_says_why_nothing_was_gained() -> None:
     )
 
 
+def test_the_verdict_counts_one_configuration_as_one() -> None:
+    tuned = Simulated("null", 1, max_trials=2).outcome
+    assert ": 1 other configuration was slower than the defaults or tied with them." in verdict(tuned)
+
+
 def test_the_verdict_of_a_tune_without_noise_names_what_ended_it() -> None:
     tuned = Simulated("null", 1, max_trials=4).outcome
     tuned.noise, tuned.margin, tuned.status = {}, {}, "interrupted"

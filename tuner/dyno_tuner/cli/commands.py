@@ -199,6 +199,11 @@ def tune(
             "command line, run `tune doctor -- …`"
         )
     if model is None:
+        if _given(context):
+            raise typer.BadParameter(
+                "no model was given; give the GGUF file as --model FILE, or as FILE alone",
+                param_hint="--model",
+            )
         print(context.get_help())
         raise typer.Exit(2)
     from ..run.cluster import tune_on
@@ -368,13 +373,21 @@ def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
 
 def _nothing_before(context: typer.Context) -> None:
     """Refuse options of a tune before a subcommand, which would be ignored. Only -v is valid for both."""
+    if given := _given(context):
+        raise typer.BadParameter(
+            f"{given[0]} is an option of `tune` and has no effect on "
+            f"`tune {context.invoked_subcommand}`; put the options of a subcommand after its name"
+        )
+
+
+def _given(context: typer.Context) -> list[str]:
+    """The options of `tune` on the command line, except -v."""
+    found = []
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name != "verbose" and source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(
-                f"{parameter.opts[0]} is an option of `tune` and has no effect on "
-                f"`tune {context.invoked_subcommand}`; put the options of a subcommand after its name"
-            )
+            found.append(parameter.opts[0])
+    return found
 
 
 def _cluster(address: str, stack: contextlib.ExitStack) -> Cluster:

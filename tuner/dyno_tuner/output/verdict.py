@@ -97,7 +97,8 @@ def _nothing(outcome: Outcome) -> str:
         return f"{UNPROVEN} yet: the tune was interrupted during the kernel stage; --resume continues it."
     counted = f"{tried} other configuration{'s' if tried != 1 else ''}"
     counted += f" and other kernels for {len(outcome.kernel_defaults)} ops" if outcome.kernel_defaults else ""
-    said = f"Nothing gains more than {noise}: {counted} were slower than the defaults or tied with them."
+    were = "was" if tried == 1 and not outcome.kernel_defaults else "were"
+    said = f"Nothing gains more than {noise}: {counted} {were} slower than the defaults or tied with them."
     untried = [name for name in outcome.defaults if name not in outcome.searched]
     if untried and outcome.status == "budget":
         said += f" The time ran out before {', '.join(untried)} could be tried: give a longer --budget."
