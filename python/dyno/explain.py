@@ -9,6 +9,8 @@ import numpy as np
 from dyno import _expected
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dyno.engine import Engine
 
 _LONG_ARRAY = 8
@@ -66,6 +68,21 @@ def plan(engine: Engine, *, nodes: bool = False) -> tuple[dict[str, Any], str]:
         several = len({node["device"] for node in result["nodes"]}) > 1
         text = "\n".join([text, "launches", *(_launch(node, several) for node in result["nodes"])])
     return result, text
+
+
+def shortages(plan: Mapping[str, Any]) -> list[str]:
+    """A line for each device with a memory limit below the memory that the plan needs. A plan alone is no
+    error, but a session of it would be."""
+    lines = []
+    for device in plan["devices"]:
+        parts = ("weights", "kv", "state", "arena", "stream")
+        needed, limit = sum(int(device[f"{part}_bytes"]) for part in parts), int(device["memory_limit"])
+        if 0 < limit < needed:
+            lines.append(
+                f"{device['name']} needs {needed / 2**20:.1f} MiB, and its limit is {limit / 2**20:.1f} MiB: "
+                "the model does not run with these options"
+            )
+    return lines
 
 
 def _launch(node: dict[str, Any], several: bool) -> str:

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -397,6 +398,16 @@ def test_explain_plan_of_several_sequences(dyno: Any, tiny: Path) -> None:
             assert told["kv_bytes"] == served.plan["kv_bytes"]
     assert count * json.loads(dyno(*given).stdout)["kv_bytes"] == told["kv_bytes"]
     assert dyno(*given, "--sequences", "0").returncode == 2
+
+
+def test_explain_plan_says_what_exceeds_a_limit(dyno: Any, trained_model: Path) -> None:
+    """It is the command to ask before a model runs on a smaller machine."""
+    words = ("explain", "plan", trained_model, "--ram", "64MiB", "--sequences")
+    done = dyno(*words, 64)
+    assert done.returncode == 0
+    assert re.search(r"warning: cpu needs \d+\.\d MiB, and its limit is 64\.0 MiB: the model", done.stderr)
+    assert dyno("run", trained_model, "-p", "x", "--ram", "64MiB", "--set", "sequences=64").returncode == 1
+    assert "its limit is" not in dyno(*words, 4).stderr
 
 
 def test_explain_plan_prints_every_launch_when_asked(dyno: Any, tiny: Path) -> None:

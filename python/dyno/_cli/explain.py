@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -90,6 +91,8 @@ def explain(
             state.print_choices(engine)
             if stage is Stage.plan:
                 result, text = stages.plan(engine, nodes=nodes)
+                for line in stages.shortages(engine.plan):
+                    logging.getLogger("dyno.cli").warning("%s", line)
             else:
                 result, text = stages.ops(engine, tokens)
     # Names in a file may hold control codes of a terminal.
