@@ -544,7 +544,14 @@ def test_profiles(dyno: Any, tmp_path: Path) -> None:
     report = json.loads(dyno("profiles", "check", bad, "--json").stdout)
     assert report[0]["ok"] is False
     assert dyno("profiles", "show", bad).returncode == 1
-    assert dyno("profiles", "list").returncode == 0
+    folder = tmp_path / "config/dyno/profiles"
+    folder.mkdir(parents=True)
+    bad.rename(folder / "bad.yaml")
+    (folder / "empty.yaml").touch()
+    listed = dyno("profiles", "list")
+    assert listed.returncode == 0
+    assert f"user     {folder}/bad.yaml:3: settngs: unknown key" in listed.stdout
+    assert f"user     {folder}/empty.yaml: empty" in listed.stdout
     assert isinstance(json.loads(dyno("profiles", "list", "--json").stdout), list)
 
 

@@ -58,7 +58,9 @@ def list_(json_: options.Json = False, verbose: state.Verbose = 0) -> None:
     if not found:
         print("no profiles found")
     for item in found:
-        print(f"{item.layer:8} {item.path}: {item.problem if item.profile is None else item.profile.label}")
+        problem = (item.problem or "").removeprefix("[profile] ").removeprefix(item.path)
+        label = problem if problem.startswith(":") else f": {problem}"
+        print(f"{item.layer:8} {item.path}{label if item.profile is None else f': {item.profile.label}'}")
 
 
 @app.command(cls=help.Command, epilog=help.examples("dyno profiles check profiles/*.yaml"))

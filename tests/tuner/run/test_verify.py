@@ -5,11 +5,13 @@ import datetime
 import gzip
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest_tuner import WORKLOAD
 from dyno import profiles
+from dyno.errors import DeviceError
 from dyno_tuner.cli.commands import app
 from dyno_tuner.core.errors import TuneError
 from dyno_tuner.core.protocol import Measurement, TrialStatus
@@ -17,6 +19,7 @@ from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.execution.worker import WorkerExecutor
 from dyno_tuner.record.history import history
 from dyno_tuner.record.journal import encode, load, of_profile, sha256
+from dyno_tuner.run import verify as verify_module
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options
 from dyno_tuner.run.verify import HARMFUL, KEEP, STALE, UNCLEAR, UNSUPPORTED, verify
@@ -25,9 +28,9 @@ from dyno_tuner.targets.simulated.target import SimulatedTarget, SimulationNoise
 from typer.testing import CliRunner
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dyno_tuner.core.protocol import Description
+
+SHIPPED = Path(__file__).resolve().parents[3] / "profiles"
 
 
 def _surface(tg: float = 1.15, **changes: Any) -> Any:
@@ -161,6 +164,23 @@ def test_a_setting_that_is_gone_does_not_condemn_its_group(profile: Path, tmp_pa
     found = _verify(changed, gone)
     assert found["settings.ubatch"].verdict == UNSUPPORTED
     assert found["settings.threads_batch"].verdict == KEEP
+
+
+def test_a_profile_of_a_gpu_names_the_machine_that_it_needs(
+    trained_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The advice to use the CPU instead would be wrong: its entries are for a GPU."""
+
+    def none(_: str) -> None:
+        raise DeviceError("[device] 'cuda': this build has no CUDA engine; use the device cpu, or build one")
+
+    monkeypatch.setattr(verify_module, "resolve_device", none)
+    shipped = next(p for p in SHIPPED.glob("h200-*.yaml"))
+    with pytest.raises(TuneError) as caught:
+        verify(shipped, str(trained_model))
+    assert str(caught.value).startswith("the profile (NVIDIA H200 · ")
+    assert "is for cuda devices, and none can be used here: 'cuda': this build has no" in str(caught.value)
+    assert "use the device cpu" not in str(caught.value)
 
 
 def test_wrong_answers_and_crashes_are_harmful(profile: Path) -> None:

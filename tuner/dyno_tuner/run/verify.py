@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
+from dyno.devices import resolve_device
+from dyno.errors import DeviceError
 from dyno.settings import SETTINGS
 
 from ..core.errors import BudgetError, TuneError
@@ -488,6 +490,8 @@ def verify(
             check_model(file)
             where, engine = device or profile.match.device.kind, profile.match.engine.name
             target = declared(engine)
+            if device is None and not target.foreign:
+                _check_device(profile, where)
             own_options = _binaries(path, profile, where, binaries) if target.foreign else {}
             text = text_beside(workload, path)
             if target.foreign and text is not None:
@@ -506,6 +510,18 @@ def verify(
         finally:
             if own:
                 executor.close()
+
+
+def _check_device(profile: profiles.Profile, kind: str) -> None:
+    """Raises TuneError if this build or machine has no device of the profile's kind."""
+    try:
+        resolve_device(kind)
+    except DeviceError as error:
+        why = str(error).removeprefix("[device] ").partition("; ")[0]
+        raise TuneError(
+            f"the profile ({profile.label}) is for {kind} devices, and none can be used here: {why}; verify "
+            "it on a machine of its kind"
+        ) from error
 
 
 def text_beside(workload: Workload, profile: Path) -> str | None:
