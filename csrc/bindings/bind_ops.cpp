@@ -11,7 +11,9 @@
 #include "bindings/ops_convert.h"
 #include "bindings/ops_run.h"
 #include "bindings/ops_time.h"
+#include "bindings/synthetic_args.h"
 #include "core/error.h"
+#include "ops/attention/adaptive.h"
 #include "ops/contract.h"
 #include "ops/names.h"
 #include "ops/registry.h"
@@ -98,6 +100,33 @@ int32_t sample_one(const nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb:
 
 }  // namespace
 
+static ops::Config adaptive_config(const ops::OpDesc& desc, int64_t sequences, int64_t depth,
+                                   const DeviceInfo& device) {
+  return std::visit(
+      [&]<typename D>(const D& d) -> ops::Config {
+        if constexpr (std::is_same_v<D, ops::AttentionDesc> || std::is_same_v<D, ops::RopeAttentionDesc>) {
+          DYNO_CHECK(PlanError, sequences >= 1 && sequences <= d.m && depth >= 1, "[ops] sequences=", sequences,
+                     " with depth=", depth, "; expected 1 to m=", d.m, " sequences of at least one position");
+          const std::vector<ops::SequenceRun> runs = divided_runs(d.m, sequences, depth);
+          ops::AttentionArgs args;
+          args.host_runs = runs.data();
+          args.n_runs = static_cast<int32_t>(sequences);
+          args.slot_positions = depth;
+          args.window = static_cast<int32_t>(depth);
+          ops::LaunchShape shape;
+          if constexpr (std::is_same_v<D, ops::AttentionDesc>) {
+            shape = ops::launch_shape(d, args);
+          } else {
+            shape = ops::launch_shape(d.attention(), args);
+          }
+          return ops::launch_config(d, shape, device);
+        } else {
+          throw PlanError(str_cat("[ops] ", ops::family_name(ops::family_of(desc)), " has no variant adaptive"));
+        }
+      },
+      desc);
+}
+
 void bind_ops(nb::module_& m) {
   nb::module_ o = m.def_submodule("ops", "Op families: descriptions, configurations, candidates and launches.");
   o.def("families", &list_families, nb::sig("def families() -> list[str]"), "Names of all op families.");
@@ -114,6 +143,17 @@ void bind_ops(nb::module_& m) {
         return config_to_dict(family, ops::default_config(desc_from_dict(family, desc), device_from_dict(device)));
       },
       "family"_a, "desc"_a, "device"_a = nb::none(), "What runs without a profile.");
+  o.def(
+      "launch_config",
+      [](std::string_view family_text, const nb::dict& desc, int64_t sequences, int64_t depth,
+         const OptionalDict& device) {
+        const ops::Family family = ops::family_from_name(family_text);
+        return config_to_dict(
+            family, adaptive_config(desc_from_dict(family, desc), sequences, depth, device_from_dict(device)));
+      },
+      "family"_a, "desc"_a, nb::kw_only(), "sequences"_a, "depth"_a, "device"_a = nb::none(),
+      "The configuration of a launch of variant adaptive (attention, rope_attention) for tokens that are divided among "
+      "sequences of up to depth positions.");
   o.def(
       "supports",
       [](std::string_view family_text, const nb::dict& desc, const nb::dict& config, const OptionalDict& device) {
@@ -174,16 +214,17 @@ void bind_ops(nb::module_& m) {
         "place. config=None takes the default. On a GPU (device=cuda:N) arrays are copied there and back, and captured "
         "launches run as a replayed graph; sm_count: launch as if the GPU had that many multiprocessors.");
   bind_ops_matmul(o);
-  o.def("time", &time_op, "family"_a, "desc"_a, "config"_a = nb::none(), nb::kw_only(), "threads"_a = 1,
-        "min_seconds"_a = 0.1, "rotate_bytes"_a = 0, "seed"_a = 0, "depth"_a = 0, "absent"_a = 0.0, "isa"_a = "auto",
-        "device"_a = "cpu",
-        "Seconds of each launch on synthetic data: at least min_seconds of them in all, after a warm-up. Launches walk "
-        "through copies of all arguments that fill rotate_bytes, so that caches are as cold as in a whole model; depth "
-        "is the number of positions before the batch (attention, kv_store), absent the share of rows (token, slot) of "
-        "matmul_id and moe_up_gate without an expert here.");
+  o.def(
+      "time", &time_op, "family"_a, "desc"_a, "config"_a = nb::none(), nb::kw_only(), "threads"_a = 1,
+      "min_seconds"_a = 0.1, "rotate_bytes"_a = 0, "seed"_a = 0, "depth"_a = 0, "sequences"_a = 1, "absent"_a = 0.0,
+      "isa"_a = "auto", "device"_a = "cpu",
+      "Seconds of each launch on synthetic data: at least min_seconds of them in all, after a warm-up. Launches walk "
+      "through copies of all arguments that fill rotate_bytes, so that caches are as cold as in a whole model; depth "
+      "is the number of positions before the batch (attention, kv_store), sequences the number of sequences that the "
+      "tokens belong to, absent the share of rows (token, slot) of matmul_id and moe_up_gate without an expert here.");
   o.def("time_configs", &time_op_configs, "family"_a, "desc"_a, "configs"_a, nb::kw_only(), "threads"_a = 1,
-        "min_seconds"_a = 0.1, "rotate_bytes"_a = 0, "seed"_a = 0, "depth"_a = 0, "absent"_a = 0.0, "isa"_a = "auto",
-        "device"_a = "cpu",
+        "min_seconds"_a = 0.1, "rotate_bytes"_a = 0, "seed"_a = 0, "depth"_a = 0, "sequences"_a = 1, "absent"_a = 0.0,
+        "isa"_a = "auto", "device"_a = "cpu",
         "As `time` for several configurations on the same data, one list each; empty where one cannot be launched.");
   m.def("sample", &sample_one, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "uniform"_a,
         "Draws one token from logits [n_vocab]: top-k, top-p, min-p, temperature; greedy at temperature 0.");

@@ -87,6 +87,12 @@ class ReadArguments {
     args.n_runs = static_cast<int32_t>(runs_.size());
     args.slot_positions = in_.number<int64_t>("slot_positions", m);
     cells_ = cells(runs_, args.slot_positions);
+    if constexpr (requires { args.depth; }) {
+      int64_t depth = 0;
+      for (const SequenceRun& run : runs_) depth = std::max(depth, int64_t{run.position} + run.n_tokens);
+      args.depth = in_.number<int64_t>("depth", depth);
+      args.host_runs = runs_.data();
+    }
   }
   // The state of each of these sequences.
   void state(const char* name, float*& data, int64_t elements) {

@@ -59,12 +59,13 @@ struct Request {
   double min_seconds;
   int64_t rotate_bytes;
   uint64_t seed;
-  int64_t depth;
+  int64_t depth, sequences;
   double absent;
 };
 
 Request request_of(ops::Family family, const nb::dict& desc, int threads, double min_seconds, int64_t rotate_bytes,
-                   uint64_t seed, int64_t depth, double absent, std::string_view isa, std::string_view device_text) {
+                   uint64_t seed, int64_t depth, int64_t sequences, double absent, std::string_view isa,
+                   std::string_view device_text) {
   const DeviceInfo device = device_from_name(device_text, isa);
   DYNO_CHECK(PlanError, min_seconds >= 0 && min_seconds <= 3600, "[time] min_seconds=", min_seconds,
              "; expected 0 to 3600");
@@ -72,10 +73,11 @@ Request request_of(ops::Family family, const nb::dict& desc, int threads, double
              "[time] rotate_bytes=", rotate_bytes, " is more than half of the memory, ", device.memory_bytes, " bytes");
   DYNO_CHECK(PlanError, depth >= 0 && depth < (int64_t{1} << 30), "[time] depth=", depth,
              " positions; expected 0 to 2^30");
+  DYNO_CHECK(PlanError, sequences >= 1 && sequences <= 4096, "[time] sequences=", sequences, "; expected 1 to 4096");
   DYNO_CHECK(PlanError, absent >= 0 && absent <= 1, "[time] absent=", absent, "; expected a share, 0 to 1");
   DYNO_CHECK(PlanError, absent == 0 || family == ops::Family::matmul_id || family == ops::Family::moe_up_gate,
              "[time] absent is for matmul_id and moe_up_gate, not for ", ops::family_name(family));
-  return {desc_from_dict(family, desc), device, threads, min_seconds, rotate_bytes, seed, depth, absent};
+  return {desc_from_dict(family, desc), device, threads, min_seconds, rotate_bytes, seed, depth, sequences, absent};
 }
 
 // As many sets of arguments as fill `rotate_bytes`. A launch reads only the experts that its ids name. With one choice
@@ -108,7 +110,7 @@ void time_configs(const Request& r, const std::vector<ops::Config>& configs, con
       [&]<typename D>(const D& d) {
         using Args = decltype(std::declval<SyntheticArgs&>().make(d));
         if (r.device.kind == DeviceKind::cpu) {
-          SyntheticArgs owner(r.seed, r.depth, r.absent);
+          SyntheticArgs owner(r.seed, r.depth, r.sequences, r.absent);
           const std::vector<Args> copies = make_copies(owner, d, r.rotate_bytes, r.absent);
           for (size_t i = 0; i < configs.size(); ++i) {
             timed(i, [&] {
@@ -121,7 +123,7 @@ void time_configs(const Request& r, const std::vector<ops::Config>& configs, con
         }
 #ifdef DYNO_HAVE_CUDA
         CudaTimer timer(r.device, r.desc, configs);
-        SyntheticArgs owner(r.seed, r.depth, r.absent,
+        SyntheticArgs owner(r.seed, r.depth, r.sequences, r.absent,
                             [&](const std::byte* host, size_t bytes) { return timer.upload(host, bytes); });
         const std::vector<Args> copies = make_copies(owner, d, r.rotate_bytes, r.absent);
         const size_t launches = std::max<size_t>(copies.size(), kLeastCaptured);
@@ -148,10 +150,10 @@ void time_configs(const Request& r, const std::vector<ops::Config>& configs, con
 
 std::vector<double> time_op(std::string_view family_text, const nb::dict& desc, const std::optional<nb::dict>& config,
                             int threads, double min_seconds, int64_t rotate_bytes, uint64_t seed, int64_t depth,
-                            double absent, std::string_view isa, std::string_view device) {
+                            int64_t sequences, double absent, std::string_view isa, std::string_view device) {
   const ops::Family family = ops::family_from_name(family_text);
   const Request request =
-      request_of(family, desc, threads, min_seconds, rotate_bytes, seed, depth, absent, isa, device);
+      request_of(family, desc, threads, min_seconds, rotate_bytes, seed, depth, sequences, absent, isa, device);
   const ops::Config chosen =
       config ? config_from_dict(family, *config) : ops::default_config(request.desc, request.device);
   const ops::Support support = ops::supports(request.desc, chosen, request.device);
@@ -164,11 +166,11 @@ std::vector<double> time_op(std::string_view family_text, const nb::dict& desc, 
 
 std::vector<std::vector<double>> time_op_configs(std::string_view family_text, const nb::dict& desc,
                                                  const std::vector<nb::dict>& configs, int threads, double min_seconds,
-                                                 int64_t rotate_bytes, uint64_t seed, int64_t depth, double absent,
-                                                 std::string_view isa, std::string_view device) {
+                                                 int64_t rotate_bytes, uint64_t seed, int64_t depth, int64_t sequences,
+                                                 double absent, std::string_view isa, std::string_view device) {
   const ops::Family family = ops::family_from_name(family_text);
   const Request request =
-      request_of(family, desc, threads, min_seconds, rotate_bytes, seed, depth, absent, isa, device);
+      request_of(family, desc, threads, min_seconds, rotate_bytes, seed, depth, sequences, absent, isa, device);
   std::vector<ops::Config> chosen;
   std::vector<size_t> places;
   for (size_t i = 0; i < configs.size(); ++i) {

@@ -220,6 +220,7 @@ nb::list capture_list(const std::vector<runtime::CaptureReport>& captures) {
     d["tokens"] = capture.tokens;
     d["sequences"] = capture.sequences;
     d["rows"] = capture.rows;
+    d["depth"] = capture.depth;
     d["captured"] = capture.captured;
     d["uses"] = capture.attempts.uses();
     d["failures"] = capture.attempts.failures();

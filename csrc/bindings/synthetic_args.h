@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <random>
@@ -16,6 +17,18 @@
 
 namespace dyno {
 
+// Runs of m tokens at `position`; if they do not divide evenly among the sequences, the first ones have one more.
+inline std::vector<ops::SequenceRun> divided_runs(int64_t m, int64_t sequences, int64_t position) {
+  std::vector<ops::SequenceRun> runs;
+  int32_t first = 0;
+  for (int64_t i = 0; i < sequences; ++i) {
+    const auto tokens = static_cast<int32_t>(m / sequences + (i < m % sequences ? 1 : 0));
+    runs.push_back({first, tokens, static_cast<int32_t>(position), static_cast<int32_t>(i)});
+    first += tokens;
+  }
+  return runs;
+}
+
 class SyntheticArgs {
  public:
   // Takes a filled host array and returns the address for launches. The host array may be freed if it was copied.
@@ -23,8 +36,8 @@ class SyntheticArgs {
 
   // `publish`: copies arrays for launches on another device; without it they stay in host memory. `absent`: share of
   // rows (token, slot) without an expert.
-  SyntheticArgs(uint64_t seed, int64_t depth, double absent, Publish publish = nullptr)
-      : random_(seed), depth_(depth), absent_(absent), publish_(std::move(publish)) {}
+  SyntheticArgs(uint64_t seed, int64_t depth, int64_t sequences, double absent, Publish publish = nullptr)
+      : random_(seed), depth_(depth), sequences_(sequences), absent_(absent), publish_(std::move(publish)) {}
 
   // Bytes of all arrays so far.
   int64_t total_bytes() const { return bytes_; }
@@ -65,11 +78,20 @@ class SyntheticArgs {
   void rows(const char*, const void*& x, ops::ActType act, int64_t count) { x = activations(act, count); }
   template <typename Args>
   void runs(int64_t m, Args& args) {
-    args.runs = one_run(m);
-    args.n_runs = 1;
-    args.slot_positions = positions_ = depth_ + m;
+    n_runs_ = std::min(m, sequences_);
+    const std::vector<ops::SequenceRun>& host = host_runs_.emplace_back(divided_runs(m, n_runs_, depth_));
+    const Block block = allocate(n_runs_ * static_cast<int64_t>(sizeof(ops::SequenceRun)));
+    std::memcpy(block.data, host.data(), host.size() * sizeof(ops::SequenceRun));
+    args.runs = publish<ops::SequenceRun>(block);
+    args.n_runs = static_cast<int32_t>(n_runs_);
+    args.slot_positions = depth_ + (m + n_runs_ - 1) / n_runs_;
+    positions_ = n_runs_ * args.slot_positions;
+    if constexpr (requires { args.depth; }) {
+      args.host_runs = host.data();
+      args.depth = args.slot_positions;
+    }
   }
-  void state(const char*, float*& data, int64_t elements) { data = floats(elements); }
+  void state(const char*, float*& data, int64_t elements) { data = floats(n_runs_ * elements); }
   template <typename Byte>
   void cache(const char*, Byte*& data, const char*, int64_t& row, DType type, int64_t elements, int64_t = 0) {
     row = static_cast<int64_t>(row_bytes(type, elements));
@@ -176,19 +198,15 @@ class SyntheticArgs {
     }
     return publish<int32_t>(block);
   }
-  const ops::SequenceRun* one_run(int64_t m) {
-    const Block block = allocate(sizeof(ops::SequenceRun));
-    *reinterpret_cast<ops::SequenceRun*>(block.data) = {0, static_cast<int32_t>(m), static_cast<int32_t>(depth_), 0};
-    return publish<ops::SequenceRun>(block);
-  }
-
   std::mt19937_64 random_;
-  int64_t depth_;
+  int64_t depth_, sequences_;
   double absent_;
-  int64_t positions_ = 0;  // of the cache
+  int64_t n_runs_ = 1;
+  int64_t positions_ = 0;  // of the cache, for all sequences
   Publish publish_;
   int64_t bytes_ = 0;
   std::vector<std::unique_ptr<std::byte, Free>> owned_;
+  std::deque<std::vector<ops::SequenceRun>> host_runs_;
 };
 
 }  // namespace dyno

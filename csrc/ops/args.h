@@ -144,6 +144,10 @@ struct AttentionArgs {
   int64_t slot_positions = 0;  // ctx
   const SequenceRun* runs = nullptr;
   int32_t n_runs = 0;
+  // For the division of a GPU launch only; they do not affect which keys are read. `runs` in host memory, or null, and
+  // an upper bound of their positions, after the batch; 0: slot_positions.
+  const SequenceRun* host_runs = nullptr;
+  int64_t depth = 0;
   const float* sinks = nullptr;  // [heads]
   float scale = 1.0f;
   float softcap = 0;   // if desc.softcap
@@ -227,7 +231,7 @@ struct MlaExpandArgs {
 struct QkvRopeStoreArgs {
   float* q = nullptr;      // updated in place; latent: read only
   int64_t q_stride = 0;    // between tokens, as the next ones
-  float* q_out = nullptr;  // only if latent
+  float* q_out = nullptr;  // if latent; a GPU also writes other queries here instead of in place, if it is not null
   int64_t q_out_stride = 0;
   const float* k = nullptr;
   int64_t k_stride = 0;
@@ -260,7 +264,8 @@ struct RopeAttentionArgs {
   const float* q_norm = nullptr;  // as in QkvRopeStoreArgs
   const float* k_norm = nullptr;
   float eps = 0;
-  const float* inv_freq = nullptr;  // [n_rot/2]
+  const int32_t* positions = nullptr;  // [m]
+  const float* inv_freq = nullptr;     // [n_rot/2]
   float mscale = 1.0f;
   std::byte* k_cache = nullptr;  // as in AttentionArgs; the rows of new tokens are written
   std::byte* v_cache = nullptr;
@@ -269,6 +274,8 @@ struct RopeAttentionArgs {
   int64_t slot_positions = 0;
   const SequenceRun* runs = nullptr;
   int32_t n_runs = 0;
+  const SequenceRun* host_runs = nullptr;  // as in AttentionArgs
+  int64_t depth = 0;
   const float* sinks = nullptr;
   float scale = 1.0f;
   float softcap = 0;
@@ -278,8 +285,8 @@ struct RopeAttentionArgs {
   int64_t out_stride = 0;
 
   AttentionArgs attention() const {
-    return {q,     q_stride, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs,
-            sinks, scale,    softcap, window,  settled,     out,         out_stride};
+    return {q,         q_stride, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs,
+            host_runs, depth,    sinks,   scale,   softcap,     window,      settled,        out,  out_stride};
   }
 };
 

@@ -48,6 +48,7 @@ constexpr uint32_t attention_groups(const AttentionDesc& d, std::string_view var
   if (variant.starts_with("latent")) return group_bit(KernelGroup::latent);
   if (variant.starts_with("flash")) return group_bit(heads_of(flash_head(d.dk, d.dv)));
   if (variant == "rows") return rows_groups(d);
+  if (variant == "adaptive" || variant == "stored") return attention_groups(d);
   return group_bit(heads_of(direct_head(std::max(d.dk, d.dv))));  // direct, token, token_cluster
 }
 

@@ -79,7 +79,7 @@ concept IsWeight = std::is_same_v<T, NeedsWeight> || std::is_same_v<T, MayUseWei
 
 // ---- mapping of operands to arguments ------------------------------------------------------------------------------
 
-using FieldNames = std::array<std::string_view, 12>;  // unused entries are empty
+using FieldNames = std::array<std::string_view, 16>;  // unused entries are empty
 
 // Arguments that depend on the u-batch; runtime/launch_node.h fills them.
 template <typename Args>

@@ -112,14 +112,14 @@ Selection::Launch Selection::launch(int32_t key, int64_t tokens, int64_t rows) c
   return launch;
 }
 
-Selection::Launch Selection::launch(const Node& node, int64_t tokens, int64_t runs, int64_t rows) const {
+Selection::Launch Selection::launch(const Node& node, int64_t tokens, int64_t runs, int64_t rows, int64_t depth) const {
   Launch own = launch(node.key, tokens, rows);
   if (node.gives >= 0) {
-    const int64_t tiles = tiles_between(node.gives, tokens, runs);
+    const int64_t tiles = tiles_between(node.gives, tokens, runs, depth);
     if (auto* up_gate = std::get_if<ops::UpGateDesc>(&own.desc)) up_gate->y_tiles = tiles;
     if (auto* attention = std::get_if<ops::AttentionDesc>(&own.desc)) attention->out_tiles = tiles;
   }
-  if (node.gets >= 0) std::get<ops::MatmulDesc>(own.desc).x_tiles = tiles_between(node.gets, tokens, runs);
+  if (node.gets >= 0) std::get<ops::MatmulDesc>(own.desc).x_tiles = tiles_between(node.gets, tokens, runs, depth);
   return own;
 }
 

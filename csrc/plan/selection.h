@@ -50,12 +50,13 @@ class Selection {
     const ops::Config& config;
   };
   Launch launch(int32_t key, int64_t tokens, int64_t rows) const;
-  // The same for a node, which may write or read its rows as f16 tiles.
-  Launch launch(const Node& node, int64_t tokens, int64_t runs, int64_t rows) const;
+  // The same for a node, which may write or read its rows as f16 tiles. `depth`: upper bound of the sequences'
+  // positions.
+  Launch launch(const Node& node, int64_t tokens, int64_t runs, int64_t rows, int64_t depth) const;
   // The height of the f16 tiles (ops/half_tiles.h) that two ops exchange for this many tokens; 0 if they exchange
-  // float32 rows or `passing` is -1.
-  int64_t tiles_between(int32_t passing, int64_t tokens, int64_t runs) const;
-  // The largest height over the nodes of an op, if the tokens belong to `runs` sequences.
+  // float32 rows or `passing` is -1. Attention over deep contexts divides the keys, and then writes rows.
+  int64_t tiles_between(int32_t passing, int64_t tokens, int64_t runs, int64_t depth) const;
+  // The largest height over the nodes of an op, if the tokens belong to `runs` sequences with short contexts.
   int64_t tiles_of(int32_t key, int64_t tokens, int64_t runs) const;
   // For printing: the choice for this many tokens.
   Choice choice(int32_t key, int64_t tokens) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "ops/attention/attention.h"
 #include "ops/half_tiles.h"
 #include "plan/selection.h"
 
@@ -66,10 +67,15 @@ Selection::Handover Selection::handover(const Passing& passing, Ends ends, int64
   return {.height = height, .reads = true};
 }
 
-int64_t Selection::tiles_between(int32_t passing, int64_t tokens, int64_t runs) const {
+int64_t Selection::tiles_between(int32_t passing, int64_t tokens, int64_t runs, int64_t depth) const {
   if (passing < 0) return 0;
   const Passing& rows = plan_->passings[static_cast<size_t>(passing)];
-  if (one_token_each(rows) && runs != tokens) return 0;
+  if (one_token_each(rows)) {
+    if (runs != tokens) return 0;
+    const Launch giver = launch(rows.from, tokens, tokens);
+    const auto& attention = std::get<ops::AttentionDesc>(giver.desc);
+    if (!ops::steps_in_one_part(attention, giver.config, depth, plan_->device(use(rows.from).device))) return 0;
+  }
   // Every launch asks, so the answer for these tokens is cached.
   std::atomic<int16_t>& known = heights_[static_cast<size_t>(passing)].at(static_cast<size_t>(tokens));
   if (const int16_t seen = known.load(std::memory_order_relaxed); seen != kUnknown) return seen;
@@ -82,13 +88,13 @@ int64_t Selection::tiles_of(int32_t key, int64_t tokens, int64_t runs) const {
   int64_t height = 0;
   for (const Node& node : plan_->list_for(tokens).nodes) {
     if (node.key != key) continue;
-    height = std::max({height, tiles_between(node.gives, tokens, runs), tiles_between(node.gets, tokens, runs)});
+    height = std::max({height, tiles_between(node.gives, tokens, runs, 0), tiles_between(node.gets, tokens, runs, 0)});
   }
   return height;
 }
 
 std::string Selection::condition(const Passing& passing) const {
-  return one_token_each(passing) ? ", if each token is of another sequence" : "";
+  return one_token_each(passing) ? ", if each token is of another sequence and the contexts are not deep" : "";
 }
 
 std::string Selection::passes_text(int32_t key, int64_t tokens) const {
@@ -102,7 +108,7 @@ std::string Selection::passes_text(int32_t key, int64_t tokens) const {
     const std::string share = str_cat("; ", nodes, " of ", use(key).count_in(list.id));
     const std::string beside =
         str_cat(passing.from == key ? " to the op that reads them" : " from the op that writes them");
-    if (tiles_between(index, tokens, tokens) > 0) {
+    if (tiles_between(index, tokens, tokens, 0) > 0) {
       text += str_cat(share, " as f16 tiles", beside, ", without a launch between them", condition(passing));
       continue;
     }

@@ -37,6 +37,7 @@ class CaptureAttempts {
 struct CaptureReport {
   bool draws = false;  // a step of generation; otherwise decoding
   int64_t tokens = 1, sequences = 1, rows = 1;
+  int64_t depth = 0;  // upper bound of the sequences' positions
   bool captured = false;
   CaptureAttempts attempts{};
 };

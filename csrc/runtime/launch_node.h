@@ -25,6 +25,7 @@ struct LaunchBatch {
   const ops::SequenceRun* runs = nullptr;
   int32_t n_runs = 0;
   std::span<const ops::SequenceRun> host_runs{};  // `runs` in host memory
+  int64_t depth = 0;                              // upper bound of their positions, see AttentionArgs
   int32_t run = 0;                                // index of the run that a per_run node computes
   const int32_t* pinned_routing = nullptr;
   int32_t* captured_routing = nullptr;
@@ -76,6 +77,8 @@ class Surroundings {
     args.v_row_bytes = static_cast<int64_t>(row_bytes(d.v_type, d.kv_heads * d.dv));
     args.runs = env_.batch.runs + env_.batch.run;
     args.n_runs = 1;
+    args.host_runs = env_.batch.host_runs.data() + env_.batch.run;
+    args.depth = int64_t{run_.position} + run_.n_tokens;
   }
   void give(ops::KvStoreArgs& args, const plan::KvStoreOperands& o) const {
     args.cache = o.into_values ? env_.values_of(node_.layer) : env_.keys_of(node_.layer);
@@ -102,6 +105,7 @@ class Surroundings {
   }
   void give(ops::RopeAttentionArgs& args, const plan::RopeAttentionOperands& o) const {
     rotate(args, o.rope_table);
+    args.positions = env_.batch.positions;
     read_cache(args);
     args.settled = true;
   }
@@ -138,6 +142,10 @@ class Surroundings {
     args.slot_positions = env_.plan.context.ctx;
     args.runs = env_.batch.runs;
     args.n_runs = env_.batch.n_runs;
+    if constexpr (requires { args.depth; }) {
+      args.host_runs = env_.batch.host_runs.data();
+      args.depth = env_.batch.depth;
+    }
   }
   void pin(ops::MoeRouteArgs& args, int32_t moe_index) const {
     if (env_.batch.pinned_routing == nullptr) return;
@@ -196,7 +204,8 @@ void launch_node(const plan::Node& node, Env& env) {
   const int64_t rows = expansion      ? int64_t{run.position} + run.n_tokens
                        : node.per_run ? int64_t{run.n_tokens}
                                       : env.tokens * node.rows_factor;
-  const plan::Selection::Launch launch = env.selection.launch(node, env.tokens, env.batch.n_runs, rows);
+  const plan::Selection::Launch launch =
+      env.selection.launch(node, env.tokens, env.batch.n_runs, rows, env.batch.depth);
   std::visit(
       [&]<typename Desc>(const Desc& d) {
         const auto& o = std::get<plan::OperandsOf<Desc>>(node.operands);

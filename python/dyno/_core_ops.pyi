@@ -20,6 +20,11 @@ def candidates(family: str, desc: dict[str, Any], device: dict[str, Any] | None 
 def default_config(family: str, desc: dict[str, Any], device: dict[str, Any] | None = None) -> dict[str, Any]:
     """What runs without a profile."""
 
+def launch_config(family: str, desc: dict[str, Any], *, sequences: int, depth: int, device: dict[str, Any] | None = None) -> dict[str, Any]:
+    """
+    The configuration of a launch of variant adaptive (attention, rope_attention) for tokens that are divided among sequences of up to depth positions.
+    """
+
 def supports(family: str, desc: dict[str, Any], config: dict[str, Any], device: dict[str, Any] | None = None) -> tuple[bool, str]:
     """(True, '') or (False, the reason)."""
 
@@ -79,12 +84,12 @@ def unpack(type: str, layout: str, w: numpy.typing.NDArray[numpy.uint8], rows: i
 def act_q8_row_bytes(k: int) -> int:
     """Bytes of a row of k quantised activations."""
 
-def time(family: str, desc: dict[str, Any], config: dict[str, Any] | None = None, *, threads: int = 1, min_seconds: float = 0.1, rotate_bytes: int = 0, seed: int = 0, depth: int = 0, absent: float = 0.0, isa: str = 'auto', device: str = 'cpu') -> list[float]:
+def time(family: str, desc: dict[str, Any], config: dict[str, Any] | None = None, *, threads: int = 1, min_seconds: float = 0.1, rotate_bytes: int = 0, seed: int = 0, depth: int = 0, sequences: int = 1, absent: float = 0.0, isa: str = 'auto', device: str = 'cpu') -> list[float]:
     """
-    Seconds of each launch on synthetic data: at least min_seconds of them in all, after a warm-up. Launches walk through copies of all arguments that fill rotate_bytes, so that caches are as cold as in a whole model; depth is the number of positions before the batch (attention, kv_store), absent the share of rows (token, slot) of matmul_id and moe_up_gate without an expert here.
+    Seconds of each launch on synthetic data: at least min_seconds of them in all, after a warm-up. Launches walk through copies of all arguments that fill rotate_bytes, so that caches are as cold as in a whole model; depth is the number of positions before the batch (attention, kv_store), sequences the number of sequences that the tokens belong to, absent the share of rows (token, slot) of matmul_id and moe_up_gate without an expert here.
     """
 
-def time_configs(family: str, desc: dict[str, Any], configs: Sequence[dict[str, Any]], *, threads: int = 1, min_seconds: float = 0.1, rotate_bytes: int = 0, seed: int = 0, depth: int = 0, absent: float = 0.0, isa: str = 'auto', device: str = 'cpu') -> list[list[float]]:
+def time_configs(family: str, desc: dict[str, Any], configs: Sequence[dict[str, Any]], *, threads: int = 1, min_seconds: float = 0.1, rotate_bytes: int = 0, seed: int = 0, depth: int = 0, sequences: int = 1, absent: float = 0.0, isa: str = 'auto', device: str = 'cpu') -> list[list[float]]:
     """
     As `time` for several configurations on the same data, one list each; empty where one cannot be launched.
     """

@@ -203,8 +203,9 @@ class Diagnostics:
 
         Returns:
             Dicts with `work` (`draw`: a step of `generate`; `decode`), its `tokens`, `sequences` and `rows`
-            of logits, whether it is `captured`, the number of `uses` before that, `failures`, `next_attempt`
-            (the use at which the capture is tried, None once captured) and the `reason` why the last attempt
+            of logits, the largest `depth` of a sequence in positions that it is for, whether it is
+            `captured`, the number of `uses` before that, `failures`, `next_attempt` (the use at which the
+            capture is tried, None once captured) and the `reason` why the last attempt
             failed. Work that is not captured runs launch by launch, with the same results but slower.
         """
         return self._engine._open().captures()

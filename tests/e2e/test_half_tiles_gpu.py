@@ -28,7 +28,7 @@ CACHE = {"kv_type_k": "f16", "kv_type_v": "f16"}
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "m.gguf"
     shape = {"n_layers": 4, "n_embd": 1024, "n_ff": 3072, "n_heads": 16, "n_kv_heads": 8, "head_dim": 128}
-    return tiny_model(path, "llama", dtype="q4_k", **shape)
+    return tiny_model(path, "llama", dtype="q4_k", n_ctx=1024, **shape)
 
 
 def rows_only(session: _core.Session, count: int) -> list[tuple[str, str, dict[str, Any], str]]:
@@ -46,14 +46,17 @@ def rows_only(session: _core.Session, count: int) -> list[tuple[str, str, dict[s
 
 
 def steps(model: Path, count: int, kernels: Sequence[Any] = (), **more: Any) -> np.ndarray:
-    """Logits of three steps of so many sequences, behind prompts of different lengths."""
+    """Logits of three steps of so many sequences, behind prompts of different lengths, at least `depth`."""
     random = np.random.default_rng(count)
+    depth = more.pop("depth", 3)
     load = {"device": "cuda:0", **more.pop("load", {})}
-    context = {"ctx": 96, "sequences": count, **CACHE, **more.pop("context", {})}
+    context = {"ctx": depth + 93, "sequences": count, **CACHE, **more.pop("context", {})}
     settings = {**SETTINGS, **more.pop("session", {})}
     session = _core.Session(model, load=load, context=context, session=settings, kernels=list(kernels))
     assert [entry["status"] for entry in session.kernel_report()] == ["applied"] * len(kernels)
-    prompts = [(slot, random.integers(0, 256, 3 + 11 * slot % 70, dtype=np.int32)) for slot in range(count)]
+    prompts = [
+        (slot, random.integers(0, 256, depth + 11 * slot % 70, dtype=np.int32)) for slot in range(count)
+    ]
     session.decode(prompts, "none")
     out = []
     for _ in range(3):
@@ -76,3 +79,56 @@ def test_steps_with_tiles_are_as_accurate_as_with_rows(model: Path, count: int) 
     tiles, rows = quality.nmse(exact, with_tiles[0]), quality.nmse(exact, with_rows)
     assert tiles < 1e-4
     assert tiles < 2 * rows
+
+
+@pytest.mark.parametrize("count", [9, 24])
+def test_steps_over_deep_contexts_divide_the_keys_and_pass_rows(tmp_path: Path, count: int) -> None:
+    """A replayed graph computes the same as its launches."""
+    depth = 2300
+    shape = {"n_layers": 3, "n_embd": 1024, "n_ff": 2048, "n_heads": 16, "n_kv_heads": 2, "head_dim": 128}
+    path = tiny_model(tmp_path / "m.gguf", "llama", dtype="q4_k", n_ctx=4096, **shape)
+    desc = {"m": count, "heads": 16, "kv_heads": 2, "dk": 128, "dv": 128, "k_type": "f16", "v_type": "f16"}
+    short, deep = (
+        _core.ops.launch_config("attention", desc, sequences=count, depth=positions, device=GPUS[0])
+        for positions in (96, depth)
+    )
+    assert short == {"variant": "direct", "rows": 8, "splits": 1}
+    assert deep["splits"] > 1
+    exact = steps(
+        path,
+        count,
+        depth=depth,
+        load={"numerics": "exact"},
+        context={"kv_type_k": "f32", "kv_type_v": "f32"},
+    )
+    graphs = {False, _core.build_info()["switches"]["GGML_CUDA_USE_GRAPHS"] == "ON"}
+    found = [
+        steps(path, count, depth=depth, session={"cuda_graphs": captured}) for captured in sorted(graphs)
+    ]
+    for other in found[1:]:
+        assert np.array_equal(found[0], other), "a replayed graph gives other bits"
+    assert quality.nmse(exact, found[0]) < 1e-4
+
+
+def test_a_generation_crosses_depths_with_a_graph_for_each(model: Path) -> None:
+    """Its tokens are the ones of decoding launch by launch."""
+    if _core.build_info()["switches"]["GGML_CUDA_USE_GRAPHS"] != "ON":
+        pytest.skip("a build without CUDA graphs")
+    prompt = np.random.default_rng(1).integers(0, 256, 490, dtype=np.int32)
+    found = []
+    for captured in (False, True):
+        session = _core.Session(
+            model,
+            load={"device": "cuda:0"},
+            context={"ctx": 600, **CACHE},
+            session={**SETTINGS, "cuda_graphs": captured},
+        )
+        logits = session.decode([(0, prompt)], "last")[0]
+        rows = []
+        for _ in range(40):
+            logits = session.decode([(0, np.array([int(logits[-1].argmax())], np.int32))], "last")[0]
+            rows.append(logits.copy())
+        found.append(np.concatenate(rows))
+        depths = [work["depth"] for work in session.captures() if work["captured"]]
+        assert depths == ([512, 600] if captured else [])
+    assert np.array_equal(*found), "a replayed graph gives other bits"

@@ -49,10 +49,14 @@ def make(
     sinks: bool = False,
     v_in_k: bool = False,
     gap: int = 0,
+    deep: int = 0,
     tiles: int = 0,
     selected: int = 0,
 ) -> Case:
-    """`tiles`: out leaves as f16 tiles of that height. `selected`: positions that a token reads."""
+    """`tiles`: out leaves as f16 tiles of that height. `selected`: positions that a token reads.
+
+    `deep`: the depth for which a GPU divides the keys, if not the depth of the runs.
+    """
     k_type, v_type = types.split()
     m = max(first + count for first, count, _, _ in runs)
     ctx = max(position + count for _, count, position, _ in runs) + 2
@@ -70,6 +74,7 @@ def make(
             "k_cache": np.ascontiguousarray(keys).reshape(-1),
             "slot_positions": ctx,
             "runs": runs,
+            **({"depth": deep} if deep else {}),
             "settled": 1,
             "scale": scale,
         }
@@ -127,6 +132,7 @@ def make(
         "selected": selected,
     }
     label = f"runs{len(runs)}-ctx{ctx}-window{window}" + (f"-tiles={tiles}" if tiles else "")
+    label += f"-deep={deep}" if deep else ""
     return Case("attention", desc, build, label)
 
 
@@ -231,6 +237,15 @@ def attention_cases() -> Iterator[Case]:
     yield make(8, 1, 128, 128, [(0, 70, 333, 1), (70, 3, 10, 0)], window=150, sinks=True)
     yield make(3, 3, 75, 41, [(0, 140, 129, 0)], gap=1)
     yield make(2, 1, 96, 96, [(0, 33, 900, 0)], softcap=20.0)
+    # Divisions for deep contexts: most parts have no keys. Tokens of one sequence, of several, of one each.
+    for deep in (3_000, 40_000, 1 << 20):
+        for types in ("f16 f16", "q8_0 q8_0"):
+            yield make(8, 2, 128, 128, [(0, 12, 700, 0)], types, deep=deep)
+            yield make(16, 2, 64, 64, [(0, 9, 190, 1), (9, 1, 900, 0)], types, deep=deep)
+            yield make(8, 4, 128, 128, [(i, 1, 60 * i, i) for i in range(10)], types, deep=deep)
+        yield make(8, 2, 128, 128, [(0, 40, 300, 0)], "bf16 bf16", window=200, sinks=True, deep=deep)
+        yield make(4, 2, 256, 256, [(0, 20, 500, 0)], "f16 f16", softcap=20.0, deep=deep)
+        yield make(3, 1, 301, 261, [(0, 30, 600, 0)], "f16 f16", gap=1, deep=deep)
     # Latent attention: values within the keys, one kv head.
     yield make(16, 1, 576, 512, [(0, 1, 77, 0)], "f16 f16", v_in_k=True)
     yield make(10, 1, 40, 20, [(0, 30, 40, 0)], v_in_k=True)

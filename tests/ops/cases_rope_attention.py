@@ -42,6 +42,7 @@ def make(
     sinks: bool = False,
     settled: bool = True,
     gap: int = 0,
+    deep: int = 0,
 ) -> Case:
     k_type, v_type = types.split()
     latent = nope is not None
@@ -66,9 +67,11 @@ def make(
             "inv_freq": inv_freq,
             "mscale": 1.25,
             "eps": 1e-5,
+            "positions": positions,
             "scale": scale,
             "slot_positions": ctx,
             "runs": runs,
+            **({"depth": deep} if deep else {}),
             "settled": int(settled),
             "out_stride": heads * dv + gap,
         }
@@ -177,7 +180,12 @@ def make(
         "windowed": window is not None,
         "softcap": softcap is not None,
     }
-    return Case("rope_attention", desc, build, f"runs{len(runs)}-ctx{ctx}-settled={settled}-gap{gap}")
+    return Case(
+        "rope_attention",
+        desc,
+        build,
+        f"runs{len(runs)}-ctx{ctx}-settled={settled}-gap{gap}" + (f"-deep={deep}" if deep else ""),
+    )
 
 
 @cases("rope_attention")
@@ -207,6 +215,13 @@ def rope_attention_cases() -> Iterator[Case]:
         yield make(
             heads, heads // 4, dim, dim, dim, [(0, 6, 1019, 1), (6, 2, 140, 0)], "q8_0 q8_0", k_norm=True
         )
+    # Divisions for deep contexts: most parts have no keys.
+    for deep in (3_000, 40_000, 1 << 20):
+        for types in ("f16 f16", "q8_0 q8_0"):
+            yield make(16, 2, 128, 128, 128, [(0, 1, 900, 0)], types, q_norm=True, k_norm=True, deep=deep)
+            yield make(8, 2, 64, 64, 64, [(0, 7, 700, 0)], types, settled=False, deep=deep)
+            yield make(8, 4, 128, 128, 64, [(0, 1, 300, 1), (1, 1, 77, 0)], types, k_norm=True, deep=deep)
+        yield make(28, 4, 128, 128, 128, [(0, 1, 640, 0)], "bf16 bf16", sinks=True, window=200, deep=deep)
     # Norms of values.
     for types in ("f16 f16", "bf16 bf16", "q8_0 q8_0"):
         yield make(8, 4, 128, 128, 128, [(0, 1, 300, 0)], types, q_norm=True, k_norm=True, v_norm=True)

@@ -205,7 +205,9 @@ def arithmetic_of(
             return PAIRS
         if variant in ("latent", "latent_cluster") and cache == "f32":
             return Arithmetic(22, steps=3 * _steps(desc["dk"] + DEPTH))
-        narrow = cache == "bf16" or (force_bf16 and cache == "q8_0" and variant.startswith("flash"))
+        narrow = cache == "bf16" or (
+            force_bf16 and cache == "q8_0" and variant.startswith(("flash", "adaptive", "stored"))
+        )
         bits = 8 if narrow else 11
         return Arithmetic(bits, bits, steps=_steps(desc["dk"] + DEPTH))
     if family == "mla_expand" and variant == "pairs":

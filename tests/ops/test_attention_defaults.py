@@ -63,14 +63,13 @@ def test_few_tokens_split_the_keys_whatever_the_cache_is_of(machine: dict[str, A
     dims = ((64, 64), (100, 100), (128, 128), (256, 256))
     for heads, width in itertools.product(((32, 8), (28, 4), (8, 4)), dims):
         for types in ("f16 f16", "bf16 bf16") if width == (100, 100) else ("f16 f16", "q8_0 q8_0", *MIXED):
-            for m in (1, 2):
-                config = default(desc_of(heads, width, types, m), machine)
-                assert config["variant"] == "direct", (heads, width, types, m, config)
+            for m in (1, 2, 8) if types in MIXED else (1, 2, 8, 16):
+                desc = desc_of(heads, width, types, m)
+                config = default(desc, machine)
+                if types not in MIXED:
+                    assert config == {"variant": "adaptive"}
+                    config = ops.launch_config("attention", desc, sequences=1, depth=16_000, device=machine)
                 assert config["splits"] > 1, (heads, width, types, m, config)
-            if width in ((100, 100), (256, 256)):
-                for m in (8, 16, 24) if machine is HOPPER else (8,):
-                    config = default(desc_of(heads, width, types, m), machine)
-                    assert config["splits"] > 1, (heads, width, types, m, config)
 
 
 @pytest.mark.parametrize("types", MIXED)
@@ -82,19 +81,14 @@ def test_caches_of_two_types_get_four_blocks_a_multiprocessor(types: str) -> Non
     assert default(desc_of((32, 8), (128, 128), types, 65), HOPPER)["variant"] == "flash_wgmma"
 
 
-def test_blocks_have_eight_rows_where_sixteen_do_not_fit() -> None:
-    for types, width in (("f16 q8_0", 256), ("f16 f16", 256), ("bf16 bf16", 512)):
-        wide = (width, width)
-        assert default(desc_of((8, 4), wide, types, 12), HOPPER)["rows"] == 8
-        # With more tokens, tiles of 64 rows read the cache less often, if the chip can split their keys.
-        assert default(desc_of((8, 4), wide, types, 40), HOPPER)["variant"] == "flash_wgmma"
-        assert default(desc_of((8, 4), wide, types, 40), AMPERE)["variant"] == "direct"
-        # So they do if there are too many tiles of 8 rows to split their keys.
-        if width <= 256:
-            assert default(desc_of((64, 16), wide, types, 12), HOPPER)["variant"] == "flash_wgmma"
-    assert default(desc_of((8, 4), (128, 128), "f16 f16", 12), HOPPER)["rows"] == 16
-    # 16 rows of 128 need more shared memory than a chip of 7.5 has.
-    assert default(desc_of((8, 4), (128, 128), "f16 f16", 12), TURING)["rows"] == 8
+def test_wide_heads_of_two_types_have_blocks_of_eight_rows_or_sixty_four() -> None:
+    wide = (256, 256)
+    assert default(desc_of((8, 4), wide, "f16 q8_0", 12), HOPPER)["rows"] == 8
+    # With more tokens, tiles of 64 rows read the cache less often, if the chip can split their keys.
+    assert default(desc_of((8, 4), wide, "f16 q8_0", 40), HOPPER)["variant"] == "flash_wgmma"
+    assert default(desc_of((8, 4), wide, "f16 q8_0", 40), AMPERE)["variant"] == "direct"
+    # So they do if there are too many tiles of 8 rows to split their keys.
+    assert default(desc_of((64, 16), wide, "f16 q8_0", 12), HOPPER)["variant"] == "flash_wgmma"
 
 
 @pytest.mark.parametrize(

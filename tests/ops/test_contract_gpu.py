@@ -58,6 +58,10 @@ def test_every_candidate_is_right_on_the_gpu(case: Case) -> None:
                 again = launch(
                     case, config, args, outputs, device="cuda:0", captured=captured, sm_count=sm_count
                 )
+                if sm_count and config["variant"] == "adaptive":  # it divides the keys for the chip
+                    with allowing(allowed[arithmetic]):
+                        check(again)
+                    continue
                 for name, value in first.items():
                     if name == "workspace":  # scratch memory: rows of an expert in any order
                         continue

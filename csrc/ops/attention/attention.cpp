@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "ops/attention/adaptive.h"
 #include "ops/attention/cpu_launch.h"
 #include "ops/attention/decode_cut.h"
 #include "ops/attention/kernels.h"
@@ -26,8 +27,8 @@ constexpr int64_t kDecodeMaxTokens = 64;
 // Minimum tokens for f32 caches on tensor cores; with fewer, most rows of their tiles would be empty.
 constexpr int64_t kPairsLeastTokens = 16;
 
-// Maximum tokens for `direct` with 8 rows in a block, where 16 do not fit and the chip has wgmma; with more, wgmma
-// reads the cache less often.
+// Maximum tokens for `direct` over wide heads of two types if the chip has wgmma; with more, wgmma reads the cache less
+// often.
 constexpr int64_t kDirectEightsTokens = 16;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -181,18 +182,26 @@ Support direct_supports(const AttentionDesc& desc, const Config& config, const D
   return Support::yes();
 }
 
+// Its kernels with a block of 8 rows support the most shapes.
+Support adaptive_supports(const AttentionDesc& desc, const DeviceInfo& device) {
+  if (!desc.v_in_k && desc.k_type != desc.v_type) {
+    return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(desc.v_type),
+                               ": variant adaptive reads keys and values of one type"));
+  }
+  return direct_supports(desc, direct_params{.rows = 8, .splits = 1}, device);
+}
+
 // HalfTiles are written by the kernel for steps (steps.cuh).
 Support tiles_supports(const AttentionDesc& desc, const Config& config) {
-  const bool in_one_part = (config.variant == k_direct && direct_params::of(config).splits == 1) ||
+  const bool in_one_part = config.variant == k_adaptive ||
+                           (config.variant == k_direct && direct_params::of(config).splits == 1) ||
                            config.variant == k_flash || config.variant == k_flash_wgmma;
   if (!in_one_part) return Support::no("attention writes f16 tiles only if the keys of a sequence are in one part");
   if (desc.out_tiles != 16 && desc.out_tiles != 32 && desc.out_tiles != 64) {
     return Support::no(str_cat("f16 tiles have 16, 32 or 64 rows, not ", desc.out_tiles));
   }
   const int64_t group = desc.heads / desc.kv_heads;
-  const bool halves = desc.k_type == desc.v_type && (desc.k_type == DType::f16 || desc.k_type == DType::bf16);
-  const bool heads = desc.dk == desc.dv && (desc.dk == 64 || desc.dk == 128) && group <= kStepsRows;
-  if (!halves || !heads || desc.v_in_k || desc.softcap || desc.exact) {
+  if (!steps_shape(desc)) {
     return Support::no("attention writes f16 tiles only over f16 or bf16 caches, with heads of 64 or 128");
   }
   if (group * desc.dv % HalfTiles::kBlock != 0) {
@@ -292,7 +301,8 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
     return Support::no(str_cat("out_tiles=", desc.out_tiles, ": only CUDA kernels write f16 tiles"));
   }
   if (!checked || device.kind == DeviceKind::cpu) return checked;
-  const bool splits = config.variant == k_direct || config.variant == k_latent || config.variant == k_latent_cluster ||
+  const bool splits = config.variant == k_adaptive || config.variant == k_direct || config.variant == k_latent ||
+                      config.variant == k_latent_cluster ||
                       (config.variant == k_rows && rows_params::of(config).splits > 1);
   // Tiles of selected positions have rows of one token each, so that one part of the keys is enough for a prompt.
   const bool prompt = desc.selected > 0 && config.variant == k_latent && latent_params::of(config).splits == 1;
@@ -312,22 +322,12 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
   if (config.variant == k_latent) return latent_supports(desc, device);
   if (config.variant == k_latent_cluster) return latent_cluster_supports(desc, device);
   if (config.variant == k_flash_pairs) return flash_pairs_supports(desc, config, device);
+  if (config.variant == k_adaptive) return adaptive_supports(desc, device);
   return config.variant == k_direct ? direct_supports(desc, config, device) : flash_supports(desc, config, device);
 }
 
 bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device) {
   return device.kind == DeviceKind::cuda && supports(desc, flash_pairs_params{.rows = 64, .splits = 1}, device).ok;
-}
-
-// Multiprocessors are grouped by up to 18, and a cluster of eight runs within one group: two clusters fill a group.
-constexpr int64_t kMultiprocessorsOfCluster = 9;
-
-int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device) {
-  const bool waves = tiles > 1 && type == DType::f32;
-  if (tiles == 1) return std::max<int64_t>(1, device.sm_count / kMultiprocessorsOfCluster);
-  const int64_t blocks = waves ? 4 * device.sm_count : device.sm_count / 2;
-  const int64_t clusters = std::max<int64_t>(1, blocks / (tiles * kClusterBlocks));
-  return waves ? std::min<int64_t>(clusters, kMostClusters / 2) : clusters;
 }
 
 namespace {
@@ -378,29 +378,19 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
   if (const std::optional<Config> two_types = two_types_default(desc, device)) return *two_types;
   const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
   const auto blocks = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
-  // As many parts as give every multiprocessor one block: they share a cache that is read once for 8 or 16 rows.
+  if (blocks(64) < device.sm_count && supports(desc, adaptive_params{}, device)) return adaptive_params{};
   if (desc.m <= kDecodeMaxTokens && blocks(64) < device.sm_count) {
-    const int64_t widest = std::max(desc.dk, desc.dv);
-    const bool sixteens = supports(desc, direct_params{.rows = 16, .splits = 1}, device).ok;
-    const bool one_tile = desc.m * group <= 8;
-    const bool eights = !one_tile && !sixteens && (desc.m <= kDirectEightsTokens || !has_wgmma(device));
-    const int16_t rows = one_tile || eights ? 8 : 16;
-    const bool fours = desc.dk % 8 != 0 || desc.dv % 8 != 0;
-    // Of these shapes steps.cuh runs no tokens of many sequences, for which the keys would have to be in one part. Two
-    // blocks of 8 rows with heads up to 128 fit on a multiprocessor. Wider heads then take two turns, which is worth it
-    // if no other variant splits the keys.
-    const bool in_parts = eights || fours;
-    const int64_t room = device.sm_count * (in_parts && widest <= (has_wgmma(device) ? 128 : kFlashMaxHead) ? 2 : 1);
     std::optional<Config> best;
+    // For wide heads of two types: as many parts as give every multiprocessor a block, or two if tiles of 64 rows could
+    // not split the keys. With many tokens, or without room for parts, those tiles read the cache less often.
+    const int64_t room = device.sm_count * (has_wgmma(device) ? 1 : 2);
+    const bool few = desc.m <= kDirectEightsTokens || desc.m * group <= 8 || !has_wgmma(device);
     for (const Config& config : kInstances) {
-      if (config.variant != k_direct || !supports(desc, config, device)) continue;
+      if (!few || config.variant != k_direct || !supports(desc, config, device)) continue;
       const auto direct = direct_params::of(config);
-      const bool fits = direct.splits == 1 || blocks(rows) * direct.splits <= room;
-      if (direct.rows == rows && fits) best = config;
+      if (direct.rows == 8 && (direct.splits == 1 || blocks(8) * direct.splits <= room)) best = config;
     }
-    // If small tiles leave no room to split their keys, tiles of 64 rows do.
-    const bool whole = best && direct_params::of(*best).splits == 1;
-    if (best && !(whole && in_parts && widest <= kFlashMaxHead && has_wgmma(device))) return *best;
+    if (best && (direct_params::of(*best).splits > 1 || !has_wgmma(device))) return *best;
     best.reset();
     for (const Config& config : kInstances) {
       if (config.variant != k_latent_cluster || !supports(desc, config, device)) continue;
@@ -473,6 +463,25 @@ Config default_config(const AttentionDesc& desc, const DeviceInfo& device) {
   return blocked_config(tiles(64) < device.cores ? 16 : 64, 64);
 }
 
+Config launch_config(const AttentionDesc& desc, const LaunchShape& shape, const DeviceInfo& device) {
+  const AdaptiveKernels kernels{.steps = steps_shape(desc),
+                                .sixteens = supports(desc, direct_params{.rows = 16, .splits = 1}, device).ok,
+                                .flash = supports(desc, flash_wgmma_params{.rows = 64, .splits = 1}, device).ok};
+  const AdaptiveChoice best = best_kernel(kernels, shape, device);
+  const auto rows = static_cast<int16_t>(best.rows), splits = static_cast<int16_t>(best.parts);
+  if (best.kernel == AdaptiveKernel::flash) return flash_wgmma_params{.rows = rows, .splits = splits};
+  return direct_params{.rows = rows, .splits = splits};  // with one part for steps
+}
+
+bool steps_in_one_part(const AttentionDesc& desc, const Config& config, int64_t depth, const DeviceInfo& device) {
+  if (config.variant != k_adaptive || desc.windowed) return true;  // a window is short
+  AttentionArgs args;
+  args.n_runs = static_cast<int32_t>(desc.m);
+  args.slot_positions = depth;
+  const Config chosen = launch_config(desc, launch_shape(desc, args), device);
+  return chosen.variant == k_direct && direct_params::of(chosen).splits == 1;
+}
+
 // Assumes a cache with only this batch, because a Desc does not have the depth.
 Cost cost(const AttentionDesc& desc) {
   const double m = static_cast<double>(desc.m), heads = static_cast<double>(desc.heads);
@@ -501,6 +510,7 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
   if (config.variant == k_latent_cluster) {
     return attention_partials_bytes(desc, kLatentRows, latent_cluster_params::of(config).clusters);
   }
+  if (config.variant == k_adaptive) return adaptive_scratch_bytes(desc.dv);
   if (config.variant == k_direct) {
     const auto direct = direct_params::of(config);
     return attention_partials_bytes(desc, direct.rows, direct.splits);
@@ -562,7 +572,9 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
     return;
   }
   if (prompts && attention_steps_cuda(args, desc, stream)) return;
-  if (config.variant == k_flash) {
+  if (config.variant == k_adaptive) {
+    launch(launch_config(desc, launch_shape(desc, args), *stream.device), desc, args, stream);
+  } else if (config.variant == k_flash) {
     attention_flash_cuda(args, desc, flash_params::of(config).rows, stream);
   } else if (config.variant == k_flash_wgmma) {
     const auto wgmma = flash_wgmma_params::of(config);

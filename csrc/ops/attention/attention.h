@@ -25,6 +25,9 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config);
 int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device);
 // Whether f32 keys and values of such heads are multiplied on tensor cores as f16 pairs.
 bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device);
+// Whether a launch over one token of each of desc.m sequences, with up to `depth` positions each, leaves the keys of a
+// sequence in one part, so that it can write f16 tiles.
+bool steps_in_one_part(const AttentionDesc& desc, const Config& config, int64_t depth, const DeviceInfo& device);
 // The cache must already have the keys and values of this batch's tokens. Throws PlanError for runs outside the batch
 // or the cache.
 void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context);

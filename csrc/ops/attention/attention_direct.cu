@@ -1,4 +1,5 @@
 // The launch of direct attention, alone or with norm, rotation and store: selects the instance.
+#include "ops/attention/adaptive.h"
 #include "ops/attention/direct.cuh"
 #include "ops/kernel_groups.h"
 
@@ -38,18 +39,9 @@ device::Scalar scalar_of(DType type) {
   return type == DType::bf16 ? device::Scalar::bf16 : type == DType::q8_0 ? device::Scalar::q8_0 : device::Scalar::f16;
 }
 
-// `most`: upper bound. If every run has one token, a tile has no more rows than the heads of a kv head, and a block of
-// 8 rows needs half the registers of a block of 16.
-int rows_of(const DirectTask& task, const AttentionDesc& desc, int most) {
-  return task.common.args.n_runs == desc.m && task.common.group <= 8 ? 8 : most;
-}
-
-void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int most_rows, int splits,
-           CudaStream& stream) {
-  const int rows = rows_of(task, desc, most_rows);
-  const AttentionTiles tiles{rows, task.common.group};
-  const dim3 grid(static_cast<unsigned>(tiles.bound(desc.m, task.common.args.n_runs)),
-                  static_cast<unsigned>(desc.kv_heads), static_cast<unsigned>(splits));
+void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int most_rows, CudaStream& stream) {
+  const LaunchShape shape = launch_shape(desc, task.common.args);
+  const int rows = direct_rows(shape, most_rows);
   const auto keys = scalar_of(desc.k_type), values = desc.v_in_k ? keys : scalar_of(desc.v_type);
   const int head = direct_head(desc.dk > desc.dv ? desc.dk : desc.dv);
   // Chips without asynchronous copies, or whose shared memory is too small, load rows of q8_0 directly.
@@ -76,6 +68,8 @@ void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int mo
     }
     throw_left_out(heads_of(head));
   };
+  const dim3 grid(static_cast<unsigned>(shape.tiles(rows)), static_cast<unsigned>(desc.kv_heads),
+                  static_cast<unsigned>(task.common.splits));
   choose()(chosen, keys, values, rows, grid, stream.handle);
 }
 
@@ -106,7 +100,7 @@ FreshRows make_fresh_rows(const RopeAttentionArgs& args, const RopeAttentionDesc
 void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
                            CudaStream& stream) {
   if (splits == 1 && attention_steps_cuda(args, desc, stream)) return;
-  start(task_of(args, desc, splits, stream), desc, false, rows, splits, stream);
+  start(task_of(args, desc, splits, stream), desc, false, rows, stream);
 }
 
 bool attention_steps_cuda(const AttentionArgs& args, const AttentionDesc& desc, CudaStream& stream) {
@@ -127,7 +121,7 @@ DirectTask rope_direct_task(const RopeAttentionArgs& args, const RopeAttentionDe
 
 void rope_attention_direct_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int rows, int splits,
                                 CudaStream& stream) {
-  start(rope_direct_task(args, desc, splits, stream), desc.attention(), true, rows, splits, stream);
+  start(rope_direct_task(args, desc, splits, stream), desc.attention(), true, rows, stream);
 }
 
 }  // namespace dyno::ops

@@ -82,6 +82,62 @@ void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, 
   }
 }
 
+namespace {
+
+constexpr int kCombineWarps = 4;
+
+// A warp adds the parts of row blockIdx.z * kCombineWarps + its number, four dimensions in a lane at a time.
+__global__ void __launch_bounds__(32 * kCombineWarps)
+    flash_combine(const __grid_constant__ FlashTask task, const int tile_rows, const int step) {
+  device::let_next_start();
+  device::wait_for_previous();
+  const CudaAttention& t = task.common;
+  const int kv_head = blockIdx.x, lane = threadIdx.x % 32;
+  const int row = blockIdx.z * kCombineWarps + threadIdx.x / 32;
+  const CudaTile tile = find_tile(t, blockIdx.y, tile_rows);
+  if (row >= tile.rows()) return;
+  const int active = split_keys(t, tile, 0, step).active;
+  if (active == 1) return;  // written directly
+  const float* first = batch_partial_row(t, tile, kv_head, 0, row);
+  const int64_t distance = batch_partial_row(t, tile, kv_head, 1, row) - first;
+  const float* mine = first + lane * distance;
+  const float top = lane < active ? __ldcg(mine) : minus_infinity();
+  const float part_total = lane < active ? __ldcg(mine + 1) : 0.0f;
+  const float best = device::warp_max(top);
+  const float weight = top == minus_infinity() ? 0.0f : expf(top - best);
+  const float total = device::warp_sum(part_total * weight);
+  const float factor = output_factor(t, tile.row_begin + row, kv_head, best, total);
+  float* out = output_row(t, tile, tile.row_begin + row, kv_head);
+  for (int base = 0; base < t.dv; base += 128) {
+    float sum[4] = {};
+#pragma unroll 4
+    for (int s = 0; s < active; ++s) {
+      const float w = __shfl_sync(device::kFullMask, weight, s);
+      const float* part = first + s * distance + 2;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int d = base + 32 * i + lane;
+        const float value = d < t.dv ? __ldcg(part + d) : 0.0f;
+        if (w != 0.0f) sum[i] += value * w;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int d = base + 32 * i + lane;
+      if (d < t.dv) out[d] = sum[i] * factor;
+    }
+  }
+}
+
+}  // namespace
+
+void launch_flash_combine(const FlashTask& task, const FlashGrid& grid, int rows, int step, CUstream_st* stream) {
+  if (grid.splits == 1) return;
+  const auto pieces = static_cast<unsigned>((rows + kCombineWarps - 1) / kCombineWarps);
+  launch_dependent("attention", flash_combine, dim3(grid.kv_heads, grid.tiles, pieces), 32 * kCombineWarps, 0, stream,
+                   task, rows, step);
+}
+
 void attention_flash_wgmma_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
                                 CudaStream& stream) {
   const FlashTask task = make_task(args, desc, splits, stream);

@@ -14,6 +14,7 @@ void flash_wgmma_512(const FlashTask& task, int /*rows*/, bool bf16, const Flash
   // The same tiles of all heads come before the next, shorter tiles.
   launch_dependent("attention", kernel, dim3(grid.kv_heads, grid.tiles, grid.splits), FlashWide::kThreads, kShared,
                    stream, task);
+  launch_flash_combine(task, grid, FlashWide::kRows, flash_split_step(FlashWide::kKeys), stream);
 }
 
 }  // namespace dyno::ops

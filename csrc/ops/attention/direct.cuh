@@ -121,15 +121,10 @@ __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& 
   }
 }
 
-// Blocks that must fit the registers of a multiprocessor. A step of many sequences has more blocks than
-// multiprocessors; if they ran one at a time, their latencies would add up.
-template <int kHead, int kTiles, bool kFused, bool kStaged>
-inline constexpr int kBlocks = kHead <= 128 && kTiles == 1 && (!kFused || kStaged) ? 2 : 1;
-
 // kKey, kValue: types of the caches, the same if kFused. kTiles: number of tiles of 8 query rows. kStaged: rows of q8_0
 // pass through shared memory; for heads of exactly kHead.
 template <int kHead, Scalar kKey, Scalar kValue, int kTiles, bool kFused, bool kStaged>
-__global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused, kStaged>)
+__global__ void __launch_bounds__(32 * kWarps, direct_blocks(kHead, 8 * kTiles, kFused, kStaged))
     direct_kernel(const __grid_constant__ DirectTask task) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   if constexpr (kStaged) return __trap();  // never launched, because these chips have no asynchronous copies

@@ -27,7 +27,7 @@ struct Partials {
 inline constexpr int kCombineDims = 128, kCombineThreads = 128;
 template <int kRows>
 __device__ __forceinline__ void combine_piece(const CudaAttention& t, const CudaTile& tile, int active) {
-  __shared__ float factors[kLatentMaxSplits];
+  __shared__ float factors[kMostSplits];
   __shared__ float4 sums[4][32];
   __shared__ float scratch[2][4];
   const int kv_head = blockIdx.y, pieces = (t.dv + kCombineDims - 1) / kCombineDims;

@@ -34,11 +34,12 @@ struct AttentionOperands {
 };
 DYNO_FIELDS(AttentionOperands, q, keys, values, selected, sinks, scale, softcap, window, cache_layer, out)
 
-DYNO_FIELDS(AttentionArgs, q, q_stride, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs, sinks,
-            scale, softcap, window, settled, out, out_stride, selected, selected_stride)
+DYNO_FIELDS(AttentionArgs, q, q_stride, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs,
+            host_runs, depth, sinks, scale, softcap, window, settled, out, out_stride, selected, selected_stride)
 // Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<AttentionArgs>) {
-  return {"k_cache", "v_cache", "k_row_bytes", "v_row_bytes", "slot_positions", "runs", "n_runs", "settled"};
+  return {"k_cache", "v_cache", "k_row_bytes", "v_row_bytes", "slot_positions",
+          "runs",    "n_runs",  "host_runs",   "depth",       "settled"};
 }
 // Operands without an argument of the same name.
 constexpr FieldNames only_plan(std::type_identity<AttentionOperands>) { return {"keys", "values", "cache_layer"}; }

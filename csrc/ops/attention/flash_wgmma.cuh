@@ -34,57 +34,9 @@ struct FlashWgmma {
 
 #ifdef DYNO_DEVICE_WGMMA
 
-inline constexpr int kConsumers = 256, kMostParts = 8;
+inline constexpr int kConsumers = 256;
 inline constexpr int kMeet = 1,
                      kTurn = 2;  // named barriers: all computing threads; the turn of each computing warpgroup
-
-// Called by the computing threads after they have written the block's part of each row. The last of the tile's active
-// blocks adds the parts, always in the order of the splits, with several threads per row.
-template <int kDv, int kRows>
-__device__ __forceinline__ void combine_rows(const CudaAttention& t, const CudaTile& tile, int tile_index, int kv_head,
-                                             int active, int thread) {
-  __shared__ bool last;
-  __threadfence();  // this thread's part is visible to the block that counts last
-  device::named_sync(kMeet, kConsumers);
-  if (thread == 0) {
-    int32_t* counter = t.counters + tile_index * t.kv_heads + kv_head;
-    last = atomicAdd(counter, 1) == active - 1;
-    if (last) *counter = 0;  // for the next launch
-  }
-  device::named_sync(kMeet, kConsumers);
-  if (!last) return;
-  __threadfence();  // the parts of other blocks are read after their counts
-  constexpr int kSharers = kConsumers / kRows, kWidth = kDv / kSharers;
-  const int row = thread / kSharers, first = thread % kSharers * kWidth;
-  if (row >= tile.rows()) return;
-  const float* part = batch_partial_row(t, tile, kv_head, 0, row);
-  const int64_t step = batch_partial_row(t, tile, kv_head, 1, row) - part;
-  float best = minus_infinity(), total = 0, weight[kMostParts];
-#pragma unroll
-  for (int s = 0; s < kMostParts; ++s) {
-    weight[s] = s < active ? __ldcg(part + s * step) : minus_infinity();
-    best = fmaxf(best, weight[s]);
-  }
-#pragma unroll
-  for (int s = 0; s < kMostParts; ++s) {
-    weight[s] = weight[s] == minus_infinity() ? 0.0f : expf(weight[s] - best);
-    if (s < active) total += __ldcg(part + s * step + 1) * weight[s];
-  }
-  const float factor = output_factor(t, tile.row_begin + row, kv_head, best, total);
-  float* out = output_row(t, tile, tile.row_begin + row, kv_head);
-#pragma unroll 4
-  for (int i = 0; i < kWidth; ++i) {
-    const int d = first + i;
-    if (d >= t.dv) break;
-    float sum = 0;
-#pragma unroll
-    for (int s = 0; s < kMostParts; ++s) {
-      const float value = s < active ? __ldcg(part + s * step + 2 + d) : 0.0f;
-      if (weight[s] != 0.0f) sum += value * weight[s];
-    }
-    out[d] = sum * factor;
-  }
-}
 
 // Prevents the compiler from moving uses of accumulators before the wait.
 template <int kCount>
@@ -266,7 +218,7 @@ __global__ void __launch_bounds__(384, 1) flash_wgmma_kernel(const __grid_consta
   const int kv_head = blockIdx.x, tile_index = blockIdx.y, split = blockIdx.z, group = threadIdx.x / 128 - 1;
   const CudaTile tile = find_tile(t, tile_index, Shape::kRows);
   if (tile.empty()) return;
-  const KeyRange range = split_keys(t, tile, split, 2 * kKeys);
+  const KeyRange range = split_keys(t, tile, split, flash_split_step(kKeys));
   if (split >= range.active) return;
   const int blocks = (range.end - range.begin + kKeys - 1) / kKeys;
 
@@ -360,9 +312,6 @@ __global__ void __launch_bounds__(384, 1) flash_wgmma_kernel(const __grid_consta
     if constexpr (kRowGroups == 1) rows.merge(reinterpret_cast<float*>(shared + Shape::kQueryBytes), group);
     const bool whole = range.active == 1;
     if (kRowGroups == 2 || group == 0) rows.store(tile, row_offset, kv_head, split, whole);
-    if (!whole) {
-      combine_rows<kDv, Shape::kRows>(t, tile, tile_index, kv_head, range.active, threadIdx.x - 128);
-    }
   }
 #endif
 }

@@ -18,6 +18,7 @@ void launch_flash_wgmma_instance(const FlashTask& task, const FlashGrid& grid, C
   // The same tiles of all heads come before the next, shorter tiles.
   launch_dependent("attention", kernel, dim3(grid.kv_heads, grid.tiles, grid.splits), Shape::kThreads, kShared, stream,
                    task);
+  launch_flash_combine(task, grid, Shape::kRows, flash_split_step(Shape::kKeys), stream);
 }
 
 template <int kHead>

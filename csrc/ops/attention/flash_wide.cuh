@@ -217,9 +217,6 @@ __device__ __forceinline__ void sum_wide(const CudaAttention& t, const CudaTile&
   for (int h = 0; h < 2; ++h) rows.best[h] = memory.maximum(row + 8 * h), rows.total[h] = memory.total(row + 8 * h);
   const bool whole = range.active == 1;
   rows.store(tile, 0, kv_head, split, whole, half * Shape::kHalf);
-  if (!whole) {
-    combine_rows<Shape::kHead, Shape::kRows>(t, tile, tile_index, kv_head, range.active, threadIdx.x - 256);
-  }
 }
 
 #endif  // DYNO_DEVICE_WGMMA
@@ -233,7 +230,7 @@ __global__ void __launch_bounds__(FlashWide::kThreads, 1) flash_wide_kernel(cons
   const int kv_head = blockIdx.x, tile_index = blockIdx.y, split = blockIdx.z, group = threadIdx.x / 128;
   const CudaTile tile = find_tile(t, tile_index, Shape::kRows);
   if (tile.empty()) return;
-  const KeyRange range = split_keys(t, tile, split, 2 * Shape::kKeys);
+  const KeyRange range = split_keys(t, tile, split, flash_split_step(Shape::kKeys));
   if (split >= range.active) return;
   const int blocks = (range.end - range.begin + Shape::kKeys - 1) / Shape::kKeys;
 

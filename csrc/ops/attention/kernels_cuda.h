@@ -13,8 +13,9 @@ struct AttentionTiles {
   int64_t group = 1;
 
   int64_t of_run(int64_t n_tokens) const { return (n_tokens * group + rows - 1) / rows; }
-  // Upper bound of the tiles of any batch with m tokens in n_runs runs.
+  // Upper bound of the tiles of any batch with m tokens in n_runs runs; exact for one run.
   int64_t bound(int64_t m, int64_t n_runs) const {
+    if (n_runs == 1) return of_run(m);
     const int64_t apart = m * of_run(1), together = m * group / rows + n_runs;
     return apart < together ? apart : together;
   }
@@ -59,6 +60,9 @@ constexpr int flash_wgmma_keys(int head, int row_groups) { return row_groups == 
 constexpr int flash_wgmma_stages(int head, int row_groups) {
   return row_groups == 2 ? (head == 64 ? 4 : 2) : head <= 192 ? 4 : 3;
 }
+// The keys of a part are a multiple of this: both computing warpgroups have as many steps.
+constexpr int flash_split_step(int keys_of_step) { return 2 * keys_of_step; }
+inline constexpr int kFlashMostSplits = 32;
 void attention_flash_wgmma_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
                                 CudaStream& stream);
 
@@ -105,6 +109,11 @@ constexpr size_t direct_shared_bytes(int head, int rows, int staged = 0) {
   const int exchanged = direct_sharers(head) == 1 ? 0 : 2 * kDirectWarps * rows * 16;
   return direct_common_bytes(head, rows, staged) + static_cast<size_t>(exchanged) * sizeof(float);
 }
+// Blocks that must fit the registers of a multiprocessor. A step of many sequences has more blocks than
+// multiprocessors; if they ran one at a time, their latencies would add up.
+constexpr int direct_blocks(int head, int rows, bool fused, bool staged) {
+  return head <= 128 && rows == 8 && (!fused || staged) ? 2 : 1;
+}
 inline constexpr size_t kDirectStaticBytes = 4096;  // upper bound of the static shared memory of a block
 // Additional shared memory of fused kernels (direct.cuh): queries, a key row per warp, stored rows, angles.
 constexpr size_t direct_fresh_bytes(int head, int rows) {
@@ -132,7 +141,7 @@ void rope_attention_token_cuda(const RopeAttentionArgs& args, const RopeAttentio
 
 inline constexpr int64_t kLatentMaxKey = 576, kLatentMaxValue = 512;
 inline constexpr int64_t kLatentMaxRotary = 128;  // for fused kernels
-inline constexpr int kLatentMaxSplits = 132;
+inline constexpr int kMostSplits = 132;           // of the keys of a tile, for direct and token too
 inline constexpr int kLatentRows = 16;
 // The queries as fragments; two values per number for a float32 cache.
 constexpr size_t latent_shared_bytes(DType type) {

@@ -34,7 +34,8 @@ struct Item {
 __device__ __forceinline__ Item query_item(const QkvTask& t, int64_t token, int head) {
   const float* q = t.args.q + token * t.args.q_stride;
   if (t.latent) return {q + int64_t{head} * (t.nope + t.n_rot) + t.nope, nullptr, t.n_rot, 0, 0, true};
-  const int width = t.q_norm ? t.dk : t.n_rot;  // other elements stay where they are
+  const bool moves = t.q_norm || t.args.q_out != nullptr;
+  const int width = moves ? t.dk : t.n_rot;  // other elements stay where they are
   return {q + int64_t{head} * t.dk, t.args.q_norm, width, t.q_norm ? t.dk : 0, 0, true};
 }
 __device__ __forceinline__ Item key_item(const QkvTask& t, int64_t token, int head) {
@@ -123,8 +124,9 @@ __global__ void __launch_bounds__(256) qkv_heads(const __grid_constant__ QkvTask
   }
 
   if (is_query) {
-    float* out = t.latent ? t.args.q_out + token * t.args.q_out_stride + int64_t{head} * t.dk + t.dk - t.n_rot
-                          : t.args.q + token * t.args.q_stride + int64_t{head} * t.dk;
+    float* out = t.args.q_out != nullptr ? t.args.q_out + token * t.args.q_out_stride + int64_t{head} * t.dk
+                                         : t.args.q + token * t.args.q_stride + int64_t{head} * t.dk;
+    if (t.latent) out += t.dk - t.n_rot;
     for (int i = lane; i < item.width; i += 32) out[i] = row[i];
     return;
   }

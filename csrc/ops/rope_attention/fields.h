@@ -38,12 +38,12 @@ DYNO_FIELDS(RopeAttentionOperands, q, q_rotary, k, v, q_norm, k_norm, eps, rope_
             out)
 
 DYNO_FIELDS(RopeAttentionArgs, q, q_stride, q_rotary, q_rotary_stride, k, k_stride, v, v_stride, q_norm, k_norm, eps,
-            inv_freq, mscale, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs, sinks, scale,
-            softcap, window, settled, out, out_stride)
+            positions, inv_freq, mscale, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs,
+            host_runs, depth, sinks, scale, softcap, window, settled, out, out_stride)
 // Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<RopeAttentionArgs>) {
-  return {"inv_freq",    "mscale",         "k_cache", "v_cache", "k_row_bytes",
-          "v_row_bytes", "slot_positions", "runs",    "n_runs",  "settled"};
+  return {"positions",      "inv_freq", "mscale", "k_cache",   "v_cache", "k_row_bytes", "v_row_bytes",
+          "slot_positions", "runs",     "n_runs", "host_runs", "depth",   "settled"};
 }
 // Operands without an argument of the same name.
 constexpr FieldNames only_plan(std::type_identity<RopeAttentionOperands>) { return {"rope_table"}; }
@@ -52,6 +52,7 @@ constexpr FieldNames only_plan(std::type_identity<RopeAttentionOperands>) { retu
 template <typename Visitor>
 void arguments(const RopeAttentionDesc& d, RopeAttentionArgs& a, Visitor& v) {
   stored_arguments(d, a, v);
+  v.integers("positions", a.positions, d.m, 4096);
   v.number("q_stride", a.q_stride, d.heads * d.dk);
   v.in("q", a.q, extent(d.m, a.q_stride, d.heads * d.dk));
   if (d.latent) {

@@ -1,8 +1,10 @@
 #include "ops/rope_attention/rope_attention.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/error.h"
+#include "ops/attention/adaptive.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/kernels_cuda.h"
 #include "ops/contract.h"
@@ -25,8 +27,19 @@ int token_splits(const Config& config) {
   return token_params::of(config).splits;
 }
 
+// Attention behind qkv_rope_store, whose support the caller has checked.
+Config stored_attention(const Config& config) {
+  const auto stored = stored_params::of(config);
+  const bool flash = stored.rows == 64;
+  const std::string_view name = flash ? "flash_wgmma" : "direct";
+  const std::span<const VariantInfo> all = attention_variants();
+  const auto it = std::find_if(all.begin(), all.end(), [&](const VariantInfo& v) { return v.name == name; });
+  return {static_cast<uint8_t>(it - all.begin()), {stored.rows, stored.splits}};
+}
+
 // The configuration of attention for the second part; if there is none, one for the same shapes.
 Config attention_config(const Config& config) {
+  if (config.variant == k_stored) return stored_attention({config.variant, {stored_params::of(config).rows, 1}});
   const bool token = is_token(config);
   const std::string_view name = config.variant == k_apart ? "decode"
                                 : token                   ? "direct"
@@ -37,6 +50,9 @@ Config attention_config(const Config& config) {
   if (token) out.params = {kTokenRows, 1};
   return out;
 }
+
+// Of qkv_rope_store before variant stored, in nanoseconds as AdaptiveChoice::time.
+constexpr double kStoreTime = 3500;
 
 Config store_config(const QkvRopeStoreDesc& desc) { return default_config(desc, DeviceInfo{}); }
 
@@ -135,27 +151,60 @@ Support supports(const RopeAttentionDesc& desc, const Config& config, const Devi
     return Support::no(str_cat("m=", desc.m, " tokens are more than the ", kFusedAttentionTokens, " of a launch"));
   }
   if (is_token(config)) return token_fused(desc, config, device);
+  if (config.variant == k_stored) {
+    if (desc.latent) return Support::no("latent=1: variant stored reads keys and values that are stored apart");
+    return one_type(desc);
+  }
+  if (config.variant == k_adaptive) return direct_fused(desc, direct_params{.rows = 8, .splits = 1}, device);
   return config.variant == k_direct ? direct_fused(desc, config, device) : latent_fused(desc, device);
 }
 
-// token if supported. Otherwise the default of attention alone, if that is a variant of this family; otherwise as many
-// parts as give every multiprocessor a block. supports() then decides.
+Config launch_config(const RopeAttentionDesc& desc, const LaunchShape& shape, const DeviceInfo& device) {
+  std::optional<Config> config;
+  double least = 0;
+  const auto consider = [&](const AdaptiveChoice& choice, const Config& other) {
+    if (!config || choice.time < kPreferred * least) config = other, least = choice.time;
+  };
+  const auto count = [](int number) { return static_cast<int16_t>(number); };
+  for (const int rows : {8, 16}) {
+    if (rows != direct_rows(shape, rows)) continue;
+    if (!supports(desc, direct_params{.rows = count(rows), .splits = 1}, device)) continue;
+    const AdaptiveChoice choice = best_division(AdaptiveKernel::direct_fused, rows, kMostSplits, shape, device);
+    consider(choice, direct_params{.rows = count(rows), .splits = count(choice.parts)});
+  }
+  if (supports(desc, token_params{.splits = 1}, device)) {
+    const AdaptiveChoice choice = best_division(AdaptiveKernel::token, kTokenRows, kMostSplits, shape, device);
+    consider(choice, token_params{.splits = count(choice.parts)});
+  }
+  for (const int rows : {8, 16, 64}) {
+    const bool flash = rows == 64;
+    if (!flash && rows != direct_rows(shape, rows)) continue;
+    if (!supports(desc, stored_params{.rows = count(rows), .splits = 1}, device)) continue;
+    const AdaptiveKernel kernel = flash ? AdaptiveKernel::flash : AdaptiveKernel::direct;
+    AdaptiveChoice choice = best_division(kernel, rows, flash ? kFlashMostSplits : kMostSplits, shape, device);
+    choice.time += kStoreTime;
+    consider(choice, stored_params{.rows = count(rows), .splits = count(choice.parts)});
+  }
+  for (int clusters = 1; clusters <= kMostClusters; clusters *= 2) {
+    // Clusters need several multiprocessors of one group at once, in addition to the previous and next launches.
+    const int parts = clusters * kClusterBlocks;
+    if (clusters > 1 && desc.kv_heads * parts > device.sm_count / 2) break;
+    if (!supports(desc, token_cluster_params{.clusters = 1}, device)) break;
+    consider(divided(AdaptiveKernel::token_cluster, kTokenRows, parts, shape, device),
+             token_cluster_params{.clusters = count(clusters)});
+  }
+  return *config;
+}
+
+// adaptive if supported. Otherwise the default of attention alone, if that is a variant of this family; otherwise as
+// many parts as give every multiprocessor a block. supports() then decides.
 Config default_config(const RopeAttentionDesc& desc, const DeviceInfo& device) {
   if (device.kind != DeviceKind::cuda) return apart_params{.splits = 4};
   const Config alone = default_config(desc.attention(), device);
   const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
   const auto tiles = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
   Config best = desc.latent ? Config(latent_cluster_params{.clusters = 1}) : direct_params{.rows = 8, .splits = 1};
-  for (const Config& least : {Config(token_cluster_params{.clusters = 1}), Config(token_params{.splits = 1})}) {
-    if (!supports(desc, least, device)) continue;
-    for (const Config& config : kInstances) {
-      if (config.variant != least.variant) continue;
-      // Clusters need several multiprocessors of one group at once, in addition to the previous and next launches.
-      const int64_t at_once = config.variant == k_token_cluster ? device.sm_count / 2 : device.sm_count;
-      if (config == least || desc.kv_heads * token_splits(config) <= at_once) best = config;
-    }
-    return best;
-  }
+  if (supports(desc, adaptive_params{}, device)) return adaptive_params{};
   for (const Config& config : kInstances) {
     if (config.variant != best.variant) continue;
     if (attention_config(config) == alone) return config;
@@ -179,11 +228,36 @@ Cost cost(const RopeAttentionDesc& desc) {
 }
 
 size_t scratch_bytes(const RopeAttentionDesc& desc, const Config& config) {
+  const size_t queries = padded(static_cast<size_t>(desc.m * desc.heads * desc.dk) * sizeof(float));
+  if (config.variant == k_adaptive) return queries + adaptive_scratch_bytes(desc.dv);
+  if (config.variant == k_stored) return queries + scratch_bytes(desc.attention(), stored_attention(config));
   if (is_token(config)) return attention_partials_bytes(desc.attention(), kTokenRows, token_splits(config));
   const size_t attention = scratch_bytes(desc.attention(), attention_config(config));
   if (config.variant != k_apart) return attention;
   const QkvRopeStoreDesc store = desc.store();
   return Apart(desc).bytes() + padded(std::max(attention, scratch_bytes(store, store_config(store))));
+}
+
+// Without positions and an output for queries.
+static QkvRopeStoreArgs store_args_of(const RopeAttentionArgs& args, float* q, int64_t q_stride) {
+  return {.q = q,
+          .q_stride = q_stride,
+          .k = args.k,
+          .k_stride = args.k_stride,
+          .v = args.v,
+          .v_stride = args.v_stride,
+          .q_norm = args.q_norm,
+          .k_norm = args.k_norm,
+          .eps = args.eps,
+          .inv_freq = args.inv_freq,
+          .mscale = args.mscale,
+          .k_cache = args.k_cache,
+          .v_cache = args.v_cache,
+          .k_row_bytes = args.k_row_bytes,
+          .v_row_bytes = args.v_row_bytes,
+          .slot_positions = args.slot_positions,
+          .runs = args.runs,
+          .n_runs = args.n_runs};
 }
 
 void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAttentionArgs& args, CpuContext& context) {
@@ -206,27 +280,12 @@ void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAtten
   rest.scratch_per_thread = context.scratch_per_thread - apart.bytes();
 
   const QkvRopeStoreDesc store = desc.store();
-  const QkvRopeStoreArgs store_args{.q = desc.latent ? const_cast<float*>(args.q_rotary) : q,  // latent: read only
-                                    .q_stride = desc.latent ? args.q_rotary_stride : width,
-                                    .q_out = q,
-                                    .q_out_stride = width,
-                                    .k = args.k,
-                                    .k_stride = args.k_stride,
-                                    .v = args.v,
-                                    .v_stride = args.v_stride,
-                                    .q_norm = args.q_norm,
-                                    .k_norm = args.k_norm,
-                                    .eps = args.eps,
-                                    .positions = positions,
-                                    .inv_freq = args.inv_freq,
-                                    .mscale = args.mscale,
-                                    .k_cache = args.k_cache,
-                                    .v_cache = args.v_cache,
-                                    .k_row_bytes = args.k_row_bytes,
-                                    .v_row_bytes = args.v_row_bytes,
-                                    .slot_positions = args.slot_positions,
-                                    .runs = args.runs,
-                                    .n_runs = args.n_runs};
+  QkvRopeStoreArgs store_args = desc.latent
+                                    ? store_args_of(args, const_cast<float*>(args.q_rotary), args.q_rotary_stride)
+                                    : store_args_of(args, q, width);  // latent: read only
+  store_args.q_out = q;
+  store_args.q_out_stride = width;
+  store_args.positions = positions;
   launch(store_config(store), store, store_args, rest);
   AttentionArgs attention = args.attention();
   attention.q = q;
@@ -235,10 +294,40 @@ void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAtten
 }
 
 #ifdef DYNO_HAVE_CUDA
+static void launch_stored(const Config& config, const RopeAttentionDesc& desc, const RopeAttentionArgs& args,
+                          CudaStream& stream) {
+  const int64_t width = desc.heads * desc.dk;
+  const size_t queries = padded(static_cast<size_t>(desc.m * width) * sizeof(float));
+  auto* q = reinterpret_cast<float*>(stream.workspace);
+  QkvRopeStoreArgs store_args = store_args_of(args, const_cast<float*>(args.q), args.q_stride);  // read only
+  store_args.q_out = q;
+  store_args.q_out_stride = width;
+  store_args.positions = args.positions;
+  const QkvRopeStoreDesc store = desc.store();
+  launch(default_config(store, *stream.device), store, store_args, stream);
+  AttentionArgs attention = args.attention();
+  attention.q = q;
+  attention.q_stride = width;
+  CudaStream rest = stream;
+  rest.workspace += queries;
+  rest.workspace_bytes -= queries;
+  const auto stored = stored_params::of(config);
+  if (stored.rows == 64) {
+    attention_flash_wgmma_cuda(attention, desc.attention(), stored.rows, stored.splits, rest);
+  } else {
+    attention_direct_cuda(attention, desc.attention(), stored.rows, stored.splits, rest);
+  }
+}
+
 void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAttentionArgs& args, CudaStream& stream) {
-  if (config.variant == k_direct) {
+  if (config.variant == k_stored) {
+    launch_stored(config, desc, args, stream);
+  } else if (config.variant == k_direct) {
     const auto direct = direct_params::of(config);
     rope_attention_direct_cuda(args, desc, direct.rows, direct.splits, stream);
+  } else if (config.variant == k_adaptive) {
+    const LaunchShape shape = launch_shape(desc.attention(), args.attention());
+    launch(launch_config(desc, shape, *stream.device), desc, args, stream);
   } else if (is_token(config)) {
     rope_attention_token_cuda(args, desc, token_splits(config), config.variant == k_token_cluster, stream);
   } else if constexpr (!group_built(KernelGroup::latent)) {

@@ -130,7 +130,7 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
 void CudaExecutor::drop_graphs() {
   graphs_.clear();
   pieces_.clear();
-  drawing_.step = {};
+  drawing_.steps.clear();
 }
 
 ops::CudaStream CudaExecutor::context() const {
@@ -222,6 +222,7 @@ CudaExecutor::Env CudaExecutor::env_of(const MicroBatch& batch, const plan::Sele
                 .runs = reinterpret_cast<const ops::SequenceRun*>(inputs_.data() + layout.runs),
                 .n_runs = static_cast<int32_t>(batch.runs.size()),
                 .host_runs = batch.runs,
+                .depth = depth_of(batch),
                 .pinned_routing = batch.pinned_routing == nullptr
                                       ? nullptr
                                       : reinterpret_cast<const int32_t*>(pinned_routing_.data()),
@@ -409,6 +410,7 @@ std::vector<CaptureReport> CudaExecutor::captures() const {
     out.push_back({.tokens = shape.tokens,
                    .sequences = shape.runs,
                    .rows = shape.logit_rows,
+                   .depth = shape.depth,
                    .captured = static_cast<bool>(work.graph),
                    .attempts = work.attempts});
   }
@@ -421,13 +423,14 @@ std::vector<CaptureReport> CudaExecutor::captures() const {
     spanning[shape] = {.tokens = shape.tokens,
                        .sequences = shape.runs,
                        .rows = shape.logit_rows,
+                       .depth = shape.depth,
                        .captured = static_cast<bool>(work.graph),
                        .attempts = work.attempts};
   }
   for (const auto& [shape, report] : spanning) out.push_back(report);
-  const Captured& step = drawing_.step;
-  if (step.graph || step.attempts.uses() > 0) {
-    out.push_back({.draws = true, .captured = static_cast<bool>(step.graph), .attempts = step.attempts});
+  for (const auto& [depth, step] : drawing_.steps) {
+    out.push_back(
+        {.draws = true, .depth = depth, .captured = static_cast<bool>(step.graph), .attempts = step.attempts});
   }
   return out;
 }
@@ -473,8 +476,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   // A copy of rows to the caller's memory cannot be part of a graph: it follows the graph, or nothing is captured.
   const bool captures = graphs_wanted_ && repeats && fixed && !routing && batch.hidden == nullptr && !drops_rows(batch);
   if (captures && batch.op_times == nullptr) {
-    work = &graphs_[{static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()),
-                     static_cast<int64_t>(batch.logit_rows.size())}];
+    work = &graphs_[shape_of(batch)];
   }
   if (batch.op_times != nullptr && batch.in_graph) {
     DYNO_CHECK(PlanError, captures, "[cuda] a u-batch of ", batch.tokens.size(), " tokens of ", batch.runs.size(),

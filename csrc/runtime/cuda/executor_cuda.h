@@ -20,6 +20,7 @@
 #include "runtime/cuda/turns.h"
 #include "runtime/cuda/weight_copies.h"
 #include "runtime/cuda/weights_cuda.h"
+#include "runtime/depth.h"
 #include "runtime/executor.h"
 
 namespace dyno::runtime {
@@ -89,8 +90,13 @@ class CudaExecutor final : public Executor, public Backend {
   // Properties of a u-batch that determine its graph.
   struct Shape {
     int64_t tokens, runs, logit_rows;
+    int64_t depth;
     auto operator<=>(const Shape&) const = default;
   };
+  Shape shape_of(const MicroBatch& batch) const {
+    return {std::ssize(batch.tokens), std::ssize(batch.runs), std::ssize(batch.logit_rows), depth_of(batch)};
+  }
+  int64_t depth_of(const MicroBatch& batch) const { return std::min(launch_depth(batch.runs), plan_.context.ctx); }
   struct Captured {
     CaptureAttempts attempts;
     GraphExec graph;
@@ -237,7 +243,8 @@ class CudaExecutor final : public Executor, public Backend {
     std::array<Event, 2> copied;
     size_t next_stage = 0;
     PinnedBuffer fence;
-    Captured step;         // decoding, sampling and the advance to the next token in one graph
+    // Decoding, sampling and the advance to the next token in one graph, by depth_of().
+    std::map<int64_t, Captured> steps;
     DrawStart at;          // of the next step to launch; without its token
     int32_t uploaded = 0;  // uploaded samples that no step has used yet
     uint32_t waited = 0;   // number of the next step to wait for

@@ -122,9 +122,12 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   // correct if all work of the last token is complete when the first kernel of this token starts. Graph launches
   // guarantee it: early starts occur only between nodes of one graph, and a stream runs its graphs one after the other.
   const bool fixed = !plan::is_expanded(list_for(batch).id);  // as in run()
-  if (graphs_wanted_ && fixed && !computed && ready(d.step, [&] { launch_step(/*capturing=*/true); })) {
-    DYNO_CUDA_CHECK(cudaGraphLaunch(d.step.graph.get(), stream_.get()));
-    return;
+  if (graphs_wanted_ && fixed && !computed) {
+    Captured& step = d.steps[depth_of(batch)];
+    if (ready(step, [&] { launch_step(/*capturing=*/true); })) {
+      DYNO_CUDA_CHECK(cudaGraphLaunch(step.graph.get(), stream_.get()));
+      return;
+    }
   }
   launch_step(/*capturing=*/false);
   // Plain launches do not guarantee it: the first kernel lets the second one start while it still waits itself. A copy

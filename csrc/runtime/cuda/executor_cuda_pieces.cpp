@@ -79,11 +79,7 @@ CudaExecutor::CapturedPiece* CudaExecutor::piece_of(const plan::NodeList& list, 
   // A copy to or from pageable memory would make the capture fail.
   const bool host = std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) { return crosses_host(node); });
   if (plan::is_expanded(list.id) || (host && !values_->host_locked())) return nullptr;
-  CapturedPiece& piece = pieces_[{list.id,
-                                  begin,
-                                  end,
-                                  {static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()),
-                                   static_cast<int64_t>(batch.logit_rows.size())}}];
+  CapturedPiece& piece = pieces_[{list.id, begin, end, shape_of(batch)}];
   piece.crosses = host && reaches_host_;
   piece.receives = piece.crosses && std::any_of(nodes.begin(), nodes.end(), [&](const plan::Node& node) {
                      return crosses_host(node) && on_host(plan_, std::get<plan::TransferOperands>(node.operands).x);

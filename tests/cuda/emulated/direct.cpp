@@ -16,6 +16,7 @@ thread_local __align__(16) float merged[1 << 16];
 }  // namespace dyno::ops
 
 #include "core/dtype.cpp"
+#include "ops/attention/adaptive.cpp"
 #include "ops/attention/attention_direct.cu"
 #include "ops/attention/attention_rows.cu"
 #include "ops/attention/direct_launch.cuh"
