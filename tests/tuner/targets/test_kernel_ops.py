@@ -67,6 +67,19 @@ def test_candidates_keep_tiles_of_halves(session: _core.Session) -> None:
         assert {c["tokens"] for c in kept} == {tokens}
 
 
+@pytest.mark.parametrize("tokens", [1, 8, 32])
+def test_attention_whose_launches_choose_is_left_out(session: _core.Session, tokens: int) -> None:
+    """A tune measures one depth of the context; a profile is for all of them."""
+    workload = Workload(pp=tokens, tg=16)
+    found = kernel_ops.ops_with_choice(session, HOPPER, "cuda", {"n_vocab": N_VOCAB}, workload, 512)
+    attention = {op["key"]: op["config"]["variant"] for op in session.ops(tokens) if "attention" in op["key"]}
+    assert set(attention.values()) == {"adaptive"}
+    assert found
+    assert not {op.key for op in found} & set(attention)
+    # The kernels of longer prompts do not depend on the depth.
+    assert any(key.startswith("attention ") for key in choices(session, 512))
+
+
 def test_without_tiles_all_candidates_stay(session: _core.Session) -> None:
     op = choices(session, 512)[UP_GATE]
     family, desc = _core.ops.parse_key(op.key, 512)
@@ -76,8 +89,8 @@ def test_without_tiles_all_candidates_stay(session: _core.Session) -> None:
 
 
 def test_a_prompt_passes_no_tiles_out_of_attention(session: _core.Session) -> None:
-    """Attention leaves tiles only in a step of one token of each sequence. A prompt has one sequence, so its
-    ops keep every candidate."""
+    """Attention leaves tiles only in a step of one token of each sequence. A prompt has one sequence, so the
+    product behind it keeps every candidate."""
     tokens = 32
     keys = {"attention": "out_tiles", "matmul q4_k n=1024 k=1024": "x_tiles"}
     steps = {o["key"]: o["tiles"] for o in session.ops(tokens)}
@@ -89,12 +102,10 @@ def test_a_prompt_passes_no_tiles_out_of_attention(session: _core.Session) -> No
     found = {op.key: op for op in kernel_ops.ops_with_choice(
         session, HOPPER, "cuda", {"n_vocab": N_VOCAB}, Workload(pp=tokens, tg=0), 512
     )}  # fmt: skip
-    for beginning in keys:
-        (key,) = [key for key in found if key.startswith(beginning)]
-        family, desc = _core.ops.parse_key(key, found[key].m)
-        path = next(o["path"] for o in session.ops(tokens) if o["key"] == key)
-        every = legal(family, desc if path == "any" else {**desc, "path": path}, HOPPER)
-        assert list(map(dict, found[key].candidates)) == every
+    (key,) = [key for key in found if key.startswith("matmul q4_k n=1024 k=1024")]
+    family, desc = _core.ops.parse_key(key, found[key].m)
+    path = next(o["path"] for o in session.ops(tokens) if o["key"] == key)
+    assert list(map(dict, found[key].candidates)) == legal(family, {**desc, "path": path}, HOPPER)
 
 
 @pytest.mark.parametrize("sequences", [0, 33, -1])

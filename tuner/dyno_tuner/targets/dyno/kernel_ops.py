@@ -48,6 +48,8 @@ def ops_with_choice(
             family, desc = _core.ops.parse_key(op["key"], rows)
             if (op["device"] == "cpu") != (kind == "cpu") and kind == "cuda":
                 continue  # its part on the CPU has other candidates
+            if op["config"]["variant"] == "adaptive":
+                continue  # each launch chooses by its depth; one choice for all depths would slow some down
             if op["path"] != "any":
                 # The settings choose the path, and kernels of another path are rejected.
                 desc["path"] = op["path"]
