@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import dyno
 import numpy as np
 import pytest
 from dyno import _core
@@ -68,7 +69,9 @@ def test_a_cache_that_the_machine_does_not_hold_is_refused_before_it_is_allocate
     path = long_model(tmp_path / "long.gguf", 1 << 24)
     with pytest.raises(OutOfMemoryError, match=r"this machine is .* short: .* free.*Use ctx=") as caught:
         _core.Session(path, context={"ctx": 1 << 24, "sequences": 1024}, session=CPU)
-    assert "ctx=16777216 x 1024 sequences" in str(caught.value)
+    assert "ctx=16777216 x 1024 sequences, " in str(caught.value)
+    with pytest.raises(OutOfMemoryError, match=r"for ctx=16777216 x 1 sequence, "):
+        dyno.Engine(path, device="cpu", profile=None, ctx=1 << 24, ram="1MiB")
 
 
 def test_a_refused_context_leaves_the_session_as_it_was(tmp_path: Path) -> None:
