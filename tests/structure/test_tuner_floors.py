@@ -27,7 +27,7 @@ FORBIDDEN = {
     ("targets", "record"), ("output", "execution"), ("decide", "targets"), ("search", "targets"),
     ("kernels", "targets"),
 }  # fmt: skip
-TOP = {"__init__", "entry"}  # modules beside the packages; `entry` sees the command alone
+TOP = {"__init__", "__main__", "entry"}  # modules beside the packages; `entry` sees the command alone
 
 
 def modules() -> dict[str, Path]:

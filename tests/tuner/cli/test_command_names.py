@@ -37,6 +37,15 @@ def test_help_and_completion_use_the_name_that_was_typed(name: str) -> None:
     assert (done.stdout.split(), done.stderr) == (["history"], "")
 
 
+def test_the_package_is_the_command_too() -> None:
+    """Where the scripts of an environment are not on the PATH."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dyno_tuner", "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[0] == "Usage:"
+    assert "--model" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("script", "named"),
     [
