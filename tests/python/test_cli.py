@@ -573,3 +573,14 @@ def test_a_full_device_is_named() -> None:
     assert done.stderr.startswith("error: no space is left")
     assert "Errno" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("swapped", "ending"), [(0, ""), (1, "; 1 expert swapped"), (7, "; 7 experts swapped")]
+)
+def test_swaps_of_experts_are_told_in_words(
+    swapped: int, ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state.print_expert_choices({"chosen": 8, "cached": 6, "swapped": swapped}, "pp8")
+    told = capsys.readouterr().err
+    assert told == f"expert cache (pp8): 75.0 % hits in 8 choices of experts{ending}\n"

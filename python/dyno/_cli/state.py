@@ -83,7 +83,7 @@ def print_expert_choices(choices: Mapping[str, int], where: str = "") -> None:
     hits = 100 * choices["cached"] / choices["chosen"]
     line += f"{hits:.1f} % hits in {choices['chosen']} choices of experts"
     if choices.get("swapped"):
-        line += f"; {choices['swapped']} experts swapped"
+        line += f"; {choices['swapped']} expert{'s' if choices['swapped'] != 1 else ''} swapped"
     print(line, file=sys.stderr)
 
 

@@ -76,7 +76,7 @@ Out = Annotated[
     Path | None, typer.Option(help="Profile file to write. Default: a file in your profile folder.")
 ]
 Budget = Annotated[str, typer.Option(help="Time limit of the tune, such as 90s, 3m or 1h.")]
-Seed = Annotated[int, typer.Option(help="Random seed of the search.", min=0)]
+Seed = Annotated[int, typer.Option(help="Seed of all random choices.", min=0)]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the last run from its journal.")]
 Force = Annotated[
     bool,
