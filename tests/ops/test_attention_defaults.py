@@ -121,7 +121,7 @@ def test_direct_names_what_it_does_not_read(desc: dict[str, Any], rows: int, wor
         (
             "f16 q8_0",
             128,
-            "v_type=q8_0: variants direct and token store keys and values of one type",
+            "v_type=q8_0: variants other than latent_cluster store keys and values of one type",
         ),
         ("q8_0 f16", 64, "k_type=q8_0 with v_type=f16"),
         ("f16 f16", 100, "heads of dk=100 dv=100: variant direct rotates and stores multiples of 8"),

@@ -84,7 +84,7 @@ Support latent_fused(const RopeAttentionDesc& desc, const DeviceInfo& device) {
 Support one_type(const RopeAttentionDesc& desc) {
   if (desc.k_type == desc.v_type) return Support::yes();
   return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(desc.v_type),
-                             ": variants direct and token store keys and values of one type"));
+                             ": variants other than latent_cluster store keys and values of one type"));
 }
 
 Support direct_fused(const RopeAttentionDesc& desc, const Config& config, const DeviceInfo& device) {
@@ -152,7 +152,7 @@ Support supports(const RopeAttentionDesc& desc, const Config& config, const Devi
   }
   if (is_token(config)) return token_fused(desc, config, device);
   if (config.variant == k_stored) {
-    if (desc.latent) return Support::no("latent=1: variant stored reads keys and values that are stored apart");
+    if (desc.latent) return Support::no("latent=1: variant stored stores whole keys and values");
     return one_type(desc);
   }
   if (config.variant == k_adaptive) return direct_fused(desc, direct_params{.rows = 8, .splits = 1}, device);
@@ -196,25 +196,19 @@ Config launch_config(const RopeAttentionDesc& desc, const LaunchShape& shape, co
   return *config;
 }
 
-// adaptive if supported. Otherwise the default of attention alone, if that is a variant of this family; otherwise as
-// many parts as give every multiprocessor a block. supports() then decides.
+// adaptive if supported. For latents the default of attention alone, if that is a variant of this family; otherwise as
+// many clusters as run at once. supports() then decides.
 Config default_config(const RopeAttentionDesc& desc, const DeviceInfo& device) {
   if (device.kind != DeviceKind::cuda) return apart_params{.splits = 4};
+  if (!desc.latent) return adaptive_params{};
   const Config alone = default_config(desc.attention(), device);
   const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
-  const auto tiles = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
-  Config best = desc.latent ? Config(latent_cluster_params{.clusters = 1}) : direct_params{.rows = 8, .splits = 1};
-  if (supports(desc, adaptive_params{}, device)) return adaptive_params{};
+  const int64_t tiles = AttentionTiles{kLatentRows, group}.bound(desc.m, 1) * desc.kv_heads;
+  Config best = latent_cluster_params{.clusters = 1};
   for (const Config& config : kInstances) {
-    if (config.variant != best.variant) continue;
+    if (config.variant != k_latent_cluster) continue;
     if (attention_config(config) == alone) return config;
-    if (desc.latent) {
-      const int64_t clusters = default_clusters(tiles(kLatentRows), desc.k_type, device);
-      if (latent_cluster_params::of(config).clusters <= clusters) best = config;
-      continue;
-    }
-    const auto direct = direct_params::of(config);
-    if (direct.rows == 8 && tiles(8) * direct.splits <= device.sm_count) best = config;
+    if (latent_cluster_params::of(config).clusters <= default_clusters(tiles, desc.k_type, device)) best = config;
   }
   return best;
 }
