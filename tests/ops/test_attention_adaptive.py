@@ -65,7 +65,7 @@ def test_a_token_takes_clusters_first_and_more_parts_later() -> None:
 @pytest.mark.parametrize("machine", [TURING, AMPERE, HOPPER, BLACKWELL], ids=lambda m: f"sm{m['sm_count']}")
 @pytest.mark.parametrize("types", [HALVES, EIGHTS])
 def test_deep_contexts_fill_the_chip(machine: dict[str, Any], types: str) -> None:
-    """Whatever the number of tokens, of sequences and of kv heads is."""
+    """Every number of tokens, of sequences and of kv heads gets enough blocks."""
     for heads, (m, sequences) in itertools.product(
         ((32, 8), (32, 4), (8, 2), (14, 2)), ((1, 1), (2, 2), (4, 1), (8, 1), (8, 2), (8, 8))
     ):

@@ -47,6 +47,18 @@ def test_products_without_some_experts_can_be_timed(family: str, absent: float) 
         assert len(_core.ops.time(family, desc, config, min_seconds=0.0, absent=absent)) >= 5
 
 
+@pytest.mark.parametrize(
+    "family", ["attention", "rope_attention", "linear_attention", "short_conv", "kv_store"]
+)
+@pytest.mark.parametrize("sequences", [2, 3, 4096])
+def test_tokens_of_several_sequences_can_be_timed(family: str, sequences: int) -> None:
+    """If there are more sequences than tokens, each token has one."""
+    desc = {**next(case.desc for case in HERE if case.family == family), "m": 5}
+    for config in _core.ops.candidates(family, desc):
+        seconds = _core.ops.time(family, desc, config, min_seconds=0.0, depth=33, sequences=sequences)
+        assert len(seconds) >= 5
+
+
 def test_several_configurations_share_their_data() -> None:
     desc = {"m": 1, "n": 8}
     good = _core.ops.candidates("norm", desc)[-1]
@@ -63,6 +75,7 @@ def test_several_configurations_share_their_data() -> None:
         ({"min_seconds": float("nan")}, "min_seconds=nan"),
         ({"rotate_bytes": 1 << 60}, "more than half of the memory"),
         ({"depth": -1}, "depth=-1"),
+        ({"sequences": 0}, "sequences=0"),
         ({"absent": 1.5}, r"absent=1\.5"),
         ({"absent": 0.5}, "matmul_id and moe_up_gate, not for norm"),
         ({"isa": "avx1024"}, "avx1024"),
