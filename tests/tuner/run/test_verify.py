@@ -19,7 +19,7 @@ from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.execution.worker import WorkerExecutor
 from dyno_tuner.record.history import history
 from dyno_tuner.record.journal import encode, load, of_profile, sha256
-from dyno_tuner.run import verify as verify_module
+from dyno_tuner.run import profile_device
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options
 from dyno_tuner.run.verify import HARMFUL, KEEP, STALE, UNCLEAR, UNSUPPORTED, verify
@@ -174,7 +174,7 @@ def test_a_profile_of_a_gpu_names_the_machine_that_it_needs(
     def none(_: str) -> None:
         raise DeviceError("[device] 'cuda': this build has no CUDA engine; use the device cpu, or build one")
 
-    monkeypatch.setattr(verify_module, "resolve_device", none)
+    monkeypatch.setattr(profile_device, "resolve_device", none)
     shipped = next(p for p in SHIPPED.glob("h200-*.yaml"))
     with pytest.raises(TuneError) as caught:
         verify(shipped, str(trained_model))

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
-from dyno.devices import resolve_device
-from dyno.errors import DeviceError
 from dyno.settings import SETTINGS
 
 from ..core.errors import BudgetError, TuneError
@@ -34,6 +32,7 @@ from ..space.search_space import Space
 from ..targets import declared
 from ..targets.declaration import TargetRequest
 from ..targets.ggml.export import binaries_folder, tuned_with
+from .profile_device import check_device
 from .tune import Options, Tune
 
 if TYPE_CHECKING:
@@ -491,7 +490,7 @@ def verify(
             where, engine = device or profile.match.device.kind, profile.match.engine.name
             target = declared(engine)
             if device is None and not target.foreign:
-                _check_device(profile, where)
+                check_device(profile, where)
             own_options = _binaries(path, profile, where, binaries) if target.foreign else {}
             text = text_beside(workload, path)
             if target.foreign and text is not None:
@@ -510,18 +509,6 @@ def verify(
         finally:
             if own:
                 executor.close()
-
-
-def _check_device(profile: profiles.Profile, kind: str) -> None:
-    """Raises TuneError if this build or machine has no device of the profile's kind."""
-    try:
-        resolve_device(kind)
-    except DeviceError as error:
-        why = str(error).removeprefix("[device] ").partition("; ")[0]
-        raise TuneError(
-            f"the profile ({profile.label}) is for {kind} devices, and none can be used here: {why}; verify "
-            "it on a machine of its kind"
-        ) from error
 
 
 def text_beside(workload: Workload, profile: Path) -> str | None:
@@ -590,8 +577,7 @@ def _verify(
                 executor, workload, identity=space.identity, bounds=workload.bounds(description.bounds),
                 virtual_time=description.virtual_time,
                 deadline_floor=6.0 if can.switch is Switch.CALL else 120.0, watch=watch, limit=budget,
-                patience=patience_of(budget),
-                rests=can.rests,
+                patience=patience_of(budget), rests=can.rests,
             )  # fmt: skip
             recorder.on_note = progress.note
             planned = {"ctx": description.engine.get("ctx"), **defaults}
