@@ -69,7 +69,7 @@ def test_candidates_keep_tiles_of_halves(session: _core.Session) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 8, 32])
 def test_attention_whose_launches_choose_is_left_out(session: _core.Session, tokens: int) -> None:
-    """A tune measures one depth of the context; a profile is for all of them."""
+    """A profile also serves depths of the context that the workload lacks."""
     workload = Workload(pp=tokens, tg=16)
     found = kernel_ops.ops_with_choice(session, HOPPER, "cuda", {"n_vocab": N_VOCAB}, workload, 512)
     attention = {op["key"]: op["config"]["variant"] for op in session.ops(tokens) if "attention" in op["key"]}

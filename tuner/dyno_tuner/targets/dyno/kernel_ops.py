@@ -49,7 +49,7 @@ def ops_with_choice(
             if (op["device"] == "cpu") != (kind == "cpu") and kind == "cuda":
                 continue  # its part on the CPU has other candidates
             if op["config"]["variant"] == "adaptive":
-                continue  # each launch chooses by its depth; one choice for all depths would slow some down
+                continue  # each launch chooses; one choice would also serve depths that the workload lacks
             if op["path"] != "any":
                 # The settings choose the path, and kernels of another path are rejected.
                 desc["path"] = op["path"]
