@@ -161,7 +161,16 @@ def test_blocks_share_k_where_tiles_are_few(
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "parts"), [(7, 128, None), (8, 128, 8), (512, 32, 8), (4096, 128, 8), (4096, 4096, 1)]
+    ("m", "n", "parts"),
+    [
+        (7, 128, None),
+        (8, 128, 16),
+        (512, 32, 16),
+        (1024, 128, 16),
+        (1025, 128, 8),
+        (4096, 128, 8),
+        (4096, 4096, 1),
+    ],
 )
 def test_routers_multiply_on_tensor_cores(m: int, n: int, parts: int | None) -> None:
     desc = {"type": "f32", "layout": "plain", "act": "f32", "m": m, "n": n, "k": 2048}

@@ -583,6 +583,11 @@ Choice default_plain(const Shape& s, const DeviceInfo& device) {
          choice.parts * 2 <= s.k / kPairsStep) {
     choice.parts *= 2;
   }
+  // The largest cluster for few rows, whose blocks have half as many.
+  constexpr int64_t kMaxFewRows = 1024;
+  const int64_t few = (s.rows + rows / 2 - 1) / (rows / 2) * ((s.n + columns - 1) / columns);
+  const bool fits = few * 2 * kMaxParts <= kBlocksEach * std::max(device.sm_count, 1);
+  if (s.rows <= kMaxFewRows && fits && s.k >= 4 * kMaxParts * kPairsStep) choice.parts = 2 * kMaxParts;
   return choice;
 }
 
@@ -645,7 +650,9 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   const TypeKernels& kernels = type_kernels(p.type);
   p.shared_limit = static_cast<int32_t>(stream.device->shared_per_block_bytes);
   if (choice.kernel == Kernel::exact) return kernels.exact(p, stream.handle);
-  if (choice.kernel == Kernel::tf32_pairs) return gemm_tf32_pairs(p, choice.parts, stream.handle);
+  if (choice.kernel == Kernel::tf32_pairs) {
+    return gemm_tf32_pairs(p, choice.parts, stream.device->sm_count, stream.handle);
+  }
   if (path_of(choice.kernel) == ProductPath::matvec) return run_stream(p, p.type, choice, stream);
   const size_t scratch = choice_scratch_bytes(shape, choice);
   DYNO_CHECK(DeviceError, stream.workspace_bytes >= scratch, "[matmul] the stream's workspace has ",

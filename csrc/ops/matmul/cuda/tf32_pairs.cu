@@ -18,12 +18,13 @@
 namespace dyno::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256, kPairStages = 3, kPairK = 32, kPairRowBytes = kPairK * 4;
+constexpr int kPairStages = 3, kPairK = 32, kPairRowBytes = kPairK * 4;
 
 // A warp has 32 rows of x by 32 rows of w.
-template <int kColumns>
+template <int kColumns, int kWarps>
 struct PairBlock {
-  static constexpr int kAcross = kColumns / 32, kRows = kThreads / 32 / kAcross * 32;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kAcross = kColumns / 32, kRows = kWarps / kAcross * 32;
   static constexpr int kStageBytes = (kRows + kColumns) * kPairRowBytes;
   static constexpr int kStride = kColumns + 4;  // for sums
   static constexpr int kBytes = std::max(kPairStages * kStageBytes, kRows* kStride * 4);
@@ -54,9 +55,10 @@ __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
 }
 
 // Copies the rows of x, then the rows of w, of one step of 32 k. Rows that do not exist are zeros.
-template <int kColumns>
+template <int kColumns, int kWarps>
 struct PairCopies {
-  using Block = PairBlock<kColumns>;
+  using Block = PairBlock<kColumns, kWarps>;
+  static constexpr int kThreads = Block::kThreads;
   static constexpr int kCount = (Block::kRows + kColumns) * 8 / kThreads;
   static_assert(kCount * kThreads == (Block::kRows + kColumns) * 8);
   const uint8_t* from[kCount];
@@ -95,11 +97,12 @@ struct PairCopies {
 
 #endif
 
-template <int kColumns>
-__global__ void __launch_bounds__(kThreads, 2)
+template <int kColumns, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     tf32_pairs_kernel(const __grid_constant__ Problem p, int parts, bool aligned) {
 #if __CUDA_ARCH__ >= 900
-  using Block = PairBlock<kColumns>;
+  using Block = PairBlock<kColumns, kWarps>;
+  constexpr int kThreads = Block::kThreads;
   device::let_next_start();
   device::wait_for_previous();
   extern __shared__ __align__(16) uint8_t shared[];
@@ -107,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int rank = parts > 1 ? device::block_of_cluster() : 0;
   const int first_row = blockIdx.x * Block::kRows, first_w = blockIdx.y * kColumns;
   const int steps = p.k / kPairK, begin = steps * rank / parts, end = steps * (rank + 1) / parts;
-  const PairCopies<kColumns> copies(p, first_row, first_w, aligned);
+  const PairCopies<kColumns, kWarps> copies(p, first_row, first_w, aligned);
 #pragma unroll
   for (int s = 0; s < kPairStages - 1; ++s) {
     if (begin + s < end) copies.issue(shared + s * Block::kStageBytes, begin + s);
@@ -213,29 +216,40 @@ __global__ void __launch_bounds__(kThreads, 2)
 #endif
 }
 
-template <int kColumns>
-void launch_pairs(const Problem& p, int parts, CUstream_st* stream) {
-  using Block = PairBlock<kColumns>;
-  const auto kernel = tf32_pairs_kernel<kColumns>;
+template <int kColumns, int kWarps>
+void launch_blocks(const Problem& p, int parts, CUstream_st* stream) {
+  using Block = PairBlock<kColumns, kWarps>;
+  const auto kernel = tf32_pairs_kernel<kColumns, kWarps>;
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Block::kBytes));
   const auto address = reinterpret_cast<uintptr_t>(p.x) | reinterpret_cast<uintptr_t>(p.w);
   const bool aligned = (address | static_cast<uintptr_t>(p.x_stride)) % 16 == 0;
   const dim3 grid(static_cast<unsigned>((p.rows + Block::kRows - 1) / Block::kRows),
                   static_cast<unsigned>((p.n + kColumns - 1) / kColumns), static_cast<unsigned>(parts));
-  launch_dependent_cluster("matmul", kernel, grid, kThreads, static_cast<unsigned>(parts), Block::kBytes, stream, p,
-                           parts, aligned);
+  DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));  // 16 blocks
+  launch_dependent_cluster("matmul", kernel, grid, Block::kThreads, Cluster(static_cast<unsigned>(parts), true),
+                           Block::kBytes, stream, p, parts, aligned);
+}
+
+// Blocks of half as many rows, if the others would leave multiprocessors idle.
+template <int kColumns>
+void launch_pairs(const Problem& p, int parts, int multiprocessors, CUstream_st* stream) {
+  constexpr int kMost = 8, kRows = PairBlock<kColumns, kMost>::kRows;
+  const int blocks = (p.rows + kRows - 1) / kRows * ((p.n + kColumns - 1) / kColumns) * parts;
+  const auto launch =
+      4 * blocks <= 3 * multiprocessors ? launch_blocks<kColumns, kMost / 2> : launch_blocks<kColumns, kMost>;
+  launch(p, parts, stream);
 }
 
 }  // namespace
 
-void gemm_tf32_pairs(const Problem& p, int parts, CUstream_st* stream) {
+void gemm_tf32_pairs(const Problem& p, int parts, int multiprocessors, CUstream_st* stream) {
   switch (tf32_pairs_columns(p.n)) {
     case 32:
-      return launch_pairs<32>(p, parts, stream);
+      return launch_pairs<32>(p, parts, multiprocessors, stream);
     case 64:
-      return launch_pairs<64>(p, parts, stream);
+      return launch_pairs<64>(p, parts, multiprocessors, stream);
     default:
-      return launch_pairs<128>(p, parts, stream);
+      return launch_pairs<128>(p, parts, multiprocessors, stream);
   }
 }
 
