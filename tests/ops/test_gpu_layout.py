@@ -191,7 +191,23 @@ def test_experts_whose_unpacking_is_slow_share_it_among_more_tokens(
     desc = {"type": kind, "layout": "gpu", "act": "f32", "m": m, "n": 2880, "k": 2880, **experts}
     taken = {"variant": "wgmma", "tokens": tokens, "warps": warps}
     assert ops.default_config("moe_up_gate", desc, H200) == taken
-    assert ops.default_config("matmul_id", desc, H200) == {"variant": "wgmma", "tokens": 64, "warps": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "k", "tokens"),
+    [
+        ("mxfp4", 4096, 2880, 128),
+        ("mxfp4", 3064, 2880, 64),
+        ("mxfp4", 4096, 768, 64),
+        ("q4_0", 4096, 2880, 64),
+    ],
+)
+def test_single_products_of_experts_share_slow_unpacking_if_k_is_long(
+    kind: str, m: int, k: int, tokens: int
+) -> None:
+    experts = {"experts": 32, "used": 4}
+    desc = {"type": kind, "layout": "gpu", "act": "f32", "m": m, "n": 2880, "k": k, **experts}
+    assert ops.default_config("matmul_id", desc, H200) == {"variant": "wgmma", "tokens": tokens, "warps": 8}
 
 
 def test_pairs_of_tf32_multiply_with_one_plain_matrix_unless_numerics_are_exact() -> None:

@@ -546,7 +546,9 @@ Choice default_mmq(const Shape& s, const DeviceInfo& device) {
     const int64_t shared = (s.rows + s.matrices - 1) / s.matrices;
     // Codes of mxfp4 take longer to unpack than codes of q4_0: for two matrices, longer than the multiplication of 64
     // rows.
+    constexpr int64_t kLongK = 2048;
     if (wgmma && s.gated && s.type == DType::mxfp4 && shared >= 256) return {kernel, 128, 4};
+    if (wgmma && !s.gated && s.type == DType::mxfp4 && shared >= 384 && s.k >= kLongK) return {kernel, 128, 8};
     if (shared >= 96) return {kernel, 64, 8};
     if (shared >= 24) return wgmma ? Choice{kernel, 64, 8} : Choice{kernel, 32, 4};
     return {kernel, shared >= 12 ? 32 : 16, 4};
@@ -677,13 +679,16 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   const int64_t batch = p.grouping == Grouping::experts ? 1 : p.matrices;
   const int64_t rows = shape.x_rows / batch;
   const HalfRows format{.passes = half_passes(p.type)};
-  halve_rows(format, p.x, p.x_stride, p.x_batch_stride, rows, batch, p.k, half, stream.handle, norm);
+  if (p.grouping == Grouping::experts) {
+    halve_and_group(format, p, rows, choice.tokens, half, stream.handle);
+  } else {
+    halve_rows(format, p.x, p.x_stride, p.x_batch_stride, rows, batch, p.k, half, stream.handle, norm);
+  }
   p.passes = format.passes;
   p.x = half;
   p.x_stride = format.row_bytes(p.k);
   p.x_batch_stride = rows * p.x_stride;
   if (choice.kernel == Kernel::wgmma_split) return kernels.gemm_split(p, choice.tokens, choice.parts, stream.handle);
-  if (p.grouping == Grouping::experts) group_rows(p, choice.tokens, stream.handle);
   (choice.kernel == Kernel::mma ? kernels.gemm_mma : kernels.gemm_wgmma)(p, choice.tokens, choice.warps, stream.handle);
 }
 #endif

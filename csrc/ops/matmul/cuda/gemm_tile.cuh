@@ -89,10 +89,13 @@ struct TokenCopies {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) from[i] += static_cast<int64_t>(tiles) * kTileRowBytes;
   }
-  // Copies a tile to the stage at shared address `stage`, and advances to the next tile.
+  // Copies a tile to the stage at shared address `stage`, and advances to the next tile. Only the first kUsed rows are
+  // needed.
+  template <int kUsed = kTokens>
   __device__ __forceinline__ void issue(uint32_t stage) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
+      if (i * kStep >= kUsed) break;
       if (kTokens * 8 >= kThreads || threadIdx.x < kTokens * 8) {
         device::copy_async_16(stage + to + i * kStep * kTileRowBytes, from[i], valid >> i & 1);
       }

@@ -3,39 +3,34 @@
 // i of its four warps as the 64 rows of A.
 #pragma once
 
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 #include "device/wgmma.cuh"
 #include "ops/matmul/cuda/gemm_mma.cuh"
 
 namespace dyno::ops::cuda {
 
-template <DType kType, int kTokens, int kWarps>
-__global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarps>) gemm_wgmma_kernel(const Problem p) {
 #ifdef DYNO_DEVICE_WGMMA
-  const GemmBlock block = gemm_block<kTokens>(p);
-  if (block.rows <= 0) return;
-  extern __shared__ uint8_t shared_raw[];
-  uint8_t* shared = shared_raw + (1024 - device::shared_address(shared_raw) % 1024) % 1024;
-  const uint32_t stages = device::shared_address(shared);
 
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const WarpStripes<kType> stripes(p, block.matrix, warp, kWarps);
-  TokenCopies<kTokens, 32 * kWarps> copies(p, block);
+// A tile of kTokens rows, of which only the first kUsed may exist: fewer columns take less time.
+template <DType kType, int kTokens, int kWarps, int kUsed>
+__device__ __forceinline__ void wgmma_tile(const Problem& p, const GemmBlock& block, const WarpStripes<kType>& stripes,
+                                           TokenCopies<kTokens, 32 * kWarps>& copies,
+                                           typename WeightTile<kType>::Cursor (&cursor)[2], WeightTile<kType> (&now)[2],
+                                           uint8_t* shared) {
+  const uint32_t stages = device::shared_address(shared);
+  const int lane = threadIdx.x & 31;
   // Tiles of the weights, and of the rows of x, which may contain k twice.
   const int weight_tiles = (p.k + kGpuTile - 1) / kGpuTile,
             tiles = half_passes(kType) == 2 ? p.passes * weight_tiles : weight_tiles;
-
-  using Tile = WeightTile<kType>;
-  typename Tile::Cursor cursor[2] = {{stripes.at[0], 0, lane}, {stripes.at[1], 0, lane}};
-  Tile now[2], next[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) now[i].load(cursor[i]);
 #pragma unroll
   for (int s = 0; s < kStages - 2; ++s) {
-    if (s < tiles) copies.issue(stages + s * kTokens * kTileRowBytes);
+    if (s < tiles) copies.template issue<kUsed>(stages + s * kTokens * kTileRowBytes);
     device::copy_async_commit();
   }
 
-  float sums[2][kTokens / 2] = {};
+  WeightTile<kType> next[2];
+  float sums[2][kUsed / 2] = {};
   uint32_t a[2][2][4];  // [step & 1][stripe]: running products read one while the other is written
   for (int tile = 0; tile < tiles; ++tile) {
     device::copy_async_wait<kStages - 3>();
@@ -58,7 +53,7 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             if (half_passes(kType) > 1 && tile + 1 == weight_tiles) {
-              cursor[i] = typename Tile::Cursor(stripes.at[i], 0, lane);
+              cursor[i] = typename WeightTile<kType>::Cursor(stripes.at[i], 0, lane);
             } else {
               cursor[i].advance();
             }
@@ -67,7 +62,7 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
         }
       } else if constexpr (kStep == 1) {
         const int ahead = tile + kStages - 2;
-        if (ahead < tiles) copies.issue(stages + ahead % kStages * kTokens * kTileRowBytes);
+        if (ahead < tiles) copies.template issue<kUsed>(stages + ahead % kStages * kTokens * kTileRowBytes);
         device::copy_async_commit();
       } else if constexpr (kStep == 2) {
         if (tile + kPrefetchTiles < weight_tiles) {
@@ -81,7 +76,38 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
     for (int i = 0; i < 2; ++i) now[i] = next[i];
   }
   device::wgmma_wait<0>();
-  gemm_epilogue<kTokens>(p, block, stripes.row_of_w, lane, sums, shared);
+  gemm_epilogue<kUsed>(p, block, stripes.row_of_w, lane, sums, shared);
+}
+
+#endif  // DYNO_DEVICE_WGMMA
+
+template <DType kType, int kTokens, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarps>) gemm_wgmma_kernel(const Problem p) {
+#ifdef DYNO_DEVICE_WGMMA
+  if (p.grouping != Grouping::dense) {  // dense products were slower with early launches
+    device::let_next_start();
+    device::wait_for_previous();
+  }
+  const GemmBlock block = gemm_block<kTokens>(p);
+  if (block.rows <= 0) return;
+  extern __shared__ uint8_t shared_raw[];
+  uint8_t* shared = shared_raw + (1024 - device::shared_address(shared_raw) % 1024) % 1024;
+
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const WarpStripes<kType> stripes(p, block.matrix, warp, kWarps);
+  TokenCopies<kTokens, 32 * kWarps> copies(p, block);
+  using Tile = WeightTile<kType>;
+  typename Tile::Cursor cursor[2] = {{stripes.at[0], 0, lane}, {stripes.at[1], 0, lane}};
+  Tile now[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) now[i].load(cursor[i]);
+
+  // The default of experts, many of which have few rows.
+  if constexpr (kTokens == 64 && kWarps == 8) {
+    if (block.rows <= 16) return wgmma_tile<kType, kTokens, kWarps, 16>(p, block, stripes, copies, cursor, now, shared);
+    if (block.rows <= 32) return wgmma_tile<kType, kTokens, kWarps, 32>(p, block, stripes, copies, cursor, now, shared);
+  }
+  wgmma_tile<kType, kTokens, kWarps, kTokens>(p, block, stripes, copies, cursor, now, shared);
 #endif
 }
 
@@ -93,7 +119,12 @@ void gemm_wgmma_block(const Problem& p, CUstream_st* stream) {
     constexpr int kBytes = gemm_shared_bytes(kTokens);
     const auto kernel = gemm_wgmma_kernel<kType, kTokens, kWarps>;
     allow_shared(kernel, kBytes);
-    kernel<<<gemm_grid(p, kTokens, kWarps), 32 * kWarps, kBytes, stream>>>(p);
+    const dim3 grid = gemm_grid(p, kTokens, kWarps);
+    if (p.grouping == Grouping::dense) {
+      kernel<<<grid, 32 * kWarps, kBytes, stream>>>(p);
+    } else {
+      launch_dependent("matmul_id", kernel, grid, 32 * kWarps, kBytes, stream, p);
+    }
   }
 }
 

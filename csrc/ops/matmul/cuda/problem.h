@@ -160,6 +160,8 @@ void halve_rows(HalfRows format, const uint8_t* x, int64_t x_stride, int64_t x_b
 // Sorts the rows of p.ids by matrix into p.groups and counts tiles of `tile_rows` rows. Zeroes the rows of p.y without
 // a matrix.
 void group_rows(const Problem& p, int tile_rows, CUstream_st* stream);
+// group_rows(), and in the same launch halve_rows() of the `rows` rows p.x, in one batch and without a norm.
+void halve_and_group(HalfRows format, const Problem& p, int64_t rows, int tile_rows, uint8_t* out, CUstream_st* stream);
 
 // Unpacked tiles (w; for a gated pair w_up is only a flag) times f16 rows, in tiles of 128 by `rows_of_w`.
 void gemm_unpacked(const Problem& p, bool bf16, int rows_of_w, int multiprocessors, CUstream_st* stream);
