@@ -93,6 +93,9 @@ def matmul_cases() -> Iterator[Case]:
     for m in (1, 8, 11):
         yield make(("q4_0", "gpu", "f32"), m, 50, 6176, norm=True)
         yield make(("f16", "gpu", "f32"), m, 16, 3104)
+    # More wide tiles than a chip has multiprocessors, so that blocks of wgmma_wide multiply several.
+    yield make(("q4_k", "gpu", "f32"), 300, 9000, 512)
+    yield make(("q8_0", "gpu", "f32"), 300, 9000, 224, gap=3, extras=True)
     for height in (16, 32, 64):
         yield make(("q4_k", "gpu", "f32"), 5, 21, 256, tiles=height)
         yield make(("q4_k", "gpu", "f32"), 67, 150, 4352, gap=2, extras=True, tiles=height)

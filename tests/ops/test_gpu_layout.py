@@ -108,19 +108,18 @@ def test_default_is_a_candidate(family: str, m: int, capability: int) -> None:
     [
         ("up_gate", 4096, 14336, {"variant": "wgmma_wide", "tokens": 256, "group_size": 16}),
         ("up_gate", 512, 14336, {"variant": "wgmma_wide", "tokens": 256, "group_size": 16}),
-        (
-            "matmul",
-            512,
-            4096,
-            {"variant": "wgmma", "tokens": 128, "warps": 4},
-        ),  # 256 leaves half of the chip idle
+        # 32 tiles for 66 pairs of multiprocessors: two pairs share k; of 16 tiles, four
+        ("matmul", 512, 4096, {"variant": "wgmma_wide_split", "parts": 2}),
+        ("matmul", 257, 4096, {"variant": "wgmma_wide_split", "parts": 2}),
+        ("matmul", 512, 2048, {"variant": "wgmma_wide_split", "parts": 4}),
+        ("matmul", 512, 6144, {"variant": "wgmma_wide", "tokens": 256, "group_size": 16}),
         ("matmul", 4096, 1024, {"variant": "wgmma_wide", "tokens": 256, "group_size": 16}),
         (
             "matmul",
             257,
             14336,
             {"variant": "wgmma", "tokens": 128, "warps": 8},
-        ),  # a third of wide tiles is empty
+        ),  # almost half of wide tiles is empty, and they need two rounds
         (
             "matmul",
             128,
@@ -132,6 +131,35 @@ def test_default_is_a_candidate(family: str, m: int, capability: int) -> None:
 def test_wide_tiles_run_where_they_fill_the_chip(family: str, m: int, n: int, taken: dict[str, Any]) -> None:
     desc = {"type": "q4_k", "layout": "gpu", "act": "f32", "m": m, "n": n, "k": 4096}
     assert ops.default_config(family, desc, H200) == taken
+
+
+@pytest.mark.parametrize("sm_count", [16, 78, 114, 132, 148])
+def test_clusters_that_share_k_of_wide_tiles_run_at_once(sm_count: int) -> None:
+    machine = {**H200, "shared_per_block_bytes": 227 << 10, "sm_count": sm_count}
+    shared = 0
+    for m, n, k in itertools.product((160, 256, 300, 512, 1024), (512, 2048, 4096, 5120), (256, 2048, 14336)):
+        for kind in ("q4_k", "bf16"):
+            desc = {"type": kind, "layout": "gpu", "act": "f32", "m": m, "n": n, "k": k, "path": "mmq"}
+            config = ops.default_config("matmul", desc, machine)
+            if config["variant"] != "wgmma_wide_split":
+                continue
+            shared += 1
+            assert ops.supports("matmul", desc, config, machine) == (True, "")
+            assert -(-m // 256) * -(-n // 256) * config["parts"] <= sm_count // 2
+    assert shared > 0
+
+
+def test_what_clusters_can_share() -> None:
+    desc = {"type": "q4_k", "layout": "gpu", "act": "f32", "m": 512, "n": 4096, "k": 4096}
+    config = {"variant": "wgmma_wide_split", "parts": 4}
+    assert ops.supports("matmul", desc, config, H200) == (True, "")
+    for other, word in (({"type": "f16", "k": 224}, "k=224"), ({"path": "dequantize"}, "path mmq")):
+        ok, why = ops.supports("matmul", {**desc, **other}, config, H200)
+        assert not ok
+        assert word in why
+    ok, why = ops.supports("matmul", desc, config, H200 | {"compute_capability": 80})
+    assert not ok
+    assert "8.0" in why
 
 
 @pytest.mark.parametrize(
@@ -265,7 +293,11 @@ def test_blocks_share_no_more_of_k_than_there_is() -> None:
         ("up_gate", "q5_k", 32, 14336, 4096, (32, 128, 1, 2)),
         ("up_gate", "q5_k", 64, 14336, 4096, (64, 256, 1, 1)),
         ("up_gate", "q5_k", 128, 14336, 4096, None),  # tiles of 64 tokens fill the chip
-        ("matmul", "q5_k", 129, 1024, 4096, None),
+        ("matmul", "q5_k", 256, 1024, 4096, (64, 128, 2, 1)),  # clusters of four would need a second round
+        ("matmul", "q5_k", 256, 4096, 4096, (64, 128, 1, 1)),
+        ("matmul", "q5_k", 256, 6144, 4096, None),  # wide tiles are faster
+        ("matmul", "q5_k", 256, 5120, 2048, (64, 256, 1, 1)),  # k is short for an exchange of sums
+        ("matmul", "q5_k", 257, 1024, 4096, None),
         ("matmul", "f16", 32, 4096, 4096, None),
     ],
 )
@@ -422,8 +454,8 @@ def test_products_of_one_type_can_share_a_ring() -> None:
         (64, "wgmma_codes"),
         (65, "wgmma_ring"),
         (128, "wgmma_ring"),
-        (256, "wgmma"),
-        (512, "wgmma"),
+        (256, "wgmma_wide_split"),
+        (512, "wgmma_wide"),
     ):
         assert ops.default_config("qkv", {**desc, "m": m}, machine)["variant"] == variant
         assert ops.default_config("qkv", {**desc, "m": m, "norm": True}, machine)["variant"] == variant

@@ -57,7 +57,7 @@ Support supports(const QkvDesc& desc, const Config& config, const DeviceInfo& de
 Config default_config(const QkvDesc& desc, const DeviceInfo& device) {
   cuda::Shape shape = shape_of(desc);
   const auto has_parts = [&](cuda::Kernel kernel) {
-    const bool tiles = kernel == cuda::Kernel::wgmma || kernel == cuda::Kernel::wgmma_wide;
+    const bool tiles = kernel == cuda::Kernel::wgmma || cuda::has_wide_tiles(kernel);
     return cuda::is_gemm_ring(kernel) || (tiles && desc.m > cuda::kRingTokens);
   };
   if (!desc.norm && desc.m > kStreamedTokens) {

@@ -15,7 +15,7 @@ bool reads_once(const DeviceInfo& device, const ops::OpDesc& desc) {
     if (!ops::supports(d, config, device)) return false;
     const std::string_view name = ops::variants(ops::family_of(d))[config.variant].name;
     const bool ring = name == "wgmma_ring" || name == "wgmma_codes";
-    return ring || (tokens > kRingTokens && (name == "wgmma" || name == "wgmma_wide"));
+    return ring || (tokens > kRingTokens && name.starts_with("wgmma"));
   };
   for (int64_t tokens = 2 * kFusedTokens; tokens <= kBatchedTokens; tokens *= 2) {
     if (!taken(tokens)) return false;

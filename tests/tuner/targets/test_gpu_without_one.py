@@ -135,7 +135,7 @@ def test_kernels_are_those_of_the_path_that_the_settings_chose(
         assert (drawing.metric, drawing.tokens, drawing.m, drawing.count) == ("tg", "m1", 1, 1)
         assert drawing.default in drawing.candidates
         variants[bound] = {c["variant"] for op in products if op.metric == "pp" for c in op.candidates}
-    hopper = {"wgmma", "wgmma_split", "wgmma_ring", "wgmma_codes", "wgmma_wide"}
+    hopper = {"wgmma", "wgmma_split", "wgmma_ring", "wgmma_codes", "wgmma_wide", "wgmma_wide_split"}
     assert "wgmma" in variants[65536]
     assert variants[65536] <= hopper | {"mma"}
     assert variants[0] <= {"cublas", "half_mma", "half_staged", "float32"}

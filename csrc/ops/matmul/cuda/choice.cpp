@@ -1,5 +1,5 @@
-// The choice of a kernel for a shape: the shapes that each kernel supports, the defaults, and the launch. They share a
-// file, because a default is used only if the support rule next to it allows it, and a new kernel changes all three.
+// The choice of a kernel for a shape: the shapes that each kernel supports, and the defaults. They share a file,
+// because a default is used only if the support rule next to it allows it, and a new kernel changes both.
 #include "ops/matmul/cuda/choice.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "ops/matmul/cuda/blas.h"
+#include "ops/matmul/cuda/choice_forms.h"
 #include "ops/matmul/cuda/dequantize.h"
 #include "ops/matmul/cuda/gemm_ring.h"
 #include "ops/matmul/cuda/ring.h"
@@ -113,17 +114,6 @@ constexpr int64_t kGemmRingMaxRows = 256;
 
 constexpr int64_t kMostOfCluster = 16;  // blocks
 
-bool has_tiles(const Shape& s) { return s.x_tiles > 0 || s.y_tiles > 0; }
-
-CodesForm form_of(const Shape& s) {
-  return s.x_tiles > 0 ? CodesForm::from_tiles : s.y_tiles > 0 ? CodesForm::to_tiles : CodesForm::rows;
-}
-
-GemmRingShape ring_shape_of(const Shape& s, const Choice& choice) {
-  return gemm_ring_shape(s.type, s.k, choice.tokens, choice.rows, choice.parts, choice.blocks,
-                         choice.kernel == Kernel::wgmma_codes, form_of(s));
-}
-
 // Whether a product supports rows in HalfTiles, and the reason if it does not.
 Support supports_tiles(const Shape& s, const Choice& choice) {
   if (choice.kernel != Kernel::wgmma_codes) return Support::no("only wgmma_codes reads and writes f16 tiles");
@@ -196,6 +186,7 @@ constexpr std::pair<std::string_view, Kernel> kNames[] = {{"exact", Kernel::exac
                                                           {"wgmma_ring", Kernel::wgmma_ring},
                                                           {"wgmma_codes", Kernel::wgmma_codes},
                                                           {"wgmma_wide", Kernel::wgmma_wide},
+                                                          {"wgmma_wide_split", Kernel::wgmma_wide_split},
                                                           {"cublas", Kernel::cublas},
                                                           {"half_mma", Kernel::half_mma},
                                                           {"half_staged", Kernel::half_staged},
@@ -235,6 +226,7 @@ ProductPath path_of(Kernel kernel) {
     case Kernel::wgmma_ring:
     case Kernel::wgmma_codes:
     case Kernel::wgmma_wide:
+    case Kernel::wgmma_wide_split:
       return ProductPath::mmq;
     default:
       return ProductPath::dequantize;
@@ -293,7 +285,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
                                ", but the variant is of path ", product_path_name(path)));
   }
   const bool hopper = choice.kernel == Kernel::wgmma || choice.kernel == Kernel::wgmma_split ||
-                      is_gemm_ring(choice.kernel) || choice.kernel == Kernel::wgmma_wide;
+                      is_gemm_ring(choice.kernel) || has_wide_tiles(choice.kernel);
   if ((hopper || choice.kernel == Kernel::half_staged) && !has_wgmma(device)) {
     return Support::no(str_cat("the variant needs compute capability 9.0 and code for 90a; the device has ",
                                device.compute_capability / 10, ".", device.compute_capability % 10,
@@ -323,8 +315,14 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   }
   if (choice.kernel == Kernel::wgmma_split) return supports_split(s, choice);
   if (is_gemm_ring(choice.kernel)) return supports_gemm_ring(s, choice, device);
-  if (choice.kernel == Kernel::wgmma_wide && s.experts) {
-    return Support::no("wgmma_wide multiplies dense matrices; experts have wgmma");
+  if (has_wide_tiles(choice.kernel) && s.experts) {
+    return Support::no("wide tiles multiply dense matrices; experts have wgmma");
+  }
+  if (choice.kernel == Kernel::wgmma_wide_split) {
+    if (s.gated) return Support::no("wgmma_wide_split multiplies single products; gated pairs have wgmma_wide");
+    if (s.k < kGpuTile * choice.parts) {
+      return Support::no(str_cat("k=", s.k, " is less than a tile of ", kGpuTile, " for each of parts=", choice.parts));
+    }
   }
   if (path != ProductPath::dequantize) return Support::yes();
   if (!kDequantizeBuilt) return Support::no("this build has no path dequantize: GGML_CUDA_FORCE_MMQ");
@@ -412,30 +410,34 @@ Choice default_stream(const Shape& s, const DeviceInfo& device) {
   return choice;
 }
 
-TiledRows tiled_rows(const Shape& s, int height = kWideTokens) {
-  return {
-      .rows = s.x_rows / s.matrices, .k = s.k, .batch = s.matrices, .passes = half_passes(s.type), .height = height};
-}
-
-TiledRows ring_rows(const Shape& s, const Choice& choice) {
-  TiledRows format = tiled_rows(s, choice.tokens);
-  format.sums = choice.kernel == Kernel::wgmma_codes;
-  return format;
-}
-
-// Whether wide tiles give work to nearly every multiprocessor and have few rows that do not exist.
-bool is_wide(const Shape& s, int tokens, const DeviceInfo& device) {
-  if (!has_wgmma(device) || s.experts) return false;
-  const int64_t rows = s.x_rows / s.matrices, token_tiles = (rows + tokens - 1) / tokens;
-  const int64_t rows_of_w = s.gated ? kWideRows / 2 : kWideRows;
-  const int64_t clusters = s.matrices * token_tiles * ((s.n + rows_of_w - 1) / rows_of_w);
-  return clusters >= std::max(device.sm_count, 1) * 9 / 20 && rows * 8 >= token_tiles * tokens * 7;
+// Wide tiles, if they give work to at least `tenths` tenths of the multiprocessors. Several clusters share k only if
+// all of them run at once. Measured on an H200 (h200_wide_split.json).
+std::optional<Choice> default_wide(const Shape& s, int64_t tenths, const DeviceInfo& device) {
+  const int64_t rows = s.x_rows / s.matrices;
+  if (!has_wgmma(device) || s.experts || rows <= kWideTokens / 2) return std::nullopt;
+  const auto padded = [&](int64_t tokens) { return (rows + tokens - 1) / tokens * tokens; };
+  const int64_t k_tiles = (s.k + kGpuTile - 1) / kGpuTile, places = std::max(device.sm_count / 2, 1);
+  const int64_t tiles = wide_tiles(s);
+  // Tiles of 64 tokens are slower, but fewer of their rows may not exist.
+  if (tiles > places && padded(64) * 4 < padded(kWideTokens) * 3) return std::nullopt;
+  std::optional<Choice> best;
+  int64_t least = 0;
+  for (const auto& [parts, exchange] : {std::pair(1, 0), std::pair(2, 10), std::pair(4, 14)}) {  // in tiles of k
+    Choice choice{.kernel = Kernel::wgmma_wide, .tokens = kWideTokens, .group = kWideGroup};
+    if (parts > 1) choice = {.kernel = Kernel::wgmma_wide_split, .parts = parts};
+    const int64_t rounds = (tiles * parts + places - 1) / places;
+    const bool busy = tiles * parts * 10 >= places * tenths;
+    if (!busy || (parts > 1 && rounds > 1) || !supports_choice(s, choice, device)) continue;
+    const int64_t steps = rounds * ((k_tiles + parts - 1) / parts + exchange);
+    if (!best || steps < least) best = choice, least = steps;
+  }
+  return best;
 }
 
 // Tiles of few tokens are too few to fill the chip, so blocks of a cluster share k. Measured on an H200
 // (h200_split_k.json): on average within 5 % of the best tile and number of blocks.
 std::optional<Choice> default_split(const Shape& s, const DeviceInfo& device) {
-  constexpr int64_t kMaxRows = 256, kFewRows = 128;
+  constexpr int64_t kMaxRows = 512, kFewRows = 128;
   constexpr int64_t kLeastTiles = 4;  // of k, per block
   constexpr int kMaxParts = 16, kPartsOfManyRows = 4;
   if (!has_wgmma(device) || s.experts || s.other || s.rows > kMaxRows) return std::nullopt;
@@ -507,8 +509,8 @@ std::optional<Choice> default_gemm_codes(const Shape& s, const DeviceInfo& devic
 // Measured on an H200 (h200_wgmma_ring.json): on average within 4 % of the best configuration. Launches of half the
 // chip overlap in pairs: the weights of the second are loaded while the first multiplies.
 std::optional<Choice> default_gemm_ring(const Shape& s, const DeviceInfo& device) {
-  constexpr int64_t kMaxRows = 128, kLongPart = 16;  // chunks
-  if (s.rows > kMaxRows || s.experts) return std::nullopt;
+  constexpr int64_t kLongPart = 16;  // chunks
+  if (s.rows > kGemmRingMaxRows || s.experts) return std::nullopt;
   if (const auto codes = default_gemm_codes(s, device)) return codes;
   const int64_t sms = std::max(device.sm_count, 1);
   Choice choice{.kernel = Kernel::wgmma_ring, .tokens = s.rows <= 16 ? 16 : 32, .rows = 128, .blocks = 1};
@@ -522,9 +524,13 @@ std::optional<Choice> default_gemm_ring(const Shape& s, const DeviceInfo& device
     if (blocks() > sms) choice.rows = 256;
     if (blocks() > sms) return std::nullopt;  // its blocks do not share a multiprocessor
   }
-  const int64_t chunks = gemm_ring_chunks(s.type, s.k), room = s.rows > 32 ? sms : sms * 3 / 4;
+  // Clusters of more than two blocks leave some multiprocessors empty (see fill_chip).
+  const auto room = [&](int parts) { return s.rows <= 32 ? sms * 3 / 4 : parts > 2 ? sms * 9 / 10 : sms; };
+  const int64_t chunks = gemm_ring_chunks(s.type, s.k);
   const int most = s.rows <= 16 ? 8 : 4;
-  while (choice.parts < most && choice.parts * 2 <= chunks && blocks() * choice.parts * 2 <= room) choice.parts *= 2;
+  while (choice.parts < most && choice.parts * 2 <= chunks && blocks() * choice.parts * 2 <= room(choice.parts * 2)) {
+    choice.parts *= 2;
+  }
   if (s.rows <= 32 && chunks > kLongPart * choice.parts && blocks() * choice.parts * 2 <= sms) {
     choice.parts *= 2, choice.blocks = 2;
   } else if (blocks() * choice.parts > sms) {
@@ -535,8 +541,15 @@ std::optional<Choice> default_gemm_ring(const Shape& s, const DeviceInfo& device
 }
 
 Choice default_mmq(const Shape& s, const DeviceInfo& device) {
-  if (is_wide(s, 256, device)) return {.kernel = Kernel::wgmma_wide, .tokens = 256, .group = 16};
-  if (const auto ring = default_gemm_ring(s, device)) return *ring;
+  constexpr int64_t kMostBusy = 6, kHalfBusy = 4;  // tenths of the chip
+  const std::optional<Choice> ring = default_gemm_ring(s, device);
+  if (ring && ring->rows < 256) return *ring;
+  if (const auto wide = default_wide(s, kMostBusy, device)) {
+    constexpr int64_t kLongK = 3072;  // for the exchange of sums
+    if (!ring || wide->parts == 1 || s.k >= kLongK) return *wide;
+  }
+  if (ring) return *ring;
+  if (const auto wide = default_wide(s, kHalfBusy, device)) return *wide;
   if (const auto split = default_split(s, device)) return *split;
   const bool wgmma = has_wgmma(device);
   const Kernel kernel = wgmma ? Kernel::wgmma : Kernel::mma;
@@ -608,8 +621,8 @@ Choice default_choice(const Shape& s, const DeviceInfo& device) {
   if (path == ProductPath::matvec) {
     constexpr int64_t kStreamedRows = 3;  // as matvec_max_tokens on Hopper
     if (s.norm && s.rows > kStreamedRows) {
-      if (const auto ring = default_gemm_ring(s, device)) return *ring;
       if (s.rows > kRingTokens && !s.experts) return default_mmq(s, device);
+      if (const auto ring = default_gemm_ring(s, device)) return *ring;
     }
     return default_stream(s, device);
   }
@@ -624,73 +637,5 @@ bool stream_takes_both(DType type, DType other) {
 #undef DYNO_MIXED
   return false;
 }
-
-size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
-  if (path_of(choice.kernel) == ProductPath::any || path_of(choice.kernel) == ProductPath::matvec) return 0;
-  if (path_of(choice.kernel) == ProductPath::dequantize) return plan_dequantize(s, choice).bytes;
-  if (choice.kernel == Kernel::wgmma_wide) return static_cast<size_t>(tiled_rows(s).bytes());
-  if (s.x_tiles > 0) return 0;
-  if (is_gemm_ring(choice.kernel)) return static_cast<size_t>(ring_rows(s, choice).bytes());
-  return static_cast<size_t>(s.x_rows * HalfRows{.passes = half_passes(s.type)}.row_bytes(s.k));
-}
-
-#ifdef DYNO_HAVE_CUDA
-void run_stream(Problem p, DType other, const Choice& choice, CudaStream& stream) {
-  p.shared_limit = static_cast<int32_t>(stream.device->shared_per_block_bytes);
-  if (choice.kernel == Kernel::ring) {
-    return run_ring(p, other, choice.share, choice.blocks, stream.device->sm_count, stream.handle);
-  }
-  if (other != p.type) return stream_mixed(p, other, choice.warps, choice.stripes, stream.handle);
-  type_kernels(p.type).stream(p, choice.warps, choice.stripes, stream.handle);
-}
-
-void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream) {
-  p.last_matrix = p.matrices;
-#ifndef DYNO_CUDA_FORCE_MMQ
-  if (path_of(choice.kernel) == ProductPath::dequantize) return run_dequantized(choice, shape, p, stream);
-#endif
-  const TypeKernels& kernels = type_kernels(p.type);
-  p.shared_limit = static_cast<int32_t>(stream.device->shared_per_block_bytes);
-  if (choice.kernel == Kernel::exact) return kernels.exact(p, stream.handle);
-  if (choice.kernel == Kernel::tf32_pairs) {
-    return gemm_tf32_pairs(p, choice.parts, stream.device->sm_count, stream.handle);
-  }
-  if (path_of(choice.kernel) == ProductPath::matvec) return run_stream(p, p.type, choice, stream);
-  const size_t scratch = choice_scratch_bytes(shape, choice);
-  DYNO_CHECK(DeviceError, stream.workspace_bytes >= scratch, "[matmul] the stream's workspace has ",
-             stream.workspace_bytes, " bytes, ", scratch, " are needed");
-  auto* half = reinterpret_cast<uint8_t*>(stream.workspace);
-  const RowNorm norm = p.normed ? RowNorm{true, p.norm, p.norm_eps} : RowNorm{};
-  if (is_gemm_ring(choice.kernel)) {
-    const TiledRows format = ring_rows(shape, choice);
-    if (shape.x_tiles > 0) return run_gemm_codes(p, format, ring_shape_of(shape, choice), stream.handle);
-    tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle, norm);
-    p.x = half;
-    const auto start = choice.kernel == Kernel::wgmma_codes ? run_gemm_codes : run_gemm_ring;
-    return start(p, format, ring_shape_of(shape, choice), stream.handle);
-  }
-  if (choice.kernel == Kernel::wgmma_wide) {
-    const TiledRows format = tiled_rows(shape);
-    tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle, norm);
-    p.x = half;
-    gemm_wide(p, format, choice.tokens, choice.group, stream.device->sm_count, stream.handle);
-    return;
-  }
-  const int64_t batch = p.grouping == Grouping::experts ? 1 : p.matrices;
-  const int64_t rows = shape.x_rows / batch;
-  const HalfRows format{.passes = half_passes(p.type)};
-  if (p.grouping == Grouping::experts) {
-    halve_and_group(format, p, rows, choice.tokens, half, stream.handle);
-  } else {
-    halve_rows(format, p.x, p.x_stride, p.x_batch_stride, rows, batch, p.k, half, stream.handle, norm);
-  }
-  p.passes = format.passes;
-  p.x = half;
-  p.x_stride = format.row_bytes(p.k);
-  p.x_batch_stride = rows * p.x_stride;
-  if (choice.kernel == Kernel::wgmma_split) return kernels.gemm_split(p, choice.tokens, choice.parts, stream.handle);
-  (choice.kernel == Kernel::mma ? kernels.gemm_mma : kernels.gemm_wgmma)(p, choice.tokens, choice.warps, stream.handle);
-}
-#endif
 
 }  // namespace dyno::ops::cuda

@@ -17,6 +17,7 @@
 //                               scales; 64 rows for single products of q4_k
 //   wgmma_wide(tokens, group)   needs as wgmma; dense products, tiles of 256 or 128 tokens by 128 rows per block;
 //                               `group` tiles of tokens are multiplied by all rows before the next group
+//   wgmma_wide_split(parts)     the same with 256 tokens, single products; `parts` clusters share the k of a tile
 // Path dequantize:
 //   cublas                   dense products only
 //   half_mma(tokens, warps)  compute type f16
@@ -44,6 +45,7 @@ enum class Kernel : uint8_t {
   wgmma_ring,
   wgmma_codes,
   wgmma_wide,
+  wgmma_wide_split,
   cublas,
   half_mma,
   half_staged,
@@ -52,6 +54,10 @@ enum class Kernel : uint8_t {
 ProductPath path_of(Kernel kernel);
 // The two kernels with a ring in shared memory, gemm_ring.h.
 constexpr bool is_gemm_ring(Kernel kernel) { return kernel == Kernel::wgmma_ring || kernel == Kernel::wgmma_codes; }
+// The two with the tiles of wide.h.
+constexpr bool has_wide_tiles(Kernel kernel) {
+  return kernel == Kernel::wgmma_wide || kernel == Kernel::wgmma_wide_split;
+}
 
 struct Choice {
   Kernel kernel = Kernel::exact;
@@ -61,7 +67,7 @@ struct Choice {
   int rows = 0;
   int group = 0;  // wgmma_wide
   int share = 1, blocks = 1;
-  int parts = 1;  // wgmma_split, wgmma_ring, wgmma_codes, tf32_pairs
+  int parts = 1;  // wgmma_split, wgmma_ring, wgmma_codes, wgmma_wide_split, tf32_pairs
 };
 // Conversion between a Config and a Choice. All four families use the same names for variants.
 bool is_cuda(std::span<const VariantInfo> variants, const Config& config);

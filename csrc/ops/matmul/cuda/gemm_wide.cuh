@@ -3,6 +3,8 @@
 // warpgroup fills stages of x. The two blocks of a cluster share the rows of x: each copies one half of a stage to
 // both. Clusters process many tiles, and x of the next tile arrives while the sums of the last one are stored.
 //
+// Several clusters can share the k of a tile (wide_parts.cuh), if there are too few tiles to fill the chip.
+//
 // For a gated pair, one warpgroup multiplies by the gate and the other by up, for the same rows. They exchange halves
 // of their sums through shared memory, and each stores half of the tokens.
 #pragma once
@@ -10,11 +12,14 @@
 #include <cuda_runtime.h>
 
 #include "core/cuda/check.h"
+#include "core/cuda/launch_cluster.h"
 #include "device/cluster.cuh"
+#include "device/dependent.cuh"
 #include "device/wgmma_wide.cuh"
 #include "ops/matmul/cuda/row_part.cuh"
 #include "ops/matmul/cuda/wide.h"
 #include "ops/matmul/cuda/wide_epilogue.cuh"
+#include "ops/matmul/cuda/wide_parts.cuh"
 
 namespace dyno::ops::cuda {
 
@@ -29,25 +34,40 @@ inline constexpr int kWidePrefetch = 6;  // prefetch distance of weights into L2
 
 struct WideTile {
   int matrix, first_token, row_tile;
+  int number, part;  // index among all tiles, and part of k
 };
 
 // Tiles are numbered with tokens running fastest, in groups of `group` tiles of tokens. Clusters that run at the same
-// time share both weights and rows of x; the group determines of which they read more.
+// time share both weights and rows of x; the group determines of which they read more. `count` is the number of tiles
+// times parts of k; the parts of a tile follow each other.
 template <int kTokens>
 struct WideTiles {
-  int token_tiles, row_tiles, count, group;
+  int token_tiles, row_tiles, count, group, parts;
 
-  __device__ __forceinline__ WideTiles(const Problem& p, int group_tiles)
+  __device__ __forceinline__ WideTiles(const Problem& p, int group_tiles, int parts)
       : token_tiles((p.rows + kTokens - 1) / kTokens),
         row_tiles(cuda::row_tiles(p, wide_rows(p))),
-        count(token_tiles * row_tiles * p.matrices),
-        group(group_tiles) {}
+        count(token_tiles * row_tiles * p.matrices * parts),
+        group(group_tiles),
+        parts(parts) {}
   __device__ __forceinline__ WideTile tile(int index) const {
-    const int each = token_tiles * row_tiles, matrix = index / each;
-    index -= matrix * each;
+    const int number = index / parts, part = index % parts;
+    const int each = token_tiles * row_tiles, matrix = number / each;
+    index = number - matrix * each;
     const int first = index / (group * row_tiles) * group, width = min(group, token_tiles - first);
     index -= first * row_tiles;
-    return {matrix, (first + index % width) * kTokens, index / width};
+    return {matrix, (first + index % width) * kTokens, index / width, number, part};
+  }
+};
+
+// Tiles of k of a part, in the order of TiledRows.
+struct WideRange {
+  int begin, end;
+  __device__ __forceinline__ WideRange(int tiles, int part, int parts)
+      : begin(tiles * part / parts), end(tiles * (part + 1) / parts) {}
+  // The first tile of the weights, whose k is not repeated for a second pass.
+  __device__ __forceinline__ int first_weights(int weight_tiles) const {
+    return begin >= weight_tiles ? begin - weight_tiles : begin;
   }
 };
 
@@ -72,11 +92,13 @@ __device__ __forceinline__ void wide_fill(const Problem& p, const TiledRows& for
   constexpr uint32_t kHalf = kWideStageBytes<kTokens> / 2;
   const int tiles = static_cast<int>(format.k_tiles());
   uint32_t number = 0;
-  for (int index = blockIdx.x / 2; index < work.count; index += gridDim.x / 2) {
+  for (int index = blockIdx.x; index < work.count; index += gridDim.x) {
     const WideTile tile = work.tile(index);
+    const WideRange range(tiles, tile.part, work.parts);
     const int64_t tile_row = tile.matrix * format.token_tiles() + tile.first_token / kWideTokens;
-    const uint8_t* from = p.x + tile_row * tiles * kWideTileBytes + tile.first_token % kWideTokens * 128 + rank * kHalf;
-    for (int at = 0; at < tiles; ++at, ++number, from += kWideTileBytes) {
+    const uint8_t* from =
+        p.x + (tile_row * tiles + range.begin) * kWideTileBytes + tile.first_token % kWideTokens * 128 + rank * kHalf;
+    for (int at = range.begin; at < range.end; ++at, ++number, from += kWideTileBytes) {
       // Both blocks have finished reading the stage.
       device::wait_at(stages.empty(number), stages.parity(number) ^ 1);
       device::barrier_arrive_expecting(stages.full(number), kWideStageBytes<kTokens>);
@@ -103,31 +125,38 @@ struct WideStripe {
   }
 };
 
-template <DType kType, int kTokens>
+template <DType kType, int kTokens, bool kShared>
 __device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows& format,
                                               const WideStages<kTokens>& stages, const WideTiles<kTokens>& work,
-                                              uint32_t rank, float4* exchange) {
+                                              uint32_t rank, float4* exchange, const WideMeeting& meeting) {
   using Tile = WeightTile<kType>;
   constexpr GpuFormat kFormat = gpu_format(kType);
   constexpr int kTileStep = kFormat.unit_bytes() / (kFormat.unit_k() / kGpuTile);  // approximate bytes
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3, group = threadIdx.x / 128;
   const int weight_tiles = static_cast<int>(format.weight_tiles()),
             tiles = half_passes(kType) == 2 ? static_cast<int>(format.k_tiles()) : weight_tiles;
-  int index = blockIdx.x / 2;
+  // Constants if k is not shared.
+  const auto range_of = [&](const WideTile& tile) {
+    return kShared ? WideRange(tiles, tile.part, work.parts) : WideRange(tiles, 0, 1);
+  };
+  int index = blockIdx.x;
   if (index >= work.count) return;
   WideTile tile = work.tile(index);
   WideStripe stripe = WideStripe::of<kType>(p, tile, rank, group, warp);
-  typename Tile::Cursor cursor(stripe.at, 0, lane);
+  typename Tile::Cursor cursor(stripe.at, range_of(tile).first_weights(weight_tiles), lane);
   Tile now, next;
   now.load(cursor);
+  device::wait_for_previous();  // weights do not depend on earlier launches
   uint32_t number = 0;
   while (true) {
-    const bool last = index + static_cast<int>(gridDim.x / 2) >= work.count;
-    const WideTile tile_after = last ? tile : work.tile(index + gridDim.x / 2);
+    const bool last = index + static_cast<int>(gridDim.x) >= work.count;
+    const WideTile tile_after = last ? tile : work.tile(index + gridDim.x);
     const WideStripe after = WideStripe::of<kType>(p, tile_after, rank, group, warp);
+    const WideRange range = range_of(tile);
+    const int after_begin = range_of(tile_after).first_weights(weight_tiles);
     float sums[kTokens / 2] = {};
     uint32_t a[2][4];  // [step & 1]: running products read one while the other is written
-    for (int at = 0; at < tiles; ++at, ++number) {
+    for (int at = range.begin; at < range.end; ++at, ++number) {
       const uint64_t x = device::wgmma_descriptor(stages.at(number));
       for_each_step([&]<int kStep>() {
         // At most the products of one step are running, so a[kStep & 1] is no longer read.
@@ -137,8 +166,8 @@ __device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows&
         device::wgmma_f16(sums, a[kStep & 1], x + 2 * kStep);
         device::wgmma_commit();
         if constexpr (kStep == 0) {
-          if (at + 1 == tiles) {
-            cursor = typename Tile::Cursor(after.at, 0, lane);  // arrives while the sums are stored
+          if (at + 1 == range.end) {
+            cursor = typename Tile::Cursor(after.at, after_begin, lane);  // arrives while the sums are stored
           } else if (half_passes(kType) > 1 && at + 1 == weight_tiles) {
             cursor = typename Tile::Cursor(stripe.at, 0, lane);
           } else {
@@ -146,36 +175,44 @@ __device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows&
           }
           next.load(cursor);
         } else if constexpr (kStep == 2) {
-          const int ahead = at + kWidePrefetch - (tiles - weight_tiles);
+          const int ahead = at + kWidePrefetch - (tiles - weight_tiles), end = range.end - (tiles - weight_tiles);
           if (lane < (kTileStep + 127) / 128 && ahead >= 0) {
-            const uint8_t* from = ahead < weight_tiles ? stripe.at + int64_t{ahead} * kTileStep
-                                                       : after.at + int64_t{ahead - weight_tiles} * kTileStep;
+            const uint8_t* from = ahead < end ? stripe.at + int64_t{ahead} * kTileStep
+                                              : after.at + int64_t{ahead - end + after_begin} * kTileStep;
             device::prefetch_l2(from + lane * 128);
           }
         }
         device::wgmma_wait<1>();
         // Only products of this stage are running, so the previous stage is no longer read.
         if constexpr (kStep == 0) {
-          if (at > 0 && lane < 2) device::barrier_arrive_at(stages.empty(number - 1), lane);
+          if (at > range.begin && lane < 2) device::barrier_arrive_at(stages.empty(number - 1), lane);
         }
       });
       now = next;
     }
     device::wgmma_wait<0>();
     if (lane < 2) device::barrier_arrive_at(stages.empty(number - 1), lane);
-    wide_epilogue<kTokens>(p, row_part(p, tile.row_tile, wide_rows(p)), format, tile.matrix, tile.first_token,
-                           stripe.row, group, sums, exchange);
+    const RowPart part = row_part(p, tile.row_tile, wide_rows(p));
+    const WideTarget target(p, part, format, tile.matrix, tile.first_token, kTokens, stripe.row);
+    if constexpr (!kShared) {
+      wide_epilogue<kTokens>(p, part, target, group, sums, exchange);
+    } else {
+      const int number_of_warp = tile.number * kWideWarps + static_cast<int>(rank) * 8 + group * 4 + warp;
+      wide_shared_epilogue<kTokens>(p, part, target, meeting, number_of_warp, tile.part, sums);
+    }
     if (last) return;
-    index += gridDim.x / 2;
+    index += gridDim.x;
     tile = tile_after;
     stripe = after;
   }
 }
 #endif  // DYNO_DEVICE_WGMMA
 
-template <DType kType, int kTokens>
-__global__ void __launch_bounds__(384, 1) gemm_wide_kernel(const Problem p, const TiledRows format, int group) {
+template <DType kType, int kTokens, bool kShared>
+__global__ void __launch_bounds__(384, 1)
+    gemm_wide_kernel(const Problem p, const TiledRows format, int group, const WideMeeting meeting) {
 #ifdef DYNO_DEVICE_WGMMA
+  device::let_next_start();
   constexpr uint32_t kStagesBytes = kWideStages<kTokens> * kWideStageBytes<kTokens>;
   extern __shared__ uint8_t shared_raw[];
   uint8_t* shared = shared_raw + (1024 - device::shared_address(shared_raw) % 1024) % 1024;
@@ -191,42 +228,44 @@ __global__ void __launch_bounds__(384, 1) gemm_wide_kernel(const Problem p, cons
   }
   device::cluster_sync();  // barriers are initialised in both blocks
   const uint32_t rank = device::cluster_rank();
-  const WideTiles<kTokens> work(p, group);
+  const WideTiles<kTokens> work(p, group, kShared ? meeting.parts : 1);
   if (threadIdx.x >= 256) {
     device::give_registers<40>();
+    device::wait_for_previous();
     if (threadIdx.x == 256) wide_fill(p, format, stages, work, rank);
     __syncwarp();  // the warp must be converged for the cluster barrier
   } else {
     device::take_registers<232>();
-    wide_multiply<kType>(p, format, stages, work, rank, exchange);
+    wide_multiply<kType, kTokens, kShared>(p, format, stages, work, rank, exchange, meeting);
   }
   device::cluster_sync();  // no copy or arrival to the other block is pending
 #endif
 }
 
-template <DType kType, int kTokens>
+template <DType kType, int kTokens, bool kShared>
 void gemm_wide_launch(const Problem& p, const TiledRows& format, int group, int multiprocessors, CUstream_st* stream) {
-  const auto kernel = gemm_wide_kernel<kType, kTokens>;
+  const auto kernel = gemm_wide_kernel<kType, kTokens, kShared>;
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWideShared<kTokens>));
-  const int64_t tiles = p.matrices * ((format.rows + kTokens - 1) / kTokens) * row_tiles(p, wide_rows(p));
+  const int64_t tiles =
+      p.matrices * ((format.rows + kTokens - 1) / kTokens) * row_tiles(p, wide_rows(p)) * format.parts;
   const int64_t clusters = multiprocessors < 2 ? 1 : multiprocessors / 2;
-  cudaLaunchAttribute pair{};
-  pair.id = cudaLaunchAttributeClusterDimension;
-  pair.val.clusterDim.x = 2, pair.val.clusterDim.y = 1, pair.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(2 * (tiles < clusters ? tiles : clusters)));
-  config.blockDim = dim3(384);
-  config.dynamicSmemBytes = kWideShared<kTokens>;
-  config.stream = stream;
-  config.attrs = &pair;
-  config.numAttrs = 1;
-  DYNO_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p, format, group));
+  WideMeeting meeting;
+  if constexpr (kShared) {
+    auto* x = const_cast<uint8_t*>(p.x);  // the workspace, which continues behind the rows
+    meeting = {format.parts, reinterpret_cast<int32_t*>(x + format.arrivals_at()),
+               reinterpret_cast<float4*>(x + format.sums_at())};
+  }
+  const dim3 grid(static_cast<unsigned>(tiles < clusters ? tiles : clusters), 2);
+  launch_dependent_cluster("matmul", kernel, grid, 384, Cluster(1, false, 2), kWideShared<kTokens>, stream, p, format,
+                           group, meeting);
 }
 
 template <DType kType>
 void gemm_wide_of(const Problem& p, const TiledRows& format, int tokens, int group, int multiprocessors,
                   CUstream_st* stream) {
-  const auto launch = tokens == 128 ? gemm_wide_launch<kType, 128> : gemm_wide_launch<kType, kWideTokens>;
+  const auto launch = format.parts > 1 ? gemm_wide_launch<kType, kWideTokens, true>
+                      : tokens == 128  ? gemm_wide_launch<kType, 128, false>
+                                       : gemm_wide_launch<kType, kWideTokens, false>;
   launch(p, format, group, multiprocessors, stream);
 }
 

@@ -11,6 +11,14 @@ inline constexpr int kWideRows = 256;    // rows of w that a cluster of two bloc
 constexpr int wide_rows(const Problem& p) { return p.gated() ? kWideRows / 2 : kWideRows; }
 inline constexpr int64_t kWideTileBytes = kWideTokens * 128;
 
+// With wgmma_wide_split, several clusters share the k of a tile of y and exchange sums (wide_parts.cuh). The tokens of
+// a tile are divided into shares; the warps of all parts count their arrivals in one int32 for each warp of a cluster
+// and share.
+inline constexpr int kWideShares = 4;
+inline constexpr int kWideWarps = 16;  // that multiply, of a cluster
+inline constexpr int64_t kWideArrivals = int64_t{kWideWarps} * kWideShares;
+inline constexpr int64_t kWideSumsBytes = int64_t{kWideRows} * kWideTokens * 4;  // of one part
+
 // f16 rows (see HalfRows) cut into tiles of `height` rows by 64 k; one bulk copy loads a tile to shared memory. A tile
 // has 128 bytes per row in the 128-byte swizzle. Tiles of the same rows are adjacent along k (and along the second
 // pass), then come the next rows, then the next matrix of the batch. The scales follow after all tiles, one float per
@@ -22,6 +30,8 @@ struct TiledRows {
   // For gemm_codes.cuh, with one pass and a k of whole super-blocks: each four tiles are followed by the sums of every
   // 32 of their values, as an operand [height, 16] of wgmma without swizzle: eight f16 sums, then their eight rests.
   bool sums = false;
+  int64_t shared_tiles = 0;  // tiles of y whose k is shared; their arrivals and sums follow the scales
+  int parts = 1;             // clusters that share the k of a tile: 1, 2 or 4
 
   constexpr int64_t weight_tiles() const { return (k + kGpuTile - 1) / kGpuTile; }
   constexpr int64_t k_tiles() const { return passes * weight_tiles(); }
@@ -30,14 +40,17 @@ struct TiledRows {
   constexpr int64_t sums_bytes() const { return sums ? int64_t{height} * 32 : 0; }  // per four tiles
   constexpr int64_t tile_at(int64_t tile) const { return tile * tile_bytes() + tile / 4 * sums_bytes(); }
   constexpr int64_t scales_at() const { return tile_at(batch * token_tiles() * k_tiles()); }
-  constexpr int64_t bytes() const { return scales_at() + batch * token_tiles() * height * 4; }
+  constexpr int64_t arrivals_at() const { return scales_at() + batch * token_tiles() * height * 4; }
+  constexpr int64_t sums_at() const { return arrivals_at() + shared_tiles * kWideArrivals * 4; }
+  constexpr int64_t bytes() const { return sums_at() + shared_tiles * parts * kWideSumsBytes; }
 };
 
-// Converts f32 rows to tiles; x as in halve_rows().
+// Converts f32 rows to tiles; x as in halve_rows(). Also sets the arrivals of shared tiles to zero.
 void tile_rows(const TiledRows& format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, uint8_t* out,
                CUstream_st* stream, const RowNorm& norm = {});
 // Enqueues `p` with x in tiles of `format`; dense. `tokens` (256 or 128): rows of x that a block multiplies at a time.
-// `group`: number of tiles of tokens that are multiplied by all of w before the next ones.
+// `group`: number of tiles of tokens that are multiplied by all of w before the next ones. If format.parts is above 1,
+// format.shared_tiles is the number of tiles of y (256 tokens, not gated), and the memory behind the rows is written.
 void gemm_wide(const Problem& p, const TiledRows& format, int tokens, int group, int multiprocessors,
                CUstream_st* stream);
 

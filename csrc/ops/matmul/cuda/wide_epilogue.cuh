@@ -50,8 +50,9 @@ struct WideRowsOf {
   }
 };
 
-// Stores y of one product; sums[4·nb + e + 2·q]: row g + 8·q, token 8·nb + 2·t + e.
-template <int kTokens>
+// Stores y of one product, for kCount tokens from token kFirst of the tile on; sums[4·nb + e + 2·q]: row g + 8·q, token
+// 8·nb + 2·t + e.
+template <int kTokens, int kFirst = 0, int kCount = kTokens>
 __device__ __forceinline__ void wide_store(const Problem& p, const RowPart& part, const float* scales, int64_t y_at,
                                            int tokens, int row, const float (&sums)[kTokens / 2]) {
   constexpr int kBatch = 4;  // column groups whose residual is loaded at once, because loads cannot pass stores
@@ -59,10 +60,10 @@ __device__ __forceinline__ void wide_store(const Problem& p, const RowPart& part
   float bias[2];
   rows.bias(part.bias, row, bias);
   const int t = threadIdx.x & 3;
-  float* y = part.y + y_at + row + 2 * t * part.y_stride;
-  const float* residual = p.residual == nullptr ? nullptr : p.residual + y_at + row + 2 * t * part.y_stride;
+  float* y = part.y + y_at + row + (kFirst + 2 * t) * part.y_stride;
+  const float* residual = p.residual == nullptr ? nullptr : p.residual + y_at + row + (kFirst + 2 * t) * part.y_stride;
 #pragma unroll
-  for (int first = 0; first < kTokens / 8; first += kBatch) {
+  for (int first = kFirst / 8; first < (kFirst + kCount) / 8; first += kBatch) {
     float add[kBatch][4] = {};
     if (residual != nullptr) {
 #pragma unroll
@@ -139,17 +140,27 @@ __device__ __forceinline__ void wide_store_gated(const Problem& p, const float* 
   device::meet<256>(kWideExchangeBarrier);  // the exchanged sums are read
 }
 
+// Where the sums of a warp belong in y: offset of the tile's first token, number of tokens, and this lane's first row.
+struct WideTarget {
+  const float* scales;
+  int64_t y_at;
+  int tokens, row;
+
+  __device__ __forceinline__ WideTarget(const Problem& p, const RowPart& part, const TiledRows& format, int matrix,
+                                        int first_token, int most_tokens, int first_row)
+      : scales(reinterpret_cast<const float*>(p.x + format.scales_at()) + matrix * format.token_tiles() * kWideTokens +
+               first_token),
+        y_at(matrix * p.y_batch_stride + first_token * part.y_stride),
+        tokens(min(most_tokens, p.rows - first_token)),
+        row(first_row + (threadIdx.x >> 2 & 7)) {}
+};
+
 template <int kTokens>
-__device__ __forceinline__ void wide_epilogue(const Problem& p, const RowPart& part, const TiledRows& format,
-                                              int matrix, int first_token, int first_row, int group,
+__device__ __forceinline__ void wide_epilogue(const Problem& p, const RowPart& part, const WideTarget& to, int group,
                                               const float (&sums)[kTokens / 2], float4* exchange) {
-  const float* scales = reinterpret_cast<const float*>(p.x + format.scales_at()) +
-                        matrix * format.token_tiles() * kWideTokens + first_token;
-  const int64_t y_at = matrix * p.y_batch_stride + first_token * part.y_stride;
-  const int tokens = min(kTokens, p.rows - first_token), row = first_row + (threadIdx.x >> 2 & 7);
-  if (!p.gated()) return wide_store<kTokens>(p, part, scales, y_at, tokens, row, sums);
-  if (group == 0) return wide_store_gated<kTokens, 0>(p, scales, y_at, tokens, row, sums, exchange);
-  wide_store_gated<kTokens, kTokens / 4>(p, scales, y_at, tokens, row, sums, exchange);
+  if (!p.gated()) return wide_store<kTokens>(p, part, to.scales, to.y_at, to.tokens, to.row, sums);
+  if (group == 0) return wide_store_gated<kTokens, 0>(p, to.scales, to.y_at, to.tokens, to.row, sums, exchange);
+  wide_store_gated<kTokens, kTokens / 4>(p, to.scales, to.y_at, to.tokens, to.row, sums, exchange);
 }
 #endif  // DYNO_DEVICE_WGMMA
 

@@ -97,8 +97,8 @@ __device__ __forceinline__ void reduce_both(float& squares, float& most, float2*
 
 // One block per row; the scale is a power of two, so division by it is exact. kKept: chunks of 8 elements that a thread
 // keeps between the search for the maximum and the scaling. If these are the whole row, the weights of a norm are
-// loaded before the previous launch has ended.
-template <bool kNorm, int kKept, int kThreads>
+// loaded before the previous launch has ended. kArrivals: the first block sets the arrivals of shared tiles to zero.
+template <bool kNorm, bool kArrivals, int kKept, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     tile_rows_kernel(const TiledRows format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, bool quads,
                      const RowNorm norm, uint8_t* out) {
@@ -115,6 +115,10 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   device::wait_for_previous();
+  if (kArrivals && blockIdx.x == 0 && blockIdx.y == 0) {
+    auto* arrivals = reinterpret_cast<int32_t*>(out + format.arrivals_at());
+    for (int i = threadIdx.x; i < format.shared_tiles * kWideArrivals; i += kThreads) arrivals[i] = 0;
+  }
   __shared__ float2 shared[32];
   const float* row = reinterpret_cast<const float*>(x + blockIdx.y * x_batch_stride + blockIdx.x * x_stride);
   const unsigned height = static_cast<unsigned>(format.height);
@@ -184,10 +188,15 @@ void tile_rows(const TiledRows& format, const uint8_t* x, int64_t x_stride, int6
                          16 ==
                      0;
   const bool few = format.weight_tiles() * 8 <= kFewKept * kFewThreads;
-  const auto kernel = norm.normed ? few ? tile_rows_kernel<true, kFewKept, kFewThreads>
-                                        : tile_rows_kernel<true, kMostKept, kMostThreads>
-                      : few ? tile_rows_kernel<false, kFewKept, kFewThreads>
-                                  : tile_rows_kernel<false, kMostKept, kMostThreads>;
+  const auto kernel_of = [&]<bool kNorm, bool kArrivals>() {
+    return few ? tile_rows_kernel<kNorm, kArrivals, kFewKept, kFewThreads>
+               : tile_rows_kernel<kNorm, kArrivals, kMostKept, kMostThreads>;
+  };
+  const bool shared = format.shared_tiles > 0;
+  const auto kernel =
+      norm.normed ? shared ? kernel_of.template operator()<true, true>() : kernel_of.template operator()<true, false>()
+      : shared ? kernel_of.template operator()<false, true>()
+                  : kernel_of.template operator()<false, false>();
   launch_dependent("matmul", kernel, grid, few ? kFewThreads : kMostThreads, 0, stream, format, x, x_stride,
                    x_batch_stride, quads, norm, out);
 }
