@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dyno._generate import StopFilter, count_of, drawn, finite, pieces
-from dyno._requests import Drawn
+from dyno._requests import Drawn, Handling
 from dyno._sampling import HostSampler, Sampling, uniforms
 from dyno._slots import Owner, larger_ctx
 from dyno._token_array import token_array
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from dyno._requests import Handling
     from dyno.engine import Engine
 
 __all__ = [
@@ -115,6 +114,8 @@ def written(
     stop: StopFilter,
     max_tokens: int,
     slot: int | None,
+    *,
+    ignore_end: bool = False,
 ) -> Generator[str, None, None]:
     """Text pieces after a prompt; see `Engine.generate`.
 
@@ -125,14 +126,16 @@ def written(
         stop: Ends the text at a stop string.
         max_tokens: The most tokens to draw.
         slot: The slot to take; None takes the highest free one.
+        ignore_end: Whether to continue after an end-of-generation token.
     """
-    tokens_ = drawn_tokens(engine, tokens, sampling, max_tokens, slot)
+    handling = Handling(ignore_end=True) if ignore_end else None
+    tokens_ = drawn_tokens(engine, tokens, sampling, max_tokens, slot, handling=handling)
     with contextlib.closing(tokens_):
         yield from pieces(
             (each.token for each in tokens_),
             engine.tokenizer.stream(),
             stop,
-            engine.tokenizer.end_of_generation,
+            frozenset() if ignore_end else engine.tokenizer.end_of_generation,
             max_tokens,
         )
 

@@ -331,6 +331,7 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         *,
         parse_special: bool = True,
         slot: int | None = None,
+        ignore_end: bool = False,
         **more: Unpack[DrawOptions],
     ) -> Generator[str, None, None]:
         """Generate text that continues `prompt`, in pieces of whole characters.
@@ -352,6 +353,8 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
             text that you did not write.
             slot: The sequence to write into. None takes the highest free one, so that slot 0, which `logits`
             uses by itself, stays free if `sequences` is above 1.
+            ignore_end: Continue after an end-of-generation token, up to `max_tokens`, so that texts of a
+            benchmark have the same length.
             **more: Penalties and more, as in `dyno.Sampling`; a GPU sends logits to the host for them.
 
         Raises:
@@ -367,7 +370,7 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
             self._slots.check_exists(slot, int(self.settings["sequences"]))
         tokens = prompt_tokens(self, prompt, parse_special)
         limit = most_tokens(self, tokens, max_tokens)
-        return written(self, tokens, sampling, stopper, limit, slot)
+        return written(self, tokens, sampling, stopper, limit, slot, ignore_end=ignore_end)
 
     @property
     def diagnostics(self) -> Diagnostics:

@@ -39,6 +39,10 @@ def test_reasons(engine: dyno.Engine) -> None:
     end = next(iter(engine.tokenizer.end_of_generation))
     (ended,) = engine.complete(PROMPT, 30, logit_bias={end: 1000.0})
     assert (ended.finish_reason, ended.text, ended.tokens) == ("stop", "", [end])
+    assert "".join(engine.generate(PROMPT, 7, logit_bias={end: 1000.0})) == ""
+    on = list(engine.generate(PROMPT, 7, slot=0, ignore_end=True, logit_bias={end: 1000.0}))
+    assert "".join(on) == engine.detokenize([end] * 7)
+    assert engine.position(0) == len(engine.tokenize(PROMPT)) + 6  # the last token is not decoded
     (full,) = engine.complete([5] * 126)
     assert (full.finish_reason, len(full.tokens)) == ("length", 3)
 

@@ -270,6 +270,11 @@ def test_a_misspelt_command_names_the_nearest() -> None:
         (["serve", MISSING, "--temp=0.6"], "--temp: in dyno, use the field temperature of a request"),
         (["serve", MISSING, "--ignore-eos"], "--ignore-eos: in dyno, use the field ignore_eos of a request"),
         (["chat", MISSING, "-st"], "-st: in dyno, use dyno run --chat -p TEXT"),
+        (["chat", MISSING, "--ignore-eos"], "--ignore-eos: in dyno, use dyno run --ignore-eos"),
+        (
+            ["run", MISSING, "--chat", "-p", "x", "--ignore-eos"],
+            "an answer ends at this token; leave out --chat",
+        ),
     ],
 )
 def test_an_option_of_another_command_names_its_own(words: list[str], said: str) -> None:

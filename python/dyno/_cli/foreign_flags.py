@@ -213,12 +213,6 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("--predict", _VALUE, _HERE, "--max-tokens N"),
         ("-r --reverse-prompt", _VALUE, _HERE, "--stop TEXT"),
         ("--no-display-prompt", _NO, _HERE, "--no-echo"),
-        (
-            "--ignore-eos",
-            _NO,
-            _MISSING,
-            "generation stops at the end-of-text token; requests of dyno serve have the field ignore_eos",
-        ),
         ("-e --escape", _NO, _MISSING, "let the shell write a line break: $'a\\nb'"),
         ("--no-escape", _NO, _NOT_NEEDED, "the prompt is used as it is"),
         ("--mirostat", _VALUE, _MISSING, _SAMPLER),
@@ -372,6 +366,7 @@ _OF_COMMAND: dict[str, dict[str, tuple[Verdict, str]]] = {
         **dict.fromkeys(("-no-cnv", "--no-conversation"), (_HERE, "dyno run -p TEXT")),
         **dict.fromkeys(("-p", "--prompt"), (_HERE, "dyno run --chat -p TEXT for one answer")),
         **dict.fromkeys(("-f", "--file"), (_HERE, "dyno run --chat -f FILE for one answer")),
+        "--ignore-eos": (_HERE, "dyno run --ignore-eos"),
     },
     "experts": dict.fromkeys(("-f", "--file"), (_HERE, "--text FILE")),
     "serve": {

@@ -69,6 +69,12 @@ def run(
         ),
     ] = True,
     echo: Annotated[bool, typer.Option(help="Print the prompt before its continuation.")] = True,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos", help="Continue after the end-of-text token, up to --max-tokens. Not with --chat."
+        ),
+    ] = False,
     ctx: options.Ctx = None,
     session: groups.SessionOptions,
     opening: groups.EngineOptions,
@@ -101,6 +107,8 @@ def run(
     }
     if not chat and (given := [name for name, value in of_chat.items() if value is not None]):
         raise typer.BadParameter("works only with --chat", param_hint=", ".join(given))
+    if chat and ignore_eos:
+        raise typer.BadParameter("an answer ends at this token; leave out --chat", param_hint="--ignore-eos")
     sampling = draws.settings(temperature) | drawing.rules(
         json_schema, json_schema_file, grammar, grammar_file
     )
@@ -141,7 +149,9 @@ def run(
                 )
             tokens = engine.tokenizer.encode(text, parse_special=special)
             # Use slot 0, because its position is read below.
-            pieces = engine.generate(tokens, limit, stop=draws.stop or (), slot=0, **sampling)
+            pieces = engine.generate(
+                tokens, limit, stop=draws.stop or (), slot=0, ignore_end=ignore_eos, **sampling
+            )
             if echo:
                 sys.stdout.write(text)
                 sys.stdout.flush()
