@@ -78,6 +78,7 @@ def test_a_unit_starts_the_same_words() -> None:
     words = [w.replace("%%", "%").replace("$$", "$") for w in shlex.split(line.removeprefix("ExecStart="))]
     assert words[0].startswith("/")
     assert words[words.index("serve") :] == wanted("--device", "cuda:2")
+    assert "KillMode=mixed" in text.splitlines()  # the server itself ends its processes
 
 
 def test_containers_get_the_same_words_and_files() -> None:

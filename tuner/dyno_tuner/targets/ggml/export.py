@@ -233,7 +233,8 @@ def _quoted(text: str) -> str:
 
 
 def unit(words: Sequence[str], env: Mapping[str, str | None], profile: profiles.Profile) -> str:
-    """A unit of systemd.
+    """A unit of systemd. At a stop only the server gets SIGTERM, because it lets running requests end and
+    then ends its own processes.
 
     Args:
         words: the command line, with the absolute path of the program.
@@ -245,7 +246,7 @@ def unit(words: Sequence[str], env: Mapping[str, str | None], profile: profiles.
     for name, value in sorted(env.items()):
         pair = _quoted(f"{name}={value}").replace("$$", "$")
         lines.append(f"UnsetEnvironment={name}" if value is None else f"Environment={pair}")
-    lines += [f"ExecStart={' '.join(_quoted(w) for w in words)}", "Restart=on-failure", ""]
+    lines += [f"ExecStart={' '.join(_quoted(w) for w in words)}", "KillMode=mixed", "Restart=on-failure", ""]
     return "\n".join([*lines, "[Install]", "WantedBy=multi-user.target", ""])
 
 
