@@ -14,14 +14,15 @@ from dyno._effective import usable_cores
 from dyno.errors import DeviceLostError, OutOfMemoryError, PlanError
 from dyno_tuner.core.errors import TargetFailure, TargetLost, TargetUnusable
 from dyno_tuner.core.options import MeasurementPolicy
-from dyno_tuner.core.protocol import Configuration, KernelChoice, OpContext, TrialStatus, Workload
+from dyno_tuner.core.protocol import Configuration, KernelChoice, KernelOp, OpContext, TrialStatus, Workload
+from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.execution.worker import WorkerExecutor
 from dyno_tuner.measure.measurement import judge_plausibility, run_measurement
 from dyno_tuner.run.session import Request
 from dyno_tuner.run.tune import Options
 from dyno_tuner.space.knobs import Facts, resolve
 from dyno_tuner.space.search_space import Space
-from dyno_tuner.targets.dyno import answers, bounds
+from dyno_tuner.targets.dyno import answers, bounds, kernel_ops
 from dyno_tuner.targets.dyno.target import DynoTarget
 from real_tunes import tuned
 
@@ -185,6 +186,34 @@ def test_kernels_can_be_listed_timed_and_applied(target: Any, default: Configura
     target.apply(chosen, CONTEXT)
     assert [r["status"] for r in target._session.kernel_report()] == ["applied"]
     assert target.quality(chosen, CONTEXT).status is TrialStatus.OK
+
+
+def test_attention_is_timed_at_the_depth_of_the_workload(
+    target: Any, default: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record of the run keeps it, and older records have none."""
+    mix = Workload.parse("pp=8,depth=0; tg=2,depth=100,weight=1; tg=2,depth=300,weight=3")
+    ops = target.kernel_ops(default, mix)
+    depths = {(op.key.split()[0] == "attention", op.metric): op.depth for op in ops}
+    assert depths[True, "tg"] == 250
+    assert depths[True, "pp"] == depths[False, "tg"] == depths[False, "pp"] == 0
+    assert {op.depth for op in target.kernel_ops(default, Workload(pp=8, tg=2, depth=40))} == {0, 40}
+    asked = []
+
+    def times(family: str, desc: Any, configs: Any, **more: Any) -> list[list[float]]:
+        asked.append((family, more["depth"]))
+        return [[1.0] for _ in configs]
+
+    monkeypatch.setattr(kernel_ops._core.ops, "time_configs", times)
+    executor = InlineExecutor(target)
+    for op in ops:
+        if op.metric == "tg":
+            request = {"key": op.key, "m": op.m, "configs": [op.default], "threads": 1, "seconds": 0.1}
+            executor.time_ops(request | ({"depth": op.depth} if op.depth else {}), CONTEXT, 9.0)
+    assert ("attention", 250) in asked
+    assert {depth for family, depth in asked if family != "attention"} == {0}
+    old = {name: value for name, value in ops[0].to_dict().items() if name != "depth"}
+    assert KernelOp.from_dict(old).depth == 0
 
 
 @pytest.mark.parametrize("content", [b"GGUF", None])

@@ -279,6 +279,7 @@ class KernelOp:
     default: Mapping[str, Value]
     candidates: tuple[Mapping[str, Value], ...]
     metric: str  # "pp" or "tg": the metric that it affects
+    depth: int = 0  # positions in the cache before these tokens, for attention
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -419,7 +420,9 @@ class Target(abc.ABC):
         return []
 
     def time_ops(
-        self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
-    ) -> list[list[float]]:
-        """Seconds per launch of each config, with cold weights; None for a config that cannot be launched."""
+        self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float,
+        depth: int = 0,
+    ) -> list[list[float]]:  # fmt: skip
+        """Seconds per launch of each config, with cold weights; None for a config that cannot be launched.
+        Attention has `depth` positions in the cache before its tokens."""
         raise TargetUnusable("this target has no ops to time")

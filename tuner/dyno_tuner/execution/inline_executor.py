@@ -61,7 +61,7 @@ class InlineExecutor:
     def time_ops(self, request: Mapping[str, Any], context: OpContext, deadline: float) -> list[list[float]]:
         return self._target.time_ops(
             request["key"], request["m"], request["configs"], threads=request["threads"],
-            seconds=request["seconds"],
+            seconds=request["seconds"], depth=request.get("depth", 0),
         )  # fmt: skip
 
     def watch(self, pci_bus_id: str | None) -> None:

@@ -46,8 +46,9 @@ def _handle(target: Any, request: dict[str, Any]) -> Any:
     if method == "time_ops":
         ask = request["request"]
         return target.time_ops(
-            ask["key"], ask["m"], ask["configs"], threads=ask["threads"], seconds=ask["seconds"]
-        )
+            ask["key"], ask["m"], ask["configs"], threads=ask["threads"], seconds=ask["seconds"],
+            depth=ask.get("depth", 0),
+        )  # fmt: skip
     if method == "memory":
         where = request.get("where", "device")
         return target.memory(request["settings"], *([where] if where != "device" else []))

@@ -471,6 +471,8 @@ class Recorder:
         """Seconds per launch of each config; empty lists if the worker died."""
         request = {"key": op.key, "m": op.m, "configs": [dict(c) for c in configs], "threads": threads,
                    "seconds": seconds}  # fmt: skip
+        if op.depth > 0:  # older journals have no depth
+            request["depth"] = op.depth
 
         def perform(context: OpContext) -> dict[str, Any]:
             deadline = 20.0 + 20 * seconds * len(configs)

@@ -243,7 +243,7 @@ def odd_sample(sample: Sample) -> str | None:
 def _kernel_op(op: KernelOp) -> None:
     for name, text in (("key", op.key), ("tokens", op.tokens), ("metric", op.metric)):
         _is(text, str, name)
-    for name, count in (("m", op.m), ("count", op.count)):
+    for name, count in (("m", op.m), ("count", op.count), ("depth", op.depth)):
         _is(count, int, name)
         number(count, name, 1e12)
     for config in (op.default, *op.candidates):

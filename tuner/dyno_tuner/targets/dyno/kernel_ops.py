@@ -33,6 +33,13 @@ def op_seconds(op: KernelOp, kind: str) -> float:
     return seconds / op.m if op.metric == "pp" else seconds
 
 
+def depth_of(workload: Workload, metric: str) -> int:
+    """The positions before the tokens of a metric: the mean of its parts, by their weights."""
+    parts = [part for part in workload.parts if part.kind == metric]
+    weight = sum(part.weight for part in parts)
+    return round(sum(part.depth * part.weight for part in parts) / weight) if weight else workload.depth
+
+
 def ops_with_choice(
     session: Any, device: Mapping[str, Any], kind: str, model: Mapping[str, Any], workload: Workload,
     ubatch: int,
@@ -66,8 +73,9 @@ def ops_with_choice(
             if metric == "pp" and family == "matmul" and desc.get("n") == model["n_vocab"]:
                 continue  # the head only runs for the last row
             if len(candidates) > 1 and place not in found:
+                depth = depth_of(workload, metric) if family == "attention" else 0
                 found[place] = KernelOp(
-                    place[0], place[1], rows, int(op["count"]), dict(op["config"]), candidates, metric
+                    place[0], place[1], rows, int(op["count"]), dict(op["config"]), candidates, metric, depth
                 )
     # The most expensive ops come first, because the budget may end before the list.
     return sorted(found.values(), key=lambda o: -op_seconds(o, kind))
@@ -75,7 +83,7 @@ def ops_with_choice(
 
 def op_times(
     key: str, m: int, configs: Sequence[Mapping[str, Value]], device: Mapping[str, Any], name: str,
-    weights: int, *, threads: int, seconds: float,
+    weights: int, *, threads: int, seconds: float, depth: int = 0,
 ) -> list[list[float]]:  # fmt: skip
     """The single-launch times of an op with each configuration, in seconds.
 
@@ -83,6 +91,7 @@ def op_times(
         device, name: The device and its name.
         weights: Bytes of the model file.
         seconds: Least seconds of work for each configuration.
+        depth: Positions in the cache before the tokens, for attention.
     """
     family, desc = _core.ops.parse_key(key, m)
     # Between two uses of a weight, the rest of the model passes through the caches. For a large model, 256
@@ -91,6 +100,6 @@ def op_times(
     rotate = cold if name != "cpu" else max(cold, weights)
     times = _core.ops.time_configs(
         family, desc, [dict(c) for c in configs], threads=threads, min_seconds=seconds,
-        rotate_bytes=min(rotate, 1 << 28), device=name,
+        rotate_bytes=min(rotate, 1 << 28), device=name, depth=depth,
     )  # fmt: skip
     return [[float(t) for t in samples] for samples in times]

@@ -558,12 +558,15 @@ class DynoTarget(Target):
         return ops_with_choice(self._session, self._device, self._kind, self._model, workload, ubatch)
 
     def time_ops(
-        self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
-    ) -> list[list[float]]:
+        self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float,
+        depth: int = 0,
+    ) -> list[list[float]]:  # fmt: skip
         # Virtual devices run on the CPU.
         name, bytes_ = self._name if self._kind == "cuda" else "cpu", os.path.getsize(self._path)
         try:
-            return op_times(key, m, configs, self._device, name, bytes_, threads=threads, seconds=seconds)
+            return op_times(
+                key, m, configs, self._device, name, bytes_, threads=threads, seconds=seconds, depth=depth
+            )
         except (DynoError, MemoryError) as error:
             raise _failure(error) from error
 

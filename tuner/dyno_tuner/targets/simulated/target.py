@@ -288,8 +288,9 @@ class SimulatedTarget(Target):
         return list(found.values())
 
     def time_ops(
-        self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
-    ) -> list[list[float]]:
+        self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float,
+        depth: int = 0,
+    ) -> list[list[float]]:  # fmt: skip
         gains = {o.variant: o.alone for o in self.surface.ops if o.key == key}
         op = next(o for o in self.surface.ops if o.key == key)
         launch = op.share * m / self.surface.rates(self._complete(Configuration({})).settings)[op.metric]
