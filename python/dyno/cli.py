@@ -5,8 +5,8 @@ Exit codes: 0 done, 1 an error (one line on stderr), 2 wrong usage, 130 interrup
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import os
 import sys
 import traceback
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ import typer
 import typer.core
 import typer.main
 
+from dyno import _output
 from dyno._cli import (
     bench,
     chat,
@@ -198,13 +199,12 @@ def main() -> None:
 
     state.configure_logging()
     try:
-        app(prog_name="dyno")  # the name for shell completion
+        with _output.flushed():
+            app(prog_name="dyno")  # the name for shell completion
     except KeyboardInterrupt:
         _fail("interrupted", 130)
-    except BrokenPipeError:
-        # The reader of stdout has gone. Without this, Python would report an error again when it closes
-        # stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of stdout has gone
+        _output.discard()
         sys.exit(1)
     except (DynoError, OSError, UnicodeError, MemoryError, ImportError, ValueError) as error:
         _fail(_one_line(error), 1)
@@ -214,7 +214,7 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "no space is left on the device that the output goes to"
+        return _output.FULL
     text = " ".join(str(error).split())
     return text or type(error).__name__
 
@@ -223,4 +223,6 @@ def _fail(message: str, code: int) -> None:
     if state.verbosity():
         traceback.print_exc()
     print(f"error: {escaped(message)}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # of two errors, the first one is told
+        _output.flush()
     sys.exit(code)

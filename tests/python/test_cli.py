@@ -562,17 +562,33 @@ def test_tune_is_the_tuner(dyno: Any) -> None:
     assert "--budget" in done.stdout
 
 
-def test_a_full_device_is_named() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+@pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])
+def environment(request: pytest.FixtureRequest) -> dict[str, str]:
+    paths = os.pathsep.join(p for p in sys.path if p)
+    return {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": request.param}
+
+
+def test_a_full_device_is_named(environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "dyno", "info"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False
         )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: no space is left")
-    assert "Errno" not in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr == "error: no space is left on the device that the output goes to\n"
+
+
+def test_a_reader_that_has_gone_is_no_error_message(environment: dict[str, str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "dyno", "info"], stdout=writing, stderr=subprocess.PIPE, text=True,
+            env=environment, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import optuna
 import pytest
 import studies
 import typer
+from dyno import _output
 from dyno.errors import DynoError
 from dyno_tuner.cli.arguments import parse_duration, usual_workload
 from dyno_tuner.cli.commands import app, main
@@ -126,7 +127,8 @@ def test_the_shell_completes_options_and_subcommands(program: str, words: str, w
     assert done.stderr == ""
 
 
-def test_a_closed_pipe_is_no_error_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_is_no_error_message(tmp_path: Path, unbuffered: str) -> None:
     """As of `tune history | head -1`: what wrote the lines is not to complain that nobody reads them."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -134,10 +136,18 @@ def test_a_closed_pipe_is_no_error_message(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "dyno_tuner.entry", "history", str(tmp_path)],
             stdout=writing, stderr=subprocess.PIPE, text=True, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         )  # fmt: skip
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dyno_tuner.entry", "history", str(tmp_path)],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, f"tune: {_output.FULL}\n")
 
 
 def test_a_bare_model(tmp_path: Path) -> None:

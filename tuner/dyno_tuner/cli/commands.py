@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import signal
 import sys
@@ -16,6 +17,7 @@ from types import FrameType  # noqa: TC003
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from dyno import _output
 from dyno._cli import help
 from dyno._shell import escaped
 from dyno.errors import DynoError
@@ -454,7 +456,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)  # SIGTERM writes the proven entries, like Ctrl-C
     try:
         called = Path(sys.argv[0]).name
-        app(standalone_mode=True, prog_name=called if called in NAMES else "tune")
+        with _output.flushed():
+            app(standalone_mode=True, prog_name=called if called in NAMES else "tune")
+    except BrokenPipeError:  # the reader of stdout has gone
+        _output.discard()
+        sys.exit(1)
     except Interrupted as error:
         _fail(error, 130)
     except (TuneError, DynoError) as error:
@@ -472,5 +478,9 @@ def _fail(error: BaseException, code: int) -> None:
     told = str(error)
     if isinstance(error, OSError) and error.filename is not None:
         told = f"{error.filename}: {error.strerror}"
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        told = _output.FULL
     print(f"tune: {escaped(' '.join(told.split()))}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # of two errors, the first one is told
+        _output.flush()
     sys.exit(code)
