@@ -428,7 +428,7 @@ def test_names_of_control_tokens_can_stay_text(trained: dyno.Engine, monkeypatch
     name = next(t for t, k in zip(vocabulary.tokens, vocabulary.types, strict=True) if k == TokenType.CONTROL)
     fed: list[list[int]] = []
 
-    def written(_: object, tokens: list[int], *__: object) -> Iterator[str]:
+    def written(_: object, tokens: list[int], *__: object, **___: object) -> Iterator[str]:
         fed.append(tokens)
         return iter(())
 
