@@ -13,7 +13,7 @@
 namespace dyno::ops::cuda {
 namespace {
 
-constexpr int kFewThreads = 128, kMostThreads = 256;  // for a row
+constexpr int kFewRowThreads = 128, kMostRowThreads = 256;  // for a row
 
 // Converts one row, with all kThreads threads of a block. The scale is a power of two, so division by it is exact. The
 // norm's weights do not depend on launches that are still running, but most rows are too long to keep them in
@@ -94,17 +94,18 @@ void halve_rows(HalfRows format, const uint8_t* x, int64_t x_stride, int64_t x_b
                 int64_t batch, int64_t k, uint8_t* out, CUstream_st* stream, const RowNorm& norm) {
   const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(batch));
   const bool few = is_short(k);
-  const auto kernel = norm.normed ? few ? halve_rows_kernel<true, kFewThreads> : halve_rows_kernel<true, kMostThreads>
-                      : few ? halve_rows_kernel<false, kFewThreads>
-                                  : halve_rows_kernel<false, kMostThreads>;
-  launch_dependent("copy", kernel, grid, few ? kFewThreads : kMostThreads, 0, stream, format, x, x_stride,
+  const auto kernel = norm.normed
+                          ? few ? halve_rows_kernel<true, kFewRowThreads> : halve_rows_kernel<true, kMostRowThreads>
+                      : few ? halve_rows_kernel<false, kFewRowThreads>
+                            : halve_rows_kernel<false, kMostRowThreads>;
+  launch_dependent("copy", kernel, grid, few ? kFewRowThreads : kMostRowThreads, 0, stream, format, x, x_stride,
                    x_batch_stride, static_cast<int>(k), norm, out);
 }
 
 void halve_and_group(HalfRows format, const Problem& p, int64_t rows, int tile_rows, uint8_t* out,
                      CUstream_st* stream) {
-  const int threads = is_short(p.k) ? kFewThreads : kMostThreads;
-  const auto kernel = is_short(p.k) ? halve_and_group_kernel<kFewThreads> : halve_and_group_kernel<kMostThreads>;
+  const int threads = is_short(p.k) ? kFewRowThreads : kMostRowThreads;
+  const auto kernel = is_short(p.k) ? halve_and_group_kernel<kFewRowThreads> : halve_and_group_kernel<kMostRowThreads>;
   const dim3 grid(static_cast<unsigned>(group_blocks(p, threads) + rows));
   launch_dependent("matmul_id", kernel, grid, static_cast<unsigned>(threads),
                    static_cast<size_t>(p.matrices) * sizeof(int32_t), stream, format, p, tile_rows, out);
