@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["FULL", "discard", "flush", "flushed"]
+__all__ = ["FULL", "discard", "flush", "flushed", "leave"]
 
 FULL = "no space is left on the device that the output goes to"
 """The message for an error ENOSPC without a file name."""
@@ -34,6 +34,13 @@ def flush() -> None:
     except OSError:
         discard()
         raise
+
+
+def leave(code: int) -> NoReturn:
+    """End the process after its error was printed. The user sees no second error about the output."""
+    with contextlib.suppress(OSError):
+        flush()
+    sys.exit(code)
 
 
 @contextlib.contextmanager

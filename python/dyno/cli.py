@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 an error (one line on stderr), 2 wrong usage, 130 interrup
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import sys
 import traceback
@@ -223,6 +222,4 @@ def _fail(message: str, code: int) -> None:
     if state.verbosity():
         traceback.print_exc()
     print(f"error: {escaped(message)}", file=sys.stderr)
-    with contextlib.suppress(OSError):  # of two errors, the first one is told
-        _output.flush()
-    sys.exit(code)
+    _output.leave(code)

@@ -582,10 +582,8 @@ def test_a_reader_that_has_gone_is_no_error_message(environment: dict[str, str])
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "dyno", "info"], stdout=writing, stderr=subprocess.PIPE, text=True,
-            env=environment, check=False,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "dyno", "info"]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment)
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")

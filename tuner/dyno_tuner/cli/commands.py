@@ -481,6 +481,4 @@ def _fail(error: BaseException, code: int) -> None:
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
         told = _output.FULL
     print(f"tune: {escaped(' '.join(told.split()))}", file=sys.stderr)
-    with contextlib.suppress(OSError):  # of two errors, the first one is told
-        _output.flush()
-    sys.exit(code)
+    _output.leave(code)
