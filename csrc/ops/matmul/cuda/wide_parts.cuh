@@ -47,8 +47,8 @@ struct WideShare {
         __stcg(to + i * 32, make_float4(sums[first], sums[first + 1], sums[first + 2], sums[first + 3]));
       }
     }
-    __threadfence();  // the sums are visible before the arrival
     __syncwarp();
+    __threadfence();  // the sums of all lanes are visible before the arrival
     const int lane = threadIdx.x & 31;
     const bool arrives = lane < kWideShares && (shares >> lane & 1) != 0;
     const int before = arrives ? atomicAdd(arrivals() + lane, 1) : -1;
