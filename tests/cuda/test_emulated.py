@@ -223,18 +223,29 @@ def test_an_emulated_product_with_experts_gives_what_numpy_gives(products: ctype
                 check(got)
 
 
-@pytest.mark.parametrize("dtype", ["iq4_nl", "iq4_xs", "q4_16"])
+RINGS_OF_BYTES = ("iq4_nl", "iq4_xs", "q4_16", "mxfp4")
+STREAMS_OF_BYTES = ("mxfp4", "q4_0", "q4_k", "q6_k", "q8_0")
+INTEGERS = [
+    *((dtype, ("ring", 1, 2)) for dtype in RINGS_OF_BYTES),
+    *((dtype, ("stream", warps, warps // 4)) for dtype in STREAMS_OF_BYTES for warps in (4, 8)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "choice"), INTEGERS)
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_a_value_that_is_not_a_number_does_not_become_one(
-    products: ctypes.CDLL, dtype: str, wrong: float
+    products: ctypes.CDLL, dtype: str, choice: tuple[str, int, int], wrong: float
 ) -> None:
-    """The ring makes integers of x for types with a table: they have no NaN."""
-    case = next(c for c in EXPERTS if c.family == "matmul_id" and c.desc["type"] == dtype)
+    """These kernels make integers of x, which have no NaN."""
+    of_type = (c for c in EXPERTS if c.family == "matmul_id" and c.desc["type"] == dtype)
+    case = next(c for c in of_type if c.desc["m"] > 1)
     args, outputs, check = case.make(np.random.default_rng(3))
+    args["ids"][:] = np.maximum(args["ids"], 0)  # every row has an expert
     args["x"][1, 7] = wrong
-    found = multiply(products, case, args, outputs, ("ring", 1, 2))["y"]
-    assert np.isnan(found[1]).all()
-    assert np.isfinite(np.delete(found, 1, axis=0)).all()
+    found = multiply(products, case, args, outputs, choice)["y"]
+    of_x = found.reshape(len(args["x"]), -1)
+    assert np.isnan(of_x[1]).all()
+    assert np.isfinite(np.delete(of_x, 1, axis=0)).all()
     with pytest.raises(AssertionError):
         check({"y": found})
 

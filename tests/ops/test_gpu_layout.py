@@ -507,6 +507,8 @@ HOPPER = H200 | {"shared_per_block_bytes": 227 << 10}
         ("up_gate", {"type": "f16", "m": 1, "n": 14336, "k": 4096}, "stream"),  # rings hold codes
         ("matmul", {"type": "q6_k", "m": 1, "n": 128256, "k": 4096}, "ring"),
         ("matmul", {"type": "q4_k", "m": 1, "n": 4096, "k": 4096}, "stream"),  # 9 MiB
+        ("matmul", {"type": "q4_k", "m": 1, "n": 4096, "k": 14336}, "stream"),  # one task a block
+        ("matmul", {"type": "iq4_xs", "m": 1, "n": 4096, "k": 14336}, "ring"),
         ("moe_up_gate", {"type": "mxfp4", "m": 1, "n": 2880, "k": 2880, "experts": 32, "used": 4}, "ring"),
         ("moe_up_gate", {"type": "q4_0", "m": 1, "n": 768, "k": 2048, "experts": 128, "used": 8}, "stream"),
         ("moe_down_sum", {"type": "mxfp4", "m": 1, "n": 2880, "k": 2880, "experts": 32, "used": 4}, "ring"),

@@ -42,7 +42,11 @@ void multiply(const Problem& p, bool ring, int first, int second) {
     throw std::runtime_error("too long rows");
   }
   if (pair.n > 0) {
-    launch_ring_pair<kType>(p, pair, first, second, 2, nullptr);
+    if constexpr (has_ring_pair(kType)) {
+      launch_ring_pair<kType>(p, pair, first, second, 2, nullptr);
+    } else {
+      throw std::runtime_error("no kernel for a pair");
+    }
   } else if (ring) {
     launch_ring<kType, kType>(p, first, second, 2, nullptr);
   } else {

@@ -53,13 +53,6 @@ struct BlockCodes {
       }
       spread(bytes[0], a[0], a[2]);
       spread(bytes[1], a[1], a[3]);
-    } else if constexpr (kFormat.codebook == GpuCodebook::mxfp4) {
-      // e2m1 bits at the top of an f16 are its value times 2^-14.
-      const uint32_t w = tile.low[kStep];
-      a[0] = and_or(w << 12, 0x80008000u, (w << 9) & 0x0e000e00u);
-      a[1] = and_or(w << 8, 0x80008000u, (w << 5) & 0x0e000e00u);
-      a[2] = and_or(w << 4, 0x80008000u, (w << 1) & 0x0e000e00u);
-      a[3] = and_or(w, 0x80008000u, (w >> 3) & 0x0e000e00u);
     } else if constexpr (four_bits_up()) {
       const uint32_t w = tile.low[kStep], next = w >> 8;
       a[0] = and_or(w, 0x000f000fu, kMagic);
@@ -120,9 +113,9 @@ struct BlockCodes {
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
         for (int b = 0; b < 2; ++b) {
-          // 2^(e − 127)·2^14; the float of exponent 0 is 2^-127.
+          // 2^(e − 127); the float of exponent 0 is 2^-127.
           const uint32_t e = (w >> (16 * b + 8 * r)) & 0xffu;
-          s[r][b] = __uint_as_float(e == 0 ? 0x00400000u : e << 23) * 16384.0f;
+          s[r][b] = __uint_as_float(e == 0 ? 0x00400000u : e << 23);
         }
       }
     } else {

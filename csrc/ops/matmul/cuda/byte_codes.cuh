@@ -4,13 +4,16 @@
 // A table has two registers of values below zero (codes 0 … 7) and two of the other values. Both are indexed with the
 // unmodified codes: for a code of 8 or more, a permutation returns the sign of the selected byte. So the first two
 // registers give −1 for the codes of the others, which have their values plus 1; and those give 0 for the codes of the
-// first. The tensor cores add the two, so that no code is masked and no result selected.
+// first. The tensor cores add the two, so that no code is masked and no result selected. The codes of mxfp4 have a sign
+// and a magnitude: their first half is not below zero, so the plus 1 moves there, except for magnitude 0, whose
+// negative has no sign. Their bits are in the order of RowUnit::kPairs.
 //
 // Values of x are 16-bit numbers, as two signed bytes (ring_rows.cuh). Column 2·c + i of an MMA has byte i (the high
 // one first) of the blocks of k that belong to column c; other blocks are zeros.
 #pragma once
 
 #include "ops/matmul/cuda/block_codes.cuh"
+#include "ops/matmul/cuda/row_codes.cuh"
 
 namespace dyno::ops::cuda {
 
@@ -20,13 +23,19 @@ struct ByteCodes : BlockCodes<kType> {
   using Base = BlockCodes<kType>;
   using Base::kFormat;
   static constexpr bool kSmall = kFormat.scale == GpuScale::f_table16;  // blocks of 16
+  static constexpr bool kPairs = kFormat.codebook == GpuCodebook::mxfp4;
 
-  // Codes 0 … 7, then codes 8 … 15 plus 1.
+  // Codes 0 … 7, then codes 8 … 15 plus 1; of mxfp4 twice the values, and the plus 1 with the first.
   static __device__ __forceinline__ void table(const uint8_t* chunk, int tiles, uint32_t (&out)[4]) {
     if constexpr (kSmall) {
       Base::template words<4>(out, chunk + 4 * kFormat.tile_bytes() + kFormat.super_row_bytes());
       out[0] |= 0x80808080u, out[1] |= 0x80808080u;  // without the bias of 128: below zero
       out[2] -= 0x7f7f7f7fu, out[3] -= 0x7f7f7f7fu;
+    } else if constexpr (kPairs) {
+      // 0 1 2 3 | 4 6 8 12 plus 1, except 0; then their negatives. In registers, as below.
+      const auto zero = static_cast<uint32_t>(tiles >> 8);
+      out[0] = zero ^ 0x04030200u, out[1] = zero ^ 0x0d090705u, out[2] = zero ^ 0xfdfeff00u,
+      out[3] = zero ^ 0xf4f8fafcu;
     } else {
       // -127 -104 -83 -65 | -49 -35 -22 -10 | 1 13 25 38 | 53 69 89 113. Kept in registers: if the compiler knew that
       // they are constants, it would emit a move before each permutation.
@@ -65,11 +74,16 @@ struct ByteCodes : BlockCodes<kType> {
         uint32_t low[4], high[4];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const uint32_t code = codes[2 * pair + i], other = code ^ 0x88888888u;
-          low[2 * i] = device::permute_or_sign(book[0], book[1], code);
-          low[2 * i + 1] = device::permute_or_sign(book[0], book[1], code >> 16);
-          high[2 * i] = device::permute_or_sign(book[2], book[3], other);
-          high[2 * i + 1] = device::permute_or_sign(book[2], book[3], other >> 16);
+          // Indices of a step of both rows, or of a row of both steps. Then the operands of the row and the upper half
+          // of k are those of the step and row g + 8.
+          constexpr int kNext = kPairs ? 2 : 1;
+          const uint32_t code = kPairs ? indices_of_row(codes[2 * pair], codes[2 * pair + 1], i) : codes[2 * pair + i];
+          const uint32_t other = code ^ 0x88888888u;
+          const int at = kPairs ? i : 2 * i;
+          low[at] = device::permute_or_sign(book[0], book[1], code);
+          low[at + kNext] = device::permute_or_sign(book[0], book[1], code >> 16);
+          high[at] = device::permute_or_sign(book[2], book[3], other);
+          high[at + kNext] = device::permute_or_sign(book[2], book[3], other >> 16);
         }
         const int set = kSmall ? both / 2 : both % 2;
         const bool first = column == (kSmall ? both % 2 * 2 : both / 2);
@@ -123,13 +137,14 @@ struct ByteCodes : BlockCodes<kType> {
       }
       value[0] += __uint_as_float(d[0]) * total[0], value[1] += __uint_as_float(d[1]) * total[1];
     } else {
+      constexpr float kStep = kPairs ? 0.5f : 1.0f;  // of the bytes
       const auto factors = Base::factors(chunk, 0, tiles, lane);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
         for (int set = 0; set < 2; ++set) {
           const int32_t product = products[set][2 * r] * 256 + products[set][2 * r + 1];
-          value[r] += factors.scale[r][set] * static_cast<float>(product);
+          value[r] += kStep * factors.scale[r][set] * static_cast<float>(product);
         }
       }
     }

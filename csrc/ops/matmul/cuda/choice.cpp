@@ -360,16 +360,21 @@ std::optional<int> stream_warps(int64_t blocks, int64_t k_tiles, const DeviceInf
 
 std::optional<Choice> default_ring(const Shape& s, int64_t tasks, int64_t segments, const DeviceInfo& device) {
   // For fewer bytes, the blocks of stream finish before the rings are full. A sum over experts costs stream a start for
-  // each expert, and codes of a table cost it more instructions.
-  const bool in_bytes = rings_in_bytes(s.type) && s.other.value_or(s.type) == s.type;
-  const int64_t least_bytes = int64_t{in_bytes ? 8 : segments > 2 ? 16 : 20} << 20;
+  // each expert, and codes of most tables cost it more instructions.
+  const DType other = s.other.value_or(s.type);
+  const int64_t least_bytes = int64_t{!has_row_codes(s.type) && other == s.type ? 8 : segments > 2 ? 16 : 20} << 20;
   constexpr int64_t kTaskCost = 2;  // of the start and the final sum, in chunks
   Choice best{.kernel = Kernel::ring, .blocks = 2};
   if (tasks * segments * gpu_stripe_bytes(s.type, s.k) < least_bytes || !supports_ring(s, best, device)) {
     return std::nullopt;
   }
-  const int64_t bytes = ring_memory(s.type, s.other.value_or(s.type), s.k, s.x_rows, best.blocks).bytes;
+  const int64_t bytes = ring_memory(s.type, other, s.k, s.x_rows, best.blocks).bytes;
   if (best.blocks * bytes > shared_of(device)) return std::nullopt;
+  // A block of the ring converts all of x. If it has only one task, a long k makes this the larger part of its time; a
+  // warp of stream converts no more than it multiplies.
+  if (has_row_codes(s.type) && !rings_in_bytes(s.type) && !s.gated && tasks <= int64_t{best.blocks} * device.sm_count) {
+    return std::nullopt;
+  }
   const int64_t chunks = segments * ((s.k + kChunkK - 1) / kChunkK);
   int64_t least = 0;
   for (int share = 1; share <= kRingWarps; share *= 2) {

@@ -101,7 +101,7 @@ template <DType kType, DType kOther>
 __global__ void __launch_bounds__(kRingThreads, 2)
     ring_kernel(const __grid_constant__ Problem p, const __grid_constant__ RingShape shape) {
 #if __CUDA_ARCH__ >= 900
-  constexpr bool kBytes = kType == kOther && rings_in_bytes(kType);
+  constexpr RingForm kForm = ring_form(kType, kOther);
   if (p.grouping != Grouping::experts) device::let_next_start();
   extern __shared__ __align__(128) uint8_t shared[];
   const int lane = threadIdx.x & 31;
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
   __syncwarp();
 
   auto* squares = reinterpret_cast<float*>(shared + shape.memory.squares);
-  const float squares_of_warp = RingRows<kBytes>{p, shape, shared}.convert(warp, kRingWarps, lane, [&] {
+  const float squares_of_warp = RingRows<kForm>{p, shape, shared}.convert(warp, kRingWarps, lane, [&] {
     if (p.grouping == Grouping::experts) present = ring_present(p, lane);
     if (!early && lane == 0) fill();
   });
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
         const int there = min(tiles - chunk * kChunkTiles, kChunkTiles);
         float value[2] = {};
         device::barrier_wait(barriers.arrived(warp, stage), phase);
-        if constexpr (kBytes) {
+        if constexpr (kForm != RingForm::halves) {
           ByteCodes<kType>::chunk(codes, there, x, reinterpret_cast<const int32_t*>(sums_of_slice), lane, value);
         } else if (kType != kOther && task.other) {
           ring_chunk<kOther>(codes, there, x, sums_of_slice, lane, value);

@@ -18,8 +18,13 @@ constexpr int chunk_bytes(DType type) {
   return kChunkTiles * f.tile_bytes() + f.super_bytes();
 }
 constexpr bool has_block_codes(DType type) { return has_gpu_layout(type) && gpu_format(type).low_bits < 16; }
+// Whether single rows are multiplied by bare codes, in units of two tiles (row_codes.cuh): not floats, and not types
+// whose codes have no sign bit but are indices of values of both signs.
+constexpr bool has_row_codes(DType type) { return has_block_codes(type) && !gpu_format(type).lookup(); }
 // Whether the ring reads x as bytes if all of its weights have this type (byte_codes.cuh).
-constexpr bool rings_in_bytes(DType type) { return has_block_codes(type) && gpu_format(type).lookup(); }
+constexpr bool rings_in_bytes(DType type) {
+  return has_block_codes(type) && gpu_format(type).codebook != GpuCodebook::none;
+}
 
 // Shared memory of a block; the rings of all warps come first. Small enough for blocks of the next launch to fit on the
 // multiprocessor while blocks of this one still run.
@@ -36,7 +41,7 @@ constexpr RingMemory ring_memory(DType type, DType other, int64_t k, int64_t x_r
   m.stages = std::clamp(room / (kRingWarps * m.stage_bytes), 2, kRingMaxStages);
   m.halves = kRingWarps * m.stages * m.stage_bytes;
   const int64_t sums = m.halves + slices * kChunkK * 2, scales = sums + slices * (kChunkK / 16) * 4;
-  const int64_t partials = (scales + slices * 4 + 15) / 16 * 16;
+  const int64_t partials = (scales + slices * 8 + 15) / 16 * 16;
   const int64_t squares = partials + int64_t{2} * 2 * kRingWarps * kGpuRows * 4, barriers = squares + kRingWarps * 4;
   m.bytes = barriers + kRingWarps * (m.stages + 4) * 8;
   if (m.bytes > (1 << 20)) return m;  // more than any chip has, so the offsets do not matter

@@ -4,6 +4,8 @@
 // k and combine once, in shared memory, at the end. The product is an MMA whose 8 columns are the rows of x, so up to 8
 // tokens cost no more arithmetic than one. Weights that do not depend on earlier launches are requested before those
 // have ended.
+//
+// Single rows of x are multiplied by codes as bytes (stream_row.cuh), except by floats and by types of some tables.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +16,7 @@
 #include "device/arithmetic.cuh"
 #include "device/dependent.cuh"
 #include "ops/instances.h"
-#include "ops/matmul/cuda/epilogue.cuh"
+#include "ops/matmul/cuda/stream_row.cuh"
 #include "ops/matmul/cuda/stream_rows.cuh"
 #include "ops/matmul/cuda/weight_tile.cuh"
 
@@ -22,15 +24,6 @@ namespace dyno::ops::cuda {
 
 inline constexpr int kStreamShared = 96 * 1024;  // maximum per block; longer rows are processed in parts of k
 inline constexpr int kStreamAhead = 16;          // prefetch distance into L2, in tiles, before the rows are ready
-
-// The product of a block.
-struct StreamTarget {
-  const uint8_t* w;
-  const float* bias;
-  float* y;
-  int64_t y_stride;
-  int n, stripe;
-};
 
 // kMats: stripes of a block, or the two stripes of a gated pair. kSummed: Grouping::summed, where the rows of a token
 // are concatenated along k.
@@ -187,8 +180,7 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
       device::let_next_start();  // the launch that chose the experts is complete: settled, see problem.h
       matrix = p.ids[first_row];
       if (matrix < 0) {
-        const int rows = (gated ? 1 : kMats) * kGpuRows, row = stripe * kGpuRows + static_cast<int>(threadIdx.x);
-        if (threadIdx.x < rows && row < target.n) target.y[first_row * target.y_stride + row] = 0;
+        zero_stream<kMats>(p, target, first_row);
         return;
       }
     }
@@ -233,50 +225,7 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
 #pragma unroll
     for (int mat = 0; mat < kMats; ++mat) total[mat] *= factor;
   }
-  if constexpr (kSummed) {
-    if (row_of_w >= p.n) return;
-    if (p.bias != nullptr) {
-      for (int slot = 0; slot < p.used; ++slot) {
-        const int64_t expert = p.ids[first_row + slot];
-        total[0] += p.slot_weights[first_row + slot] * p.bias[expert * p.n + row_of_w];
-      }
-    }
-    p.y[y_at + row_of_w] = base[0] + p.scale * total[0];
-    return;
-  }
-  const int64_t bias_of = experts ? static_cast<int64_t>(matrix) * p.n : 0;
-  if constexpr (kMats == 2) {
-    if (gated) {
-      if (row_of_w < p.n) store_gated(p, experts ? matrix : 0, row_of_w, y_at + row_of_w, total[0], total[1]);
-      return;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kMats; ++i) {
-    const int row = row_of_w + i * kGpuRows;
-    if (row >= target.n) continue;
-    float sum = total[i];
-    if (target.bias != nullptr) sum += target.bias[bias_of + row];
-    target.y[y_at + row] = base[i] + sum * p.scale;
-  }
-}
-
-// The product of block blockIdx.x: each part has separate blocks, in sequence. Returns its index; 0 is p itself.
-template <int kStripes>
-__device__ __forceinline__ int stream_target(const Problem& p, StreamTarget& target) {
-  constexpr int kRows = kStripes * kGpuRows;
-  int block = blockIdx.x, part = 0;
-  target = {p.w, p.bias, p.y, p.y_stride, p.n, 0};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int blocks = (target.n + kRows - 1) / kRows;
-    if (p.more[i].n == 0 || block < blocks) break;
-    block -= blocks;
-    target = {p.more[i].w, p.more[i].bias, p.more[i].y, p.more[i].y_stride, p.more[i].n, 0};
-    part = i + 1;
-  }
-  target.stripe = block * kStripes;
-  return part;
+  store_stream<kMats, kSummed>(p, target, matrix, first_row, row_of_w, y_at, base, total);
 }
 
 template <DType kType, int kMats>
@@ -329,14 +278,7 @@ inline StreamLaunch stream_launch(const Problem& p, int passes, int warps, int m
   StreamLaunch out;
   out.part_tiles = std::min(wanted, most);
   out.bytes = static_cast<int>(warps * columns * passes * stream_row_bytes(out.part_tiles)) + tail;
-  const auto blocks = [&](int n) { return static_cast<unsigned>((n + stripes * kGpuRows - 1) / (stripes * kGpuRows)); };
-  unsigned x = blocks(p.n);
-  for (const Part& part : p.more) x += blocks(part.n);
-  out.grid = dim3(x,
-                  static_cast<unsigned>(summed    ? p.rows / p.used
-                                        : experts ? p.rows
-                                                  : (p.rows + 7) / 8),
-                  static_cast<unsigned>(experts || summed ? 1 : p.matrices));
+  out.grid = stream_grid(p, stripes);
   return out;
 }
 template <typename Kernel>
@@ -356,8 +298,18 @@ void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) 
     if constexpr (!group_built(KernelGroup::experts)) {
       throw_left_out(KernelGroup::experts);
     } else {
-      const StreamLaunch shape = stream_launch(p, kPasses, warps, 1, stream_depth(kType, 1), 1);
-      return launch_stream(stream_summed_kernel<kType>, p, shape, warps, cuda_stream);
+      if constexpr (has_row_codes(kType)) {
+        return launch_stream_row(stream_row_summed_kernel<kType>, p, warps, 1, cuda_stream);
+      } else {
+        const StreamLaunch shape = stream_launch(p, kPasses, warps, 1, stream_depth(kType, 1), 1);
+        return launch_stream(stream_summed_kernel<kType>, p, shape, warps, cuda_stream);
+      }
+    }
+  }
+  if constexpr (has_row_codes(kType)) {
+    if (has_single_rows(p)) {
+      const auto kernel = p.gated() || stripes == 2 ? stream_row_kernel<kType, 2> : stream_row_kernel<kType, 1>;
+      return launch_stream_row(kernel, p, warps, p.gated() ? 1 : stripes, cuda_stream);
     }
   }
   if (p.gated()) {
@@ -372,6 +324,13 @@ void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) 
 template <DType kType, DType kOther>
 void stream_mixed_pair(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
   static_assert(half_passes(kType) == half_passes(kOther), "rows of x are laid out once");
+  if constexpr (has_row_codes(kType) && has_row_codes(kOther)) {
+    if (has_single_rows(p)) {
+      const auto row =
+          stripes == 2 ? stream_row_mixed_kernel<kType, kOther, 2> : stream_row_mixed_kernel<kType, kOther, 1>;
+      return launch_stream_row(row, p, warps, stripes, cuda_stream);
+    }
+  }
   const auto kernel = stripes == 2 ? stream_mixed_kernel<kType, kOther, 2> : stream_mixed_kernel<kType, kOther, 1>;
   const int depth = stream_depth(kType, kOther, stripes);
   launch_stream(kernel, p, stream_launch(p, half_passes(kType), warps, stripes, depth, stripes), warps, cuda_stream);

@@ -75,8 +75,9 @@ inline uint32_t permute_or_sign(uint32_t low, uint32_t high, uint32_t which) {
   return out;
 }
 
-// c[16, 8] += a[16, 32] · b[32, 8] of a warp, signed bytes.
-inline void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+// c[16, 8] += a[16, 32] · b[32, 8] of a warp, bytes; Left: the type of those of a.
+template <typename Left>
+void mma_bytes(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   struct Operands {
     uint32_t a[4], b[2];
   };
@@ -84,18 +85,27 @@ inline void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
   const unsigned thread = emulated::fibers[emulated::current].index.x, lane = emulated::lane(), first = thread - lane;
   operands[thread] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
   emulated::sync_warp();
-  const auto byte = [](uint32_t word, unsigned which) {
+  const auto left = [](uint32_t word, unsigned which) {
+    return static_cast<int32_t>(static_cast<Left>(word >> (8 * which)));
+  };
+  const auto right = [](uint32_t word, unsigned which) {
     return static_cast<int32_t>(static_cast<int8_t>(word >> (8 * which)));
   };
   for (unsigned e = 0; e < 4; ++e) {
     const unsigned row = lane / 4 + 8 * (e / 2), column = lane % 4 * 2 + e % 2;
     for (unsigned k = 0; k < 32; ++k) {
       const unsigned t = k % 16 / 4, high = k / 16;
-      c[e] += byte(operands[first + row % 8 * 4 + t].a[row / 8 + 2 * high], k % 4) *
-              byte(operands[first + column * 4 + t].b[high], k % 4);
+      c[e] += left(operands[first + row % 8 * 4 + t].a[row / 8 + 2 * high], k % 4) *
+              right(operands[first + column * 4 + t].b[high], k % 4);
     }
   }
   emulated::sync_warp();
+}
+inline void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma_bytes<int8_t>(c, a, b0, b1);
+}
+inline void mma_u8s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma_bytes<uint8_t>(c, a, b0, b1);
 }
 
 // c[16, 8] += a[16, 16] · b[16, 8] of a warp, as mma.m16n8k16 deals the elements out. floats(pair): the two elements of

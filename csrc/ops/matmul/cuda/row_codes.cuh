@@ -1,0 +1,343 @@
+// Two tiles of a stripe (16 rows of w by 128 k of Layout::gpu) in registers, multiplied by one row of x: codes as
+// unsigned bytes, x as pairs of signed bytes, on tensor cores with exact integer sums.
+//
+// The bits of a 4-bit tile serve twice: of a word that a lane reads, one mask leaves four codes of row g and another
+// one 16 times the codes of row g + 8. So unpacking takes one instruction for four codes. The order of k in an operand
+// is 2·t, 2·t + 8, 2·t + 1, 2·t + 9 of a step of 16, for the codes and for x.
+//
+// Values of x are 16-bit numbers, 256·h + l with signed bytes h and l, and have a scale for each 128. Columns 2·c and
+// 2·c + 1 of an MMA have h and l of 32 k, number c of the two tiles, and zeros for all other k. So lane 4·g + t gets
+// both sums over the 32 k with number t, and multiplies them by the scales of these k.
+#pragma once
+
+#include "device/dependent.cuh"
+#include "device/ptx.cuh"
+#include "device/reduce.cuh"
+#include "device/row_scale.cuh"
+#include "ops/matmul/cuda/ring.h"
+#include "ops/matmul/cuda/weight_tile.cuh"
+
+namespace dyno::ops::cuda {
+
+inline constexpr int kUnitTiles = 2;
+inline constexpr int kUnitK = kUnitTiles * kGpuTile;
+
+// The indices of row g or g + 8 in the words of two steps of mxfp4, in the order of RowUnit::kPairs.
+__device__ __forceinline__ uint32_t indices_of_row(uint32_t first, uint32_t second, int row) {
+  constexpr uint32_t kOfFirst = 0x0f0f0f0fu;
+  return row == 0 ? (first & kOfFirst) | (second << 4 & ~kOfFirst) : (first >> 4 & kOfFirst) | (second & ~kOfFirst);
+}
+
+// Bytes of x of a lane: of its column, and of two steps of the 32 k that belong to the column.
+struct RowBytes {
+  uint32_t b[2];
+  int32_t sums[2];  // of the numbers of the 32 k with number t; for blocks of 16, of each step
+  float back;       // x = back · number; NaN if a value is not finite
+};
+
+// The values of x that a lane converts: two pairs of each step, 8 k apart.
+struct RowValues {
+  float2 v[4];
+
+  // Values [128·unit, 128·unit + 128) of a row with k values, with zeros beyond.
+  __device__ __forceinline__ void load(const float* x, int unit, int k, int lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = unit * kUnitK + lane / 8 * 32 + i / 2 * 16 + i % 2 * 8 + lane % 4 * 2;
+      v[i] = at < k ? *reinterpret_cast<const float2*>(x + at) : make_float2(0, 0);
+    }
+  }
+  // The sum of the squares of the values of this lane. Two lanes have the same values.
+  __device__ __forceinline__ float squares() const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum += v[i].x * v[i].x + v[i].y * v[i].y;
+    return sum;
+  }
+  __device__ __forceinline__ void multiply(const RowValues& by) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i].x *= by.v[i].x, v[i].y *= by.v[i].y;
+  }
+  // kSmall: sums of 16 values instead of 32. kPairs: the order of k in an operand is that of RowUnit::kPairs.
+  template <bool kSmall, bool kPairs>
+  __device__ __forceinline__ RowBytes bytes(int lane) const {
+    float largest = 0, none = 0;  // none: 0 if all values are finite, otherwise NaN
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      largest = fmaxf(fmaxf(largest, fabsf(v[i].x)), fabsf(v[i].y));
+      none += (v[i].x - v[i].x) + (v[i].y - v[i].y);
+    }
+    // The largest number stays below 2^15 minus 128, so that h fits a signed byte.
+    constexpr float kUp = 32.0f, kRoom = 1.004f, kMost = 3.0e38f;
+    const float most = device::warp_max_positive(none == 0.0f ? largest : __uint_as_float(0x7f800000u)) * kRoom;
+    const float back = device::row_scale(most), factor = device::inverse_scale(back) * kUp;
+    // The low bits of such a float are an integer: here the number plus 128.
+    constexpr float kMagic = 12582912.0f + 128.0f;
+    const bool low = (lane & 4) != 0;  // whether the column has the bytes l
+    const uint32_t which = low ? 0x40u : 0x51u, flip = low ? 0x80808080u : 0u;
+    RowBytes out;
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const auto integer = [&](float value) { return __float_as_uint(value * factor + kMagic); };
+      const auto value = [&](int i) { return step == 0 ? v[i].x : v[i].y; };  // of both steps
+      const float2 a = v[2 * step], b = v[2 * step + 1];
+      const uint32_t first = kPairs ? __byte_perm(integer(value(0)), integer(value(2)), which)
+                                    : __byte_perm(integer(a.x), integer(b.x), which);
+      const uint32_t second = kPairs ? __byte_perm(integer(value(1)), integer(value(3)), which)
+                                     : __byte_perm(integer(a.y), integer(b.y), which);
+      out.b[step] = __byte_perm(first, second, 0x5410) ^ flip;
+    }
+    constexpr uint32_t kOnes[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
+    int32_t sums[2][4] = {};
+    static_assert(!(kSmall && kPairs));
+    device::mma_u8s8(sums[0], kOnes, out.b[0], kSmall ? 0u : out.b[1]);
+    if constexpr (kSmall) device::mma_u8s8(sums[1], kOnes, 0u, out.b[1]);
+#pragma unroll
+    for (int set = 0; set < 2; ++set) out.sums[set] = sums[set][0] * 256 + sums[set][1];
+    // Integers have no NaN, so the scale becomes NaN if any value is not finite.
+    out.back = most <= kMost ? back / kUp : __uint_as_float(0x7fc00000u);
+    return out;
+  }
+};
+
+// A lane's part of two tiles.
+template <DType kType>
+struct RowUnit {
+  static constexpr GpuFormat kFormat = gpu_format(kType);
+  static constexpr GpuScale kScale = kFormat.scale;
+  static constexpr bool kSmall =
+      kScale == GpuScale::k_scale16 || kScale == GpuScale::k_min16 || kScale == GpuScale::d_scale16;  // scales of 16 k
+  static constexpr int kSets = kSmall ? 2 : 1;
+  static constexpr int kLow = kFormat.low_bits, kHigh = kFormat.high_bits;
+  // Whether codes are indices into a table. Then the order of k in an operand is 2·t of two steps, 2·t + 8 of both, and
+  // in the operand of the upper 16 k 2·t + 1 of both and 2·t + 9 of both. So four bits of each step of a row become a
+  // byte of indices.
+  static constexpr bool kPairs = kFormat.codebook == GpuCodebook::mxfp4;
+  // Whether operands of rows g + 8 have 16 times their codes.
+  static constexpr bool kHigher = kLow == 4 && kHigh == 0 && !kPairs;
+  static constexpr int kOffset = kPairs ? 12 : kFormat.offset;
+
+  uint32_t low[kUnitTiles][kLow], high[kUnitTiles][kHigh == 0 ? 1 : kHigh];
+  uint32_t scale[2], super[2];
+
+  static __device__ __forceinline__ const uint8_t* tile_at(const uint8_t* stripe, int tile) {
+    if constexpr (kFormat.super_block()) {
+      return stripe + (tile >> 2) * kFormat.unit_bytes() + (tile & 3) * kFormat.tile_bytes();
+    } else {
+      return stripe + tile * kFormat.tile_bytes();
+    }
+  }
+
+  // Unit `unit` of a stripe of `tiles` tiles. If its second tile does not exist, the last one is there twice: x is zero
+  // for it.
+  // kShared: the stripe is in shared memory.
+  template <bool kShared = false>
+  __device__ __forceinline__ void load(const uint8_t* stripe, int unit, int tiles, int lane) {
+    const int g = lane >> 2, t = lane & 3;
+    const auto words = [](uint32_t* to, const uint8_t* from, auto count) {
+      if constexpr (kShared) {
+        load_shared_words<count()>(to, from);
+      } else {
+        load_words<count()>(to, from);
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < kUnitTiles; ++i) {
+      const uint8_t* at = tile_at(stripe, min(unit * kUnitTiles + i, tiles - 1));
+      if constexpr (kLow == 8) {
+        words(low[i], at + lane * 16, Count<4>{});
+        words(low[i] + 4, at + 512 + lane * 16, Count<4>{});
+      } else {
+        words(low[i], at + lane * kLow * 4, Count<kLow>{});
+      }
+      if constexpr (kHigh != 0) {
+        words(high[i], at + kGpuRows * kGpuTile * kLow / 8 + lane * kHigh * 4, Count<kHigh>{});
+      }
+    }
+    const int tile = min(unit * kUnitTiles + t / 2, tiles - 1), half = t % 2;
+    const uint8_t* scales = tile_at(stripe, tile) + kFormat.code_bytes() + g * (kFormat.scale_bytes() / 8);
+    if constexpr (kScale == GpuScale::d) {
+      words(scale, scales, Count<2>{});
+    } else if constexpr (kScale == GpuScale::d_m) {
+      words(scale, scales + 4 * half, Count<1>{});
+      words(scale + 1, scales + 8 + 4 * half, Count<1>{});
+    } else if constexpr (kScale == GpuScale::e8m0) {
+      words(scale, scales, Count<1>{});
+    } else if constexpr (kScale == GpuScale::d_scale16) {
+      words(super, scales, Count<2>{});
+      words(scale, scales + 8 + 4 * half, Count<1>{});
+    } else {
+      static_assert(kScale == GpuScale::k_min32 || kScale == GpuScale::k_min16 || kScale == GpuScale::k_scale16);
+      words(scale, scales + 4 * half, Count<1>{});
+      words(
+          super,
+          stripe + (tile >> 2) * kFormat.unit_bytes() + 4 * kFormat.tile_bytes() + g * (kFormat.super_row_bytes() / 8),
+          Count<kFormat.super_row_bytes() / 32>{});
+    }
+  }
+
+  // Adds the products with `x` to the sums of rows g and g + 8.
+  __device__ __forceinline__ void multiply(const RowBytes& x, int lane, float (&value)[2]) const {
+    int32_t products[kSets][4] = {};
+    const auto add = [&]<int kHalf>() {
+      const bool own = lane / 8 == kHalf;
+      const uint32_t b0 = own ? x.b[0] : 0u, b1 = own ? x.b[1] : 0u;
+      constexpr int kTile = kHalf / 2, kStep = kHalf % 2 * 2;
+      if constexpr (kPairs) return look_up_and_multiply(low[kTile][kStep], low[kTile][kStep + 1], b0, b1, products[0]);
+      const uint32_t a[4] = {codes<kTile, kStep, 0>(), codes<kTile, kStep, 1>(), codes<kTile, kStep + 1, 0>(),
+                             codes<kTile, kStep + 1, 1>()};
+      if constexpr (kSmall) {
+        device::mma_u8s8(products[0], a, b0, 0u);
+        device::mma_u8s8(products[1], a, 0u, b1);
+      } else {
+        device::mma_u8s8(products[0], a, b0, b1);
+      }
+    };
+    for_each_step(add);
+    float total[2] = {};
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+      float s[2], c[2];
+      factors(set, lane, s, c);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        constexpr int kUp = kHigher ? 16 : 1;
+        const int32_t product = products[set][2 * r] * 256 + products[set][2 * r + 1];
+        const int32_t centred = product - kOffset * (r == 1 ? kUp : 1) * x.sums[set];
+        total[r] += s[r] * (r == 1 ? 1.0f / kUp : 1.0f) * static_cast<float>(centred);
+        if constexpr (kMin) total[r] += c[r] * static_cast<float>(x.sums[set]);
+      }
+    }
+    value[0] += x.back * total[0], value[1] += x.back * total[1];
+  }
+
+ private:
+  static constexpr bool kMin = kScale == GpuScale::d_m || kScale == GpuScale::k_min32 || kScale == GpuScale::k_min16;
+
+  // Two steps of mxfp4. A permutation selects one of eight bytes by three bits of an index. If the fourth bit is set,
+  // it returns the sign of that byte, which is 0 here. So one permutation returns twice the value plus 12 for codes
+  // without a sign, and another one for the codes with a sign. The tensor cores add both.
+  static __device__ __forceinline__ void look_up_and_multiply(uint32_t first, uint32_t second, uint32_t b0, uint32_t b1,
+                                                              int32_t (&products)[4]) {
+    uint32_t table[4] = {0x0f0e0d0cu, 0x18141210u, 0x090a0b0cu, 0x00040608u};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(table[i]));  // registers, not a move before each permutation
+    uint32_t positive[4], negative[4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t index = indices_of_row(first, second, r), other = index ^ 0x88888888u;
+      positive[r] = device::permute_or_sign(table[0], table[1], index);
+      positive[r + 2] = device::permute_or_sign(table[0], table[1], index >> 16);
+      negative[r] = device::permute_or_sign(table[2], table[3], other);
+      negative[r + 2] = device::permute_or_sign(table[2], table[3], other >> 16);
+    }
+    device::mma_u8s8(products, positive, b0, b1);
+    device::mma_u8s8(products, negative, b0, b1);
+  }
+  template <int kWords>
+  static __device__ __forceinline__ void load_shared_words(uint32_t* out, const uint8_t* from) {
+    if constexpr (kWords == 4) {
+      const uint4 v = *reinterpret_cast<const uint4*>(from);
+      out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+    } else if constexpr (kWords == 2) {
+      const uint2 v = *reinterpret_cast<const uint2*>(from);
+      out[0] = v.x, out[1] = v.y;
+    } else {
+      static_assert(kWords == 1);
+      out[0] = *reinterpret_cast<const uint32_t*>(from);
+    }
+  }
+
+  // The A operand of step kStep of a tile for rows g + 8·kRow.
+  template <int kTile, int kStep, int kRow>
+  __device__ __forceinline__ uint32_t codes() const {
+    if constexpr (kLow == 8) {
+      return __byte_perm(low[kTile][2 * kStep], low[kTile][2 * kStep + 1], kRow == 0 ? 0x5140 : 0x7362);
+    } else {
+      uint32_t code;
+      if constexpr (kLow == 4) {
+        const uint32_t word = low[kTile][kStep];
+        code = kRow == 0 ? word & 0x0f0f0f0fu : kHigher ? word & 0xf0f0f0f0u : word >> 4 & 0x0f0f0f0fu;
+      } else {
+        static_assert(kLow == 2);
+        code = plane<2, kStep, kRow, 0>(low[kTile][kStep / 2], 0u);
+        code = plane<2, kStep, kRow + 2, 0>(low[kTile][kStep / 2], code);
+      }
+      if constexpr (kHigh != 0) {
+        const uint32_t word = high[kTile][kHigh == 1 ? 0 : kStep / 2];
+        code = plane<kHigh, kStep, kRow, kLow>(word, code);
+        code = plane<kHigh, kStep, kRow + 2, kLow>(word, code);
+      }
+      return code;
+    }
+  }
+  // Adds the bits of pair kPair in a plane of kBits bits to two bytes of `code`, kTo bits up: bytes 0 and 2, or 1
+  // and 3.
+  template <int kBits, int kStep, int kPair, int kTo>
+  static __device__ __forceinline__ uint32_t plane(uint32_t word, uint32_t code) {
+    constexpr int kFrom = kBits == 1 ? 4 * kStep + kPair : 2 * (4 * (kStep % 2) + kPair);
+    constexpr int kAt = kTo + kPair / 2 * 8;
+    const uint32_t moved = kFrom >= kAt ? word >> (kFrom - kAt & 31) : word << (kAt - kFrom & 31);
+    return and_or(moved, ((1u << kBits) - 1u) * 0x10001u << kAt, code);
+  }
+
+  // Byte kAt of a word minus an integer as an exact float; `bias` is 2^23 plus that integer.
+  static __device__ __forceinline__ float byte(uint32_t word, int at, float bias = 8388608.0f) {
+    return __uint_as_float(__byte_perm(word, 0x4b000000u, static_cast<uint32_t>(at) | 0x7440u)) - bias;
+  }
+  static __device__ __forceinline__ void pair(uint32_t halves, float (&out)[2]) {
+    const float2 v = __half22float2(as_half2(halves));
+    out[0] = v.x, out[1] = v.y;
+  }
+  // w = s·code + c for rows g and g + 8.
+  __device__ __forceinline__ void factors(int set, int lane, float (&s)[2], float (&c)[2]) const {
+    [[maybe_unused]] constexpr float kBias128 = 8388608.0f + 128.0f;
+    c[0] = c[1] = 0;
+    if constexpr (kScale == GpuScale::d) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float both[2];
+        pair(scale[r], both);
+        s[r] = lane & 1 ? both[1] : both[0];
+      }
+    } else if constexpr (kScale == GpuScale::d_m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float both[2];
+        pair(scale[r], both);
+        s[r] = both[0], c[r] = both[1];
+      }
+    } else if constexpr (kScale == GpuScale::e8m0) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        // 2^(e − 128), because the table has twice the values; the float of exponent 0 is 2^-127.
+        const uint32_t e = scale[0] >> (16 * (lane & 1) + 8 * r) & 0xffu;
+        s[r] = 0.5f * __uint_as_float(e == 0 ? 0x00400000u : e << 23);
+      }
+    } else if constexpr (kScale == GpuScale::d_scale16) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) s[r] = __uint_as_float(super[r]) * byte(scale[0], 2 * set + r, kBias128);
+    } else {
+      float d[2];
+      pair(super[0], d);
+      if constexpr (kScale == GpuScale::k_scale16) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) s[r] = d[r] * byte(scale[0], 2 * set + r, kBias128);
+      } else {
+        float dmin[2];
+        pair(super[1], dmin);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if constexpr (kScale == GpuScale::k_min32) {
+            s[r] = d[r] * byte(scale[0], r), c[r] = -dmin[r] * byte(scale[0], 2 + r);
+          } else {
+            s[r] = d[r] * byte(scale[0] & 0x0f0f0f0fu, 2 * set + r);
+            c[r] = -dmin[r] * byte(scale[0] >> 4 & 0x0f0f0f0fu, 2 * set + r);
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace dyno::ops::cuda

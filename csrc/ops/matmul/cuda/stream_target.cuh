@@ -1,0 +1,91 @@
+// The blocks of `stream`: their products, and the results that they store.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ops/matmul/cuda/epilogue.cuh"
+#include "ops/matmul/gpu_layout.h"
+
+namespace dyno::ops::cuda {
+
+// The product of a block.
+struct StreamTarget {
+  const uint8_t* w;
+  const float* bias;
+  float* y;
+  int64_t y_stride;
+  int n, stripe;
+};
+
+// The product of block blockIdx.x: each part has separate blocks, in sequence. Returns its index; 0 is p itself.
+template <int kStripes>
+__device__ __forceinline__ int stream_target(const Problem& p, StreamTarget& target) {
+  constexpr int kRows = kStripes * kGpuRows;
+  int block = blockIdx.x, part = 0;
+  target = {p.w, p.bias, p.y, p.y_stride, p.n, 0};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int blocks = (target.n + kRows - 1) / kRows;
+    if (p.more[i].n == 0 || block < blocks) break;
+    block -= blocks;
+    target = {p.more[i].w, p.more[i].bias, p.more[i].y, p.more[i].y_stride, p.more[i].n, 0};
+    part = i + 1;
+  }
+  target.stripe = block * kStripes;
+  return part;
+}
+
+// The blocks of a launch: of the stripes of all parts, of the rows, and of the matrices of a batch.
+inline dim3 stream_grid(const Problem& p, int stripes) {
+  const bool experts = p.grouping == Grouping::experts, summed = p.grouping == Grouping::summed;
+  const auto blocks = [&](int n) { return static_cast<unsigned>((n + stripes * kGpuRows - 1) / (stripes * kGpuRows)); };
+  unsigned x = blocks(p.n);
+  for (const Part& part : p.more) x += blocks(part.n);
+  const int rows = summed ? p.rows / p.used : experts ? p.rows : (p.rows + 7) / 8;
+  return dim3(x, static_cast<unsigned>(rows), static_cast<unsigned>(experts || summed ? 1 : p.matrices));
+}
+
+// Zeroes the elements of row `row` of y that the block has: the row has no matrix.
+template <int kMats>
+__device__ __forceinline__ void zero_stream(const Problem& p, const StreamTarget& target, int row) {
+  const int rows = (p.gated() ? 1 : kMats) * kGpuRows,
+            column = target.stripe * kGpuRows + static_cast<int>(threadIdx.x);
+  if (static_cast<int>(threadIdx.x) < rows && column < target.n) target.y[row * target.y_stride + column] = 0;
+}
+
+// Stores the sums of row `row_of_w` of the block's first stripe, and of the same row of its second one (gated: of both
+// matrices). `base`: elements of the residual; y_at: index of the row of y.
+template <int kMats, bool kSummed>
+__device__ __forceinline__ void store_stream(const Problem& p, const StreamTarget& target, int matrix, int first_row,
+                                             int row_of_w, int64_t y_at, const float (&base)[kMats],
+                                             float (&total)[kMats]) {
+  const bool experts = p.grouping == Grouping::experts;
+  if constexpr (kSummed) {
+    if (row_of_w >= p.n) return;
+    if (p.bias != nullptr) {
+      for (int slot = 0; slot < p.used; ++slot) {
+        const int64_t expert = p.ids[first_row + slot];
+        total[0] += p.slot_weights[first_row + slot] * p.bias[expert * p.n + row_of_w];
+      }
+    }
+    p.y[y_at + row_of_w] = base[0] + p.scale * total[0];
+    return;
+  }
+  const int64_t bias_of = experts ? static_cast<int64_t>(matrix) * p.n : 0;
+  if constexpr (kMats == 2) {
+    if (p.gated()) {
+      if (row_of_w < p.n) store_gated(p, experts ? matrix : 0, row_of_w, y_at + row_of_w, total[0], total[1]);
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kMats; ++i) {
+    const int row = row_of_w + i * kGpuRows;
+    if (row >= target.n) continue;
+    float sum = total[i];
+    if (target.bias != nullptr) sum += target.bias[bias_of + row];
+    target.y[y_at + row] = base[i] + sum * p.scale;
+  }
+}
+
+}  // namespace dyno::ops::cuda
