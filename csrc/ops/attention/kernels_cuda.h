@@ -156,13 +156,15 @@ inline constexpr int kMostClusters = 16;  // per tile
 inline constexpr int kClusterKeys = 32;   // in one step of a block
 inline constexpr int kClusterStages = 2;
 inline constexpr int kLatentPadBytes = 16;  // after each row in shared memory
-// Rows of the cache, scores of each warp, weights; for fused kernels also new rows and angles.
+// Rows of the cache, scores of each warp, weights, parts of the cluster's blocks; for fused kernels also new rows and
+// angles.
 constexpr size_t latent_cluster_shared_bytes(DType type, bool fused) {
   const size_t row = static_cast<size_t>(kLatentMaxKey) * (type == DType::f32 ? 4 : 2) + kLatentPadBytes;
   const size_t rows = kClusterStages * kClusterKeys * row;
   const size_t scores = 8 * kLatentRows * (kClusterKeys + 8) * 4;
   const size_t fresh = kFusedAttentionTokens * (row + kLatentMaxRotary / 2 * 8);
-  return rows + scores + kLatentRows * (kClusterKeys + 8) * 2 + (fused ? fresh : 0);
+  constexpr size_t kSent = kLatentRows * (kLatentMaxValue * 4 + kClusterBlocks * 16) + 16;
+  return rows + scores + kLatentRows * (kClusterKeys + 8) * 2 + kSent + (fused ? fresh : 0);
 }
 void attention_latent_cluster_cuda(const AttentionArgs& args, const AttentionDesc& desc, int clusters,
                                    CudaStream& stream);

@@ -41,6 +41,7 @@ struct Memory {
   static constexpr int kResultPitch = kLatentMaxValue + (sizeof(Element) == 4 ? 4 : 8);
   Element rows[kClusterStages][kClusterKeys][kPitch];  // at the end: float [kRows][kResultPitch]
   float scores[kWarps][kRows][kScorePitch];            // earlier: the new rows as floats, per warp
+  clustered::Sent<kRows> sent;
   uint16_t weights[kRows][kScorePitch];
 };
 template <typename Element>
@@ -166,10 +167,14 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
   const FreshRows& f = task.direct.fresh;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
   const int kv_head = blockIdx.y, cluster = blockIdx.z / kClusterBlocks;
+  // Asked for before the run is known, because each takes the latency of a load.
+  const int pairs = kFused ? f.n_rot / 2 : 1;
+  const float frequency = kFused ? f.inv_freq[static_cast<int>(threadIdx.x) % pairs] : 0.0f;
   const CudaTile tile = find_tile(t, blockIdx.x, kRows);
   const KeyRange range = block_keys(t, tile, blockIdx.z);
   // A cluster without work exits as a whole.
   if (tile.empty() || cluster * kClusterBlocks >= range.active) return;
+  clustered::expect(memory.sent, clustered::members_of(cluster, range.active));
 
   const uint8_t* base = key_rows(t, tile.run, kv_head);
   const int chunks = (t.dk + 15) / 16, pieces = chunks * 16 / kOfPiece;  // per row
@@ -200,7 +205,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
   FreshLatents<kType, Element> latents{t, f, tile, fresh, fused_memory, lane, warp};
   if constexpr (kFused) {
     latents.prepare();
-    fill_angles(f, tile.run.position, tile_tokens(t, tile), fused_memory.angles);
+    for (int i = static_cast<int>(threadIdx.x); i < tile_tokens(t, tile) * pairs; i += 32 * kWarps) {
+      const float of_pair = 32 * kWarps % pairs == 0 ? frequency : f.inv_freq[i % pairs];
+      fused_memory.angles[i] = device::cos_sin(tile.run.position + i / pairs, of_pair, f.mscale);
+    }
     __syncthreads();  // the angles are written
   }
   device::wait_for_previous();
@@ -418,7 +426,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
       *reinterpret_cast<float2*>(to + 8 * kResultPitch) = make_float2(out[i][2], out[i][3]);
     }
   }
-  clustered::combine<kRows>(t, tile, kv_head, cluster, range.active, results, kResultPitch, stats);
+  clustered::combine(t, tile, kv_head, cluster, range.active, results, kResultPitch, stats, memory.sent);
 #endif
 }
 
