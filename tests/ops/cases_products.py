@@ -337,7 +337,7 @@ def moe_up_gate_cases() -> Iterator[Case]:
         yield make((dtype, "gpu", "f32"), 33, 2, "gelu_tanh")
         yield make((dtype, "gpu", "f32"), 20, 1, "silu", one=True)
     for dtype in ON_GPU:
-        if dtype not in ("f16", "bf16", "iq4_nl", "iq4_xs", "q4_16"):
+        if dtype not in ("f16", "bf16"):
             yield make((dtype, "gpu", "f32"), 1, 3, "silu", bias=True, shared=35)
     for dtype in ("q4_0", "q4_k", "mxfp4"):
         kind = (dtype, "gpu", "f32")

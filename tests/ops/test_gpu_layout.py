@@ -508,10 +508,12 @@ HOPPER = H200 | {"shared_per_block_bytes": 227 << 10}
         ("matmul", {"type": "q6_k", "m": 1, "n": 128256, "k": 4096}, "ring"),
         ("matmul", {"type": "q4_k", "m": 1, "n": 4096, "k": 4096}, "stream"),  # 9 MiB
         ("matmul", {"type": "q4_k", "m": 1, "n": 4096, "k": 14336}, "stream"),  # one task a block
-        ("matmul", {"type": "iq4_xs", "m": 1, "n": 4096, "k": 14336}, "ring"),
-        ("moe_up_gate", {"type": "mxfp4", "m": 1, "n": 2880, "k": 2880, "experts": 32, "used": 4}, "ring"),
+        ("matmul", {"type": "iq4_xs", "m": 1, "n": 4096, "k": 14336}, "stream"),
+        ("matmul", {"type": "q8_0", "m": 1, "n": 6144, "k": 4096}, "stream"),  # three tasks a multiprocessor
+        ("up_gate", {"type": "iq4_xs", "m": 1, "n": 14336, "k": 4096}, "ring"),
+        ("moe_up_gate", {"type": "mxfp4", "m": 1, "n": 2880, "k": 2880, "experts": 32, "used": 4}, "stream"),
         ("moe_up_gate", {"type": "q4_0", "m": 1, "n": 768, "k": 2048, "experts": 128, "used": 8}, "stream"),
-        ("moe_down_sum", {"type": "mxfp4", "m": 1, "n": 2880, "k": 2880, "experts": 32, "used": 4}, "ring"),
+        ("moe_down_sum", {"type": "mxfp4", "m": 1, "n": 2880, "k": 2880, "experts": 32, "used": 4}, "stream"),
         ("moe_down_sum", {"type": "q4_0", "m": 1, "n": 2048, "k": 768, "experts": 128, "used": 8}, "stream"),
     ],
 )
@@ -521,6 +523,24 @@ def test_a_token_takes_the_ring_where_a_launch_reads_much(
     desc = {"layout": "gpu", **desc}
     assert ops.default_config(family, desc, HOPPER)["variant"] == variant
     assert ops.default_config(family, desc, HOPPER | {"compute_capability": 86})["variant"] == "stream"
+
+
+@pytest.mark.parametrize(
+    ("desc", "warps", "stripes"),
+    [
+        ({"n": 2048, "k": 4096}, 16, 2),  # two units a warp: two stripes share their conversion
+        ({"n": 2048, "k": 2048}, 16, 1),
+        ({"n": 512, "k": 128, "batch": 16}, 4, 2),  # one unit
+        ({"n": 128, "k": 512, "batch": 16}, 4, 1),
+        ({"n": 2048, "k": 4096, "type": "f16"}, 16, 1),  # no units
+    ],
+)
+def test_stripes_of_a_block_share_rows_that_take_long_to_convert(
+    desc: dict[str, Any], warps: int, stripes: int
+) -> None:
+    desc = {"type": "q4_0", "layout": "gpu", "m": 1, **desc}
+    config = {"variant": "stream", "warps": warps, "stripes": stripes}
+    assert ops.default_config("matmul", desc, HOPPER) == config
 
 
 @pytest.mark.parametrize("capability", [75, 86, 90, 120])

@@ -15,7 +15,7 @@
 // clang-format off: the formatter would join the rows of these tables.
 //   8 bits:  two parts of 512 bytes (steps 0–1, 2–3), 16 bytes a lane: byte 2·j + element of the 8 of a step
 //   4 bits:  16 bytes a lane, one 32-bit word for each step; pair j at bits 4·j and 16 + 4·j
-//            (iq4_nl, iq4_xs, q4_16: gpu_codebook_bit(), so that either half of a word is one row's)
+//            (types with a codebook: gpu_codebook_bit(), so that either half of a word is one row's)
 //   2 bits:  8 bytes a lane, word s / 2; with p = 4·(s & 1) + j at bits 2·p and 16 + 2·p
 //   1 bit:   4 bytes a lane; with p = 4·s + j at bits p and 16 + p
 // u is the file's code; signed bytes (q8_0, q8_16) are stored biased by 128.
@@ -67,7 +67,7 @@ struct GpuFormat {
   GpuCodebook codebook = GpuCodebook::none;
 
   constexpr int bits() const { return low_bits + high_bits; }
-  constexpr bool lookup() const { return codebook == GpuCodebook::iq4nl || codebook == GpuCodebook::table; }
+  constexpr bool lookup() const { return codebook != GpuCodebook::none; }
   constexpr bool super_block() const { return scale >= GpuScale::k_min32; }
   constexpr int code_bytes() const { return kGpuRows * kGpuTile * bits() / 8; }  // per tile
   constexpr int scale_bytes() const {                                            // per tile
@@ -138,8 +138,9 @@ constexpr GpuFormat gpu_format(DType type) {
   }
 }
 
-// Bit position of element e of pair j in a step's word of codes, for table lookups.
-constexpr int gpu_codebook_bit(int j, int e) { return 16 * (j & 1) + 8 * (j >> 1) + 4 * e; }
+// Bit position of element e of pair j in a step's word of codes, for table lookups: a row has 2·t, 2·t + 8, 2·t + 1 and
+// 2·t + 9, which is also the order of the codes in the bytes of other types with 4 bits.
+constexpr int gpu_codebook_bit(int j, int e) { return 16 * (j & 1) + 8 * e + 4 * (j >> 1); }
 
 constexpr bool has_gpu_layout(DType type) { return gpu_format(type).low_bits != 0; }
 

@@ -29,7 +29,7 @@ Support supports_shared(const MoeUpGateDesc& desc, const Config& config, const D
   if (device.kind != DeviceKind::cuda || config.variant != k_ring) {
     return Support::no("only the CUDA kernel ring multiplies by a shared expert's matrices");
   }
-  if (!cuda::has_ring_pair(desc.type)) {
+  if (!cuda::has_block_codes(desc.type)) {
     return Support::no(str_cat("ring cannot multiply by a shared expert's matrices of type ", dtype_name(desc.type)));
   }
   return Support::yes();

@@ -42,7 +42,7 @@ void multiply(const Problem& p, bool ring, int first, int second) {
     throw std::runtime_error("too long rows");
   }
   if (pair.n > 0) {
-    if constexpr (has_ring_pair(kType)) {
+    if constexpr (has_block_codes(kType)) {
       launch_ring_pair<kType>(p, pair, first, second, 2, nullptr);
     } else {
       throw std::runtime_error("no kernel for a pair");

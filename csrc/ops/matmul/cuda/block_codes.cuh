@@ -16,10 +16,12 @@ struct BlockCodes {
   using Tile = WeightTile<kType>;
   static constexpr GpuFormat kFormat = gpu_format(kType);
   // k per pair of factors, and the number of groups of eight such blocks in a chunk.
-  static constexpr int kBlock = kFormat.scale == GpuScale::k_scale16 || kFormat.scale == GpuScale::k_min16 ||
-                                        kFormat.scale == GpuScale::d_scale16 || kFormat.scale == GpuScale::f_table16
-                                    ? 16
-                                    : 32;
+  static constexpr int kBlock =
+      kFormat.scale == GpuScale::k_scale16 || kFormat.scale == GpuScale::k_min16 || kFormat.scale == GpuScale::d_scale16
+          ? 16
+          : 32;
+  // The ring multiplies single types with a table in units (row_codes.cuh).
+  static_assert(!kFormat.lookup() || kFormat.codebook == GpuCodebook::iq4nl);
   static constexpr int kSets = kBlock == 16 ? 2 : 1;
 
   static __device__ __forceinline__ void load(Tile& to, const uint8_t* chunk, int tile, int lane) {
@@ -33,7 +35,6 @@ struct BlockCodes {
     if constexpr (kFormat.high_bits != 0) {
       words<Tile::kHighWords>(to.high, at + kGpuRows * kGpuTile * kFormat.low_bits / 8 + lane * Tile::kHighWords * 4);
     }
-    if constexpr (Tile::kTable) words<4>(to.table, chunk + 4 * kFormat.tile_bytes() + kFormat.super_row_bytes());
   }
 
   // The A operand of step kStep of the tile.
@@ -46,13 +47,12 @@ struct BlockCodes {
       spread(w1, a[2], a[3]);
     } else if constexpr (kFormat.lookup()) {
       uint32_t bytes[2];
-      if constexpr (Tile::kTable) {
-        table_bytes(tile.table, tile.low[kStep], bytes);
-      } else {
-        iq4nl_bytes(tile.low[kStep], bytes);
+      iq4nl_bytes(tile.low[kStep], bytes);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        a[r] = as_bits(bytes_above<0, 2>(bytes[r]));
+        a[r + 2] = as_bits(bytes_above<1, 3>(bytes[r]));
       }
-      spread(bytes[0], a[0], a[2]);
-      spread(bytes[1], a[1], a[3]);
     } else if constexpr (four_bits_up()) {
       const uint32_t w = tile.low[kStep], next = w >> 8;
       a[0] = and_or(w, 0x000f000fu, kMagic);
@@ -107,25 +107,10 @@ struct BlockCodes {
       const uint32_t sc = t & 1 ? w[3] : w[2];
       s[0][0] = d0 * byte<0>(sc, kBias128), s[1][0] = d1 * byte<1>(sc, kBias128);
       s[0][1] = d0 * byte<2>(sc, kBias128), s[1][1] = d1 * byte<3>(sc, kBias128);
-    } else if constexpr (kFormat.scale == GpuScale::e8m0) {
-      const uint32_t w = *reinterpret_cast<const uint32_t*>(at);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int b = 0; b < 2; ++b) {
-          // 2^(e − 127); the float of exponent 0 is 2^-127.
-          const uint32_t e = (w >> (16 * b + 8 * r)) & 0xffu;
-          s[r][b] = __uint_as_float(e == 0 ? 0x00400000u : e << 23);
-        }
-      }
     } else {
       const uint8_t* super = chunk + 4 * kFormat.tile_bytes() + g * (kFormat.super_row_bytes() / 8);
       float d[2], dmin[2] = {};
-      if constexpr (kFormat.scale == GpuScale::f_table16) {
-        uint32_t w[2];
-        words<2>(w, super);
-        d[0] = __uint_as_float(w[0]), d[1] = __uint_as_float(w[1]);
-      } else if constexpr (kFormat.super_bytes() == 64) {
+      if constexpr (kFormat.super_bytes() == 64) {
         uint32_t w[2];
         words<2>(w, super);
         pair(w[0], d);
@@ -148,19 +133,6 @@ struct BlockCodes {
         s[0][1] = d[0] * byte<2>(low), s[1][1] = d[1] * byte<3>(low);
         c[0][0] = -dmin[0] * byte<0>(high), c[1][0] = -dmin[1] * byte<1>(high);
         c[0][1] = -dmin[0] * byte<2>(high), c[1][1] = -dmin[1] * byte<3>(high);
-      } else if constexpr (kFormat.scale == GpuScale::f_table16) {
-        const uint32_t w = reinterpret_cast<const uint32_t*>(at)[t & 1], even = w & 0xfefefefeu;
-        uint32_t more[1];
-        words<1>(more, chunk + 4 * kFormat.tile_bytes() + kFormat.super_row_bytes() + 16);
-        const float bias = __uint_as_float(0x4b000000u | (more[0] & 0xffu)),
-                    shift = static_cast<float>(static_cast<int>(more[0] << 16) >> 24);
-        s[0][0] = d[0] * byte<0>(even, bias), s[1][0] = d[1] * byte<1>(even, bias);
-        s[0][1] = d[0] * byte<2>(even, bias), s[1][1] = d[1] * byte<3>(even, bias);
-        const uint32_t odd = w & 0x01010101u;
-        if (shift != 0.0f) {  // uniform within a matrix
-          c[0][0] = s[0][0] * (shift * byte<0>(odd)), c[1][0] = s[1][0] * (shift * byte<1>(odd));
-          c[0][1] = s[0][1] * (shift * byte<2>(odd)), c[1][1] = s[1][1] * (shift * byte<3>(odd));
-        }
       } else {
         static_assert(kFormat.scale == GpuScale::k_scale16 || kFormat.scale == GpuScale::k_scale32);
         const uint32_t w = reinterpret_cast<const uint32_t*>(at)[kBlock == 16 ? t & 1 : 0];
@@ -172,7 +144,7 @@ struct BlockCodes {
     const bool there = kFormat.super_block() || tile < tiles;  // otherwise the memory has undefined content
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      constexpr float kMagic = kFormat.codebook == GpuCodebook::mxfp4 ? 0.0f : 1024.0f;
+      constexpr float kMagic = 1024.0f;
       constexpr auto kOffset = static_cast<float>(kFormat.lookup() ? 128 : kFormat.offset);
       const float step = four_bits_up() && r == 1 ? 16.0f : 1.0f;
 #pragma unroll
@@ -184,7 +156,7 @@ struct BlockCodes {
     return out;
   }
 
- protected:
+ private:
   static constexpr float kBias128 = 8388608.0f + 128.0f;  // for byte()
   // Codes whose first plane has four bits, without a codebook: codes of rows g + 8 are four bits higher.
   static constexpr bool four_bits_up() { return kFormat.low_bits == 4 && kFormat.codebook == GpuCodebook::none; }

@@ -360,9 +360,9 @@ std::optional<int> stream_warps(int64_t blocks, int64_t k_tiles, const DeviceInf
 
 std::optional<Choice> default_ring(const Shape& s, int64_t tasks, int64_t segments, const DeviceInfo& device) {
   // For fewer bytes, the blocks of stream finish before the rings are full. A sum over experts costs stream a start for
-  // each expert, and codes of most tables cost it more instructions.
+  // each expert.
   const DType other = s.other.value_or(s.type);
-  const int64_t least_bytes = int64_t{!has_row_codes(s.type) && other == s.type ? 8 : segments > 2 ? 16 : 20} << 20;
+  const int64_t least_bytes = int64_t{segments > 2 ? 16 : 20} << 20;
   constexpr int64_t kTaskCost = 2;  // of the start and the final sum, in chunks
   Choice best{.kernel = Kernel::ring, .blocks = 2};
   if (tasks * segments * gpu_stripe_bytes(s.type, s.k) < least_bytes || !supports_ring(s, best, device)) {
@@ -370,11 +370,10 @@ std::optional<Choice> default_ring(const Shape& s, int64_t tasks, int64_t segmen
   }
   const int64_t bytes = ring_memory(s.type, other, s.k, s.x_rows, best.blocks).bytes;
   if (best.blocks * bytes > shared_of(device)) return std::nullopt;
-  // A block of the ring converts all of x. If it has only one task, a long k makes this the larger part of its time; a
-  // warp of stream converts no more than it multiplies.
-  if (has_row_codes(s.type) && !rings_in_bytes(s.type) && !s.gated && tasks <= int64_t{best.blocks} * device.sm_count) {
-    return std::nullopt;
-  }
+  // A block of the ring converts all of x. If it has one or two tasks, this is the larger part of its time; a warp of
+  // stream converts no more than it multiplies.
+  constexpr int64_t kFewTasks = 3;  // per multiprocessor
+  if (!s.gated && tasks <= kFewTasks * device.sm_count) return std::nullopt;
   const int64_t chunks = segments * ((s.k + kChunkK - 1) / kChunkK);
   int64_t least = 0;
   for (int share = 1; share <= kRingWarps; share *= 2) {
@@ -390,7 +389,10 @@ namespace {
 // Defaults within a path. Measured on an H200 (benchmarks/results); the order of sizes is the same on other chips. A
 // gated pair has two stripes, one of each matrix.
 Choice default_stream(const Shape& s, const DeviceInfo& device) {
-  if (s.rows == 1 || s.experts) {
+  // Values of a table take longer to look up than the codes to load. Blocks of stream need no shared memory, so more
+  // warps look them up at the same time; with experts, this is faster than the ring.
+  const bool looks_up = s.experts && gpu_format(s.type).lookup();
+  if (s.rows == 1 || (s.experts && !looks_up)) {
     const int64_t stripes = (s.n + kGpuRows - 1) / kGpuRows;
     if (const auto ring = default_ring(s, stripes * (s.experts ? s.rows : 1), s.gated ? 2 : 1, device)) return *ring;
   }
@@ -401,13 +403,17 @@ Choice default_stream(const Shape& s, const DeviceInfo& device) {
     return stream_warps((s.n + rows - 1) / rows * groups, k_tiles, device).value_or(0);
   };
   const int one = s.gated ? 0 : warps(1), two = warps(2);
+  // Two stripes share the conversion of x. So they are faster if a warp converts several units, or if a product has
+  // only one, for which the other warps of its block wait.
+  const bool single = has_block_codes(s.type) && (s.rows == 1 || s.experts);
+  const bool shares = single && (k_tiles <= kUnitTiles || (two == 16 && k_tiles >= int64_t{2} * 16 * kUnitTiles));
   Choice choice{Kernel::stream, 0, 0, 2};
-  if (one > 0 && one >= two) {
+  if (one > 0 && one >= two && !(two > 0 && shares)) {
     choice.warps = one;
     choice.stripes = 1;
   } else {
     // Several rounds: enough warps for a long k, and few warps if there are many blocks anyway.
-    choice.warps = two > 0 ? two : s.n > 65536 || k_tiles < 16 ? 4 : 8;
+    choice.warps = two > 0 ? two : s.n > 65536 || k_tiles < 16 || (single && s.gated) ? 4 : 8;
   }
   while (choice.warps > 4 && least_shared(s, choice.warps, choice.stripes) > shared_of(device)) {
     choice.warps /= 2;

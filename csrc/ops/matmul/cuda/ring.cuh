@@ -10,7 +10,7 @@
 // A chunk takes 16 MMAs whose operands contain only the codes (block_codes.cuh). Of their 8 columns, one row of x needs
 // only one. The columns are used to separate the blocks of k: x of block i is in column i, with zeros elsewhere. So the
 // sums of all blocks are in different registers, each in the lane that applies its scale. If all weights have a type
-// with a lookup table, both operands are signed bytes (byte_codes.cuh).
+// with a lookup table, both operands are bytes (row_codes.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +21,7 @@
 #include "device/arithmetic.cuh"
 #include "device/dependent.cuh"
 #include "device/mbarrier.cuh"
-#include "ops/matmul/cuda/byte_codes.cuh"
+#include "ops/matmul/cuda/block_codes.cuh"
 #include "ops/matmul/cuda/epilogue.cuh"
 #include "ops/matmul/cuda/ring_feed.cuh"
 #include "ops/matmul/cuda/ring_rows.cuh"
@@ -90,6 +90,22 @@ __device__ __forceinline__ void ring_chunk(const uint8_t* chunk, int tiles, cons
   }
 }
 
+// Adds the products of a chunk and its slice `slice` of x, in units of two tiles, to `value` (rows g and g + 8).
+template <DType kType, typename Rows>
+__device__ __forceinline__ void ring_units(const uint8_t* chunk, int tiles, const Rows& rows, int slice,
+                                           const typename RowUnit<kType>::Table& table, int lane, float (&value)[2]) {
+  using Unit = RowUnit<kType>;
+#pragma unroll
+  for (int i = 0; i < kChunkUnits; ++i) {
+    if (!Unit::kFormat.super_block() && i * kUnitTiles >= tiles) break;
+    Unit unit;
+    unit.template load<true>(chunk, i, tiles, lane);
+    RowBytes x = rows.read(slice * kChunkUnits + i, lane);
+    if constexpr (!Unit::kSmall) x.sums[0] += x.sums[1];
+    unit.multiply(x, table, lane, value);
+  }
+}
+
 // Stores row `row` of a task with a known sum (gated: two sums).
 __device__ __forceinline__ void ring_store(const Problem& p, const RingTask& task, int row, int expert, float base,
                                            float bias, const float (&total)[2]) {
@@ -127,7 +143,8 @@ __global__ void __launch_bounds__(kRingThreads, 2)
   __syncwarp();
 
   auto* squares = reinterpret_cast<float*>(shared + shape.memory.squares);
-  const float squares_of_warp = RingRows<kForm>{p, shape, shared}.convert(warp, kRingWarps, lane, [&] {
+  const RingRows<kForm> rows{p, shape, shared};
+  const float squares_of_warp = rows.convert(warp, kRingWarps, lane, [&] {
     if (p.grouping == Grouping::experts) present = ring_present(p, lane);
     if (!early && lane == 0) fill();
   });
@@ -155,6 +172,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
     }
   }
   const int tasks = ring_tasks(p, shape, present);
+  [[maybe_unused]] const typename RowUnit<kType>::Table table;
   int stage = 0, turn = 0;
   uint32_t phase = 0;
   for (int number = shape.first_task(blockIdx.x, gridDim.x, warp); number < tasks;
@@ -189,8 +207,8 @@ __global__ void __launch_bounds__(kRingThreads, 2)
         const int there = min(tiles - chunk * kChunkTiles, kChunkTiles);
         float value[2] = {};
         device::barrier_wait(barriers.arrived(warp, stage), phase);
-        if constexpr (kForm != RingForm::halves) {
-          ByteCodes<kType>::chunk(codes, there, x, reinterpret_cast<const int32_t*>(sums_of_slice), lane, value);
+        if constexpr (kForm == RingForm::units) {
+          ring_units<kType>(codes, there, rows, slice, table, lane, value);
         } else if (kType != kOther && task.other) {
           ring_chunk<kOther>(codes, there, x, sums_of_slice, lane, value);
         } else {
@@ -199,7 +217,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
         __syncwarp();  // all lanes have read the stage
         if (lane == 0) feed.next();
         if (++stage == shape.memory.stages) stage = 0, phase ^= 1;
-        const float back = weight * scales[slice];
+        const float back = kForm == RingForm::units ? weight : weight * scales[slice];
         total[0] += back * value[0], total[1] += back * value[1];
       }
       if (p.gated() && segment == 1) {

@@ -12,19 +12,16 @@ inline constexpr int kRingWarps = 8;  // per block
 inline constexpr int kRingMaxStages = 8;
 inline constexpr int kChunkTiles = 4;  // of k: one super-block, or the same length of other types
 inline constexpr int kChunkK = kChunkTiles * kGpuTile;
+inline constexpr int kUnitTiles = 2;  // that a warp multiplies at once (row_codes.cuh)
 
 constexpr int chunk_bytes(DType type) {
   const GpuFormat f = gpu_format(type);
   return kChunkTiles * f.tile_bytes() + f.super_bytes();
 }
 constexpr bool has_block_codes(DType type) { return has_gpu_layout(type) && gpu_format(type).low_bits < 16; }
-// Whether single rows are multiplied by bare codes, in units of two tiles (row_codes.cuh): not floats, and not types
-// whose codes have no sign bit but are indices of values of both signs.
-constexpr bool has_row_codes(DType type) { return has_block_codes(type) && !gpu_format(type).lookup(); }
-// Whether the ring reads x as bytes if all of its weights have this type (byte_codes.cuh).
-constexpr bool rings_in_bytes(DType type) {
-  return has_block_codes(type) && gpu_format(type).codebook != GpuCodebook::none;
-}
+// Whether the ring, like `stream`, multiplies single rows in units of two tiles (row_codes.cuh) if all of its weights
+// have this type.
+constexpr bool rings_in_units(DType type) { return has_block_codes(type) && gpu_format(type).lookup(); }
 
 // Shared memory of a block; the rings of all warps come first. Small enough for blocks of the next launch to fit on the
 // multiprocessor while blocks of this one still run.
@@ -89,9 +86,6 @@ struct RingPair {
 
 template <DType kType, DType kOther>
 void launch_ring(const Problem& p, int share, int blocks, int multiprocessors, CUstream_st* stream);
-
-// Whether the type has a kernel for a shared expert's pair: not types with a lookup table.
-constexpr bool has_ring_pair(DType type) { return has_block_codes(type) && !gpu_format(type).lookup(); }
 
 // Enqueues the launch for quantised weights with one row of y per matrix; `other`: the second type of p's parts, or
 // p.type. `blocks` (1 or 2) persistent blocks per multiprocessor; `share` (1, 2, 4, 8) warps of a block process a

@@ -25,22 +25,6 @@ __device__ __forceinline__ RingPairTask ring_pair_task(const Problem& p, const R
   return {number - index * shape.stripes, p.n, place_of_bit(present, index)};
 }
 
-// Adds the products of a chunk and its slice `slice` of x, in units of two tiles, to `value` (rows g and g + 8).
-template <DType kType, typename Rows>
-__device__ __forceinline__ void ring_units(const uint8_t* chunk, int tiles, const Rows& rows, int slice, int lane,
-                                           float (&value)[2]) {
-  using Unit = RowUnit<kType>;
-#pragma unroll
-  for (int i = 0; i < kChunkUnits; ++i) {
-    if (!Unit::kFormat.super_block() && i * kUnitTiles >= tiles) break;
-    Unit unit;
-    unit.template load<true>(chunk, i, tiles, lane);
-    RowBytes x = rows.read(slice * kChunkUnits + i, lane);
-    if constexpr (!Unit::kSmall && !Unit::kPairs) x.sums[0] += x.sums[1];
-    unit.multiply(x, lane, value);
-  }
-}
-
 // Requests the chunks of a warp in their processing order: gate, then up. Owned by one lane.
 template <DType kType>
 struct RingPairFeed {
@@ -133,8 +117,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
   __syncwarp();
 
   auto* squares = reinterpret_cast<float*>(shared + shape.memory.squares);
-  constexpr RingForm kUnits = RowUnit<kType>::kPairs ? RingForm::units_of_pairs : RingForm::units;
-  const RingRows<kUnits> rows{p, shape, shared};
+  const RingRows<RingForm::units> rows{p, shape, shared};
   const float squares_of_warp = rows.convert(warp, kRingWarps, lane, [&] {
     present = ring_present(p, lane);
     if (lane != 0) return;
@@ -161,6 +144,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
   const int tiles = (p.k + kGpuTile - 1) / kGpuTile, chunks = 2 * shape.chunks;
   const int group = warp / shape.share, member = warp % shape.share;
   const int tasks = pair.stripes() + shape.stripes * __popc(present);
+  const typename RowUnit<kType>::Table table;
   int stage = 0, turn = 0;
   uint32_t phase = 0;
   for (int number = shape.first_task(blockIdx.x, gridDim.x, warp); number < tasks;
@@ -172,7 +156,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
       const uint8_t* codes = shared + (warp * shape.memory.stages + stage) * shape.memory.stage_bytes;
       float value[2] = {};
       device::barrier_wait(barriers.arrived(warp, stage), phase);
-      ring_units<kType>(codes, min(tiles - slice * kChunkTiles, kChunkTiles), rows, slice, lane, value);
+      ring_units<kType>(codes, min(tiles - slice * kChunkTiles, kChunkTiles), rows, slice, table, lane, value);
       __syncwarp();  // all lanes have read the stage
       if (lane == 0 && feed.more()) feed.next(present);
       if (++stage == shape.memory.stages) stage = 0, phase ^= 1;

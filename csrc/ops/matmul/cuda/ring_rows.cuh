@@ -12,17 +12,10 @@ namespace dyno::ops::cuda {
 // pair, t, step, register. Also writes the sums of each 16 values and the inverse of a slice's scale. Returns the sum
 // of squares of the values that this warp read.
 //
-// bytes: values are 16-bit numbers instead, 256·h + l with signed bytes h and l. For block i of 32 values: first all
-// h, then all l; each in the order t, step, register of B (k = 2·t and 2·t + 1 of a step, then k + 8), 4 bytes in
-// total. Sums are integers; the four blocks of 16 for a lane's t are adjacent.
-//
-// units: RowBytes (row_codes.cuh) for each 128 values: b of each lane, the sums of each t, and the scale.
-//
-// …_of_pairs: the order within four bytes of two steps is that of RowUnit::kPairs, for mxfp4.
-enum class RingForm : uint8_t { halves, bytes, bytes_of_pairs, units, units_of_pairs };
+// units: RowBytes (row_codes.cuh) for each 128 values instead: b of each lane, the sums of each t, and the scale.
+enum class RingForm : uint8_t { halves, units };
 constexpr RingForm ring_form(DType type, DType other) {
-  if (type != other || !rings_in_bytes(type)) return RingForm::halves;
-  return gpu_format(type).codebook == GpuCodebook::mxfp4 ? RingForm::bytes_of_pairs : RingForm::bytes;
+  return type == other && rings_in_units(type) ? RingForm::units : RingForm::halves;
 }
 inline constexpr int kChunkUnits = kChunkTiles / kUnitTiles;
 template <RingForm kForm>
@@ -34,7 +27,7 @@ struct RingRows {
   // Calls loaded() after its first loads were issued.
   template <typename Loaded>
   __device__ __forceinline__ float convert(int warp, int warps, int lane, Loaded&& loaded) const {
-    if constexpr (kForm == RingForm::units || kForm == RingForm::units_of_pairs) {
+    if constexpr (kForm == RingForm::units) {
       return convert_units(warp, warps, lane, loaded);
     } else {
       return convert_slices(warp, warps, lane, loaded);
@@ -60,7 +53,7 @@ struct RingRows {
     const auto load_norm = [&](int first) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (p.norm != nullptr) norm[i].load(p.norm, first + i * warps, p.k, lane);
+        if (p.norm != nullptr) norm[i].load(p.norm, first + i * warps, p.k, RowValues::first_k(lane));
       }
     };
     load_norm(warp);  // a weight, so it may be read before earlier launches end
@@ -74,7 +67,8 @@ struct RingRows {
       for (int i = 0; i < kAtOnce; ++i) {
         const int unit = first + i * warps, row = unit / of_row;
         if (unit >= units) continue;
-        values[i].load(reinterpret_cast<const float*>(p.x + row * p.x_stride), unit - row * of_row, p.k, lane);
+        values[i].load(reinterpret_cast<const float*>(p.x + row * p.x_stride), unit - row * of_row, p.k,
+                       RowValues::first_k(lane));
       }
       if (first == warp) loaded();
 #pragma unroll
@@ -83,8 +77,7 @@ struct RingRows {
         if (unit >= units) continue;
         squares += values[i].squares();
         if (p.norm != nullptr) values[i].multiply(norm[i]);
-        constexpr bool kPairs = kForm == RingForm::units_of_pairs;
-        const RowBytes bytes = values[i].template bytes<!kPairs, kPairs>(lane);
+        const RowBytes bytes = values[i].template bytes<16>(lane);
         *reinterpret_cast<uint2*>(shared + shape.memory.halves + unit * kUnitK * 2 + lane * 8) =
             make_uint2(bytes.b[0], bytes.b[1]);
         if (lane < 4) {
@@ -98,7 +91,6 @@ struct RingRows {
     return 0.5f * device::warp_sum(squares);  // two lanes have counted each square
   }
 
-  // Halves and bytes.
   template <typename Loaded>
   __device__ __forceinline__ float convert_slices(int warp, int warps, int lane, Loaded&& loaded) const {
     constexpr int kAtOnce = 4;  // slices whose loads are in flight
@@ -143,67 +135,11 @@ struct RingRows {
       for (int i = 0; i < kAtOnce; ++i) {
         const int slice = first + i * warps;
         if (slice >= slices) continue;
-        if constexpr (kForm != RingForm::halves) {
-          put_bytes(slice, v[i], norm[i], lane, squares);
-        } else {
-          put(slice, v[i], norm[i], lane, squares);
-        }
+        put(slice, v[i], norm[i], lane, squares);
       }
       first += warps * kAtOnce;
     } while (first < slices);
     return device::warp_sum(squares);
-  }
-
-  __device__ __forceinline__ void put_bytes(int slice, float4 (&v)[2], const float4 (&norm)[2], int lane,
-                                            float& squares) const {
-    float largest = 0, none = 0;  // none: 0 if all values are finite, otherwise NaN
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float4& q = v[half];
-      squares += (q.x * q.x + q.y * q.y) + (q.z * q.z + q.w * q.w);
-      q = make_float4(q.x * norm[half].x, q.y * norm[half].y, q.z * norm[half].z, q.w * norm[half].w);
-      largest = fmaxf(fmaxf(fmaxf(largest, fabsf(q.x)), fmaxf(fabsf(q.y), fabsf(q.z))), fabsf(q.w));
-      none += ((q.x - q.x) + (q.y - q.y)) + ((q.z - q.z) + (q.w - q.w));
-    }
-    // The largest number stays below 2^15 minus 128, so that h fits a signed byte.
-    constexpr float kUp = 32.0f, kRoom = 1.004f, kMost = 3.0e38f;
-    const float most = device::warp_max_positive(none == 0.0f ? largest : __uint_as_float(0x7f800000u)) * kRoom;
-    const float back = row_scale(most);
-    const float factor = inverse_scale(back);
-    auto* bytes = reinterpret_cast<uint16_t*>(shared + shape.memory.halves + slice * kChunkK * 2);
-    auto* sums = reinterpret_cast<int32_t*>(shared + shape.memory.sums) + slice * (kChunkK / 16);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      // The low bits of such a float are an integer: here the number plus 128.
-      constexpr float kMagic = 12582912.0f + 128.0f;
-      const auto integer = [&](float value) { return __float_as_uint(value * factor * kUp + kMagic); };
-      const uint32_t n[4] = {integer(v[half].x), integer(v[half].y), integer(v[half].z), integer(v[half].w)};
-      const int step = half * 8 + (lane >> 2), quad = lane & 3;
-      [[maybe_unused]] const int at = (step >> 1) * 32 + (quad & 1) * 8 + (step & 1) * 2 + (quad >> 1);  // in two bytes
-      if constexpr (kForm == RingForm::bytes_of_pairs) {
-        auto* to =
-            reinterpret_cast<uint8_t*>(bytes) + (step >> 1) * 64 + (quad & 1) * 16 + (quad >> 1) * 2 + (step & 1);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          to[i / 2 * 8 + i % 2 * 4] = static_cast<uint8_t>(n[i] >> 8);
-          to[i / 2 * 8 + i % 2 * 4 + 32] = static_cast<uint8_t>(n[i] ^ 0x80u);
-        }
-      } else {
-        bytes[at] = static_cast<uint16_t>(__byte_perm(n[0], n[1], 0x51));
-        bytes[at + 4] = static_cast<uint16_t>(__byte_perm(n[2], n[3], 0x51));
-        bytes[at + 16] = static_cast<uint16_t>(__byte_perm(n[0], n[1], 0x40) ^ 0x8080u);
-        bytes[at + 20] = static_cast<uint16_t>(__byte_perm(n[2], n[3], 0x40) ^ 0x8080u);
-      }
-      uint32_t sum = n[0] + n[1] + n[2] + n[3];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      if (quad == 0) sums[(step & 3) * 4 + (step >> 2)] = static_cast<int32_t>(sum - 16 * 0x4b400080u);
-    }
-    // Integers have no NaN, so the scale becomes NaN if any value is not finite.
-    if (lane == 0) {
-      reinterpret_cast<float*>(shared + shape.memory.scales)[slice] =
-          most <= kMost ? back / kUp : __uint_as_float(0x7fc00000u);
-    }
   }
 
   __device__ __forceinline__ void put(int slice, float4 (&v)[2], const float4 (&norm)[2], int lane,

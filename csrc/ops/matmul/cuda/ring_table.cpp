@@ -21,7 +21,7 @@ namespace {
 
 template <DType kType>
 bool launched(const Problem& p, const RingPair& pair, int share, int blocks, int multiprocessors, CUstream_st* stream) {
-  if constexpr (has_ring_pair(kType) && group_built(KernelGroup::experts)) {
+  if constexpr (has_block_codes(kType) && group_built(KernelGroup::experts)) {
     if (p.type == kType) return launch_ring_pair<kType>(p, pair, share, blocks, multiprocessors, stream), true;
   }
   return false;

@@ -1,9 +1,17 @@
 // Two tiles of a stripe (16 rows of w by 128 k of Layout::gpu) in registers, multiplied by one row of x: codes as
-// unsigned bytes, x as pairs of signed bytes, on tensor cores with exact integer sums.
+// unsigned bytes, or their values in a table as signed ones, x as pairs of signed bytes, on tensor cores with exact
+// integer sums. The order of k in an operand is 2·t, 2·t + 8, 2·t + 1, 2·t + 9 of a step of 16, for the codes and for
+// x.
 //
 // The bits of a 4-bit tile serve twice: of a word that a lane reads, one mask leaves four codes of row g and another
-// one 16 times the codes of row g + 8. So unpacking takes one instruction for four codes. The order of k in an operand
-// is 2·t, 2·t + 8, 2·t + 1, 2·t + 9 of a step of 16, for the codes and for x.
+// one 16 times the codes of row g + 8. So unpacking takes one instruction for four codes.
+//
+// A table has two registers of values below zero (codes 0 … 7) and two of the other values. Both are indexed with the
+// unmodified codes: for a code of 8 or more, a permutation returns the sign of the selected byte. So the first two
+// registers give −1 for the codes of the others, which have their values plus 1; and those give 0 for the codes of the
+// first. The tensor cores add the two, so that no code is masked and no result selected. The codes of mxfp4 have a sign
+// and a magnitude: their first half is not below zero, so the plus 1 moves there, except for magnitude 0, whose
+// negative has no sign.
 //
 // Values of x are 16-bit numbers, 256·h + l with signed bytes h and l, and have a scale for each 128. Columns 2·c and
 // 2·c + 1 of an MMA have h and l of 32 k, number c of the two tiles, and zeros for all other k. So lane 4·g + t gets
@@ -19,19 +27,12 @@
 
 namespace dyno::ops::cuda {
 
-inline constexpr int kUnitTiles = 2;
 inline constexpr int kUnitK = kUnitTiles * kGpuTile;
-
-// The indices of row g or g + 8 in the words of two steps of mxfp4, in the order of RowUnit::kPairs.
-__device__ __forceinline__ uint32_t indices_of_row(uint32_t first, uint32_t second, int row) {
-  constexpr uint32_t kOfFirst = 0x0f0f0f0fu;
-  return row == 0 ? (first & kOfFirst) | (second << 4 & ~kOfFirst) : (first >> 4 & kOfFirst) | (second & ~kOfFirst);
-}
 
 // Bytes of x of a lane: of its column, and of two steps of the 32 k that belong to the column.
 struct RowBytes {
   uint32_t b[2];
-  int32_t sums[2];  // of the numbers of the 32 k with number t; for blocks of 16, of each step
+  int32_t sums[2];  // of the numbers of the 32 k with number t, or of each of their two steps
   float back;       // x = back · number; NaN if a value is not finite
 };
 
@@ -39,14 +40,15 @@ struct RowBytes {
 struct RowValues {
   float2 v[4];
 
-  // Values [128·unit, 128·unit + 128) of a row with k values, with zeros beyond.
-  __device__ __forceinline__ void load(const float* x, int unit, int k, int lane) {
+  // Values [128·unit, 128·unit + 128) of a row with k values, a multiple of 32, with zeros beyond. first: first_k().
+  __device__ __forceinline__ void load(const float* row, int unit, int k, int first) {
+    const int at = unit * kUnitK + first;
+    const auto* pairs = reinterpret_cast<const float2*>(row + at);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int at = unit * kUnitK + lane / 8 * 32 + i / 2 * 16 + i % 2 * 8 + lane % 4 * 2;
-      v[i] = at < k ? *reinterpret_cast<const float2*>(x + at) : make_float2(0, 0);
-    }
+    for (int i = 0; i < 4; ++i) v[i] = at < k ? pairs[4 * i] : make_float2(0, 0);
   }
+  // A lane's first k of a unit.
+  static __device__ __forceinline__ int first_k(int lane) { return lane / 8 * 32 + lane % 4 * 2; }
   // The sum of the squares of the values of this lane. Two lanes have the same values.
   __device__ __forceinline__ float squares() const {
     float sum = 0;
@@ -58,18 +60,17 @@ struct RowValues {
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i].x *= by.v[i].x, v[i].y *= by.v[i].y;
   }
-  // kSmall: sums of 16 values instead of 32. kPairs: the order of k in an operand is that of RowUnit::kPairs.
-  template <bool kSmall, bool kPairs>
+  // kSumsOf: 32 or 16 values, or 0 for no sums.
+  template <int kSumsOf>
   __device__ __forceinline__ RowBytes bytes(int lane) const {
-    float largest = 0, none = 0;  // none: 0 if all values are finite, otherwise NaN
+    float largest = 0;  // NaN if a value is
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      largest = fmaxf(fmaxf(largest, fabsf(v[i].x)), fabsf(v[i].y));
-      none += (v[i].x - v[i].x) + (v[i].y - v[i].y);
+      largest = device::max_or_nan(device::max_or_nan(largest, fabsf(v[i].x)), fabsf(v[i].y));
     }
     // The largest number stays below 2^15 minus 128, so that h fits a signed byte.
     constexpr float kUp = 32.0f, kRoom = 1.004f, kMost = 3.0e38f;
-    const float most = device::warp_max_positive(none == 0.0f ? largest : __uint_as_float(0x7f800000u)) * kRoom;
+    const float most = device::warp_max_positive(largest) * kRoom;
     const float back = device::row_scale(most), factor = device::inverse_scale(back) * kUp;
     // The low bits of such a float are an integer: here the number plus 128.
     constexpr float kMagic = 12582912.0f + 128.0f;
@@ -79,19 +80,15 @@ struct RowValues {
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
       const auto integer = [&](float value) { return __float_as_uint(value * factor + kMagic); };
-      const auto value = [&](int i) { return step == 0 ? v[i].x : v[i].y; };  // of both steps
       const float2 a = v[2 * step], b = v[2 * step + 1];
-      const uint32_t first = kPairs ? __byte_perm(integer(value(0)), integer(value(2)), which)
-                                    : __byte_perm(integer(a.x), integer(b.x), which);
-      const uint32_t second = kPairs ? __byte_perm(integer(value(1)), integer(value(3)), which)
-                                     : __byte_perm(integer(a.y), integer(b.y), which);
+      const uint32_t first = __byte_perm(integer(a.x), integer(b.x), which);
+      const uint32_t second = __byte_perm(integer(a.y), integer(b.y), which);
       out.b[step] = __byte_perm(first, second, 0x5410) ^ flip;
     }
     constexpr uint32_t kOnes[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
     int32_t sums[2][4] = {};
-    static_assert(!(kSmall && kPairs));
-    device::mma_u8s8(sums[0], kOnes, out.b[0], kSmall ? 0u : out.b[1]);
-    if constexpr (kSmall) device::mma_u8s8(sums[1], kOnes, 0u, out.b[1]);
+    if constexpr (kSumsOf != 0) device::mma_u8s8(sums[0], kOnes, out.b[0], kSumsOf == 16 ? 0u : out.b[1]);
+    if constexpr (kSumsOf == 16) device::mma_u8s8(sums[1], kOnes, 0u, out.b[1]);
 #pragma unroll
     for (int set = 0; set < 2; ++set) out.sums[set] = sums[set][0] * 256 + sums[set][1];
     // Integers have no NaN, so the scale becomes NaN if any value is not finite.
@@ -105,35 +102,79 @@ template <DType kType>
 struct RowUnit {
   static constexpr GpuFormat kFormat = gpu_format(kType);
   static constexpr GpuScale kScale = kFormat.scale;
-  static constexpr bool kSmall =
-      kScale == GpuScale::k_scale16 || kScale == GpuScale::k_min16 || kScale == GpuScale::d_scale16;  // scales of 16 k
+  static constexpr bool kSmall = kScale == GpuScale::k_scale16 || kScale == GpuScale::k_min16 ||
+                                 kScale == GpuScale::d_scale16 || kScale == GpuScale::f_table16;  // scales of 16 k
   static constexpr int kSets = kSmall ? 2 : 1;
   static constexpr int kLow = kFormat.low_bits, kHigh = kFormat.high_bits;
-  // Whether codes are indices into a table. Then the order of k in an operand is 2·t of two steps, 2·t + 8 of both, and
-  // in the operand of the upper 16 k 2·t + 1 of both and 2·t + 9 of both. So four bits of each step of a row become a
-  // byte of indices.
-  static constexpr bool kPairs = kFormat.codebook == GpuCodebook::mxfp4;
+  static constexpr bool kLookup = kFormat.lookup();
+  static constexpr bool kOwnTable = kFormat.codebook == GpuCodebook::table;  // stored with the weights
   // Whether operands of rows g + 8 have 16 times their codes.
-  static constexpr bool kHigher = kLow == 4 && kHigh == 0 && !kPairs;
-  static constexpr int kOffset = kPairs ? 12 : kFormat.offset;
+  static constexpr bool kHigher = kLow == 4 && kHigh == 0 && !kLookup;
+  static constexpr int kOffset = kFormat.offset;
+  static constexpr int kSumsOf = kLookup && !kOwnTable ? 0 : kSmall ? 16 : 32;  // of x
 
   uint32_t low[kUnitTiles][kLow], high[kUnitTiles][kHigh == 0 ? 1 : kHigh];
   uint32_t scale[2], super[2];
+  uint32_t own[kOwnTable ? 5 : 1];  // the table, biased by 128, then its bias and shift
 
-  static __device__ __forceinline__ const uint8_t* tile_at(const uint8_t* stripe, int tile) {
-    if constexpr (kFormat.super_block()) {
-      return stripe + (tile >> 2) * kFormat.unit_bytes() + (tile & 3) * kFormat.tile_bytes();
-    } else {
-      return stripe + tile * kFormat.tile_bytes();
+  // The table of a type, for multiply().
+  struct Table {
+    uint32_t words[4];
+    __device__ __forceinline__ Table() {
+      if constexpr (kFormat.codebook == GpuCodebook::iq4nl) {
+        // -127 -104 -83 -65 | -49 -35 -22 -10 | 1 13 25 38 | 53 69 89 113
+        words[0] = 0xbfad9881u, words[1] = 0xf6eaddcfu, words[2] = 0x271a0e02u, words[3] = 0x725a4636u;
+      } else if constexpr (kFormat.codebook == GpuCodebook::mxfp4) {
+        // Twice the values: 0 1 2 3 | 4 6 8 12 and their negatives.
+        words[0] = 0x04030200u, words[1] = 0x0d090705u, words[2] = 0xfdfeff00u, words[3] = 0xf4f8fafcu;
+      }
+      // Registers: if the compiler knew that these are constants, it would emit a move before each permutation.
+      if constexpr (kLookup && !kOwnTable) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(words[i]));
+      }
     }
+  };
+
+  // Where a lane's bytes of a unit are.
+  struct Place {
+    const uint8_t* codes;     // of the first tile
+    int high, scales, super;  // from there
+    int second;               // from the first to the second tile
+  };
+  // The place of unit `unit` of a stripe, with a second tile; see second_tile().
+  static __device__ __forceinline__ Place place(const uint8_t* stripe, int unit, int lane) {
+    const int g = lane >> 2, half = lane & 1, at = lane * (kLow == 8 ? 16 : kLow * 4);
+    constexpr int kTile = kFormat.tile_bytes();
+    Place out;
+    out.codes = stripe + at;
+    out.high = kGpuRows * kGpuTile * kLow / 8 + lane * kHigh * 4 - at;
+    constexpr bool kHalves = kScale != GpuScale::d && kScale != GpuScale::e8m0 && kScale != GpuScale::k_scale32;
+    constexpr int kBefore = kScale == GpuScale::d_scale16 ? 8 : 0;  // d of the tile
+    out.scales = kFormat.code_bytes() + g * (kFormat.scale_bytes() / 8) + kBefore + (kHalves ? 4 * half : 0) - at;
+    out.super = 0;
+    if constexpr (kFormat.super_block()) {
+      out.codes += (unit >> 1) * kFormat.unit_bytes() + (unit & 1) * kUnitTiles * kTile;
+      out.super = (4 - (unit & 1) * kUnitTiles) * kTile + g * (kFormat.super_row_bytes() / 8) - at;
+    } else {
+      out.codes += unit * kUnitTiles * kTile;
+      if constexpr (kScale == GpuScale::d_scale16) out.super = out.scales - kBefore - 4 * half;
+    }
+    out.second = kTile;
+    return out;
+  }
+  // If a unit's second tile does not exist, the first one is there twice: x is zero for it.
+  static __device__ __forceinline__ int second_tile(int unit, int tiles) {
+    return kFormat.super_block() || unit * kUnitTiles + 1 < tiles ? kFormat.tile_bytes() : 0;
+  }
+  // Bytes from a unit to the one `units` units later; an even number of units for types with super-blocks.
+  static __device__ __forceinline__ int stride(int units) {
+    return kFormat.super_block() ? units / 2 * kFormat.unit_bytes() : units * kUnitTiles * kFormat.tile_bytes();
   }
 
-  // Unit `unit` of a stripe of `tiles` tiles. If its second tile does not exist, the last one is there twice: x is zero
-  // for it.
-  // kShared: the stripe is in shared memory.
+  // kShared: the unit is in shared memory.
   template <bool kShared = false>
-  __device__ __forceinline__ void load(const uint8_t* stripe, int unit, int tiles, int lane) {
-    const int g = lane >> 2, t = lane & 3;
+  __device__ __forceinline__ void load(const Place& place, int lane) {
     const auto words = [](uint32_t* to, const uint8_t* from, auto count) {
       if constexpr (kShared) {
         load_shared_words<count()>(to, from);
@@ -143,54 +184,85 @@ struct RowUnit {
     };
 #pragma unroll
     for (int i = 0; i < kUnitTiles; ++i) {
-      const uint8_t* at = tile_at(stripe, min(unit * kUnitTiles + i, tiles - 1));
+      const uint8_t* at = place.codes + (i == 0 ? 0 : place.second);
       if constexpr (kLow == 8) {
-        words(low[i], at + lane * 16, Count<4>{});
-        words(low[i] + 4, at + 512 + lane * 16, Count<4>{});
+        words(low[i], at, Count<4>{});
+        words(low[i] + 4, at + 512, Count<4>{});
       } else {
-        words(low[i], at + lane * kLow * 4, Count<kLow>{});
+        words(low[i], at, Count<kLow>{});
       }
-      if constexpr (kHigh != 0) {
-        words(high[i], at + kGpuRows * kGpuTile * kLow / 8 + lane * kHigh * 4, Count<kHigh>{});
-      }
+      if constexpr (kHigh != 0) words(high[i], at + place.high, Count<kHigh>{});
     }
-    const int tile = min(unit * kUnitTiles + t / 2, tiles - 1), half = t % 2;
-    const uint8_t* scales = tile_at(stripe, tile) + kFormat.code_bytes() + g * (kFormat.scale_bytes() / 8);
+    const uint8_t* scales = place.codes + (place.scales + ((lane & 2) != 0 ? place.second : 0));
     if constexpr (kScale == GpuScale::d) {
       words(scale, scales, Count<2>{});
     } else if constexpr (kScale == GpuScale::d_m) {
-      words(scale, scales + 4 * half, Count<1>{});
-      words(scale + 1, scales + 8 + 4 * half, Count<1>{});
-    } else if constexpr (kScale == GpuScale::e8m0) {
       words(scale, scales, Count<1>{});
-    } else if constexpr (kScale == GpuScale::d_scale16) {
-      words(super, scales, Count<2>{});
-      words(scale, scales + 8 + 4 * half, Count<1>{});
+      words(scale + 1, scales + 8, Count<1>{});
     } else {
-      static_assert(kScale == GpuScale::k_min32 || kScale == GpuScale::k_min16 || kScale == GpuScale::k_scale16);
-      words(scale, scales + 4 * half, Count<1>{});
-      words(
-          super,
-          stripe + (tile >> 2) * kFormat.unit_bytes() + 4 * kFormat.tile_bytes() + g * (kFormat.super_row_bytes() / 8),
-          Count<kFormat.super_row_bytes() / 32>{});
+      words(scale, scales, Count<1>{});
     }
+    if constexpr (kScale == GpuScale::d_scale16) {
+      words(super, place.codes + (place.super + ((lane & 2) != 0 ? place.second : 0)), Count<2>{});
+    } else if constexpr (kFormat.super_block()) {
+      const uint8_t* of_super = place.codes + place.super;
+      words(super, of_super, Count<kFormat.super_row_bytes() / 32>{});
+      if constexpr (kOwnTable) {
+        const uint8_t* table = of_super + (kFormat.super_row_bytes() - (lane >> 2) * (kFormat.super_row_bytes() / 8));
+        words(own, table, Count<4>{});
+        words(own + 4, table + 16, Count<1>{});
+      }
+    }
+  }
+  // Unit `unit` of a stripe of `tiles` tiles.
+  template <bool kShared = false>
+  __device__ __forceinline__ void load(const uint8_t* stripe, int unit, int tiles, int lane) {
+    Place at = place(stripe, unit, lane);
+    at.second = second_tile(unit, tiles);
+    load<kShared>(at, lane);
   }
 
   // Adds the products with `x` to the sums of rows g and g + 8.
-  __device__ __forceinline__ void multiply(const RowBytes& x, int lane, float (&value)[2]) const {
+  __device__ __forceinline__ void multiply(const RowBytes& x, const Table& table, int lane, float (&value)[2]) const {
     int32_t products[kSets][4] = {};
+    uint32_t values[4] = {};  // of the table
+    if constexpr (kOwnTable) {
+      values[0] = own[0] | 0x80808080u, values[1] = own[1] | 0x80808080u;  // without the bias of 128: below zero
+      values[2] = own[2] - 0x7f7f7f7fu, values[3] = own[3] - 0x7f7f7f7fu;
+    } else if constexpr (kLookup) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[i] = table.words[i];
+    }
     const auto add = [&]<int kHalf>() {
       const bool own = lane / 8 == kHalf;
       const uint32_t b0 = own ? x.b[0] : 0u, b1 = own ? x.b[1] : 0u;
       constexpr int kTile = kHalf / 2, kStep = kHalf % 2 * 2;
-      if constexpr (kPairs) return look_up_and_multiply(low[kTile][kStep], low[kTile][kStep + 1], b0, b1, products[0]);
-      const uint32_t a[4] = {codes<kTile, kStep, 0>(), codes<kTile, kStep, 1>(), codes<kTile, kStep + 1, 0>(),
-                             codes<kTile, kStep + 1, 1>()};
-      if constexpr (kSmall) {
-        device::mma_u8s8(products[0], a, b0, 0u);
-        device::mma_u8s8(products[1], a, 0u, b1);
+      if constexpr (kLookup) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint32_t a[4];
+#pragma unroll
+          for (int step = 0; step < 2; ++step) {
+            const uint32_t code = low[kTile][kStep + step] ^ (half == 0 ? 0u : 0x88888888u);
+            a[2 * step] = device::permute_or_sign(values[2 * half], values[2 * half + 1], code);
+            a[2 * step + 1] = device::permute_or_sign(values[2 * half], values[2 * half + 1], code >> 16);
+          }
+          if constexpr (kSmall) {
+            device::mma_s8(products[0], a, b0, 0u);
+            device::mma_s8(products[1], a, 0u, b1);
+          } else {
+            device::mma_s8(products[0], a, b0, b1);
+          }
+        }
       } else {
-        device::mma_u8s8(products[0], a, b0, b1);
+        const uint32_t a[4] = {codes<kTile, kStep, 0>(), codes<kTile, kStep, 1>(), codes<kTile, kStep + 1, 0>(),
+                               codes<kTile, kStep + 1, 1>()};
+        if constexpr (kSmall) {
+          device::mma_u8s8(products[0], a, b0, 0u);
+          device::mma_u8s8(products[1], a, 0u, b1);
+        } else {
+          device::mma_u8s8(products[0], a, b0, b1);
+        }
       }
     };
     for_each_step(add);
@@ -212,28 +284,9 @@ struct RowUnit {
   }
 
  private:
-  static constexpr bool kMin = kScale == GpuScale::d_m || kScale == GpuScale::k_min32 || kScale == GpuScale::k_min16;
+  static constexpr bool kMin = kScale == GpuScale::d_m || kScale == GpuScale::k_min32 || kScale == GpuScale::k_min16 ||
+                               kScale == GpuScale::f_table16;
 
-  // Two steps of mxfp4. A permutation selects one of eight bytes by three bits of an index. If the fourth bit is set,
-  // it returns the sign of that byte, which is 0 here. So one permutation returns twice the value plus 12 for codes
-  // without a sign, and another one for the codes with a sign. The tensor cores add both.
-  static __device__ __forceinline__ void look_up_and_multiply(uint32_t first, uint32_t second, uint32_t b0, uint32_t b1,
-                                                              int32_t (&products)[4]) {
-    uint32_t table[4] = {0x0f0e0d0cu, 0x18141210u, 0x090a0b0cu, 0x00040608u};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(table[i]));  // registers, not a move before each permutation
-    uint32_t positive[4], negative[4];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const uint32_t index = indices_of_row(first, second, r), other = index ^ 0x88888888u;
-      positive[r] = device::permute_or_sign(table[0], table[1], index);
-      positive[r + 2] = device::permute_or_sign(table[0], table[1], index >> 16);
-      negative[r] = device::permute_or_sign(table[2], table[3], other);
-      negative[r + 2] = device::permute_or_sign(table[2], table[3], other >> 16);
-    }
-    device::mma_u8s8(products, positive, b0, b1);
-    device::mma_u8s8(products, negative, b0, b1);
-  }
   template <int kWords>
   static __device__ __forceinline__ void load_shared_words(uint32_t* out, const uint8_t* from) {
     if constexpr (kWords == 4) {
@@ -317,12 +370,23 @@ struct RowUnit {
     } else if constexpr (kScale == GpuScale::d_scale16) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) s[r] = __uint_as_float(super[r]) * byte(scale[0], 2 * set + r, kBias128);
+    } else if constexpr (kScale == GpuScale::f_table16) {
+      const float bias = __uint_as_float(0x4b000000u | (own[4] & 0xffu));
+      const auto shift = static_cast<float>(static_cast<int>(own[4] << 16) >> 24);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        s[r] = __uint_as_float(super[r]) * byte(scale[0] & 0xfefefefeu, 2 * set + r, bias);
+        c[r] = s[r] * shift * byte(scale[0] & 0x01010101u, 2 * set + r);
+      }
     } else {
       float d[2];
       pair(super[0], d);
       if constexpr (kScale == GpuScale::k_scale16) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) s[r] = d[r] * byte(scale[0], 2 * set + r, kBias128);
+      } else if constexpr (kScale == GpuScale::k_scale32) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) s[r] = d[r] * byte(scale[0], 2 * (lane & 1) + r, kBias128);
       } else {
         float dmin[2];
         pair(super[1], dmin);

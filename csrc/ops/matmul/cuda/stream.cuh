@@ -298,7 +298,7 @@ void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) 
     if constexpr (!group_built(KernelGroup::experts)) {
       throw_left_out(KernelGroup::experts);
     } else {
-      if constexpr (has_row_codes(kType)) {
+      if constexpr (has_block_codes(kType)) {
         return launch_stream_row(stream_row_summed_kernel<kType>, p, warps, 1, cuda_stream);
       } else {
         const StreamLaunch shape = stream_launch(p, kPasses, warps, 1, stream_depth(kType, 1), 1);
@@ -306,7 +306,7 @@ void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) 
       }
     }
   }
-  if constexpr (has_row_codes(kType)) {
+  if constexpr (has_block_codes(kType)) {
     if (has_single_rows(p)) {
       const auto kernel = p.gated() || stripes == 2 ? stream_row_kernel<kType, 2> : stream_row_kernel<kType, 1>;
       return launch_stream_row(kernel, p, warps, p.gated() ? 1 : stripes, cuda_stream);
@@ -324,7 +324,7 @@ void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) 
 template <DType kType, DType kOther>
 void stream_mixed_pair(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
   static_assert(half_passes(kType) == half_passes(kOther), "rows of x are laid out once");
-  if constexpr (has_row_codes(kType) && has_row_codes(kOther)) {
+  if constexpr (has_block_codes(kType) && has_block_codes(kOther)) {
     if (has_single_rows(p)) {
       const auto row =
           stripes == 2 ? stream_row_mixed_kernel<kType, kOther, 2> : stream_row_mixed_kernel<kType, kOther, 1>;

@@ -20,7 +20,7 @@ inline constexpr int kRowMaxWarps = 16;
 // Units in flight for each of a warp's matrices, as many as its registers allow.
 constexpr int row_depth(DType type, int mats) {
   const GpuFormat f = gpu_format(type);
-  const int depth = 40 / ((2 * f.bits() + 3) * mats);
+  const int depth = 48 / ((2 * f.bits() + 3) * mats);
   return depth < 1 ? 1 : depth > 2 ? 2 : depth;
 }
 
@@ -31,8 +31,11 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
   using Unit = RowUnit<kType>;
   constexpr int kDepth = row_depth(kType, kMats);
   __shared__ float all_sums[kRowMaxWarps][kMats][kGpuRows], all_squares[kRowMaxWarps];
-  const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+  const int lane = threadIdx.x & 31;
   const int warp = __shfl_sync(device::kFullMask, static_cast<int>(threadIdx.x >> 5), 0);  // uniform within the warp
+  // Registers, not computed again for each unit.
+  int warps = static_cast<int>(blockDim.x >> 5), first_k = RowValues::first_k(lane);
+  asm volatile("" : "+r"(warps), "+r"(first_k));
   const bool gated = p.gated(), experts = p.grouping == Grouping::experts;
   const int stripe = target.stripe;
   const int64_t stripe_bytes = gpu_stripe_bytes(kType, p.k);
@@ -52,10 +55,10 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
   const int shared_tiles = kSummed && p.shared.w != nullptr ? (p.shared.k + kGpuTile - 1) / kGpuTile : 0;
   const int total = kSummed ? p.used * units + (shared_tiles + kUnitTiles - 1) / kUnitTiles : units;
   // A unit of the list: of which slot, and where in its row.
-  struct Place {
+  struct Item {
     int index, slot, unit;
   };
-  const auto advance = [&](Place& at) {
+  const auto advance = [&](Item& at) {
     at.index += warps;
     at.unit += warps;
     if constexpr (kSummed) {
@@ -63,7 +66,7 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
     }
   };
   const auto first_place = [&] {
-    Place at{warp, 0, warp};
+    Item at{warp, 0, warp};
     if constexpr (kSummed) {
       while (at.slot < p.used && at.unit >= units) at.unit -= units, ++at.slot;
     }
@@ -71,8 +74,10 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
   };
 
   Unit ring[kDepth][kMats];
-  const uint8_t* w[kMats];  // unless kSummed
-  Place next = first_place();
+  Item next = first_place();
+  typename Unit::Place place;              // unless kSummed: of the next unit of the first stripe
+  const uint8_t* codes[kMats];             // of all stripes
+  const int stride = Unit::stride(warps);  // of a warp's units
   const auto load = [&](Unit(&to)[kMats]) {
     if (next.index >= total) return;
     if constexpr (kSummed) {
@@ -82,17 +87,26 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
         to[0].load(stripe_of(p.w, device::load_l2(p.ids + first_row + next.slot)), next.unit, tiles, lane);
       }
     } else {
+      place.second = Unit::second_tile(next.unit, tiles);
 #pragma unroll
-      for (int i = 0; i < kMats; ++i) to[i].load(w[i], next.unit, tiles, lane);
+      for (int i = 0; i < kMats; ++i) {
+        place.codes = codes[i];
+        to[i].load(place, lane);
+        codes[i] += stride;
+      }
     }
     advance(next);
   };
   const auto start = [&] {
     if constexpr (!kSummed) {
-      w[0] = stripe_of(target.w, matrix);
+      const uint8_t* w = stripe_of(target.w, matrix);
+      place = Unit::place(w, warp, lane);
+      codes[0] = place.codes;
       if constexpr (kMats == 2) {
         const int stripes = (target.n + kGpuRows - 1) / kGpuRows;
-        w[1] = gated ? stripe_of(p.w_up, matrix) : w[0] + (min(stripe + 1, stripes - 1) - stripe) * stripe_bytes;
+        const uint8_t* other =
+            gated ? stripe_of(p.w_up, matrix) : w + (min(stripe + 1, stripes - 1) - stripe) * stripe_bytes;
+        codes[1] = place.codes + (other - w);
       }
     }
 #pragma unroll
@@ -116,12 +130,13 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
     if (!experts) device::wait_for_previous();
   }
 
+  const typename Unit::Table table;
+  Item at = first_place();
   float sums[kMats][2] = {}, squares = 0;
-  Place at = first_place();
   while (at.index < total) {
     RowValues values[kDepth];
     float weight[kDepth];
-    Place ahead = at;
+    Item ahead = at;
 #pragma unroll
     for (int u = 0; u < kDepth; ++u) {
       if (ahead.index < total) {
@@ -129,7 +144,7 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
         const auto* row = kSummed && !shared ? reinterpret_cast<const float*>(x + ahead.slot * p.x_stride)
                           : shared           ? p.shared.x + static_cast<int64_t>(blockIdx.y) * p.shared.k
                                              : reinterpret_cast<const float*>(x);
-        values[u].load(row, ahead.unit, shared ? p.shared.k : p.k, lane);
+        values[u].load(row, ahead.unit, shared ? p.shared.k : p.k, first_k);
         weight[u] = kSummed && !shared ? p.slot_weights[first_row + ahead.slot] : 1.0f;
       }
       advance(ahead);
@@ -141,14 +156,14 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
         squares += values[u].squares();
         if (p.norm != nullptr) {
           RowValues norm;
-          norm.load(p.norm, at.unit, p.k, lane);
+          norm.load(p.norm, at.unit, p.k, first_k);
           values[u].multiply(norm);
         }
       }
-      RowBytes bytes = values[u].template bytes<Unit::kSmall, Unit::kPairs>(lane);
+      RowBytes bytes = values[u].template bytes<Unit::kSumsOf>(lane);
       if constexpr (kSummed) bytes.back *= weight[u];
 #pragma unroll
-      for (int i = 0; i < kMats; ++i) ring[u][i].multiply(bytes, lane, sums[i]);
+      for (int i = 0; i < kMats; ++i) ring[u][i].multiply(bytes, table, lane, sums[i]);
       load(ring[u]);
       advance(at);
     }

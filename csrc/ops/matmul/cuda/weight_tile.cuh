@@ -60,7 +60,7 @@ __device__ __forceinline__ uint32_t e8m0_half(uint32_t e) {
 }
 
 // Looks up eight 4-bit codes in a table of 16 bytes: out[0] has the codes in the low 16 bits, of a row g, and out[1]
-// the codes of row g + 8.
+// the codes of row g + 8. Bytes 0 and 2 are neighbours of k, and bytes 1 and 3 the same 8 higher.
 __device__ __forceinline__ void table_bytes(const uint32_t (&t)[4], uint32_t codes, uint32_t (&out)[2]) {
   const uint32_t index = codes & 0x77777777u;
   const uint32_t half = and_or(codes >> 1, 0x44444444u, 0x32103210u);
@@ -72,6 +72,17 @@ __device__ __forceinline__ void iq4nl_bytes(uint32_t codes, uint32_t (&out)[2]) 
   // -127 -104 -83 -65 | -49 -35 -22 -10 | 1 13 25 38 | 53 69 89 113, plus 128, little-endian
   constexpr uint32_t kTable[4] = {0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u};
   table_bytes(kTable, codes, out);
+}
+
+// Eight codes of mxfp4 as f16 values times 2^-14, whose top bits they are: the registers of a step of operand A.
+__device__ __forceinline__ void mxfp4_halves(uint32_t codes, uint32_t (&a)[4]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // The codes of k and, four bits higher, of k + 8, at the top of a half each.
+    const uint32_t tops = __byte_perm(codes, 0u, r == 0 ? 0x1404 : 0x3424);
+    a[r] = and_or(tops << 4, 0x80008000u, (tops << 1) & 0x0e000e00u);
+    a[r + 2] = and_or(tops, 0x80008000u, (tops >> 3) & 0x0e000e00u);
+  }
 }
 
 template <DType kType>
@@ -331,25 +342,22 @@ struct WeightTile {
       } else if constexpr (kFormat.codebook == GpuCodebook::iq4nl) {
         uint32_t bytes[2];
         iq4nl_bytes(low[kStep], bytes);
-        a[0] = as_bits(__hmul2(bytes_to_half2<0, 1, 128>(bytes[0]), d[0]));
-        a[1] = as_bits(__hmul2(bytes_to_half2<0, 1, 128>(bytes[1]), d[1]));
-        a[2] = as_bits(__hmul2(bytes_to_half2<2, 3, 128>(bytes[0]), d[0]));
-        a[3] = as_bits(__hmul2(bytes_to_half2<2, 3, 128>(bytes[1]), d[1]));
+        a[0] = as_bits(__hmul2(bytes_to_half2<0, 2, 128>(bytes[0]), d[0]));
+        a[1] = as_bits(__hmul2(bytes_to_half2<0, 2, 128>(bytes[1]), d[1]));
+        a[2] = as_bits(__hmul2(bytes_to_half2<1, 3, 128>(bytes[0]), d[0]));
+        a[3] = as_bits(__hmul2(bytes_to_half2<1, 3, 128>(bytes[1]), d[1]));
       } else if constexpr (kTable) {
         uint32_t bytes[2];
         table_bytes(table, low[kStep], bytes);
-        a[0] = as_bits(__hmul2(__hsub2(bytes_above<0, 1>(bytes[0]), m[0]), d[0]));
-        a[1] = as_bits(__hmul2(__hsub2(bytes_above<0, 1>(bytes[1]), m[1]), d[1]));
-        a[2] = as_bits(__hmul2(__hsub2(bytes_above<2, 3>(bytes[0]), m[0]), d[0]));
-        a[3] = as_bits(__hmul2(__hsub2(bytes_above<2, 3>(bytes[1]), m[1]), d[1]));
+        a[0] = as_bits(__hmul2(__hsub2(bytes_above<0, 2>(bytes[0]), m[0]), d[0]));
+        a[1] = as_bits(__hmul2(__hsub2(bytes_above<0, 2>(bytes[1]), m[1]), d[1]));
+        a[2] = as_bits(__hmul2(__hsub2(bytes_above<1, 3>(bytes[0]), m[0]), d[0]));
+        a[3] = as_bits(__hmul2(__hsub2(bytes_above<1, 3>(bytes[1]), m[1]), d[1]));
       } else if constexpr (kFormat.codebook == GpuCodebook::mxfp4) {
-        // e2m1 bits at the top of an f16 are its value times 2^-14.
-        const uint32_t w = low[kStep];
         const __half2 up = as_half2(0x74007400u);  // 2^14
-        a[0] = as_bits(__hmul2(__hmul2(as_half2(((w << 12) & 0x80008000u) | ((w << 9) & 0x0e000e00u)), up), d[0]));
-        a[1] = as_bits(__hmul2(__hmul2(as_half2(((w << 8) & 0x80008000u) | ((w << 5) & 0x0e000e00u)), up), d[1]));
-        a[2] = as_bits(__hmul2(__hmul2(as_half2(((w << 4) & 0x80008000u) | ((w << 1) & 0x0e000e00u)), up), d[0]));
-        a[3] = as_bits(__hmul2(__hmul2(as_half2((w & 0x80008000u) | ((w >> 3) & 0x0e000e00u)), up), d[1]));
+        mxfp4_halves(low[kStep], a);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) a[j] = as_bits(__hmul2(__hmul2(as_half2(a[j]), up), d[j % 2]));
       } else {
         a[0] = scaled_pair<kStep, 0>(d[0], m[0]);
         a[1] = scaled_pair<kStep, 1>(d[1], m[1]);

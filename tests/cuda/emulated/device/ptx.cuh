@@ -56,6 +56,8 @@ inline uint4 load_stream_16(const void* p) { return load<uint4>(p); }
 inline uint2 load_stream_8(const void* p) { return load<uint2>(p); }
 inline uint32_t load_stream_4(const void* p) { return load<uint32_t>(p); }
 
+inline float max_or_nan(float a, float b) { return a > b || a != a ? a : b; }
+
 inline uint32_t as_bits(__half2 v) { return __builtin_bit_cast(uint32_t, v); }
 inline __half2 as_half2(uint32_t v) { return __builtin_bit_cast(__half2, v); }
 inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | c; }
