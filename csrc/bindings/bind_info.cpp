@@ -90,7 +90,7 @@ nb::dict cpu_limits(const std::string& root) {
 
 nb::dict cpu_distances() {
   const CpuDistances found = [] {
-    const nb::gil_scoped_release others_run;
+    const GilRelease others_run;
     return measure_cpu_distances();
   }();
   nb::dict d;

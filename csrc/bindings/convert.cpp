@@ -1,13 +1,13 @@
 #include "bindings/convert.h"
 
 #include <nanobind/stl/filesystem.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <filesystem>
 
+#include "bindings/gil_release.h"
 #include "core/error.h"
 
 namespace nb = nanobind;
@@ -15,7 +15,11 @@ namespace nb = nanobind;
 namespace dyno {
 
 std::shared_ptr<const GgufFile> gguf_of(const nb::object& file) {
-  if (nb::isinstance<GgufFile>(file)) return nb::cast<std::shared_ptr<const GgufFile>>(file);
+  if (nb::isinstance<GgufFile>(file)) {
+    // Sessions end without the GIL, which nanobind's own deleter would ask for without a guard.
+    PyObject* object = nb::object(file).release().ptr();
+    return {nb::cast<const GgufFile*>(file), [object](const GgufFile*) { drop_reference(object); }};
+  }
   std::filesystem::path path;
   if (!nb::try_cast(file, path)) {
     throw nb::type_error(

@@ -1,4 +1,4 @@
-// A part of a call that runs without the GIL.
+// Parts of calls that run without the GIL, and references that they drop.
 #pragma once
 
 #include <cxxabi.h>
@@ -28,5 +28,18 @@ class GilRelease {
  private:
   PyThreadState* state_;
 };
+
+// Drops a reference to an object of Python, with or without the GIL. If the interpreter has ended, its objects go with
+// the process. A thread that asks for the GIL too late stays here, as above.
+inline void drop_reference(PyObject* object) noexcept {
+  if (Py_IsInitialized() == 0) return;
+  try {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    Py_DECREF(object);
+    PyGILState_Release(state);
+  } catch (const abi::__forced_unwind&) {
+    for (;;) ::pause();
+  }
+}
 
 }  // namespace dyno
