@@ -53,7 +53,10 @@ class Scripted(InlineExecutor):
     def measurement(self, configuration: Configuration, *args: Any) -> Measurement:
         found = super().measurement(configuration, *args)
         seconds = 2e-5 * (self._factor if configuration.settings["ubatch"] < 64 else 1.0)
-        samples = [tuple(replace(s, seconds=seconds) for s in of) for of in (found.samples, found.warmup)]
+        samples = [
+            tuple(replace(s, seconds=seconds, clock_seconds=seconds) for s in of)
+            for of in (found.samples, found.warmup)
+        ]
         return replace(found, samples=samples[0], warmup=samples[1])
 
 
