@@ -89,30 +89,29 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], u
 #endif
 }
 
-// c[16, 8] += a[16, 32] · b[32, 8], signed bytes with integer sums.
-__device__ __forceinline__ void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+// c[16, 8] += a[16, 32] · b[32, 8], bytes with integer sums: signed in b, and of `type` (s8 or u8) in a. Chips before
+// 8.0 have this product with half of k and 8 rows.
 #if __CUDA_ARCH__ >= 800
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
-}
-
-// The same with unsigned bytes in a. Chips before 8.0 have this product with half of k and 8 rows.
-__device__ __forceinline__ void mma_u8s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#define DYNO_MMA_BYTES(type)                                                     \
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." type                     \
+               ".s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n" \
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])                  \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
 #else
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};\n"
-                 : "+r"(c[i % 2 * 2]), "+r"(c[i % 2 * 2 + 1])
-                 : "r"(a[i]), "r"(i < 2 ? b0 : b1));
+#define DYNO_MMA_BYTES(type)                                                                            \
+  _Pragma("unroll") for (int i = 0; i < 4; ++i) {                                                       \
+    asm volatile("mma.sync.aligned.m8n8k16.row.col.s32." type ".s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};\n" \
+                 : "+r"(c[i % 2 * 2]), "+r"(c[i % 2 * 2 + 1])                                           \
+                 : "r"(a[i]), "r"(i < 2 ? b0 : b1));                                                    \
   }
 #endif
+__device__ __forceinline__ void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  DYNO_MMA_BYTES("s8");
 }
+__device__ __forceinline__ void mma_u8s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  DYNO_MMA_BYTES("u8");
+}
+#undef DYNO_MMA_BYTES
 
 // Byte i of the result is the byte of {low, high} with the number in nibble i of `which`. If the nibble is 8 or more,
 // it is 0 or 255: the sign of byte (nibble − 8).
