@@ -1,7 +1,7 @@
 // The end of a tile whose keys are divided among the blocks of clusters. Each block adds a slice of the dimensions,
-// which all blocks of its cluster with keys send to its shared memory; its barrier counts the bytes. A send takes half
-// the time of reading the memory of other blocks between two cluster barriers. Results of several clusters are combined
-// in the workspace. The order of additions is always the same.
+// which all blocks of its cluster with keys send to its shared memory; its barrier counts the bytes. Reading the
+// memory of other blocks needs a cluster barrier before and after. Results of several clusters are combined in the
+// workspace. The order of additions is always the same.
 //
 // direct_parts.cuh combines without clusters, in a launch of its own, since up to 132 parts lie in the workspace. Here
 // at most 16 results of clusters lie there. Their last blocks add them while the launch still runs, because a second
