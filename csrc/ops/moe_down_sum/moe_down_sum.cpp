@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "ops/contract.h"
 #include "ops/matmul/cuda/choice.h"
+#include "ops/matmul/cuda/ring.h"
 #include "ops/matmul/gpu_layout.h"
 #include "ops/matmul/layout.h"
 #include "ops/matmul/product.h"
@@ -17,7 +18,6 @@ namespace dyno::ops {
 
 namespace {
 
-// stream has no parameter `stripes` here, because a block has one stripe.
 cuda::Choice choice_of(const Config& config) { return cuda::choice_of(kVariants, config); }
 cuda::Shape shape_of(const MoeDownSumDesc& desc) {
   cuda::Shape shape = cuda::shape_of(desc);
@@ -38,18 +38,25 @@ Support supports(const MoeDownSumDesc& desc, const Config& config, const DeviceI
     if (Support s = supports_weights(desc.type, desc.layout, ActType::f32, desc.shared); !s) return s;
     if (config.variant == k_ring) return Support::no("only stream adds the product of a shared expert");
   }
+  if (config.variant == k_stream && stream_params::of(config).stripes > 1 && !cuda::has_block_codes(desc.type)) {
+    return Support::no(str_cat("stream adds floats of one stripe per block, not ", dtype_name(desc.type), " of two"));
+  }
   return cuda::supports_choice(shape_of(desc), choice_of(config), device);
 }
 
 Config default_config(const MoeDownSumDesc& desc, const DeviceInfo& device) {
-  // A token's experts are concatenated along k, and a block has one stripe.
+  // A token's experts are concatenated along k.
   const int64_t blocks = (desc.n + kGpuRows - 1) / kGpuRows * desc.m;
   if (desc.m == 1 && desc.shared == 0) {
     const auto ring = cuda::default_ring(shape_of(desc), blocks, desc.used, device);
     if (ring) return cuda::config_of(kVariants, *ring);
   }
   const int64_t k_tiles = (desc.k + kGpuTile - 1) / kGpuTile * desc.used + (desc.shared + kGpuTile - 1) / kGpuTile;
-  return stream_params{.warps = static_cast<int16_t>(cuda::stream_warps(blocks, k_tiles, device).value_or(4))};
+  const auto warps = [&](int64_t of) { return cuda::stream_warps(of, k_tiles, device).value_or(4); };
+  const int one = warps(blocks), two = warps((blocks / desc.m + 1) / 2 * desc.m);
+  const bool pairs = two > one && cuda::has_block_codes(desc.type);  // two stripes share the conversion of x
+  return stream_params{.warps = static_cast<int16_t>(pairs ? two : one),
+                       .stripes = static_cast<int16_t>(pairs ? 2 : 1)};
 }
 
 Cost cost(const MoeDownSumDesc& desc) {

@@ -47,6 +47,7 @@ struct RingRows {
   template <typename Loaded>
   __device__ __forceinline__ float convert_units(int warp, int warps, int lane, Loaded&& loaded) const {
     constexpr int kAtOnce = 4;  // units whose loads are in flight
+    const RowLane of_lane(lane);
     const int of_row = shape.chunks * kChunkUnits, units = shape.x_rows * of_row;
     float squares = 0;
     RowValues norm[kAtOnce];
@@ -77,7 +78,7 @@ struct RingRows {
         if (unit >= units) continue;
         squares += values[i].squares();
         if (p.norm != nullptr) values[i].multiply(norm[i]);
-        const RowBytes bytes = values[i].template bytes<16>(lane);
+        const RowBytes bytes = values[i].template bytes<16>(of_lane);
         *reinterpret_cast<uint2*>(shared + shape.memory.halves + unit * kUnitK * 2 + lane * 8) =
             make_uint2(bytes.b[0], bytes.b[1]);
         if (lane < 4) {

@@ -21,7 +21,6 @@
 #include "device/dependent.cuh"
 #include "device/ptx.cuh"
 #include "device/reduce.cuh"
-#include "device/row_scale.cuh"
 #include "ops/matmul/cuda/ring.h"
 #include "ops/matmul/cuda/weight_tile.cuh"
 
@@ -34,6 +33,17 @@ struct RowBytes {
   uint32_t b[2];
   int32_t sums[2];  // of the numbers of the 32 k with number t, or of each of their two steps
   float back;       // x = back · number; NaN if a value is not finite
+};
+
+// How a lane makes its bytes, in registers: computed again for each unit, it would take a tenth of the conversion.
+struct RowLane {
+  uint32_t which;  // bytes of two integers: h or l, which the columns of lanes 4 to 7 of 8 have
+  uint32_t magic;  // bits of a float; the low bits of a value plus it are an integer: the number, for h plus 128
+  __device__ __forceinline__ explicit RowLane(int lane) {
+    const bool low = (lane & 4) != 0;
+    which = low ? 0x40u : 0x51u, magic = low ? 0x4b400000u : 0x4b400080u;
+    asm volatile("" : "+r"(which), "+r"(magic));
+  }
 };
 
 // The values of x that a lane converts: two pairs of each step, 8 k apart.
@@ -62,28 +72,26 @@ struct RowValues {
   }
   // kSumsOf: 32 or 16 values, or 0 for no sums.
   template <int kSumsOf>
-  __device__ __forceinline__ RowBytes bytes(int lane) const {
+  __device__ __forceinline__ RowBytes bytes(const RowLane& of) const {
     float largest = 0;  // NaN if a value is
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       largest = device::max_or_nan(device::max_or_nan(largest, fabsf(v[i].x)), fabsf(v[i].y));
     }
-    // The largest number stays below 2^15 minus 128, so that h fits a signed byte.
-    constexpr float kUp = 32.0f, kRoom = 1.004f, kMost = 3.0e38f;
-    const float most = device::warp_max_positive(largest) * kRoom;
-    const float back = device::row_scale(most), factor = device::inverse_scale(back) * kUp;
-    // The low bits of such a float are an integer: here the number plus 128.
-    constexpr float kMagic = 12582912.0f + 128.0f;
-    const bool low = (lane & 4) != 0;  // whether the column has the bytes l
-    const uint32_t which = low ? 0x40u : 0x51u, flip = low ? 0x80808080u : 0u;
+    // Bits of a float that is not negative have the order of the floats. The largest number stays below 2^15 minus 128,
+    // so that h fits a signed byte: a larger mantissa carries into the exponent here.
+    const uint32_t most = device::warp_max_unsigned(__float_as_uint(largest));
+    constexpr uint32_t kRoom = 0x10000, kInfinity = 0x7f800000;
+    const uint32_t back = (max((most + kRoom) >> 23, 15u) - 14u) << 23;
+    const float factor = __uint_as_float(0x7f000000u - back);  // the inverse
     RowBytes out;
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
-      const auto integer = [&](float value) { return __float_as_uint(value * factor + kMagic); };
+      const auto integer = [&](float value) { return __float_as_uint(value * factor + __uint_as_float(of.magic)); };
       const float2 a = v[2 * step], b = v[2 * step + 1];
-      const uint32_t first = __byte_perm(integer(a.x), integer(b.x), which);
-      const uint32_t second = __byte_perm(integer(a.y), integer(b.y), which);
-      out.b[step] = __byte_perm(first, second, 0x5410) ^ flip;
+      const uint32_t first = __byte_perm(integer(a.x), integer(b.x), of.which);
+      const uint32_t second = __byte_perm(integer(a.y), integer(b.y), of.which);
+      out.b[step] = __byte_perm(first, second, 0x5410);
     }
     constexpr uint32_t kOnes[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
     int32_t sums[2][4] = {};
@@ -92,7 +100,7 @@ struct RowValues {
 #pragma unroll
     for (int set = 0; set < 2; ++set) out.sums[set] = sums[set][0] * 256 + sums[set][1];
     // Integers have no NaN, so the scale becomes NaN if any value is not finite.
-    out.back = most <= kMost ? back / kUp : __uint_as_float(0x7fc00000u);
+    out.back = __uint_as_float(most < kInfinity ? back : 0x7fc00000u);
     return out;
   }
 };

@@ -290,7 +290,7 @@ void launch_stream(Kernel kernel, const Problem& p, const StreamLaunch& shape, i
                    stream, p, shape.part_tiles);
 }
 
-// `stripes`: 1 or 2 per block; a gated pair always has 2, one of each matrix; a sum always has 1.
+// `stripes`: 1 or 2 per block; a gated pair always has 2, one of each matrix; a sum of floats always has 1.
 template <DType kType>
 void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
   constexpr int kPasses = half_passes(kType);
@@ -299,7 +299,8 @@ void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) 
       throw_left_out(KernelGroup::experts);
     } else {
       if constexpr (has_block_codes(kType)) {
-        return launch_stream_row(stream_row_summed_kernel<kType>, p, warps, 1, cuda_stream);
+        const auto kernel = stripes == 2 ? stream_row_summed_kernel<kType, 2> : stream_row_summed_kernel<kType, 1>;
+        return launch_stream_row(kernel, p, warps, stripes, cuda_stream);
       } else {
         const StreamLaunch shape = stream_launch(p, kPasses, warps, 1, stream_depth(kType, 1), 1);
         return launch_stream(stream_summed_kernel<kType>, p, shape, warps, cuda_stream);

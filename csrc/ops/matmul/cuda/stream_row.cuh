@@ -78,13 +78,18 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
   typename Unit::Place place;              // unless kSummed: of the next unit of the first stripe
   const uint8_t* codes[kMats];             // of all stripes
   const int stride = Unit::stride(warps);  // of a warp's units
+  const int stripes = (target.n + kGpuRows - 1) / kGpuRows;
+  const int second = min(stripe + 1, stripes - 1) - stripe;  // to the block's second stripe, or to the first one again
   const auto load = [&](Unit(&to)[kMats]) {
     if (next.index >= total) return;
     if constexpr (kSummed) {
-      if (next.slot == p.used) {
-        to[0].load(p.shared.w + stripe * gpu_stripe_bytes(kType, p.shared.k), next.unit, shared_tiles, lane);
-      } else {
-        to[0].load(stripe_of(p.w, device::load_l2(p.ids + first_row + next.slot)), next.unit, tiles, lane);
+      const bool shared = next.slot == p.used;
+      const int64_t bytes = shared ? gpu_stripe_bytes(kType, p.shared.k) : stripe_bytes;
+      const uint8_t* of_stripe =
+          shared ? p.shared.w + stripe * bytes : stripe_of(p.w, device::load_l2(p.ids + first_row + next.slot));
+#pragma unroll
+      for (int i = 0; i < kMats; ++i) {
+        to[i].load(of_stripe + (i == 0 ? 0 : second * bytes), next.unit, shared ? shared_tiles : tiles, lane);
       }
     } else {
       place.second = Unit::second_tile(next.unit, tiles);
@@ -102,10 +107,9 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
       const uint8_t* w = stripe_of(target.w, matrix);
       place = Unit::place(w, warp, lane);
       codes[0] = place.codes;
+      asm volatile("" : "+r"(place.scales));  // as above
       if constexpr (kMats == 2) {
-        const int stripes = (target.n + kGpuRows - 1) / kGpuRows;
-        const uint8_t* other =
-            gated ? stripe_of(p.w_up, matrix) : w + (min(stripe + 1, stripes - 1) - stripe) * stripe_bytes;
+        const uint8_t* other = gated ? stripe_of(p.w_up, matrix) : w + second * stripe_bytes;
         codes[1] = place.codes + (other - w);
       }
     }
@@ -131,6 +135,7 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
   }
 
   const typename Unit::Table table;
+  const RowLane of_lane(lane);
   Item at = first_place();
   float sums[kMats][2] = {}, squares = 0;
   while (at.index < total) {
@@ -160,7 +165,7 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
           values[u].multiply(norm);
         }
       }
-      RowBytes bytes = values[u].template bytes<Unit::kSumsOf>(lane);
+      RowBytes bytes = values[u].template bytes<Unit::kSumsOf>(of_lane);
       if constexpr (kSummed) bytes.back *= weight[u];
 #pragma unroll
       for (int i = 0; i < kMats; ++i) ring[u][i].multiply(bytes, table, lane, sums[i]);
@@ -223,10 +228,10 @@ __global__ void __launch_bounds__(32 * kRowMaxWarps, 1) stream_row_kernel(const 
   stream_row_block<kType, kMats, false>(p, target);
 }
 
-template <DType kType>
+template <DType kType, int kMats>
 __global__ void __launch_bounds__(32 * kRowMaxWarps, 1) stream_row_summed_kernel(const __grid_constant__ Problem p) {
   device::let_next_start();
-  stream_row_block<kType, 1, true>(p, {p.w, p.bias, p.y, p.y_stride, p.n, static_cast<int>(blockIdx.x)});
+  stream_row_block<kType, kMats, true>(p, {p.w, p.bias, p.y, p.y_stride, p.n, static_cast<int>(blockIdx.x) * kMats});
 }
 
 // With parts of type kOther in addition to p.type.

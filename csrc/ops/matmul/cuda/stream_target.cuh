@@ -61,14 +61,18 @@ __device__ __forceinline__ void store_stream(const Problem& p, const StreamTarge
                                              float (&total)[kMats]) {
   const bool experts = p.grouping == Grouping::experts;
   if constexpr (kSummed) {
-    if (row_of_w >= p.n) return;
-    if (p.bias != nullptr) {
-      for (int slot = 0; slot < p.used; ++slot) {
-        const int64_t expert = p.ids[first_row + slot];
-        total[0] += p.slot_weights[first_row + slot] * p.bias[expert * p.n + row_of_w];
+#pragma unroll
+    for (int i = 0; i < kMats; ++i) {
+      const int row = row_of_w + i * kGpuRows;
+      if (row >= p.n) return;
+      if (p.bias != nullptr) {
+        for (int slot = 0; slot < p.used; ++slot) {
+          const int64_t expert = p.ids[first_row + slot];
+          total[i] += p.slot_weights[first_row + slot] * p.bias[expert * p.n + row];
+        }
       }
+      p.y[y_at + row] = base[i] + p.scale * total[i];
     }
-    p.y[y_at + row_of_w] = base[0] + p.scale * total[0];
     return;
   }
   const int64_t bias_of = experts ? static_cast<int64_t>(matrix) * p.n : 0;
