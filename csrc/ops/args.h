@@ -87,6 +87,7 @@ struct UpGateArgs {
 struct MoeUpGateArgs {
   const void* x = nullptr;
   int64_t x_stride_bytes = 0;
+  const void* x_bytes = nullptr;  // m byte rows of the same values, where desc.bytes
   const void* w_gate = nullptr;
   const void* w_up = nullptr;
   int64_t w_expert_stride_bytes = 0;  // of both matrices
@@ -299,7 +300,8 @@ struct NormRouteArgs {
   const float* bias = nullptr;  // [experts], added to the router's product
   float* normed = nullptr;      // [m, k], the normalised rows, for other readers
   int64_t normed_stride = 0;
-  MoeRouteArgs route{};  // without logits
+  void* bytes = nullptr;  // m byte rows of the normalised rows, where desc.bytes
+  MoeRouteArgs route{};   // without logits
 };
 
 struct ShortConvArgs {

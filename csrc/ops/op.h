@@ -178,7 +178,8 @@ struct UpGateDesc {
 };
 
 // up_gate per (token, slot): y[m, used, n]. With shared > 0, also gate and up of a shared expert, which every token
-// uses: shared_y[m, shared] of the same rows and activation, without biases. Supported for one token on CUDA only.
+// uses: shared_y[m, shared] of the same rows and activation, without biases. Supported for one token on CUDA only, with
+// rows in bytes.
 struct MoeUpGateDesc {
   DType type = DType::f32;
   Layout layout = Layout::plain;
@@ -186,6 +187,7 @@ struct MoeUpGateDesc {
   Activation activation = Activation::silu;
   int64_t m = 1, n = 0, k = 0, experts = 1, used = 1, shared = 0;
   bool norm = false;
+  bool bytes = false;  // x is also there as byte rows, see ops/matmul/byte_rows.h
   ProductPath path = ProductPath::any;
   ComputeType compute = ComputeType::f16;
   friend bool operator==(const MoeUpGateDesc&, const MoeUpGateDesc&) = default;
@@ -329,6 +331,7 @@ struct NormRouteDesc {
   int64_t m = 1, k = 0, experts = 1, used = 1, groups = 1, groups_used = 1;
   Gating gating = Gating::softmax;
   bool normalize = false;
+  bool bytes = false;  // also writes byte rows, see ops/matmul/byte_rows.h
   MoeRouteDesc route() const { return {m, experts, used, groups, groups_used, gating, normalize}; }
   friend bool operator==(const NormRouteDesc&, const NormRouteDesc&) = default;
 };

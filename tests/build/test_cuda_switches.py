@@ -424,8 +424,8 @@ def test_a_profile_keeps_what_its_model_needs(cuda: Configure) -> None:
     of_types = re.compile(rf"_({'|'.join(ALL_TYPES)})$")
     assert {name for name in gone if not of_types.search(name)} == OTHER_GROUPS
     assert {name for name in gone if name.endswith(("_q4_k", "_q6_k"))} == {
-        "ring_pair_q4_k",
-        "ring_pair_q6_k",
+        "walk_q4_k",
+        "walk_q6_k",
     }
 
 

@@ -164,6 +164,7 @@ EXPERTS = [
     and case.desc["m"] * case.desc["used"] <= 32  # as much as the ring takes
     and case.desc["n"] < 300
 ]
+KINDS = ("stream", "ring", "walk")  # as in emulated/products.cpp
 ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_oai", "relu")  # as in ops::Activation
 
 
@@ -171,7 +172,8 @@ def multiply(
     library: ctypes.CDLL, case: Case, args: dict[str, Any], before: dict[str, NDArray[Any]],
     choice: tuple[str, int, int],
 ) -> dict[str, NDArray[Any]]:  # fmt: skip
-    """The outputs of a product with experts: by ("ring", share, blocks) or ("stream", warps, stripes)."""
+    """The outputs of a product with experts: by ("ring", share, blocks), ("stream", warps, stripes) or
+    ("walk", warps, blocks)."""
     desc, outputs = case.desc, {name: array.copy() for name, array in before.items()}
     gated = case.family == "moe_up_gate"
     names = (
@@ -179,13 +181,13 @@ def multiply(
     )
     weights = args[names[1]]
     error = library.multiply_by_experts(
-        desc["type"].encode(), choice[0] == "ring",
+        desc["type"].encode(), KINDS.index(choice[0]),
         numbers(
             desc["m"] * desc["used"], desc["n"], desc["k"], desc["experts"],
             1 if desc.get("x_per_slot") else desc["used"], ACTIVATIONS.index(desc.get("activation", "silu")),
             *choice[1:], desc.get("shared", 0),
         ),
-        pointers(args, (*names, "norm_weight", "shared_gate", "shared_up")),
+        pointers(args, (*names, "norm_weight", "shared_gate", "shared_up", "x_bytes")),
         ctypes.c_float(args.get("norm_eps", 0)),
         ctypes.c_int64(0 if weights is None else weights.nbytes // desc["experts"]), address(args["ids"]),
         address(outputs["y"]), address(outputs.get("shared_y", outputs["y"])),
@@ -195,13 +197,16 @@ def multiply(
 
 
 def product_choices(case: Case) -> Iterator[tuple[str, int, int]]:
+    if case.desc.get("bytes"):
+        for warps in (2, 4):
+            if -(-case.desc["k"] // 128) >= warps:
+                yield "walk", warps, 2
+    if case.desc.get("shared"):
+        return  # only walk takes a shared expert along
     for share in (1, 8):
         # It norms a single row.
         if not (case.desc.get("norm") and case.desc["m"] > 1):
             yield "ring", share, 2
-    if case.desc.get("shared"):
-        yield "ring", 2, 1
-        return  # only ring takes a shared expert along
     yield "stream", 4, 1
     yield "stream", 8, 2
 
@@ -264,7 +269,7 @@ def add_up(
     """The sum over experts, by a choice as of multiply()."""
     desc, outputs = case.desc, {name: array.copy() for name, array in before.items()}
     error = library.sum_over_experts(
-        desc["type"].encode(), choice[0] == "ring",
+        desc["type"].encode(), KINDS.index(choice[0]),
         numbers(
             *(desc[name] for name in ("m", "n", "k", "experts", "used")), *choice[1:], desc.get("shared", 0)
         ),

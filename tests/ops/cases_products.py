@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ops import half_tiles, reference
+from ops import byte_rows, half_tiles, reference
 from ops.cases import EXACT, F32, cases, normal
 from ops.harness import Case, expect_close, expect_zeros
 from ops.product_data import ON_GPU, SCALES, Weights, activations, kinds, normed
@@ -258,14 +258,20 @@ def moe_up_gate_cases() -> Iterator[Case]:
         k: int = 256,
         n: int = 19,
         shared: int = 0,
+        as_bytes: bool = False,
     ) -> Case:
-        """`none`: as of matmul_id. `shared`: rows of the shared expert's pair."""
+        """`none`: as of matmul_id. `shared`: rows of the shared expert's pair. `as_bytes`: x is there as
+        byte rows too."""
         dtype, layout, act = kind
         experts = max(used + 1, 5)
 
         def build(rng: np.random.Generator) -> Any:
             gate, up = (Weights(rng, dtype, layout, experts, n, k) for _ in range(2))
             x, x_values = activations(rng, act, m, k)
+            if as_bytes and activation != "swiglu_oai":  # which cuts off large values
+                units = -(-k // byte_rows.UNIT)
+                x *= F32(2.0) ** np.repeat(rng.integers(-3, 4, (m, units)), byte_rows.UNIT, axis=1)[:, :k]
+                x_values = x.astype(np.float64)
             ids = np.full((m, used), 2) if one else np.argsort(rng.random((m, experts - 1)), axis=1)[:, :used]
             args: dict[str, Any] = {
                 "x": x,
@@ -273,6 +279,8 @@ def moe_up_gate_cases() -> Iterator[Case]:
                 "w_up": up.bytes,
                 "ids": ids.astype(np.int32),
             }
+            if as_bytes:
+                args["x_bytes"] = byte_rows.encode(x)
             absent = rng.random((m, used)) < none if none else np.zeros((m, used), bool)
             args["ids"][absent] = -1
             if norm:
@@ -311,6 +319,8 @@ def moe_up_gate_cases() -> Iterator[Case]:
         desc |= {"used": used, "activation": activation, "norm": norm} | (
             {"shared": shared} if shared else {}
         )
+        if as_bytes:
+            desc["bytes"] = True
         return Case("moe_up_gate", desc, build, f"bias={bias}-one={one}" + (f"-none={none}" if none else ""))
 
     for kind in kinds():
@@ -338,14 +348,22 @@ def moe_up_gate_cases() -> Iterator[Case]:
         yield make((dtype, "gpu", "f32"), 20, 1, "silu", one=True)
     for dtype in ON_GPU:
         if dtype not in ("f16", "bf16"):
-            yield make((dtype, "gpu", "f32"), 1, 3, "silu", bias=True, shared=35)
+            kind = (dtype, "gpu", "f32")
+            yield make(kind, 1, 3, "silu", bias=True, k=768, shared=35, as_bytes=True)
+            yield make(kind, 5, 3, "gelu_tanh", none=0.3, k=1280, as_bytes=True)
     for dtype in ("q4_0", "q4_k", "mxfp4"):
         kind = (dtype, "gpu", "f32")
-        yield make(kind, 1, 4, "gelu_tanh", bias=True, norm=True, none=0.5, k=768, shared=37)
-        yield make(kind, 1, 3, "silu", none=1, k=512, shared=70)
-        yield make(kind, 1, 1, "swiglu_oai", k=2048, shared=16)
-    yield make(("q8_0", "gpu", "f32"), 1, 2, "relu", k=96, shared=40)
-    yield make(("q4_0", "gpu", "f32"), 1, 6, "silu", k=2080, n=210, shared=333)  # tasks of several turns
+        yield make(kind, 1, 4, "gelu_tanh", bias=True, none=0.5, k=768, shared=37, as_bytes=True)
+        yield make(kind, 1, 3, "silu", none=1, k=512, shared=70, as_bytes=True)
+        yield make(kind, 1, 1, "swiglu_oai", k=2048, shared=16, as_bytes=True)
+    # More items than blocks, and more than a block keeps the sums of.
+    yield make(("q4_0", "gpu", "f32"), 1, 6, "silu", k=2080, n=210, shared=333, as_bytes=True)
+    yield make(("q8_0", "gpu", "f32"), 4, 8, "relu", k=512, n=700, as_bytes=True)
+    for dtype in ("q4_0", "q8_0", "mxfp4"):
+        kind = (dtype, "gpu", "f32")
+        yield make(kind, 1, 4, "swiglu_oai", k=2880, n=67, bias=True, as_bytes=True)
+        yield make(kind, 2, 4, "silu", k=96, as_bytes=True)
+        yield make(kind, 70, 2, "silu", k=2080, as_bytes=True)
 
 
 @cases("qkv")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dyno import _core
 
-from ops import reference
+from ops import byte_rows, reference
 from ops.cache_types import to_cache
 from ops.cases import EXACT, F32, cases, normal
 from ops.harness import Case, expect_close
@@ -147,8 +147,10 @@ def norm_route_cases() -> Iterator[Case]:
         weight: bool = True,
         gap: int = 0,
         twins: bool = False,
+        as_bytes: bool = False,
     ) -> Case:
-        """`twins`: of every two neighbouring experts the logits are the same, to the last bit."""
+        """`as_bytes`: the normalised rows are also written as byte rows. `twins`: of every two neighbouring
+        experts the logits are the same, to the last bit."""
 
         def build(rng: np.random.Generator) -> Any:
             x = normal(rng, m, k + gap)
@@ -194,12 +196,17 @@ def norm_route_cases() -> Iterator[Case]:
                 np.testing.assert_allclose(out["weights"], weights, rtol=2e-5)
                 expect_close(out["normed"][:, :k], want, EXACT)
                 assert (out["normed"][:, k:] == 77).all(), "the gap between rows was written"
+                if as_bytes:
+                    as_written = byte_rows.encode(np.ascontiguousarray(out["normed"][:, :k]))
+                    np.testing.assert_array_equal(out["bytes"].reshape(m, -1), as_written)
 
             outputs = {
                 "ids": np.full((m, used), -1, np.int32),
                 "weights": np.empty((m, used), F32),
                 "normed": np.full((m, k + gap), 77, F32),
             }
+            if as_bytes:
+                outputs["bytes"] = np.full((m, byte_rows.encode(np.zeros((1, k), F32)).size), 77, np.uint8)
             return args, outputs, check
 
         desc = {
@@ -213,7 +220,7 @@ def norm_route_cases() -> Iterator[Case]:
             "groups_used": groups_used,
             "gating": gating,
             "normalize": normalize,
-        }
+        } | ({"bytes": True} if as_bytes else {})
         return Case("norm_route", desc, build, f"bias={bias}-pinned={pinned}-gap={gap}" + "-twins" * twins)
 
     for gating in ("softmax", "sigmoid", "softmax_selected"):
@@ -231,6 +238,11 @@ def norm_route_cases() -> Iterator[Case]:
     yield make(1, 1056, 300, 5, "softmax", "bf16", "gpu", gap=4)
     yield make(4, 64, 17, 2, "softmax_selected", "f16", "gpu", bias=True)
     yield make(2, 64, 33, 4, "softmax", "q8_0")
+    for k in (4, 384, 2048):
+        yield make(1, k, 64, 6, "softmax", as_bytes=True)
+    yield make(3, 2880, 32, 4, "softmax_selected", bias=True, as_bytes=True)
+    yield make(2, 130, 33, 4, "sigmoid", "bf16", as_bytes=True)
+    yield make(5, 640, 40, 6, "softmax", "f16", "gpu", as_bytes=True)
 
 
 @cases("sample")

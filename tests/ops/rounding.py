@@ -40,7 +40,7 @@ FLOAT_BITS = 24
 """Of a float32: as a weight's, the kernel multiplies bare codes and applies their scales to float32 sums."""
 
 HALVES = (
-    *("stream", "mma", "wgmma", "wgmma_split", "wgmma_ring"),
+    *("stream", "walk", "mma", "wgmma", "wgmma_split", "wgmma_ring"),
     *("wgmma_wide", "wgmma_wide_split"),
     *("wgmma_codes", "half_mma", "half_staged", "cublas"),
 )

@@ -506,6 +506,7 @@ HOPPER = H200 | {"shared_per_block_bytes": 227 << 10}
         ("up_gate", {"type": "q4_k", "m": 2, "n": 14336, "k": 4096}, "stream"),
         ("up_gate", {"type": "f16", "m": 1, "n": 14336, "k": 4096}, "stream"),  # rings hold codes
         ("matmul", {"type": "q6_k", "m": 1, "n": 128256, "k": 4096}, "ring"),
+        ("matmul", {"type": "q8_0", "m": 1, "n": 201088, "k": 2880}, "stream"),  # the last chunk is not full
         ("matmul", {"type": "q4_k", "m": 1, "n": 4096, "k": 4096}, "stream"),  # 9 MiB
         ("matmul", {"type": "q4_k", "m": 1, "n": 4096, "k": 14336}, "stream"),  # one task a block
         ("matmul", {"type": "iq4_xs", "m": 1, "n": 4096, "k": 14336}, "stream"),

@@ -16,7 +16,7 @@ AMPERE = {"kind": "cuda", "compute_capability": 80, "sm_count": 108, "shared_per
 NAMES = ("matvec_max_tokens", "matvec_id_max_tokens", "mmq_max_tokens", "mmq_id_max_tokens")
 DENSE, EXPERTS = ("matmul", "up_gate"), ("matmul_id", "moe_up_gate")
 KERNELS = {
-    "matvec": {"ring", "stream"},
+    "matvec": {"ring", "stream", "walk"},
     "mmq": {"mma", "wgmma", "wgmma_split", "wgmma_wide", "wgmma_wide_split"},
     "dequantize": {"cublas", "half_mma", "half_staged", "float32"},
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/arguments.h"
+#include "ops/matmul/byte_rows.h"
 #include "ops/moe_up_gate/moe_up_gate.h"
 
 namespace dyno::ops {
@@ -13,7 +14,7 @@ constexpr void for_each_field(std::type_identity<MoeUpGateDesc>, V&& v) {
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("activation", &D::activation, In::always);
   v("shared", &D::shared, In::if_set); v("norm", &D::norm, In::if_set);
-  v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
+  v("bytes", &D::bytes, In::if_set); v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
   v("path", &D::path, In::never); v("compute", &D::compute, In::never);
 }
 // clang-format on
@@ -28,11 +29,12 @@ struct MoeUpGateOperands {
   Updates workspace;
   MayUseWeight shared_gate{}, shared_up{};
   MayWrite shared_y{};
+  MayRead x_bytes{};
 };
 DYNO_FIELDS(MoeUpGateOperands, x, norm, w_gate, w_up, bias_gate, bias_up, ids, y, workspace, shared_gate, shared_up,
-            shared_y)
+            shared_y, x_bytes)
 
-DYNO_FIELDS(MoeUpGateArgs, x, x_stride_bytes, w_gate, w_up, w_expert_stride_bytes, bias_gate, bias_up, ids, y,
+DYNO_FIELDS(MoeUpGateArgs, x, x_stride_bytes, x_bytes, w_gate, w_up, w_expert_stride_bytes, bias_gate, bias_up, ids, y,
             workspace, norm, shared_gate, shared_up, shared_y)
 
 // Names and sizes of a single launch's arguments.
@@ -41,6 +43,7 @@ void arguments(const MoeUpGateDesc& d, MoeUpGateArgs& a, Visitor& v) {
   const int64_t x_row = act_row_bytes(d.act, d.k);
   v.number("x_stride_bytes", a.x_stride_bytes, x_row);
   v.rows("x", a.x, d.act, extent(d.m, a.x_stride_bytes, x_row));
+  if (d.bytes) v.bytes("x_bytes", a.x_bytes, d.m * byte_row_bytes(d.k));
   v.number("w_expert_stride_bytes", a.w_expert_stride_bytes, matrix_bytes(d));
   v.bytes("w_gate", a.w_gate, extent(d.experts, a.w_expert_stride_bytes, matrix_bytes(d)));
   v.bytes("w_up", a.w_up, extent(d.experts, a.w_expert_stride_bytes, matrix_bytes(d)));

@@ -4,6 +4,7 @@
 #include "ops/contract.h"
 #include "ops/matmul/cuda/choice.h"
 #include "ops/matmul/cuda/ring.h"
+#include "ops/matmul/cuda/walk.h"
 #include "ops/matmul/gate_pair.h"
 #include "ops/matmul_id/expert_groups.h"
 #include "ops/registry.h"
@@ -19,25 +20,26 @@ namespace {
 
 cuda::Choice choice_of(const Config& config) { return cuda::choice_of(kVariants, config); }
 
-int64_t stripes(int64_t n) { return (n + kGpuRows - 1) / kGpuRows; }
-
 Support supports_shared(const MoeUpGateDesc& desc, const Config& config, const DeviceInfo& device) {
   if (desc.shared < 0) return Support::no(str_cat("shared=", desc.shared, " is below 0"));
   if (desc.shared == 0) return Support::yes();
   if (desc.m > 1)
     return Support::no(str_cat("m=", desc.m, ": a shared expert's matrices join the experts of one token only"));
-  if (device.kind != DeviceKind::cuda || config.variant != k_ring) {
-    return Support::no("only the CUDA kernel ring multiplies by a shared expert's matrices");
-  }
-  if (!cuda::has_block_codes(desc.type)) {
-    return Support::no(str_cat("ring cannot multiply by a shared expert's matrices of type ", dtype_name(desc.type)));
+  if (device.kind != DeviceKind::cuda || config.variant != k_walk) {
+    return Support::no("only the CUDA kernel walk multiplies by a shared expert's matrices");
   }
   return Support::yes();
 }
 
-// The ring with all stripes of one token, if it is the faster kernel for this size.
-std::optional<cuda::Choice> ring_with_shared(const MoeUpGateDesc& desc, const DeviceInfo& device) {
-  return cuda::default_ring(cuda::shape_of(desc), stripes(desc.n) * desc.used + stripes(desc.shared), 2, device);
+Support supports_bytes(const MoeUpGateDesc& desc, const DeviceInfo& device) {
+  if (!desc.bytes) return Support::yes();
+  if (device.kind != DeviceKind::cuda) return Support::no("only CUDA kernels read rows as bytes");
+  if (desc.norm) return Support::no("rows in bytes are normalised already");
+  if (desc.layout != Layout::gpu || !cuda::has_block_codes(desc.type)) {
+    return Support::no(str_cat("no kernel multiplies weights of type ", dtype_name(desc.type), " in layout ",
+                               layout_name(desc.layout), " by rows in bytes"));
+  }
+  return Support::yes();
 }
 
 Tiling tiling_of(const Config& config) {
@@ -83,6 +85,7 @@ Support supports(const MoeUpGateDesc& desc, const Config& config, const DeviceIn
   if (Support s = supports_weights(desc.type, desc.layout, desc.act, desc.k); !s) return s;
   if (Support s = check_config(Family::moe_up_gate, kVariants, kInstances, config, device); !s) return s;
   if (Support s = supports_shared(desc, config, device); !s) return s;
+  if (Support s = supports_bytes(desc, device); !s) return s;
   if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
   if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
   if (desc.norm) return Support::no("only CUDA kernels normalise the rows of a product");
@@ -92,8 +95,7 @@ Support supports(const MoeUpGateDesc& desc, const Config& config, const DeviceIn
 
 Config default_config(const MoeUpGateDesc& desc, const DeviceInfo& device) {
   if (device.kind == DeviceKind::cuda && desc.shared > 0) {
-    const cuda::Choice few{.kernel = cuda::Kernel::ring, .share = 2, .blocks = 2};
-    return cuda::config_of(kVariants, ring_with_shared(desc, device).value_or(few));
+    return cuda::config_of(kVariants, cuda::walk_choice(cuda::shape_of(desc)));
   }
   if (device.kind == DeviceKind::cuda) {
     return cuda::config_of(kVariants, cuda::default_choice(cuda::shape_of(desc), device));
@@ -133,8 +135,7 @@ bool settles_ids(const Config& config, const MoeUpGateDesc&) {
 }
 
 bool takes_shared(const MoeUpGateDesc& desc, const DeviceInfo& device) {
-  const auto choice = ring_with_shared(desc, device);
-  return choice && supports(desc, cuda::config_of(kVariants, *choice), device);
+  return supports(desc, default_config(desc, device), device).ok;
 }
 
 void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CpuContext& context) {
@@ -173,6 +174,7 @@ void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs
   p.k = static_cast<int32_t>(desc.k);
   p.x = static_cast<const uint8_t*>(args.x);
   p.x_stride = args.x_stride_bytes;
+  if (desc.bytes) p.x_bytes = static_cast<const uint8_t*>(args.x_bytes);
   p.y = args.y;
   p.w = static_cast<const uint8_t*>(args.w_gate);
   p.w_up = static_cast<const uint8_t*>(args.w_up);
@@ -189,11 +191,11 @@ void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs
   if (desc.norm) cuda::set_norm(p, args.norm);
   if (desc.shared > 0) {
     const cuda::Choice choice = choice_of(config);
-    const cuda::RingPair pair{.w = static_cast<const uint8_t*>(args.shared_gate),
-                              .w_up = static_cast<const uint8_t*>(args.shared_up),
-                              .y = args.shared_y,
-                              .n = static_cast<int32_t>(desc.shared)};
-    return cuda::run_ring_pair(p, pair, choice.share, choice.blocks, stream.device->sm_count, stream.handle);
+    const cuda::SharedPair pair{.w = static_cast<const uint8_t*>(args.shared_gate),
+                                .w_up = static_cast<const uint8_t*>(args.shared_up),
+                                .y = args.shared_y,
+                                .n = static_cast<int32_t>(desc.shared)};
+    return cuda::run_walk(p, pair, choice.warps, choice.blocks, stream.device->sm_count, stream.handle);
   }
   cuda::run(choice_of(config), shape, p, stream);
 }

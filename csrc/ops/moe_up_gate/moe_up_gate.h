@@ -17,7 +17,7 @@ Cost cost(const MoeUpGateDesc& desc);
 size_t scratch_bytes(const MoeUpGateDesc& desc, const Config& config);
 // Whether the launch that chose the experts has completed when the next launch starts (MoeDownSumArgs::settled).
 bool settles_ids(const Config& config, const MoeUpGateDesc& desc);
-// Whether a shared expert's pair (desc.shared) is faster on the device as part of this launch for one token's experts.
+// Whether a shared expert's pair (desc.shared) can be part of this launch for one token's experts.
 bool takes_shared(const MoeUpGateDesc& desc, const DeviceInfo& device);
 void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CpuContext& context);
 void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CudaStream& stream);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/arguments.h"
+#include "ops/matmul/byte_rows.h"
 #include "ops/matmul/layout.h"
 #include "ops/norm_route/norm_route.h"
 
@@ -15,7 +16,7 @@ constexpr void for_each_field(std::type_identity<NormRouteDesc>, V&& v) {
   v("experts", &D::experts, In::always); v("used", &D::used, In::always);
   v("groups", &D::groups, In::if_set); v("groups_used", &D::groups_used, In::if_set);
   v("gating", &D::gating, In::always); v("normalize", &D::normalize, In::if_set);
-  v("layout", &D::layout, In::if_set);
+  v("layout", &D::layout, In::if_set); v("bytes", &D::bytes, In::if_set);
 }
 // clang-format on
 
@@ -28,10 +29,11 @@ struct NormRouteOperands {
   float scale = 1.0f;
   int32_t moe_index = 0;
   Writes normed, ids, weights;
+  MayWrite bytes{};
 };
-DYNO_FIELDS(NormRouteOperands, x, norm, eps, w, bias, selection_bias, scale, moe_index, normed, ids, weights)
+DYNO_FIELDS(NormRouteOperands, x, norm, eps, w, bias, selection_bias, scale, moe_index, normed, ids, weights, bytes)
 
-DYNO_FIELDS(NormRouteArgs, x, x_stride, norm, eps, w, bias, normed, normed_stride, route)
+DYNO_FIELDS(NormRouteArgs, x, x_stride, norm, eps, w, bias, normed, normed_stride, bytes, route)
 // Arguments that the u-batch provides.
 constexpr FieldNames from_batch(std::type_identity<NormRouteArgs>) { return {"route"}; }
 // Operands without an argument of the same name; the routing is filled like moe_route's.
@@ -50,6 +52,7 @@ void arguments(const NormRouteDesc& d, NormRouteArgs& a, Visitor& v) {
   v.bytes("w", a.w, static_cast<int64_t>(layout_bytes(d.type, d.layout, d.experts, d.k)));
   v.optional("bias", a.bias, d.experts, false);
   v.out("normed", a.normed, extent(d.m, a.normed_stride, d.k));
+  if (d.bytes) v.bytes_out("bytes", a.bytes, d.m * byte_row_bytes(d.k));
   v.optional("selection_bias", a.route.selection_bias, d.experts, false);
   v.optional("pinned", a.route.pinned, d.m * d.used, false);
   v.number("scale", a.route.scale, 1.0f);

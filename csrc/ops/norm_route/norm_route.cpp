@@ -55,6 +55,7 @@ Support supports(const NormRouteDesc& desc, const Config& config, const DeviceIn
                                " elements in a block of ", dtype_name(desc.type)));
   }
   const Support checked = check_config(Family::norm_route, kVariants, kInstances, config, device);
+  if (desc.bytes && device.kind != DeviceKind::cuda) return Support::no("only CUDA kernels write rows as bytes");
   if (!checked || device.kind == DeviceKind::cpu) return checked;
   if (desc.m > kNormRouteMaxTokens) {
     return Support::no(str_cat("m=", desc.m, " tokens are more than the ", kNormRouteMaxTokens, " of a launch"));

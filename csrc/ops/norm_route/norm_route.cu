@@ -8,6 +8,7 @@
 #include "device/convert.cuh"
 #include "device/dependent.cuh"
 #include "device/ptx.cuh"
+#include "ops/matmul/cuda/row_bytes.cuh"
 #include "ops/matmul/gpu_layout.h"
 #include "ops/moe_route/route.cuh"
 #include "ops/norm_route/kernels_cuda.h"
@@ -56,6 +57,23 @@ __device__ __forceinline__ void store_normed(const RouteTask& t, int token, cons
   float* out = t.args.normed + token * t.args.normed_stride;
   for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
     out[i] = x[i] * scale * (t.args.norm == nullptr ? 1.0f : t.args.norm[i]);
+  }
+}
+
+// Writes this block's units of the byte row. All threads call it.
+__device__ __forceinline__ void store_bytes(const RouteTask& t, int token, const float* x, float scale) {
+  if (t.args.bytes == nullptr) return;
+  const int units = static_cast<int>(byte_row_units(t.k));
+  auto* row = static_cast<uint8_t*>(t.args.bytes) + token * byte_row_bytes(t.k);
+  const int warps = static_cast<int>(blockDim.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  for (int unit = blockIdx.x * warps + threadIdx.x / 32; unit < units; unit += gridDim.x * warps) {
+    float value[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int i = unit * kByteUnit + lane * 4 + j;
+      value[j] = i < t.k ? x[i] * scale * (t.args.norm == nullptr ? 1.0f : t.args.norm[i]) : 0.0f;
+    }
+    cuda::store_byte_unit(row, units, unit, make_float4(value[0], value[1], value[2], value[3]), lane);
   }
 }
 
@@ -162,6 +180,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_rows(const __grid_c
   }
   const float scale = device::inverse_root(device::quotient(squares, static_cast<float>(t.k)) + t.args.eps);
   store_normed(t, token, t.args.x + token * t.args.x_stride, scale);
+  store_bytes(t, token, t.args.x + token * t.args.x_stride, scale);
   if (threadIdx.x < 32) finish_token<kPerLane>(t, token, first, count, logit * scale, shared);
 }
 
@@ -218,6 +237,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_stripe(const __grid
   }
   const float scale = device::inverse_root(device::quotient(total, static_cast<float>(t.k)) + t.args.eps);
   store_normed(t, token, x, scale);
+  store_bytes(t, token, x, scale);
   const int count = min(kGpuRows, static_cast<int>(t.desc.experts) - first);
   if (threadIdx.x < 32) finish_token<kPerLane>(t, token, first, count, logit * scale, shared);
 }

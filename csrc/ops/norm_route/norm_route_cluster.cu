@@ -13,6 +13,7 @@
 #include "device/dependent.cuh"
 #include "device/mbarrier.cuh"
 #include "device/ptx.cuh"
+#include "ops/matmul/cuda/row_bytes.cuh"
 #include "ops/moe_route/route.cuh"
 #include "ops/norm_route/kernels_cuda.h"
 
@@ -98,10 +99,14 @@ __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_cluster(const __gri
       if (id < experts && t.args.bias != nullptr) bias[i] = t.args.bias[id];
     }
   }
-  // The part of the normalised row that this block writes.
-  const int write_begin = quads * rank / kRouteClusterBlocks, write_end = quads * (rank + 1) / kRouteClusterBlocks;
+  // The units of the normalised row that this block writes. The first block writes none, because it chooses.
+  const int units = static_cast<int>(byte_row_units(t.k));
+  const auto first_unit = [&](int block) { return units * max(block - 1, 0) / (kRouteClusterBlocks - 1); };
+  const int write_begin = first_unit(rank), write_end = first_unit(rank + 1);
   const float* x = t.args.x + token * t.args.x_stride;
   float* normed = t.args.normed == nullptr ? nullptr : t.args.normed + token * t.args.normed_stride;
+  auto* bytes = static_cast<uint8_t*>(t.args.bytes);
+  if (bytes != nullptr) bytes += token * byte_row_bytes(t.k);
   const uint32_t to = device::cluster_address(
       device::shared_address(products + part * all + rank * padded + min(first, padded - kRows)), 0);
   const uint32_t to_barrier = device::cluster_address(barrier, 0);
@@ -131,18 +136,18 @@ __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_cluster(const __gri
   float total = squares[0];
   for (int p = 1; p < parts; ++p) total += squares[p];
   const float scale = rsqrtf(total * t.inverse_k + t.args.eps);
-  if (normed != nullptr) {
 #pragma unroll
-    for (int j = 0; j < kQuads; ++j) {
-      const int quad = quad_of(j);
-      if (quad < write_begin || quad >= write_end) continue;
-      const float4 out = make_float4(in[j].x * scale, in[j].y * scale, in[j].z * scale, in[j].w * scale);
-      if constexpr (kVector) {
-        reinterpret_cast<float4*>(normed)[quad] = out;
-      } else {
-        float* p = normed + 4 * quad;
-        p[0] = out.x, p[1] = out.y, p[2] = out.z, p[3] = out.w;
-      }
+  for (int j = 0; j < kQuads; ++j) {
+    const int unit = (j << t.part_bits) + part, quad = quad_of(j);
+    if (unit < write_begin || unit >= write_end) continue;
+    const float4 out = make_float4(in[j].x * scale, in[j].y * scale, in[j].z * scale, in[j].w * scale);
+    if (bytes != nullptr) cuda::store_byte_unit(bytes, units, unit, out, lane);
+    if (normed == nullptr || quad >= quads) continue;
+    if constexpr (kVector) {
+      reinterpret_cast<float4*>(normed)[quad] = out;
+    } else {
+      float* p = normed + 4 * quad;
+      p[0] = out.x, p[1] = out.y, p[2] = out.z, p[3] = out.w;
     }
   }
   if (!chooses) return;

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "ops/matmul/byte_rows.h"
 #include "plan/passes/passes.h"
 
 namespace dyno::plan {
@@ -290,6 +291,30 @@ class Fuse {
                              .normed = norm->out,
                              .ids = route->ids,
                              .weights = route->weights}));
+    experts_read_bytes(f, i, at - 1);
+  }
+
+  // Converts the normalised rows to bytes once, if the kernels of the experts' first products multiply by bytes.
+  void experts_read_bytes(const model::FfnSpec& f, int32_t i, size_t router) {
+    auto* route = operands_of<NormRouteOperands>(nodes_[router]);
+    const Span span = layer_span(nodes_, i);
+    const size_t at =
+        find_node<MoeUpGateOperands>(nodes_, span, [&](const auto& o) { return o.w_gate.id == f.experts_gate; });
+    if (at == span.end || at < router || nodes_[at].divided) return;
+    auto& experts = *operands_of<MoeUpGateOperands>(nodes_[at]);
+    auto desc = std::get<ops::NormRouteDesc>(nodes_[router].desc);
+    auto of_experts = std::get<ops::MoeUpGateDesc>(nodes_[at].desc);
+    desc.bytes = of_experts.bytes = true;
+    if (!same_rows(experts.x, route->normed) || !stand_together(plan_, {f.router, f.experts_gate, f.experts_up}) ||
+        !fused_takes(plan_.device_of(f.router), desc) || !fused_takes(plan_.device_of(f.experts_gate), of_experts)) {
+      return;
+    }
+    const auto row = static_cast<size_t>(ops::byte_row_bytes(desc.k));
+    const Operand bytes{.value = add_value(plan_, str_cat("blk.", i, ".norm_bytes"), row, 0, ListId::fused),
+                        .stride_bytes = static_cast<int64_t>(row)};
+    route->bytes = experts.x_bytes = bytes;
+    nodes_[router].desc = desc;
+    nodes_[at].desc = of_experts;
   }
 
   size_t down_of_experts(const model::FfnSpec& f, int32_t i) const {

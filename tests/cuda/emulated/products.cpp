@@ -8,6 +8,7 @@
 namespace dyno::ops::cuda {
 thread_local __align__(128) uint8_t shared[232448];  // of ring.cuh
 thread_local __align__(16) uint8_t raw[232448];      // of stream.cuh
+thread_local float walk_sums[58112];                 // of walk.cuh
 namespace {
 thread_local int32_t counts[1 << 12];  // of group_rows.cu
 }
@@ -15,8 +16,8 @@ thread_local int32_t counts[1 << 12];  // of group_rows.cu
 
 #include "ops/matmul/cuda/group_rows.cu"
 #include "ops/matmul/cuda/ring.cuh"
-#include "ops/matmul/cuda/ring_pair.cuh"
 #include "ops/matmul/cuda/stream.cuh"
+#include "ops/matmul/cuda/walk.cuh"
 
 using namespace dyno;
 using namespace dyno::ops::cuda;
@@ -34,20 +35,25 @@ extern "C" void group_rows(const int32_t* ids, int rows, int matrices, int tile_
 
 namespace {
 
-RingPair pair;  // beside a token's experts, if it has rows
+SharedPair pair;  // beside a token's experts, if it has rows
+
+enum Kind { stream_kind, ring_kind, walk_kind };
 
 template <DType kType>
-void multiply(const Problem& p, bool ring, int first, int second) {
+void multiply(const Problem& p, int kind, int first, int second) {
+  const bool ring = kind == ring_kind;
+  if (kind == walk_kind) {
+    if constexpr (has_block_codes(kType)) {
+      return launch_walk<kType>(p, pair, first, second, 2, nullptr);
+    } else {
+      throw std::runtime_error("no kernel that walks");
+    }
+  }
   if (ring && ring_shape(p, kType, first, second).memory.bytes > p.shared_limit) {
     throw std::runtime_error("too long rows");
   }
-  if (pair.n > 0) {
-    if constexpr (has_block_codes(kType)) {
-      launch_ring_pair<kType>(p, pair, first, second, 2, nullptr);
-    } else {
-      throw std::runtime_error("no kernel for a pair");
-    }
-  } else if (ring) {
+  if (pair.n > 0) throw std::runtime_error("only walk takes a shared expert's pair");
+  if (ring) {
     launch_ring<kType, kType>(p, first, second, 2, nullptr);
   } else {
     stream<kType>(p, first, second, nullptr);
@@ -55,11 +61,11 @@ void multiply(const Problem& p, bool ring, int first, int second) {
 }
 
 // Runs `p` with the weights of a type. Returns an error, or null.
-const char* multiply_named(const std::string& name, Problem& p, bool ring, int first, int second) {
+const char* multiply_named(const std::string& name, Problem& p, int kind, int first, int second) {
   static std::string error;
   try {
 #define DYNO_EMULATED(t) \
-  if (name == #t) return p.type = DType::t, multiply<DType::t>(p, ring, first, second), nullptr;
+  if (name == #t) return p.type = DType::t, multiply<DType::t>(p, kind, first, second), nullptr;
     DYNO_EMULATED(q4_0)
     DYNO_EMULATED(q4_k)
     DYNO_EMULATED(q5_0)
@@ -81,9 +87,11 @@ const char* multiply_named(const std::string& name, Problem& p, bool ring, int f
 }  // namespace
 
 // A product of rows (token, slot) with their experts. numbers: rows, n, k, matrices, x_divisor, activation, and either
-// share and blocks of the ring or warps and stripes of the stream, rows of the shared expert. inputs: x, weights,
-// weights of up or null, bias, bias of up, norm, weights of the shared expert's gate and up. Returns an error, or null.
-extern "C" const char* multiply_by_experts(const char* type, bool ring, const int64_t* numbers,
+// share and blocks of the ring, warps and stripes of the stream or warps and blocks of the walk, rows of the shared
+// expert. inputs: x, weights,
+// weights of up or null, bias, bias of up, norm, weights of the shared expert's gate and up, byte rows of x or null.
+// Returns an error, or null.
+extern "C" const char* multiply_by_experts(const char* type, int kind, const int64_t* numbers,
                                            const void* const* inputs, float norm_eps, int64_t w_stride,
                                            const int32_t* ids, float* y, float* shared_y) {
   emulated::shared_memory = ops::cuda::shared;
@@ -97,6 +105,7 @@ extern "C" const char* multiply_by_experts(const char* type, bool ring, const in
   p.w_stride = w_stride;
   p.bias = static_cast<const float*>(inputs[3]), p.bias_up = static_cast<const float*>(inputs[4]);
   p.normed = norm_eps > 0, p.norm_eps = norm_eps, p.norm = static_cast<const float*>(inputs[5]);
+  p.x_bytes = static_cast<const uint8_t*>(inputs[8]);
   p.grouping = Grouping::experts, p.ids = ids;
   p.y = y, p.y_stride = p.n;
   p.shared_limit = sizeof ops::cuda::shared;
@@ -104,7 +113,7 @@ extern "C" const char* multiply_by_experts(const char* type, bool ring, const in
           .w_up = static_cast<const uint8_t*>(inputs[7]),
           .y = shared_y,
           .n = static_cast<int32_t>(numbers[8])};
-  const char* error = multiply_named(type, p, ring, static_cast<int>(numbers[6]), static_cast<int>(numbers[7]));
+  const char* error = multiply_named(type, p, kind, static_cast<int>(numbers[6]), static_cast<int>(numbers[7]));
   pair = {};
   return error;
 }
@@ -112,7 +121,7 @@ extern "C" const char* multiply_by_experts(const char* type, bool ring, const in
 // The sum over a token's experts. numbers: tokens, n, k, matrices, used, share and blocks of the ring or warps of the
 // stream and 1, k of the shared expert. inputs: x, weights, bias, residual, weights of the slots, x and weights of the
 // shared expert. Returns an error, or null.
-extern "C" const char* sum_over_experts(const char* type, bool ring, const int64_t* numbers, const void* const* inputs,
+extern "C" const char* sum_over_experts(const char* type, int kind, const int64_t* numbers, const void* const* inputs,
                                         float scale, int64_t w_stride, const int32_t* ids, float* out) {
   emulated::shared_memory = ops::cuda::shared;
   Problem p;
@@ -132,5 +141,5 @@ extern "C" const char* sum_over_experts(const char* type, bool ring, const int64
                 .x = static_cast<const float*>(inputs[5]),
                 .k = static_cast<int32_t>(numbers[7])};
   }
-  return multiply_named(type, p, ring, static_cast<int>(numbers[5]), static_cast<int>(numbers[6]));
+  return multiply_named(type, p, kind, static_cast<int>(numbers[5]), static_cast<int>(numbers[6]));
 }

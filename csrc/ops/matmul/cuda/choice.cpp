@@ -12,6 +12,7 @@
 #include "ops/matmul/cuda/gemm_ring.h"
 #include "ops/matmul/cuda/ring.h"
 #include "ops/matmul/cuda/tf32_pairs.h"
+#include "ops/matmul/cuda/walk.h"
 #include "ops/matmul/cuda/wide.h"
 #include "ops/matmul/gpu_layout.h"
 
@@ -73,6 +74,19 @@ Support supports_ring(const Shape& s, const Choice& choice, const DeviceInfo& de
   const int64_t needed = ring_memory(s.type, other, s.k, s.x_rows, choice.blocks).bytes;
   if (needed > shared_of(device)) {
     return Support::no(str_cat("ring needs ", needed, " bytes of shared memory; a block has ", shared_of(device)));
+  }
+  return Support::yes();
+}
+
+Support supports_walk(const Shape& s, const Choice& choice) {
+  if (!s.bytes) return Support::no("walk reads rows in bytes, which an earlier launch must have written");
+  if (!s.experts || !s.gated || !has_block_codes(s.type)) {
+    return Support::no(
+        str_cat("walk multiplies gated pairs of experts with quantised weights, not ", dtype_name(s.type)));
+  }
+  if (s.rows > kWalkRows) return Support::no(str_cat(s.rows, " rows: walk takes at most ", kWalkRows));
+  if (walk_units(s.k) < choice.warps) {
+    return Support::no(str_cat("k=", s.k, " has ", walk_units(s.k), " units, fewer than warps=", choice.warps));
   }
   return Support::yes();
 }
@@ -180,6 +194,7 @@ constexpr std::pair<std::string_view, Kernel> kNames[] = {{"exact", Kernel::exac
                                                           {"tf32_pairs", Kernel::tf32_pairs},
                                                           {"stream", Kernel::stream},
                                                           {"ring", Kernel::ring},
+                                                          {"walk", Kernel::walk},
                                                           {"mma", Kernel::mma},
                                                           {"wgmma", Kernel::wgmma},
                                                           {"wgmma_split", Kernel::wgmma_split},
@@ -219,6 +234,7 @@ ProductPath path_of(Kernel kernel) {
       return ProductPath::any;
     case Kernel::stream:
     case Kernel::ring:
+    case Kernel::walk:
       return ProductPath::matvec;
     case Kernel::mma:
     case Kernel::wgmma:
@@ -292,6 +308,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
                                ", the code is for ", kArchitectures));
   }
   if (choice.kernel == Kernel::ring) return supports_ring(s, choice, device);
+  if (choice.kernel == Kernel::walk) return supports_walk(s, choice);
   if (choice.kernel == Kernel::stream) {
     const int64_t needed = least_shared(s, choice.warps, choice.stripes);
     if (needed > shared_of(device)) {
@@ -374,6 +391,8 @@ std::optional<Choice> default_ring(const Shape& s, int64_t tasks, int64_t segmen
   // stream converts no more than it multiplies.
   constexpr int64_t kFewTasks = 3;  // per multiprocessor
   if (!s.gated && tasks <= kFewTasks * device.sm_count) return std::nullopt;
+  // A partly filled chunk costs a step like a full one.
+  if (!s.gated && segments == 1 && s.k % kChunkK != 0) return std::nullopt;
   const int64_t chunks = segments * ((s.k + kChunkK - 1) / kChunkK);
   int64_t least = 0;
   for (int share = 1; share <= kRingWarps; share *= 2) {
@@ -384,13 +403,28 @@ std::optional<Choice> default_ring(const Shape& s, int64_t tasks, int64_t segmen
   return best;
 }
 
+Choice walk_choice(const Shape& s) {
+  Choice choice{.kernel = Kernel::walk, .warps = 8, .blocks = 2};
+  if (walk_units(s.k) < choice.warps) choice.warps = 4, choice.blocks = 4;
+  return choice;
+}
+
 namespace {
+
+// Whether the gated pairs of experts are enough for blocks that stay: more than the blocks of stream that fit at once.
+// Measured on an H200 (h200_walk.json).
+bool walks(const Shape& s, const DeviceInfo& device) {
+  constexpr int64_t kBlocksAtOnce = 4;  // of four warps, on a multiprocessor
+  const int64_t pairs = (s.n + kGpuRows - 1) / kGpuRows * s.rows;
+  return pairs > kBlocksAtOnce * std::max(device.sm_count, 1) && supports_walk(s, walk_choice(s)).ok;
+}
 
 // Defaults within a path. Measured on an H200 (benchmarks/results); the order of sizes is the same on other chips. A
 // gated pair has two stripes, one of each matrix.
 Choice default_stream(const Shape& s, const DeviceInfo& device) {
   // Values of a table take longer to look up than the codes to load. Blocks of stream need no shared memory, so more
   // warps look them up at the same time; with experts, this is faster than the ring.
+  if (walks(s, device)) return walk_choice(s);
   const bool looks_up = s.experts && gpu_format(s.type).lookup();
   if (s.rows == 1 || (s.experts && !looks_up)) {
     const int64_t stripes = (s.n + kGpuRows - 1) / kGpuRows;

@@ -8,6 +8,7 @@
 // Path matvec:
 //   stream(warps, stripes)   streams weights for up to 8 rows of x
 //   ring(share, blocks)      one row of x per matrix, quantised weights; compute capability 9.0 or later
+//   walk(warps, blocks)      gated products of experts with rows in bytes (byte_rows.h), quantised weights
 // Path mmq:
 //   mma(tokens, warps), wgmma(tokens, warps)   tensor cores; wgmma needs a Hopper chip and code for 90a
 //   wgmma_split(tokens, parts)  needs as wgmma; dense products of few tokens, `parts` blocks of a cluster share k
@@ -39,6 +40,7 @@ enum class Kernel : uint8_t {
   tf32_pairs,
   stream,
   ring,
+  walk,
   mma,
   wgmma,
   wgmma_split,
@@ -91,6 +93,7 @@ struct Shape {
   bool exact = false;            // numerics=exact
   int64_t x_tiles = 0;           // x is HalfTiles of this height
   int64_t y_tiles = 0;           // y is HalfTiles of this height
+  bool bytes = false;            // x is also there as byte rows
   std::optional<DType> other{};  // type of further matrices in the same launch
 };
 
@@ -107,6 +110,7 @@ Shape shape_of(const Desc& d) {
   s.gated = requires { d.activation; };
   if constexpr (requires { d.norm; }) s.norm = d.norm;
   if constexpr (requires { d.exact; }) s.exact = d.exact;
+  if constexpr (requires { d.bytes; }) s.bytes = d.bytes;
   if constexpr (requires { d.x_tiles; }) s.x_tiles = d.x_tiles;
   if constexpr (requires { d.y_tiles; }) s.y_tiles = d.y_tiles;
   return s;
@@ -122,6 +126,8 @@ Choice default_choice(const Shape& shape, const DeviceInfo& device);
 std::optional<int> stream_warps(int64_t blocks, int64_t k_tiles, const DeviceInfo& device);
 // The ring, if the launch reads enough for it to be faster: `tasks` stripes of `segments` rows of chunks (ring.h).
 std::optional<Choice> default_ring(const Shape& shape, int64_t tasks, int64_t segments, const DeviceInfo& device);
+// The walk for this shape, which must support it.
+Choice walk_choice(const Shape& shape);
 // Whether stream supports weights of both types in one launch: csrc/ops/matmul/CMakeLists.txt lists the pairs.
 bool stream_takes_both(DType type, DType other);
 inline void set_norm(Problem& p, const NormInside& norm) {
@@ -131,7 +137,7 @@ inline void set_norm(Problem& p, const NormInside& norm) {
 }
 // Whether a launch with experts lets the next one start only after all previous launches have completed.
 constexpr bool lets_next_start_late(const Choice& choice) {
-  return choice.kernel == Kernel::stream || choice.kernel == Kernel::ring;
+  return choice.kernel == Kernel::stream || choice.kernel == Kernel::ring || choice.kernel == Kernel::walk;
 }
 // Bytes of CudaStream::workspace.
 size_t choice_scratch_bytes(const Shape& shape, const Choice& choice);

@@ -5,6 +5,7 @@
 #include "ops/matmul/cuda/dequantize.h"
 #include "ops/matmul/cuda/ring.h"
 #include "ops/matmul/cuda/tf32_pairs.h"
+#include "ops/matmul/cuda/walk.h"
 
 namespace dyno::ops::cuda {
 
@@ -22,6 +23,9 @@ void run_stream(Problem p, DType other, const Choice& choice, CudaStream& stream
   p.shared_limit = static_cast<int32_t>(stream.device->shared_per_block_bytes);
   if (choice.kernel == Kernel::ring) {
     return run_ring(p, other, choice.share, choice.blocks, stream.device->sm_count, stream.handle);
+  }
+  if (choice.kernel == Kernel::walk) {
+    return run_walk(p, {}, choice.warps, choice.blocks, stream.device->sm_count, stream.handle);
   }
   if (other != p.type) return stream_mixed(p, other, choice.warps, choice.stripes, stream.handle);
   type_kernels(p.type).stream(p, choice.warps, choice.stripes, stream.handle);

@@ -47,10 +47,11 @@ struct Problem {
   float scale = 1.0f;
   Activation activation = Activation::silu;
 
-  const uint8_t* x = nullptr;  // float32 rows, or half rows of HalfRows
-  int64_t x_stride = 0;        // bytes between rows
-  int64_t x_batch_stride = 0;  // bytes
-  int32_t x_divisor = 1;       // experts: row r reads row r / x_divisor of x
+  const uint8_t* x = nullptr;        // float32 rows, or half rows of HalfRows
+  int64_t x_stride = 0;              // bytes between rows
+  int64_t x_batch_stride = 0;        // bytes
+  const uint8_t* x_bytes = nullptr;  // experts: the rows of x as byte rows without gaps, or null
+  int32_t x_divisor = 1;             // experts: row r reads row r / x_divisor of x
   float* y = nullptr;
   int64_t y_stride = 0;  // elements between rows
   int64_t y_batch_stride = 0;

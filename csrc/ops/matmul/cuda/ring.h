@@ -73,17 +73,6 @@ inline RingShape ring_shape(const Problem& p, DType other, int share, int blocks
   return s;
 }
 
-// A gated pair that a token uses in addition to its experts, with weights of the same type and k. Its stripes are the
-// first tasks of the launch (ring_pair.cuh).
-struct RingPair {
-  const uint8_t* w = nullptr;
-  const uint8_t* w_up = nullptr;
-  float* y = nullptr;
-  int32_t n = 0;
-
-  constexpr int stripes() const { return (n + kGpuRows - 1) / kGpuRows; }
-};
-
 template <DType kType, DType kOther>
 void launch_ring(const Problem& p, int share, int blocks, int multiprocessors, CUstream_st* stream);
 
@@ -91,13 +80,5 @@ void launch_ring(const Problem& p, int share, int blocks, int multiprocessors, C
 // p.type. `blocks` (1 or 2) persistent blocks per multiprocessor; `share` (1, 2, 4, 8) warps of a block process a
 // stripe together.
 void run_ring(const Problem& p, DType other, int share, int blocks, int multiprocessors, CUstream_st* stream);
-
-template <DType kType>
-void launch_ring_pair(const Problem& p, const RingPair& pair, int share, int blocks, int multiprocessors,
-                      CUstream_st* stream);
-
-// The same for the gated products of one token with its experts, together with a pair that has p's activation.
-void run_ring_pair(const Problem& p, const RingPair& pair, int share, int blocks, int multiprocessors,
-                   CUstream_st* stream);
 
 }  // namespace dyno::ops::cuda

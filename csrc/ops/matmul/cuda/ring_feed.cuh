@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/bulk_copy.cuh"
+#include "device/ptx.cuh"
 #include "ops/matmul/cuda/ring.h"
 
 namespace dyno::ops::cuda {

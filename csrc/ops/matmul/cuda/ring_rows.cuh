@@ -48,6 +48,7 @@ struct RingRows {
   __device__ __forceinline__ float convert_units(int warp, int warps, int lane, Loaded&& loaded) const {
     constexpr int kAtOnce = 4;  // units whose loads are in flight
     const RowLane of_lane(lane);
+    const bool converted = p.x_bytes != nullptr;
     const int of_row = shape.chunks * kChunkUnits, units = shape.x_rows * of_row;
     float squares = 0;
     RowValues norm[kAtOnce];
@@ -68,17 +69,26 @@ struct RingRows {
       for (int i = 0; i < kAtOnce; ++i) {
         const int unit = first + i * warps, row = unit / of_row;
         if (unit >= units) continue;
-        values[i].load(reinterpret_cast<const float*>(p.x + row * p.x_stride), unit - row * of_row, p.k,
-                       RowValues::first_k(lane));
+        if (converted) {
+          values[i].template load_bytes<16>(p.x_bytes + row * byte_row_bytes(p.k), unit - row * of_row, of_row, lane);
+        } else {
+          values[i].load(reinterpret_cast<const float*>(p.x + row * p.x_stride), unit - row * of_row, p.k,
+                         RowValues::first_k(lane));
+        }
       }
       if (first == warp) loaded();
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int unit = first + i * warps;
         if (unit >= units) continue;
-        squares += values[i].squares();
-        if (p.norm != nullptr) values[i].multiply(norm[i]);
-        const RowBytes bytes = values[i].template bytes<16>(of_lane);
+        RowBytes bytes;
+        if (converted) {
+          bytes = values[i].template converted<16>();
+        } else {
+          squares += values[i].squares();
+          if (p.norm != nullptr) values[i].multiply(norm[i]);
+          bytes = values[i].template bytes<16>(of_lane);
+        }
         *reinterpret_cast<uint2*>(shared + shape.memory.halves + unit * kUnitK * 2 + lane * 8) =
             make_uint2(bytes.b[0], bytes.b[1]);
         if (lane < 4) {

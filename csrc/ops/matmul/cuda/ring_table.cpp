@@ -1,7 +1,8 @@
-// Maps weight types to their ring kernels.
+// Maps weight types to their kernels `ring` and `walk`.
 #include "core/error.h"
 #include "ops/instances.h"
 #include "ops/matmul/cuda/ring.h"
+#include "ops/matmul/cuda/walk.h"
 
 namespace dyno::ops::cuda {
 
@@ -20,23 +21,22 @@ void run_ring(const Problem& p, DType other, [[maybe_unused]] int share, [[maybe
 namespace {
 
 template <DType kType>
-bool launched(const Problem& p, const RingPair& pair, int share, int blocks, int multiprocessors, CUstream_st* stream) {
+bool walked(const Problem& p, const SharedPair& pair, int warps, int blocks, int multiprocessors, CUstream_st* stream) {
   if constexpr (has_block_codes(kType) && group_built(KernelGroup::experts)) {
-    if (p.type == kType) return launch_ring_pair<kType>(p, pair, share, blocks, multiprocessors, stream), true;
+    if (p.type == kType) return launch_walk<kType>(p, pair, warps, blocks, multiprocessors, stream), true;
   }
   return false;
 }
 
 }  // namespace
 
-void run_ring_pair(const Problem& p, [[maybe_unused]] const RingPair& pair, [[maybe_unused]] int share,
-                   [[maybe_unused]] int blocks, [[maybe_unused]] int multiprocessors,
-                   [[maybe_unused]] CUstream_st* stream) {
+void run_walk(const Problem& p, [[maybe_unused]] const SharedPair& pair, [[maybe_unused]] int warps,
+              [[maybe_unused]] int blocks, [[maybe_unused]] int multiprocessors, [[maybe_unused]] CUstream_st* stream) {
 #define DYNO_BUILT_QUANT(name) \
-  if (launched<DType::name>(p, pair, share, blocks, multiprocessors, stream)) return;
+  if (walked<DType::name>(p, pair, warps, blocks, multiprocessors, stream)) return;
 #define DYNO_BUILT_GPU(name) DYNO_BUILT_QUANT(name)
 #include "ops/built_types.inc"
-  throw UnsupportedError(str_cat("[ring] ", dtype_name(p.type), " has no kernel for a shared expert's matrices"));
+  throw UnsupportedError(str_cat("[walk] ", dtype_name(p.type), " has no kernel"));
 }
 
 }  // namespace dyno::ops::cuda

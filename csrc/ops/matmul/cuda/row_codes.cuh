@@ -18,92 +18,15 @@
 // both sums over the 32 k with number t, and multiplies them by the scales of these k.
 #pragma once
 
-#include "device/dependent.cuh"
 #include "device/ptx.cuh"
 #include "device/reduce.cuh"
 #include "ops/matmul/cuda/ring.h"
+#include "ops/matmul/cuda/row_bytes.cuh"
 #include "ops/matmul/cuda/weight_tile.cuh"
 
 namespace dyno::ops::cuda {
 
-inline constexpr int kUnitK = kUnitTiles * kGpuTile;
-
-// Bytes of x of a lane: of its column, and of two steps of the 32 k that belong to the column.
-struct RowBytes {
-  uint32_t b[2];
-  int32_t sums[2];  // of the numbers of the 32 k with number t, or of each of their two steps
-  float back;       // x = back · number; NaN if a value is not finite
-};
-
-// How a lane makes its bytes, in registers: computed again for each unit, it would take a tenth of the conversion.
-struct RowLane {
-  uint32_t which;  // bytes of two integers: h or l, which the columns of lanes 4 to 7 of 8 have
-  uint32_t magic;  // bits of a float; the low bits of a value plus it are an integer: the number, for h plus 128
-  __device__ __forceinline__ explicit RowLane(int lane) {
-    const bool low = (lane & 4) != 0;
-    which = low ? 0x40u : 0x51u, magic = low ? 0x4b400000u : 0x4b400080u;
-    asm volatile("" : "+r"(which), "+r"(magic));
-  }
-};
-
-// The values of x that a lane converts: two pairs of each step, 8 k apart.
-struct RowValues {
-  float2 v[4];
-
-  // Values [128·unit, 128·unit + 128) of a row with k values, a multiple of 32, with zeros beyond. first: first_k().
-  __device__ __forceinline__ void load(const float* row, int unit, int k, int first) {
-    const int at = unit * kUnitK + first;
-    const auto* pairs = reinterpret_cast<const float2*>(row + at);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = at < k ? pairs[4 * i] : make_float2(0, 0);
-  }
-  // A lane's first k of a unit.
-  static __device__ __forceinline__ int first_k(int lane) { return lane / 8 * 32 + lane % 4 * 2; }
-  // The sum of the squares of the values of this lane. Two lanes have the same values.
-  __device__ __forceinline__ float squares() const {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum += v[i].x * v[i].x + v[i].y * v[i].y;
-    return sum;
-  }
-  __device__ __forceinline__ void multiply(const RowValues& by) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i].x *= by.v[i].x, v[i].y *= by.v[i].y;
-  }
-  // kSumsOf: 32 or 16 values, or 0 for no sums.
-  template <int kSumsOf>
-  __device__ __forceinline__ RowBytes bytes(const RowLane& of) const {
-    float largest = 0;  // NaN if a value is
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      largest = device::max_or_nan(device::max_or_nan(largest, fabsf(v[i].x)), fabsf(v[i].y));
-    }
-    // Bits of a float that is not negative have the order of the floats. The largest number stays below 2^15 minus 128,
-    // so that h fits a signed byte: a larger mantissa carries into the exponent here.
-    const uint32_t most = device::warp_max_unsigned(__float_as_uint(largest));
-    constexpr uint32_t kRoom = 0x10000, kInfinity = 0x7f800000;
-    const uint32_t back = (max((most + kRoom) >> 23, 15u) - 14u) << 23;
-    const float factor = __uint_as_float(0x7f000000u - back);  // the inverse
-    RowBytes out;
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const auto integer = [&](float value) { return __float_as_uint(value * factor + __uint_as_float(of.magic)); };
-      const float2 a = v[2 * step], b = v[2 * step + 1];
-      const uint32_t first = __byte_perm(integer(a.x), integer(b.x), of.which);
-      const uint32_t second = __byte_perm(integer(a.y), integer(b.y), of.which);
-      out.b[step] = __byte_perm(first, second, 0x5410);
-    }
-    constexpr uint32_t kOnes[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
-    int32_t sums[2][4] = {};
-    if constexpr (kSumsOf != 0) device::mma_u8s8(sums[0], kOnes, out.b[0], kSumsOf == 16 ? 0u : out.b[1]);
-    if constexpr (kSumsOf == 16) device::mma_u8s8(sums[1], kOnes, 0u, out.b[1]);
-#pragma unroll
-    for (int set = 0; set < 2; ++set) out.sums[set] = sums[set][0] * 256 + sums[set][1];
-    // Integers have no NaN, so the scale becomes NaN if any value is not finite.
-    out.back = __uint_as_float(most < kInfinity ? back : 0x7fc00000u);
-    return out;
-  }
-};
+static_assert(kUnitK == kUnitTiles * kGpuTile);
 
 // A lane's part of two tiles.
 template <DType kType>

@@ -46,6 +46,9 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
   const uint8_t* x = p.x + (experts   ? static_cast<int64_t>(first_row / p.x_divisor) * p.x_stride
                             : kSummed ? first_row * p.x_stride
                                       : blockIdx.z * p.x_batch_stride);
+  const bool converted = !kSummed && p.x_bytes != nullptr;
+  const int byte_units = static_cast<int>(byte_row_units(p.k));
+  if (converted) x = p.x_bytes + first_row / p.x_divisor * byte_row_bytes(p.k);
   int matrix = static_cast<int>(blockIdx.z);
   const auto ask_for = [&](const float* vector, int64_t at) {  // 64 bytes of the epilogue's inputs
     if (vector != nullptr && threadIdx.x == 0) device::prefetch_l2(vector + at);
@@ -149,7 +152,11 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
         const auto* row = kSummed && !shared ? reinterpret_cast<const float*>(x + ahead.slot * p.x_stride)
                           : shared           ? p.shared.x + static_cast<int64_t>(blockIdx.y) * p.shared.k
                                              : reinterpret_cast<const float*>(x);
-        values[u].load(row, ahead.unit, shared ? p.shared.k : p.k, first_k);
+        if (converted) {
+          values[u].template load_bytes<Unit::kSumsOf>(x, ahead.unit, byte_units, lane);
+        } else {
+          values[u].load(row, ahead.unit, shared ? p.shared.k : p.k, first_k);
+        }
         weight[u] = kSummed && !shared ? p.slot_weights[first_row + ahead.slot] : 1.0f;
       }
       advance(ahead);
@@ -165,7 +172,12 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
           values[u].multiply(norm);
         }
       }
-      RowBytes bytes = values[u].template bytes<Unit::kSumsOf>(of_lane);
+      RowBytes bytes;
+      if (converted) {
+        bytes = values[u].template converted<Unit::kSumsOf>();
+      } else {
+        bytes = values[u].template bytes<Unit::kSumsOf>(of_lane);
+      }
       if constexpr (kSummed) bytes.back *= weight[u];
 #pragma unroll
       for (int i = 0; i < kMats; ++i) ring[u][i].multiply(bytes, table, lane, sums[i]);
