@@ -59,10 +59,12 @@ struct RowUnit {
         // Twice the values: 0 1 2 3 | 4 6 8 12 and their negatives.
         words[0] = 0x04030200u, words[1] = 0x0d090705u, words[2] = 0xfdfeff00u, words[3] = 0xf4f8fafcu;
       }
-      // Registers: if the compiler knew that these are constants, it would emit a move before each permutation.
+      // From another lane, so that the compiler does not know that these are the same constants in all lanes. It would
+      // keep no registers for them, and emit a move before each permutation: a sixth of the instructions of multiply().
       if constexpr (kLookup && !kOwnTable) {
+        const int lane = static_cast<int>(threadIdx.x & 31);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(words[i]));
+        for (int i = 0; i < 4; ++i) words[i] = __shfl_sync(device::kFullMask, lane < 16 ? words[i] : 0u, lane & 15);
       }
     }
   };

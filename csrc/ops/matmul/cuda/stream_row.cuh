@@ -17,10 +17,11 @@ namespace dyno::ops::cuda {
 
 inline constexpr int kRowMaxWarps = 16;
 
-// Units in flight for each of a warp's matrices, as many as its registers allow.
+// Units in flight for each of a warp's matrices, as many as its registers allow. Codes that are bytes take none to
+// unpack.
 constexpr int row_depth(DType type, int mats) {
   const GpuFormat f = gpu_format(type);
-  const int depth = 48 / ((2 * f.bits() + 3) * mats);
+  const int depth = (f.low_bits == 8 && f.scale == GpuScale::d ? 80 : 48) / ((2 * f.bits() + 3) * mats);
   return depth < 1 ? 1 : depth > 2 ? 2 : depth;
 }
 
