@@ -19,13 +19,16 @@ HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per
         ({"n": 768, "k": 2048, "used": 8}, {"variant": "stream", "warps": 4, "stripes": 2}),
         ({"n": 768, "k": 2048, "used": 8, "shared": 768}, {"variant": "walk", "warps": 8, "blocks": 2}),
         ({"n": 4096, "k": 512, "used": 8}, {"variant": "walk", "warps": 4, "blocks": 4}),
+        # Several tokens: measured with the ring and stream only.
+        ({"n": 768, "k": 2048, "used": 8, "m": 4}, {"variant": "ring", "share": 1, "blocks": 2}),
         ({"n": 768, "k": 2048, "used": 8, "m": 5}, {"variant": "stream", "warps": 4, "stripes": 2}),
     ],
 )
 def test_blocks_stay_for_many_pairs_of_stripes(desc: dict[str, Any], config: dict[str, Any]) -> None:
     desc = {"type": "q4_0", "layout": "gpu", "m": 1, "experts": 64, "bytes": True, **desc}
     assert ops.default_config("moe_up_gate", desc, HOPPER) == config
-    assert ops.supports("moe_up_gate", desc, config, HOPPER | {"compute_capability": 75})[0]
+    old = HOPPER | {"compute_capability": 75}
+    assert ops.supports("moe_up_gate", desc, config, old)[0] == (config["variant"] != "ring")
     del desc["bytes"]
     if config["variant"] == "walk":
         ok, why = ops.supports("moe_up_gate", desc, config, HOPPER)
@@ -39,6 +42,7 @@ def test_blocks_stay_for_many_pairs_of_stripes(desc: dict[str, Any], config: dic
     [
         ({"type": "mxfp4", "n": 2880, "k": 2880, "used": 4}, 16, 2),  # 180 stripes
         ({"n": 2048, "k": 768, "used": 8}, 16, 1),
+        ({"type": "mxfp4", "n": 2880, "k": 2880, "used": 4, "m": 2}, 4, 1),
         ({"type": "f16", "n": 2880, "k": 2880, "used": 4}, 8, 1),
     ],
 )

@@ -411,20 +411,20 @@ Choice walk_choice(const Shape& s) {
 
 namespace {
 
-// Whether the gated pairs of experts are enough for blocks that stay: more than the blocks of stream that fit at once.
-// Measured on an H200 (h200_walk.json).
+// Whether the gated pairs of a token's experts are enough for blocks that stay: more than the blocks of stream that fit
+// at once. Measured on an H200 (h200_walk.json), for one token.
 bool walks(const Shape& s, const DeviceInfo& device) {
   constexpr int64_t kBlocksAtOnce = 4;  // of four warps, on a multiprocessor
   const int64_t pairs = (s.n + kGpuRows - 1) / kGpuRows * s.rows;
-  return pairs > kBlocksAtOnce * std::max(device.sm_count, 1) && supports_walk(s, walk_choice(s)).ok;
+  return s.x_rows == 1 && pairs > kBlocksAtOnce * std::max(device.sm_count, 1) && supports_walk(s, walk_choice(s)).ok;
 }
 
 // Defaults within a path. Measured on an H200 (benchmarks/results); the order of sizes is the same on other chips. A
 // gated pair has two stripes, one of each matrix.
 Choice default_stream(const Shape& s, const DeviceInfo& device) {
+  if (walks(s, device)) return walk_choice(s);
   // Values of a table take longer to look up than the codes to load. Blocks of stream need no shared memory, so more
   // warps look them up at the same time; with experts, this is faster than the ring.
-  if (walks(s, device)) return walk_choice(s);
   const bool looks_up = s.experts && gpu_format(s.type).lookup();
   if (s.rows == 1 || (s.experts && !looks_up)) {
     const int64_t stripes = (s.n + kGpuRows - 1) / kGpuRows;
