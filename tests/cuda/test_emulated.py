@@ -255,6 +255,30 @@ def test_a_value_that_is_not_a_number_does_not_become_one(
         check({"y": found})
 
 
+@pytest.mark.parametrize(("dtype", "choice"), INTEGERS)
+def test_the_largest_value_of_a_row_fits_its_number(
+    products: ctypes.CDLL, dtype: str, choice: tuple[str, int, int]
+) -> None:
+    """A number of 16 bits has two signed bytes, so the largest is below 2^15 - 128, also after rounding."""
+    of_type = (c for c in EXPERTS if c.family == "matmul_id" and c.desc["type"] == dtype)
+    case = next(c for c in of_type if c.desc["m"] > 1)
+    args, outputs, _ = case.make(np.random.default_rng(3))
+    args["ids"][:] = 0
+    args["bias"] = None
+    values = np.array([0x7EFE00, 0x7EFF00, 0x7EFF01, 0x7EFFFF, 0x7F0000, 0x7FFFFF, 0], np.uint32)
+    values = (values | np.uint32(0x3F800000)).view(np.float32)
+
+    def column(value: float) -> NDArray[Any]:
+        args["x"][:] = 0
+        args["x"][:, 7] = value
+        return multiply(products, case, args, outputs, choice)["y"].astype(np.float64) / value
+
+    expected = column(1.0)
+    assert np.abs(expected).max() > 0
+    for value in [*values, *-values]:
+        np.testing.assert_allclose(column(value), expected, rtol=1e-4)
+
+
 SUMS = [
     case
     for case in all_cases()

@@ -20,7 +20,7 @@ def encode(x: NDArray[np.float32]) -> NDArray[np.uint8]:
     values = np.zeros((m, units, UNIT), np.float32)
     values.reshape(m, -1)[:, :k] = x
     largest = np.abs(values).max(axis=2).view(np.uint32)
-    exponents = np.maximum((largest + 0x10000) >> 23, 15) - 14
+    exponents = np.maximum((largest + 0x10100) >> 23, 15) - 14
     scales = (exponents << 23).astype(np.uint32).view(np.float32)
     numbers = np.rint(values / scales[..., None]).astype(np.int64)
     assert np.abs(numbers).max(initial=0) < 2**15 - 128

@@ -27,9 +27,10 @@ struct RowBytes {
 struct RowScale {
   float back, factor;  // value = back · number; the inverse
   __device__ __forceinline__ explicit RowScale(uint32_t most) {
-    // Bits of a float that is not negative have the order of the floats. The largest number stays below 2^15 minus 128,
-    // so that h fits a signed byte: a larger mantissa carries into the exponent here.
-    constexpr uint32_t kRoom = 0x10000, kInfinity = 0x7f800000;
+    // Bits of a float that is not negative have the order of the floats. The largest number stays below 2^15 - 128, so
+    // that h fits a signed byte. A value of 2^15 - 128.5 or more would be rounded to that, so its mantissa, at least
+    // 0x7eff00, carries into the exponent here.
+    constexpr uint32_t kRoom = 0x800000 - 0x7eff00, kInfinity = 0x7f800000;
     const uint32_t bits = (max((most + kRoom) >> 23, 15u) - 14u) << 23;
     factor = __uint_as_float(0x7f000000u - bits);
     // Integers have no NaN, so the scale becomes NaN if any value is not finite.
