@@ -6,12 +6,12 @@
 // The bits of a 4-bit tile serve twice: of a word that a lane reads, one mask leaves four codes of row g and another
 // one 16 times the codes of row g + 8. So unpacking takes one instruction for four codes.
 //
-// A table has two registers of values below zero (codes 0 … 7) and two of the other values. Both are indexed with the
-// unmodified codes: for a code of 8 or more, a permutation returns the sign of the selected byte. So the first two
-// registers give −1 for the codes of the others, which have their values plus 1; and those give 0 for the codes of the
-// first. The tensor cores add the two, so that no code is masked and no result selected. The codes of mxfp4 have a sign
-// and a magnitude: their first half is not below zero, so the plus 1 moves there, except for magnitude 0, whose
-// negative has no sign.
+// A table has two registers of values below zero (codes 0 … 7) and two of the other values (codes 15 … 8). The first
+// are indexed with the codes, the others with the inverted codes. For an index of 8 or more, a permutation returns the
+// sign of the selected byte. So the first two registers give −1 for the codes of the others, which have their values
+// plus 1; and those give 0 for the codes of the first. The tensor cores add the two, so that no code is masked and no
+// result selected. The codes of mxfp4 have a sign and a magnitude: their first half is not below zero, so the plus 1
+// moves there, except for magnitude 0, whose negative has no sign.
 //
 // Values of x are 16-bit numbers, 256·h + l with signed bytes h and l, and have a scale for each 128. Columns 2·c and
 // 2·c + 1 of an MMA have h and l of 32 k, number c of the two tiles, and zeros for all other k. So lane 4·g + t gets
@@ -48,25 +48,30 @@ struct RowUnit {
   uint32_t scale[2], super[2];
   uint32_t own[kOwnTable ? 5 : 1];  // the table, biased by 128, then its bias and shift
 
-  // The table of a type, for multiply().
+  // The table of a type, for multiply(): codes 0 … 7 forwards, then codes 15 … 8.
   struct Table {
     uint32_t words[4];
+    uint32_t minus_one = 0xffffffffu;
     __device__ __forceinline__ Table() {
       if constexpr (kFormat.codebook == GpuCodebook::iq4nl) {
-        // -127 -104 -83 -65 | -49 -35 -22 -10 | 1 13 25 38 | 53 69 89 113
-        words[0] = 0xbfad9881u, words[1] = 0xf6eaddcfu, words[2] = 0x271a0e02u, words[3] = 0x725a4636u;
+        // -127 -104 -83 -65 | -49 -35 -22 -10 | 113 89 69 53 | 38 25 13 1
+        words[0] = 0xbfad9881u, words[1] = 0xf6eaddcfu, words[2] = 0x36465a72u, words[3] = 0x020e1a27u;
       } else if constexpr (kFormat.codebook == GpuCodebook::mxfp4) {
-        // Twice the values: 0 1 2 3 | 4 6 8 12 and their negatives.
-        words[0] = 0x04030200u, words[1] = 0x0d090705u, words[2] = 0xfdfeff00u, words[3] = 0xf4f8fafcu;
+        // Twice the values: 0 1 2 3 | 4 6 8 12 and their negatives, backwards.
+        words[0] = 0x04030200u, words[1] = 0x0d090705u, words[2] = 0xfcfaf8f4u, words[3] = 0x00fffefdu;
       }
       // From another lane, so that the compiler does not know that these are the same constants in all lanes. It would
       // keep no registers for them, and emit a move before each permutation: a sixth of the instructions of multiply().
-      if constexpr (kLookup && !kOwnTable) {
+      if constexpr (kLookup) {
         const int lane = static_cast<int>(threadIdx.x & 31);
+        const auto hide = [&](uint32_t& v) { v = __shfl_sync(device::kFullMask, lane < 16 ? v : 0u, lane & 15); };
+        hide(minus_one);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) words[i] = __shfl_sync(device::kFullMask, lane < 16 ? words[i] : 0u, lane & 15);
+        for (int i = 0; i < 4 && !kOwnTable; ++i) hide(words[i]);
       }
     }
+    // All bits inverted. The multipliers have time for it; logic and permutations share a pipe, which has none.
+    __device__ __forceinline__ uint32_t inverse(uint32_t v) const { return v * minus_one + minus_one; }
   };
 
   // Where a lane's bytes of a unit are.
@@ -161,7 +166,8 @@ struct RowUnit {
     uint32_t values[4] = {};  // of the table
     if constexpr (kOwnTable) {
       values[0] = own[0] | 0x80808080u, values[1] = own[1] | 0x80808080u;  // without the bias of 128: below zero
-      values[2] = own[2] - 0x7f7f7f7fu, values[3] = own[3] - 0x7f7f7f7fu;
+      values[2] = __byte_perm(own[3] - 0x7f7f7f7fu, 0u, 0x0123);
+      values[3] = __byte_perm(own[2] - 0x7f7f7f7fu, 0u, 0x0123);
     } else if constexpr (kLookup) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) values[i] = table.words[i];
@@ -171,14 +177,19 @@ struct RowUnit {
       const uint32_t b0 = own ? x.b[0] : 0u, b1 = own ? x.b[1] : 0u;
       constexpr int kTile = kHalf / 2, kStep = kHalf % 2 * 2;
       if constexpr (kLookup) {
+        uint32_t code[4];
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          code[2 * step] = low[kTile][kStep + step];
+          code[2 * step + 1] = code[2 * step] >> 16;
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           uint32_t a[4];
 #pragma unroll
-          for (int step = 0; step < 2; ++step) {
-            const uint32_t code = low[kTile][kStep + step] ^ (half == 0 ? 0u : 0x88888888u);
-            a[2 * step] = device::permute_or_sign(values[2 * half], values[2 * half + 1], code);
-            a[2 * step + 1] = device::permute_or_sign(values[2 * half], values[2 * half + 1], code >> 16);
+          for (int i = 0; i < 4; ++i) {
+            a[i] = device::permute_or_sign(values[2 * half], values[2 * half + 1],
+                                           half == 0 ? code[i] : table.inverse(code[i]));
           }
           if constexpr (kSmall) {
             device::mma_s8(products[0], a, b0, 0u);
