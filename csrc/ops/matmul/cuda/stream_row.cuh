@@ -138,30 +138,32 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
     if (!experts) device::wait_for_previous();
   }
 
+  RowValues values[kDepth];
+  float weight[kDepth];
+  const auto load_x = [&](RowValues& to, float& of_slot, const Item& item) {
+    if (item.index >= total) return;
+    const bool shared = kSummed && item.slot == p.used;
+    if (converted) {
+      to.template load_bytes<Unit::kSumsOf>(x, item.unit, byte_units, lane);
+    } else {
+      const auto* row = kSummed && !shared ? reinterpret_cast<const float*>(x + item.slot * p.x_stride)
+                        : shared           ? p.shared.x + static_cast<int64_t>(blockIdx.y) * p.shared.k
+                                           : reinterpret_cast<const float*>(x);
+      to.load(row, item.unit, shared ? p.shared.k : p.k, first_k);
+    }
+    of_slot = kSummed && !shared ? p.slot_weights[first_row + item.slot] : 1.0f;
+  };
+  Item at = first_place(), ahead = at;
+#pragma unroll
+  for (int u = 0; u < kDepth; ++u) {
+    load_x(values[u], weight[u], ahead);
+    advance(ahead);
+  }
+
   const typename Unit::Table table;
   const RowLane of_lane(lane);
-  Item at = first_place();
   float sums[kMats][2] = {}, squares = 0;
   while (at.index < total) {
-    RowValues values[kDepth];
-    float weight[kDepth];
-    Item ahead = at;
-#pragma unroll
-    for (int u = 0; u < kDepth; ++u) {
-      if (ahead.index < total) {
-        const bool shared = kSummed && ahead.slot == p.used;
-        const auto* row = kSummed && !shared ? reinterpret_cast<const float*>(x + ahead.slot * p.x_stride)
-                          : shared           ? p.shared.x + static_cast<int64_t>(blockIdx.y) * p.shared.k
-                                             : reinterpret_cast<const float*>(x);
-        if (converted) {
-          values[u].template load_bytes<Unit::kSumsOf>(x, ahead.unit, byte_units, lane);
-        } else {
-          values[u].load(row, ahead.unit, shared ? p.shared.k : p.k, first_k);
-        }
-        weight[u] = kSummed && !shared ? p.slot_weights[first_row + ahead.slot] : 1.0f;
-      }
-      advance(ahead);
-    }
 #pragma unroll
     for (int u = 0; u < kDepth; ++u) {
       if (at.index >= total) break;
@@ -180,6 +182,7 @@ __device__ __forceinline__ void stream_row_block(const Problem& p, const StreamT
         bytes = values[u].template bytes<Unit::kSumsOf>(of_lane);
       }
       if constexpr (kSummed) bytes.back *= weight[u];
+      load_x(values[u], weight[u], next);  // x comes from L2, and is there before the weights
 #pragma unroll
       for (int i = 0; i < kMats; ++i) ring[u][i].multiply(bytes, table, lane, sums[i]);
       load(ring[u]);
