@@ -53,9 +53,13 @@ Config default_config(const MoeDownSumDesc& desc, const DeviceInfo& device) {
   }
   const int64_t k_tiles = (desc.k + kGpuTile - 1) / kGpuTile * desc.used + (desc.shared + kGpuTile - 1) / kGpuTile;
   const auto warps = [&](int64_t of) { return cuda::stream_warps(of, k_tiles, device).value_or(4); };
-  // Two stripes share the conversion of x. Measured on an H200 (h200_walk.json), for one token.
-  const int one = warps(blocks), two = warps((blocks + 1) / 2);
-  const bool pairs = desc.m == 1 && two > one && cuda::has_block_codes(desc.type);
+  // Two stripes share the conversion of x. Measured on an H200 (h200_walk.json, h200_few_tokens.json): for one token,
+  // this pays if twice as many warps then fit; for several tokens always, in blocks of eight warps and more.
+  constexpr int64_t kTilesOfWarp = 2, kWarps = 8;
+  const int one = warps(blocks);
+  int two = warps((desc.n + 2 * kGpuRows - 1) / (2 * kGpuRows) * desc.m);
+  if (desc.m > 1 && k_tiles >= kTilesOfWarp * kWarps) two = std::max<int>(two, kWarps);
+  const bool pairs = cuda::has_block_codes(desc.type) && (desc.m > 1 || two > one);
   return stream_params{.warps = static_cast<int16_t>(pairs ? two : one),
                        .stripes = static_cast<int16_t>(pairs ? 2 : 1)};
 }

@@ -426,7 +426,8 @@ Choice default_stream(const Shape& s, const DeviceInfo& device) {
   // Values of a table take longer to look up than the codes to load. Blocks of stream need no shared memory, so more
   // warps look them up at the same time; with experts, this is faster than the ring.
   const bool looks_up = s.experts && gpu_format(s.type).lookup();
-  if (s.rows == 1 || (s.experts && !looks_up)) {
+  // So is stream with rows in bytes, which it need not convert (h200_few_tokens.json).
+  if (s.rows == 1 || (s.experts && !looks_up && !s.bytes)) {
     const int64_t stripes = (s.n + kGpuRows - 1) / kGpuRows;
     if (const auto ring = default_ring(s, stripes * (s.experts ? s.rows : 1), s.gated ? 2 : 1, device)) return *ring;
   }
