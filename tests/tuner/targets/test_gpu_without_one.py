@@ -129,7 +129,8 @@ def test_kernels_are_those_of_the_path_that_the_settings_chose(
         assert {op.metric for op in products} == {"pp", "tg"}
         for op in products:
             assert op.default in op.candidates
-            if op.metric == "tg":
+            # A product that normalises has the kernels of both paths.
+            if op.metric == "tg" and " norm " not in op.key:
                 assert {c["variant"] for c in op.candidates} == {"stream"}
         (drawing,) = [op for op in ops if op.key.startswith("sample ")]
         assert (drawing.metric, drawing.tokens, drawing.m, drawing.count) == ("tg", "m1", 1, 1)
