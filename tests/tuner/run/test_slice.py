@@ -52,7 +52,8 @@ class Scripted(InlineExecutor):
 
     def measurement(self, configuration: Configuration, *args: Any) -> Measurement:
         found = super().measurement(configuration, *args)
-        seconds = 2e-5 * (self._factor if configuration.settings["ubatch"] < 64 else 1.0)
+        # Slow enough for the roofline of every machine.
+        seconds = 2e-4 * (self._factor if configuration.settings["ubatch"] < 64 else 1.0)
         samples = [
             tuple(replace(s, seconds=seconds, clock_seconds=seconds) for s in of)
             for of in (found.samples, found.warmup)
