@@ -235,12 +235,20 @@ def nmse(got: NDArray[np.float32], want: NDArray[np.float32]) -> float:
     return float(((g - w) ** 2).sum() / ((w - w.mean()) ** 2).sum())
 
 
+CPU = next(device for device in _core.devices() if device["kind"] == "cpu")
+LIMITS = {
+    "avx512_vnni": 1e-9,
+    "avx2": 2e-9,
+    "portable": 1e-8,
+}  # measured: 1.1e-9 with AVX2, 5.6e-9 without vectors
+
+
 @pytest.mark.parametrize("share", [-1, 1, 30, 100])
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_the_cpu_shares_the_experts_of_prompts(name: str, share: int) -> None:
     """Each device adds the slots of its own experts, so sums of a few terms round in another order, unless
-    one device has all. Layers make that larger, and fewer lanes of a vector too: 6e-9 without vectors, 1e-9
-    with AVX2. Routing is pinned: the last bit may decide it."""
+    one device has all. Layers make that larger; the limit is as for other u-batches, and above it where sums
+    have fewer lanes (`LIMITS`). Routing is pinned: the last bit may decide it."""
     path = TINY / f"{name}-tiny.gguf"
     plain = _core.Session(
         path, load={"numerics": "exact"}, context={"ctx": 96, "sequences": 3},
@@ -257,7 +265,7 @@ def test_the_cpu_shares_the_experts_of_prompts(name: str, share: int) -> None:
     got = session.decode([(0, prompt)], "all", pinned_routing=routing)[0]
     if share == 100:  # all experts on one device: one order
         np.testing.assert_array_equal(got, want)
-    assert nmse(got, want) < 1e-8
+    assert nmse(got, want) < LIMITS[CPU["isa"]]
     counts = session.streamed
     if share == 100:
         assert counts["matrices"] == 0
