@@ -25,9 +25,10 @@ your machine would take:
     dyno profiles match model.gguf
 
 A profile applies only to its own model and kind of device ([which profile the runtime
-takes](profiles.md#which-profile-the-runtime-takes)). A cell shows the gain over the engine's defaults, with
-its 95 % interval. `pp4096` is a prompt of 4096 tokens, and `tg64` means 64 generated tokens. A cell with only
-a name is a tune in which nothing gained more than the noise of the machine.
+takes](profiles.md#which-profile-the-runtime-takes)). A cell shows the gain over the defaults of the engine's
+version in the tables below, with its 95 % interval. Defaults of newer versions may contain that gain.
+`pp4096` is a prompt of 4096 tokens, and `tg64` means 64 generated tokens. A cell with only a name is a tune
+in which nothing gained more than the noise of the machine.
 
 """
 
