@@ -193,7 +193,7 @@ enum class ListId : uint8_t {
   general,            // any number of tokens
   fused,              // fewer, larger launches for at most kFusedTokens tokens
   single,             // one token: the fused list with launches that are faster for one token only
-  batched,            // up to kBatchedTokens tokens: products as in the general list, other ops fused
+  batched,            // any number of tokens: products as in the general list, other ops fused
   expanded,           // for prompts: latent attention over keys and values of all heads
   draw,               // after any other list: samples from one row of logits
   streamed,           // for prompts: products with CPU weights on the main device
@@ -201,8 +201,8 @@ enum class ListId : uint8_t {
 };
 inline constexpr size_t kListCount = 8;
 inline constexpr int64_t kFusedTokens = 8;
-inline constexpr int64_t kRingTokens = 64;  // of the batched list; more tokens run tiles of prompts
-inline constexpr int64_t kBatchedTokens = 512;
+inline constexpr int64_t kRingTokens = 64;        // of the batched list; more tokens run tiles of prompts
+inline constexpr int64_t kBatchedTokens = 65536;  // the largest u-batch
 std::string_view list_name(ListId list);
 constexpr bool is_streamed(ListId list) { return list == ListId::streamed || list == ListId::streamed_expanded; }
 constexpr bool is_expanded(ListId list) { return list == ListId::expanded || list == ListId::streamed_expanded; }

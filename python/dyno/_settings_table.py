@@ -399,8 +399,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "fusion",
         "session",
         "bool",
-        "Run u-batches of at most 8 tokens with a list of fused ops instead of the general list. U-batches "
-        "of at most 512 tokens run with a list that fuses the ops between matrix products and attention.",
+        "Run u-batches of at most 8 tokens with a list of fused ops instead of the general list. Larger "
+        "u-batches run with a list that fuses the ops between matrix products and attention.",
         default=True,
         devices=CUDA,
         fidelity="rounding",

@@ -245,7 +245,7 @@ class TestLatentAttention:
         routing = exact.decode([(0, tokens)], "none", capture_routing=True)[1]
         context = {"kv_type_k": "f16"} if cache == "f16" else {}
         s = open_session(name, "default", context, mla_mode=mode, ubatch=48)
-        assert {op["list"] for op in s.ops(48)} == {"general" if mode == "absorbed" else "expanded"}
+        assert {op["list"] for op in s.ops(48)} == {"batched" if mode == "absorbed" else "expanded"}
         got = s.decode([(0, tokens)], "all", pinned_routing=routing)[0]
         assert nmse(got, g["logits_long"]) < self.LIMITS[name, cache]
         s.rewind(100)

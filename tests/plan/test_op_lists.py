@@ -44,27 +44,29 @@ def test_few_tokens_take_the_fused_list(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hundreds_of_tokens_store_keys_and_values_in_one_launch(name: str) -> None:
+def test_prompts_store_keys_and_values_in_one_launch(name: str) -> None:
     session = plan_for(name)
-    if (
-        name in LATENT or name == "mistral3"
-    ):  # latents, and a scale of positions that the launch does not know
+    if name == "mistral3":  # a scale of positions that the launch does not know
         assert lists(session, 9) == {"general"}
         return
-    assert lists(session, 9) == lists(session, 512) == {"batched"}
-    assert lists(session, 513) == {"general"}
-    assert "ops per u-batch of at most 512 tokens" in session.describe_plan()
+    if name in LATENT:
+        session.set({"mla_mode": "absorbed", "ubatch": 1024})
+    assert lists(session, 9) == lists(session, 512) == lists(session, 1024) == {"batched"}
+    assert "ops per u-batch of at most 65536 tokens" in session.describe_plan()
     batched, general = Counter[str](), Counter[str]()
-    for tokens, counts in ((512, batched), (513, general)):
-        for op in session.ops(tokens):
+    for fusion, counts in ((True, batched), (False, general)):
+        session.set({"fusion": fusion, "ubatch": 1024, "mla_mode": "absorbed"})
+        for op in session.ops(1024):
             counts[op["family"]] += op["count"]
     stored = batched["qkv_rope_store"]
     assert stored > 0
     assert batched["attention"] == general["attention"] >= stored
-    assert batched["kv_store"] == general["kv_store"] - 2 * stored
+    each = 1 if name in LATENT else 2  # keys and values, or latents
+    assert batched["kv_store"] == general["kv_store"] - each * stored
     # A node that is not fused stays as it was.
-    for family in {"matmul", "up_gate", "moe_up_gate", "matmul_id"} & set(general):
+    for family in {"up_gate", "moe_up_gate", "matmul_id"} & set(general):
         assert batched[family] == general[family]
+    assert batched["matmul"] == general["matmul"] - (1 if name in LATENT else 2) * batched["qkv"]
 
 
 # iq3_s is read as q4_16; where v has another type, no ring multiplies by all three.
@@ -77,7 +79,7 @@ def test_hundreds_of_tokens_store_keys_and_values_in_one_launch(name: str) -> No
         ("q8_0", "q6_k", 90, False),
     ],
 )
-def test_hundreds_of_tokens_multiply_by_q_k_and_v_in_one_launch(
+def test_prompts_multiply_by_q_k_and_v_in_one_launch(
     tmp_path: Path, dtype: str, v: str, capability: int, merged: bool
 ) -> None:
     path = tiny_model(
@@ -89,18 +91,18 @@ def test_hundreds_of_tokens_multiply_by_q_k_and_v_in_one_launch(
         path, session={"cuda_graphs": False, "ubatch": 1024}, plan_only=True, device=device
     )
     layers = session.model["n_layers"]
-    for tokens, together in ((9, merged), (64, merged), (65, merged), (512, merged), (513, False)):
+    for tokens in (9, 64, 65, 512, 513, 1024):
         counts = Counter[str]()
         for op in session.ops(tokens):
             counts[op["family"]] += op["count"]
-        assert counts["qkv"] == (layers if together else 0)
-        assert counts["matmul"] == layers * (2 if together else 5) + 1
+        assert counts["qkv"] == (layers if merged else 0)
+        assert counts["matmul"] == layers * (2 if merged else 5) + 1
         # The launch that makes half rows for q, k and v or for gate and up norms them.
-        alone = (0 if together else layers) + (0 if tokens <= 512 and capability == 90 else layers)
+        alone = (0 if merged else layers) + (0 if capability == 90 else layers)
         assert counts["norm"] == alone + 1
 
 
-@pytest.mark.parametrize(("limit", "last"), [(0, 64), (64, 64), (200, 200), (512, 512), (65536, 512)])
+@pytest.mark.parametrize(("limit", "last"), [(0, 64), (64, 64), (200, 200), (512, 512), (1000, 1000)])
 def test_mmq_max_tokens_limits_fused_prompts(limit: int, last: int) -> None:
     """Above it, products are computed by another path, which the fused launches do not have."""
     session = plan_for("llama")
@@ -133,8 +135,7 @@ def test_attention_stores_what_it_reads_where_it_can() -> None:
     few = {op["family"] for op in plan_for("qwen3moe").ops(8)}
     assert few & (whole | parts) == whole
     assert {op["family"] for op in plan_for("qwen3moe").ops(9)} & (whole | parts) == parts
-    assert {op["family"] for op in plan_for("qwen3moe").ops(512)} & (whole | parts) == parts
-    assert {op["family"] for op in plan_for("qwen3moe").ops(513)} & (whole | parts) == {"attention"}
+    assert {op["family"] for op in plan_for("qwen3moe").ops(1024)} & (whole | parts) == parts
     ampere = HOPPER | {"compute_capability": 86}
     assert {op["family"] for op in plan_for("qwen3moe", ampere).ops(1)} & (whole | parts) == whole
 
@@ -203,7 +204,7 @@ def latent_plan(name: str, context: dict[str, Any], mode: str, **more: Any) -> _
 def test_prompts_expand_latent_attention(name: str, cache: str) -> None:
     session = latent_plan(name, {"kv_type_k": cache}, "auto")
     assert lists(session, 32) == lists(session, 512) == {"expanded"}
-    assert lists(session, 31) == {"general"}
+    assert lists(session, 31) == {"batched"}
     assert lists(session, 8) == {"fused"}
     families = {op["family"]: op for op in session.ops(512)}
     assert families["mla_expand"]["count"] == families["attention"]["count"] == session.model["n_layers"]
@@ -211,7 +212,7 @@ def test_prompts_expand_latent_attention(name: str, cache: str) -> None:
     variant = {"f32": "flash_pairs", "f16": "flash_wgmma"}[cache]
     assert families["attention"]["config"]["variant"] == variant
     session.set({"mla_mode": "absorbed"})
-    assert lists(session, 512) == {"general"}
+    assert lists(session, 512) == {"batched"}
     session.set({"mla_mode": "expanded"})
     assert lists(session, 1) == {"expanded"}
 
@@ -220,7 +221,7 @@ def test_an_f32_cache_is_expanded_where_tensor_cores_attend_to_it() -> None:
     """Its tiles of queries and keys have to fit into shared memory; a setting expands all the same."""
     small = HOPPER | {"compute_capability": 75, "shared_per_block_bytes": 32_768}
     session = latent_plan(LATENT[0], {}, "auto", device=small)
-    assert lists(session, 512) == {"general"}
+    assert lists(session, 512) == {"batched"}
     assert "not used with an f32 cache on this GPU" in session.describe_plan()
     session.set({"mla_mode": "expanded"})
     assert lists(session, 512) == {"expanded"}

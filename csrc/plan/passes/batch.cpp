@@ -1,6 +1,5 @@
-// The op list for dozens and hundreds of tokens, as in a step of a server or a short chunk of a prompt: the general
-// list with the ops between products fused. Such a launch costs as much as its work, but the products need tiles that
-// the fused list does not have.
+// The op list for prompts and for the steps of many sequences: the general list with the ops between products fused.
+// The products need tiles that the fused list does not have.
 #include "plan/passes/passes.h"
 
 namespace dyno::plan {
@@ -23,14 +22,20 @@ bool reads_once(const DeviceInfo& device, const ops::OpDesc& desc) {
   return taken(kFusedTokens + 1);
 }
 
-// q, k and v in one launch, which converts their rows to f16 once.
+// q, k and v, or the first products of latent attention, in one launch, which converts their rows to f16 once.
 bool merge_products(const Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t i) {
   const model::AttentionSpec& a = model.layers[static_cast<size_t>(i)].attention;
-  const std::optional<ops::QkvDesc> desc = qkv_desc(plan, model, a);
+  const bool latents = a.kind == model::AttentionKind::mla;
+  const model::WeightId first = latents && a.q_a != model::kNone ? a.q_a : a.q;
+  const std::optional<ops::QkvDesc> desc = latents ? pair_desc(plan, model, first, a.kv_a) : qkv_desc(plan, model, a);
   if (!desc) return false;
-  const DeviceInfo& device = plan.device_of(a.q);
+  const DeviceInfo& device = plan.device_of(first);
   if (!fused_takes(device, *desc, {kFusedTokens + 1, kBatchedTokens}) || !reads_once(device, *desc)) return false;
-  merge_qkv(nodes, i, a, *desc);
+  if (latents) {
+    merge_pair(nodes, i, first, "_and_kv_a", *desc);
+  } else {
+    merge_qkv(nodes, i, a, *desc);
+  }
   return true;
 }
 

@@ -75,6 +75,33 @@ void merge_qkv(Nodes& nodes, int32_t layer, const model::AttentionSpec& a, const
                            .v = v.y}));
 }
 
+std::optional<ops::QkvDesc> pair_desc(const Plan& plan, const model::ModelDesc& model, WeightId first,
+                                      WeightId second) {
+  const model::Weight &a = model.weight(first), &b = model.weight(second);
+  const ops::Layout layout = plan.weights[static_cast<size_t>(first)].layout;
+  if (plan.weights[static_cast<size_t>(second)].layout != layout || !stand_together(plan, {first, second}) ||
+      a.scale != 1.0 || b.scale != 1.0) {
+    return std::nullopt;
+  }
+  return ops::QkvDesc{.type = plan.type_of(first),
+                      .type_k = plan.type_of(second),
+                      .type_v = plan.type_of(first),
+                      .layout = layout,
+                      .n = a.rows,
+                      .n_k = b.rows,
+                      .k = a.cols};
+}
+
+void merge_pair(Nodes& nodes, int32_t layer, WeightId first, const char* suffix, const ops::QkvDesc& desc) {
+  const size_t at = find_node<MatmulOperands>(nodes, layer_span(nodes, layer),
+                                              [&](const MatmulOperands& o) { return o.w.id == first; });
+  const auto& q = *operands_of<MatmulOperands>(nodes[at]);
+  const auto& k = *operands_of<MatmulOperands>(nodes[at + 1]);
+  replace_nodes(nodes, {at, at + 2},
+                make_node(nodes[at].name + suffix, layer, desc,
+                          {.x = q.x, .w_q = q.w, .w_k = k.w, .bias_q = q.bias, .bias_k = k.bias, .q = q.y, .k = k.y}));
+}
+
 bool reads(const Node& node, ValueId value) {
   bool found = false;
   for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
@@ -234,29 +261,13 @@ class Fuse {
     }
   }
 
-  // Two consecutive products of the same rows. The new name is the first name plus `suffix`.
   bool two_products(WeightId first, WeightId second, const char* suffix, int32_t i) {
-    const model::Weight &a = model_.weight(first), &b = model_.weight(second);
-    ops::QkvDesc desc{.type = plan_.type_of(first),
-                      .type_k = plan_.type_of(second),
-                      .type_v = plan_.type_of(first),
-                      .layout = layout_of(first),
-                      .n = a.rows,
-                      .n_k = b.rows,
-                      .k = a.cols,
-                      .norm = true};
-    if (layout_of(second) != desc.layout || !stand_together(plan_, {first, second}) || scaled(first) ||
-        scaled(second) || !fused_takes(plan_.device_of(first), desc)) {
-      return false;
-    }
-    desc.norm = false;
-    const size_t at = product(layer_span(nodes_, i), first);
-    const auto& q = *operands_of<MatmulOperands>(nodes_[at]);
-    const auto& k = *operands_of<MatmulOperands>(nodes_[at + 1]);
-    replace_nodes(
-        nodes_, {at, at + 2},
-        make_node(nodes_[at].name + suffix, i, desc,
-                  {.x = q.x, .w_q = q.w, .w_k = k.w, .bias_q = q.bias, .bias_k = k.bias, .q = q.y, .k = k.y}));
+    const std::optional<ops::QkvDesc> desc = pair_desc(plan_, model_, first, second);
+    if (!desc) return false;
+    ops::QkvDesc normed = *desc;
+    normed.norm = true;
+    if (!fused_takes(plan_.device_of(first), normed)) return false;
+    merge_pair(nodes_, i, first, suffix, *desc);
     return true;
   }
 

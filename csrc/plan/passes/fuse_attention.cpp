@@ -167,14 +167,18 @@ void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t
 }
 
 // The copy of the rotary part is removed as well. The launch that rotates it writes it next to the absorbed queries, or
-// attention reads it in place. Attention to selected positions keeps its own launch.
-void fuse_latents(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
+// attention reads it in place. Attention to selected positions keeps its own launch, and so does attention of
+// `many_tokens`. False if nothing is fused.
+bool fuse_latents(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer, bool many_tokens) {
   const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
   const ops::RopeAttentionDesc whole = latents_desc(plan, a);
   const DeviceInfo& device = cache_device(plan, layer);
-  if (!norms_with_cache(plan, layer, {a.kv_a_norm})) return;
-  const bool attends = (plan.selects == 0 || a.selects == 0) && fused_takes(device, whole);
-  if (!attends && !fused_takes(device, whole.store())) return;
+  if (!norms_with_cache(plan, layer, {a.kv_a_norm})) return false;
+  const bool attends = !many_tokens && (plan.selects == 0 || a.selects == 0) && fused_takes(device, whole);
+  const ops::OpDesc store = whole.store();
+  const bool stores =
+      many_tokens ? fused_takes(device, store, {kFusedTokens + 1, kBatchedTokens}) : fused_takes(device, store);
+  if (!attends && !stores) return false;
   const Attention found = find_attention(nodes, layer, true);
   const Rotated x = find_rotated(nodes, found.store);
   const AttentionOperands attention = *operands_of<AttentionOperands>(nodes[found.attention]);
@@ -200,19 +204,20 @@ void fuse_latents(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32
   erase({copy, copy + 1});
   if (attends) {
     erase(found.store);
-    return;
+    return true;
   }
   replace_nodes(
       nodes, found.store,
       make_node(str_cat("blk.", layer, ".latent_rope_store"), layer, whole.store(),
                 {.q = x.q, .q_out = attention.q, .k = x.k, .k_norm = a.kv_a_norm, .eps = eps, .rope_table = table}));
+  return true;
 }
 
 }  // namespace
 
 bool fuse_stores(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
   const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
-  if (a.kind == model::AttentionKind::mla) return false;
+  if (a.kind == model::AttentionKind::mla) return fuse_latents(plan, model, nodes, layer, /*many_tokens=*/true);
   const std::optional<Heads> heads = find_heads(plan, a, nodes, layer);
   const ops::OpDesc desc = heads_desc(plan, a).store();
   if (!heads || !fused_takes(cache_device(plan, layer), desc, {kFusedTokens + 1, kBatchedTokens})) return false;
@@ -221,8 +226,11 @@ bool fuse_stores(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_
 }
 
 void fuse_attention(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
-  const bool latents = model.layers[static_cast<size_t>(layer)].attention.kind == model::AttentionKind::mla;
-  (latents ? fuse_latents : fuse_heads)(plan, model, nodes, layer);
+  if (model.layers[static_cast<size_t>(layer)].attention.kind == model::AttentionKind::mla) {
+    fuse_latents(plan, model, nodes, layer, /*many_tokens=*/false);
+  } else {
+    fuse_heads(plan, model, nodes, layer);
+  }
 }
 
 }  // namespace dyno::plan

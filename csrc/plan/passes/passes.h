@@ -3,7 +3,7 @@
 //   emit           the general op list of the model
 //   fuse           a list of fewer, larger launches for few tokens, from the general one
 //   join_shared    a list for one token, from the fused one: gate and up of shared experts in the launch of the experts
-//   batch          a list for some dozens of tokens, from the general one
+//   batch          a list for prompts and for many sequences, from the general one
 //   expand_mla     a list with latent attention over keys and values of all heads, from another list
 //   place_nodes    the device of each node: the device of its weights
 //   transfer       a launch for each value that moves from one device to another
@@ -118,6 +118,11 @@ void replace_nodes(Nodes& nodes, Span span, Node node);
 std::optional<ops::QkvDesc> qkv_desc(const Plan& plan, const model::ModelDesc& model, const model::AttentionSpec& a);
 // Replaces the three products by that op.
 void merge_qkv(Nodes& nodes, int32_t layer, const model::AttentionSpec& a, const ops::QkvDesc& desc);
+// The same for two consecutive products of the same rows: q and k, or the first products of latent attention.
+std::optional<ops::QkvDesc> pair_desc(const Plan& plan, const model::ModelDesc& model, model::WeightId first,
+                                      model::WeightId second);
+// The new name is the name of the first product plus `suffix`.
+void merge_pair(Nodes& nodes, int32_t layer, model::WeightId first, const char* suffix, const ops::QkvDesc& desc);
 // Makes a product read the rows before their norm and compute the norm itself.
 void norm_inside(Node& node, const NormOperands& norm);
 // Lets the readers of each norm compute the norm themselves, up to the first reader that does not. norms_rows() changes
@@ -125,8 +130,8 @@ void norm_inside(Node& node, const NormOperands& norm);
 void fold_norms(Nodes& nodes, const std::function<bool(Node&, const NormOperands&)>& norms_rows);
 // Part of fuse(): the nodes of one layer between the products of q, k and v and attention's output.
 void fuse_attention(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer);
-// Part of batch(): norms of heads, rotation and store of a layer become one launch. False if no launch supports all of
-// them; the nodes then stay.
+// Part of batch(): norms of heads or latents, rotation and store of a layer become one launch. False if no launch
+// supports all of them; the nodes then stay.
 bool fuse_stores(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer);
 // Whether the fused launches of attention support the layer.
 bool has_plain_attention(const model::LayerSpec& spec);
