@@ -275,8 +275,8 @@ def test_blocks_share_no_more_of_k_than_there_is() -> None:
 @pytest.mark.parametrize(
     ("family", "kind", "m", "n", "k", "taken"),
     [
-        ("matmul", "q5_k", 9, 4096, 4096, (16, 128, 2, 1)),
-        ("matmul", "q5_k", 32, 4096, 4096, (32, 128, 2, 1)),  # half the chip: two launches run side by side
+        ("matmul", "q5_k", 9, 4096, 4096, (16, 128, 4, 2)),  # two blocks share a multiprocessor
+        ("matmul", "q5_k", 32, 4096, 4096, (32, 128, 2, 1)),  # half of the chip
         ("matmul", "q5_k", 64, 4096, 4096, (32, 128, 2, 1)),  # two tiles of 32 tokens
         ("matmul", "q5_k", 128, 4096, 4096, (64, 128, 2, 1)),
         ("matmul", "q5_k", 16, 1024, 4096, (16, 128, 8, 1)),

@@ -170,3 +170,29 @@ def test_fused_products_keep_to_the_thresholds() -> None:
     assert paths(session, 6, DENSE) == {"mmq"}
     session.set({"matvec_id_max_tokens": 0})
     assert {op["list"] for op in session.ops(1)} == {"batched", "draw"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "tokens", "device", "variant"),
+    [
+        ("q8_0", 201_088, 3, HOPPER, "stream"),
+        ("q8_0", 201_088, 4, HOPPER, "wgmma_ring"),
+        ("q6_k", 151_936, 8, HOPPER, "wgmma_codes"),
+        ("q8_0", 201_088, 8, AMPERE, "stream"),
+        ("f16", 201_088, 8, HOPPER, "stream"),
+        ("q8_0", 2048, 8, HOPPER, "stream"),
+        ("q8_0", 201_088, 32, HOPPER, "stream"),
+    ],
+)
+def test_large_weights_take_the_ring_from_4_tokens_on(
+    dtype: str, n: int, tokens: int, device: dict[str, Any], variant: str
+) -> None:
+    """On path matvec: `stream` would multiply for longer than memory delivers so many weights."""
+    family, desc = _core.ops.parse_key(f"matmul {dtype} n={n} k=2048 layout=gpu", tokens)
+    desc["path"] = "matvec"
+    config = _core.ops.default_config(family, desc, device)
+    assert config["variant"] == variant
+    assert _core.ops.supports(family, desc, config, device)[0]
+    rings = {c["variant"] for c in _core.ops.candidates(family, desc, device, "legal")} - {"stream", "ring"}
+    assert bool(rings) == (dtype != "f16" and tokens > 3 and device is HOPPER)
+    assert rings <= {"wgmma_ring", "wgmma_codes"}

@@ -67,6 +67,7 @@ Support supports_split(const Shape& s, const Choice& choice) {
 }
 
 constexpr int64_t kGemmRingMaxRows = 256;
+constexpr int64_t kStreamedRows = 3;  // as matvec_max_tokens on Hopper
 
 constexpr int64_t kMostOfCluster = 16;  // blocks
 
@@ -237,8 +238,9 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
         str_cat("all CUDA variants but exact and tf32_pairs read layout gpu, not ", layout_name(s.layout)));
   }
   if (s.k % 32 != 0) return Support::no(str_cat("k=", s.k, " is not a multiple of 32"));
-  // A product that normalises its rows is on path matvec for any number of tokens.
-  if (s.path != ProductPath::any && s.path != path && !(s.norm && path == ProductPath::mmq)) {
+  // A product that normalises its rows is on path matvec for any number of tokens. The ring is on both paths.
+  const bool both = path == ProductPath::mmq && (s.norm || (is_gemm_ring(choice.kernel) && s.rows > kStreamedRows));
+  if (s.path != ProductPath::any && s.path != path && !(s.path == ProductPath::matvec && both)) {
     return Support::no(str_cat("the session's settings send ", s.rows, " rows to path ", product_path_name(s.path),
                                ", but the variant is of path ", product_path_name(path)));
   }
@@ -424,8 +426,12 @@ std::optional<Choice> default_gemm_ring(const Shape& s, const DeviceInfo& device
     if (blocks() > sms) choice.rows = 256;
     if (blocks() > sms) return std::nullopt;  // its blocks do not share a multiprocessor
   }
-  // Clusters of more than two blocks leave some multiprocessors empty (see fill_chip).
-  const auto room = [&](int parts) { return s.rows <= 32 ? sms * 3 / 4 : parts > 2 ? sms * 9 / 10 : sms; };
+  // Clusters of more than two blocks leave some multiprocessors empty (see fill_chip). Up to 16 tokens, blocks share
+  // multiprocessors.
+  const int64_t few = sms * 3 / 4;
+  const auto room = [&](int parts) {
+    return s.rows <= 16 ? sms * 4 / 3 : s.rows <= 32 ? few : parts > 2 ? sms * 9 / 10 : sms;
+  };
   const int64_t chunks = gemm_ring_chunks(s.type, s.k);
   const int most = s.rows <= 16 ? 8 : 4;
   while (choice.parts < most && choice.parts * 2 <= chunks && blocks() * choice.parts * 2 <= room(choice.parts * 2)) {
@@ -433,7 +439,7 @@ std::optional<Choice> default_gemm_ring(const Shape& s, const DeviceInfo& device
   }
   if (s.rows <= 32 && chunks > kLongPart * choice.parts && blocks() * choice.parts * 2 <= sms) {
     choice.parts *= 2, choice.blocks = 2;
-  } else if (blocks() * choice.parts > sms) {
+  } else if (blocks() * choice.parts > (s.rows <= 16 ? few : sms)) {
     choice.blocks = 2;
   }
   if (!supports_choice(s, choice, device)) return std::nullopt;
@@ -506,6 +512,14 @@ Choice default_plain(const Shape& s, const DeviceInfo& device) {
   return choice;
 }
 
+// Whether the ring is faster than `stream`, which multiplies several rows for longer than memory delivers the weights.
+// With fewer weights it is not (h200_batched_list.json).
+bool is_large(const Shape& s) {
+  constexpr int64_t kLargeBytes = int64_t{16} << 20, kMostRows = 16;
+  const int64_t stripes = (s.n + kGpuRows - 1) / kGpuRows * s.matrices * (s.gated ? 2 : 1);
+  return !s.experts && s.rows <= kMostRows && stripes * gpu_stripe_bytes(s.type, s.k) >= kLargeBytes;
+}
+
 }  // namespace
 
 Choice default_choice(const Shape& s, const DeviceInfo& device) {
@@ -519,9 +533,8 @@ Choice default_choice(const Shape& s, const DeviceInfo& device) {
     path = few ? ProductPath::matvec : kForceBlas && !s.experts ? ProductPath::dequantize : ProductPath::mmq;
   }
   if (path == ProductPath::matvec) {
-    constexpr int64_t kStreamedRows = 3;  // as matvec_max_tokens on Hopper
-    if (s.norm && s.rows > kStreamedRows) {
-      if (s.rows > kRingTokens && !s.experts) return default_mmq(s, device);
+    if (s.norm && s.rows > kRingTokens && !s.experts) return default_mmq(s, device);
+    if (s.rows > kStreamedRows && (s.norm || is_large(s))) {
       if (const auto ring = default_gemm_ring(s, device)) return *ring;
     }
     return default_stream(s, device);
