@@ -15,7 +15,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from report_cpu import cpu_depth, cpu_models, cpu_servers, cpu_types
+from report_cpu import cpu_avx2, cpu_depth, cpu_models, cpu_servers, cpu_types
 from report_gpu import gpu_models, other_engines, sequences, vram_limits, whole_models
 from report_plots import prompts_plot, tunes_plot
 from report_text import RESULTS, ROOT, filled, table
@@ -74,6 +74,7 @@ are read), and generation is `tgN` (N tokens are generated, one at a time).
         sequences(),
         cpu_models(),
         cpu_types(),
+        cpu_avx2(),
         cpu_depth(),
         cpu_servers(),
         tunes(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from report_text import COLOURS, load, rate, table
 
 
@@ -42,8 +44,8 @@ the other engines.
 {table(["model", "cell", "other load", "dyno", "llama.cpp", "ik_llama.cpp", "ratio"], loads)}"""
 
 
-def cpu_types() -> str:
-    data = load("cpu_both_engines.json")
+def engine_cells(data: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of a table with both other engines, ik_llama.cpp with its faster flags."""
     rows = []
     for row in data["rows"]:
         cells = [row["model"].removesuffix(".gguf")]
@@ -55,6 +57,12 @@ def cpu_types() -> str:
         rows.append(cells)
     head = ["model", *(f"{t}, {e}" if e == "dyno" else e for t in ("pp512", "tg64")
                        for e in ("dyno", "llama.cpp", "ik_llama.cpp", "ratio"))]  # fmt: skip
+    return head, rows
+
+
+def cpu_types() -> str:
+    data = load("cpu_both_engines.json")
+    head, rows = engine_cells(data)
     versions = data["rows"][0]["versions"]
     commits = " and ".join(versions[e].split(" -")[0] for e in ("llama.cpp", "ik_llama.cpp -rtr 1 -fa 0"))
     return f"""## Weight types on a CPU
@@ -67,6 +75,25 @@ attention; the faster counts. llama.cpp does not read the types of ik_llama.cpp.
 layers. The ratio is to the faster of both, and a cell is the median of two processes. For the types of two to
 four bits the geometric mean of the ratios is {data["geometric_mean_low_bits"]:.2f}, and the smallest is
 {data["smallest_low_bits"]:.2f}.
+
+{table(head, rows)}"""
+
+
+def cpu_avx2() -> str:
+    """Both other engines on a CPU without AVX-512."""
+    data = load("cpu_avx2_engines.json")
+    head, rows = engine_cells(data)
+    return f"""## Without AVX-512
+
+{data["machine"]["cpu"]}, {data["machine"]["isa"]}, {data["threads"]} threads on
+{data["machine"]["cores"]} cores, {data["date"]} (`cpu_avx2_engines.json`). The host is shared with other
+machines, so two processes of one engine differ by up to 15 %. The other engines are
+{data["engines"]["llama.cpp"]} and ik_llama.cpp {data["engines"]["ik_llama.cpp"]}, built there for its
+processor. The qwen3moe models have six layers. ik_llama.cpp ran with repacked rows and with flash attention;
+the faster counts. The engines ran in turn. A cell is the median of two processes, and the ratio is to the
+faster of the others. The geometric mean of the ratios of tokens is {data["geometric_mean_tokens"]:.2f}, and
+the smallest is {data["smallest_tokens"]:.2f}. Of prompts they are {data["geometric_mean_prompts"]:.2f} and
+{data["smallest_prompts"]:.2f}.
 
 {table(head, rows)}"""
 
