@@ -95,6 +95,23 @@ def test_on_the_cpu_and_planned_for_gpus(shape: Shape, tmp_path: Path) -> None:
     assert max(worst_part(default, tokens, reference, routing)) < 1e-3
 
 
+LATENT = [shape for shape in SHAPES if shape.kv_lora and shape.architecture != "kimi-linear"]
+
+
+@pytest.mark.parametrize("shape", LATENT, ids=lambda shape: shape.name)
+def test_the_first_products_of_latent_attention_share_a_launch(shape: Shape, tmp_path: Path) -> None:
+    """In the list of a server's step and of prompts; test_on_a_gpu_against_the_cpu runs it."""
+    session = _core.Session(
+        random_model(tmp_path / "m.gguf", shape), context={"ctx": 256}, session={"mla_mode": "absorbed"},
+        plan_only=True, device=DESCRIBED,
+    )  # fmt: skip
+    for tokens in (9, 23, PROMPT):
+        ops = session.ops(tokens)
+        assert {op["list"] for op in ops} - {"draw"} == {"batched"}
+        for family in ("qkv", "qkv_rope_store"):
+            assert sum(op["count"] for op in ops if op["family"] == family) == shape.n_layers
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
 @by_shape

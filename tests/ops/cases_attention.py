@@ -420,6 +420,10 @@ def qkv_rope_store_cases() -> Iterator[Case]:
     yield make(5, 1, 36, 32, 4, [(0, 3, 4, 0)], nope=9, k_norm=True, gap=2)
     yield make(16, 1, 576, 512, 64, [(0, 2, 77, 0)], "f16 f16", nope=128, k_norm=True, neox=False)
     yield make(2, 1, 96, 64, 32, [(0, 1, 5, 0)], "q8_0 q8_0", nope=1)
+    # U-batches of prompts.
+    prompts = [(0, 700, 2, 1), (700, 331, 0, 0)]
+    yield make(3, 1, 64, 96, 48, prompts, "f16 q8_0", q_norm=True, k_norm=True, gap=2)
+    yield make(2, 1, 96, 64, 32, prompts, "f16 f16", nope=8, k_norm=True)
 
 
 @cases("mla_expand")

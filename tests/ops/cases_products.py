@@ -413,6 +413,8 @@ def qkv_cases() -> Iterator[Case]:
     # Several tiles of tokens, and a product that ends within a block's rows of w.
     yield make("q4_k", 300, (300, 140, 33), 512, norm=False, bias=True)
     yield make("q8_0", 300, (300, 140, 33), 512, norm=True)
+    yield make("q4_0", 1031, (300, 140, 33), 512, norm=True)
+    yield make("q4_0", 21, (300, 70, 0), 512, norm=True)
     for pair in (
         "q2_k q3_k",
         "q2_k q4_k",
