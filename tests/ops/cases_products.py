@@ -165,6 +165,9 @@ def matmul_id_cases() -> Iterator[Case]:
         yield make(kind, 33, 2, per_slot=True, bias=False, none=0.7)
     for kind in absent_in[-3:-1]:
         yield make(kind, 1, 3, per_slot=True, bias=True, none=1)
+    # Experts with several tiles of rows, and columns that end within a block.
+    yield make(("q4_0", "gpu", "f32"), 600, 2, per_slot=True, bias=True, n=150, k=96)
+    yield make(("f16", "gpu", "f32"), 500, 1, per_slot=False, bias=False, one=True, n=70, k=160)
     # Several chunks of the ring, of which the last one may have a tile and a half.
     for dtype, k in (("iq4_nl", 864), ("iq4_xs", 1024), ("q4_16", 1024)):
         yield make((dtype, "gpu", "f32"), 2, 2, per_slot=False, bias=True, k=k)
@@ -364,6 +367,12 @@ def moe_up_gate_cases() -> Iterator[Case]:
         yield make(kind, 1, 4, "swiglu_oai", k=2880, n=67, bias=True, as_bytes=True)
         yield make(kind, 2, 4, "silu", k=96, as_bytes=True)
         yield make(kind, 70, 2, "silu", k=2080, as_bytes=True)
+    # Experts with several tiles of rows, tiles that are not full, and columns that end within a block.
+    for dtype, k in (("f16", 96), ("q4_0", 96), ("q4_k", 256), ("mxfp4", 96)):
+        yield make((dtype, "gpu", "f32"), 600, 2, "silu", k=k, n=150, bias=True)
+    yield make(("q4_0", "gpu", "f32"), 600, 2, "gelu_tanh", k=96, n=150, none=0.4)
+    yield make(("mxfp4", "gpu", "f32"), 601, 1, "swiglu_oai", k=160, n=130, one=True)
+    yield make(("q8_0", "gpu", "f32"), 333, 3, "silu", k=320, n=70)
 
 
 @cases("qkv")
@@ -495,3 +504,10 @@ def moe_down_sum_cases() -> Iterator[Case]:
         yield make(dtype, 3, 2, 96, bias=True, shared=32)
         yield make(dtype, 8, 3, 32, shared=1440)
     yield make("q4_k", 1, 6, 512, shared=1280)
+    # Rows sorted by expert: several tiles of an expert, and columns that end within a block.
+    for dtype in ON_GPU:
+        yield make(dtype, 40, 2, 256, bias=True)
+    for dtype, k in (("q4_0", 96), ("q4_k", 256), ("mxfp4", 96)):
+        yield make(dtype, 600, 2, k, n=150, bias=True)
+    yield make("q4_0", 601, 1, 160, n=300, one=True)
+    yield make("mxfp4", 333, 3, 320, n=129)

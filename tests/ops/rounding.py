@@ -41,7 +41,7 @@ FLOAT_BITS = 24
 
 HALVES = (
     *("stream", "walk", "mma", "wgmma", "wgmma_split", "wgmma_ring"),
-    *("wgmma_wide", "wgmma_wide_split"),
+    *("wgmma_wide", "wgmma_wide_split", "wgmma_sorted"),
     *("wgmma_codes", "half_mma", "half_staged", "cublas"),
 )
 """Variants of products whose operands are halves."""

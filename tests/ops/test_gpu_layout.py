@@ -209,33 +209,38 @@ def test_routers_multiply_on_tensor_cores(m: int, n: int, parts: int | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("kind", "m", "tokens", "warps"),
-    [("mxfp4", 2048, 128, 4), ("mxfp4", 2047, 128, 4), ("mxfp4", 2040, 64, 8), ("q4_0", 4096, 64, 8)],
-)
-def test_experts_whose_unpacking_is_slow_share_it_among_more_tokens(
-    kind: str, m: int, tokens: int, warps: int
-) -> None:
-    experts = {"experts": 32, "used": 4}
-    desc = {"type": kind, "layout": "gpu", "act": "f32", "m": m, "n": 2880, "k": 2880, **experts}
-    taken = {"variant": "wgmma", "tokens": tokens, "warps": warps}
-    assert ops.default_config("moe_up_gate", desc, H200) == taken
-
-
-@pytest.mark.parametrize(
-    ("kind", "m", "k", "tokens"),
+    ("kind", "m", "variant"),
     [
-        ("mxfp4", 4096, 2880, 128),
-        ("mxfp4", 3064, 2880, 64),
-        ("mxfp4", 4096, 768, 64),
-        ("q4_0", 4096, 2880, 64),
+        ("mxfp4", 512, "wgmma_sorted"),  # 64 rows for each expert
+        ("mxfp4", 504, "wgmma"),
+        ("q4_k", 512, "wgmma_sorted"),
+        ("q4_0", 1024, "wgmma_sorted"),  # types that are unpacked quickly: 128 rows
+        ("q4_0", 1016, "wgmma"),
+        ("q8_0", 1016, "wgmma"),
+        ("f16", 1024, "wgmma_sorted"),
+        ("f16", 1016, "wgmma"),
     ],
 )
-def test_single_products_of_experts_share_slow_unpacking_if_k_is_long(
-    kind: str, m: int, k: int, tokens: int
-) -> None:
-    experts = {"experts": 32, "used": 4}
-    desc = {"type": kind, "layout": "gpu", "act": "f32", "m": m, "n": 2880, "k": k, **experts}
-    assert ops.default_config("matmul_id", desc, H200) == {"variant": "wgmma", "tokens": tokens, "warps": 8}
+@pytest.mark.parametrize("family", ["moe_up_gate", "matmul_id"])
+def test_experts_with_many_rows_sort_them(family: str, kind: str, m: int, variant: str) -> None:
+    desc = {"type": kind, "layout": "gpu", "act": "f32", "m": m, "n": 2880, "k": 2880, "experts": 32}
+    desc |= {"used": 4}
+    assert ops.default_config(family, desc, H200)["variant"] == variant
+    assert ops.default_config(family, desc, H200 | {"compute_capability": 80})["variant"] == "mma"
+    assert ops.default_config(family, {**desc, "k": 64}, H200)["variant"] == "wgmma"  # one tile of k
+
+
+def test_what_rows_sorted_by_expert_take() -> None:
+    sort = {"variant": "wgmma_sorted"}
+    desc = {"type": "q4_0", "layout": "gpu", "act": "f32", "m": 8, "n": 64, "k": 128, "experts": 1024}
+    desc |= {"used": 4}
+    assert ops.supports("moe_up_gate", desc, sort, H200)[0]
+    ok, why = ops.supports("moe_up_gate", {**desc, "experts": 1025}, sort, H200)
+    assert not ok
+    assert "experts=1025" in why
+    ok, why = ops.supports("matmul_id", {**desc, "k": 64}, sort, H200)
+    assert not ok
+    assert "k=64" in why
 
 
 def test_pairs_of_tf32_multiply_with_one_plain_matrix_unless_numerics_are_exact() -> None:

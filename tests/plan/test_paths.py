@@ -17,7 +17,7 @@ NAMES = ("matvec_max_tokens", "matvec_id_max_tokens", "mmq_max_tokens", "mmq_id_
 DENSE, EXPERTS = ("matmul", "up_gate"), ("matmul_id", "moe_up_gate")
 KERNELS = {
     "matvec": {"ring", "stream", "walk"},
-    "mmq": {"mma", "wgmma", "wgmma_split", "wgmma_wide", "wgmma_wide_split"},
+    "mmq": {"mma", "wgmma", "wgmma_split", "wgmma_wide", "wgmma_wide_split", "wgmma_sorted"},
     "dequantize": {"cublas", "half_mma", "half_staged", "float32"},
 }
 

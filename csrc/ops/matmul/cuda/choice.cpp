@@ -13,6 +13,7 @@
 #include "ops/matmul/cuda/dequantize.h"
 #include "ops/matmul/cuda/gemm_ring.h"
 #include "ops/matmul/cuda/ring.h"
+#include "ops/matmul/cuda/sorted.h"
 #include "ops/matmul/cuda/tf32_pairs.h"
 #include "ops/matmul/cuda/wide.h"
 #include "ops/matmul/gpu_layout.h"
@@ -145,6 +146,7 @@ constexpr std::pair<std::string_view, Kernel> kNames[] = {{"exact", Kernel::exac
                                                           {"wgmma_codes", Kernel::wgmma_codes},
                                                           {"wgmma_wide", Kernel::wgmma_wide},
                                                           {"wgmma_wide_split", Kernel::wgmma_wide_split},
+                                                          {"wgmma_sorted", Kernel::wgmma_sorted},
                                                           {"cublas", Kernel::cublas},
                                                           {"half_mma", Kernel::half_mma},
                                                           {"half_staged", Kernel::half_staged},
@@ -186,6 +188,7 @@ ProductPath path_of(Kernel kernel) {
     case Kernel::wgmma_codes:
     case Kernel::wgmma_wide:
     case Kernel::wgmma_wide_split:
+    case Kernel::wgmma_sorted:
       return ProductPath::mmq;
     default:
       return ProductPath::dequantize;
@@ -245,7 +248,8 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
                                ", but the variant is of path ", product_path_name(path)));
   }
   const bool hopper = choice.kernel == Kernel::wgmma || choice.kernel == Kernel::wgmma_split ||
-                      is_gemm_ring(choice.kernel) || has_wide_tiles(choice.kernel);
+                      is_gemm_ring(choice.kernel) || has_wide_tiles(choice.kernel) ||
+                      choice.kernel == Kernel::wgmma_sorted;
   if ((hopper || choice.kernel == Kernel::half_staged) && !has_wgmma(device)) {
     return Support::no(str_cat("the variant needs compute capability 9.0 and code for 90a; the device has ",
                                device.compute_capability / 10, ".", device.compute_capability % 10,
@@ -278,6 +282,13 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   if (is_gemm_ring(choice.kernel)) return supports_gemm_ring(s, choice, device);
   if (has_wide_tiles(choice.kernel) && s.experts) {
     return Support::no("wide tiles multiply dense matrices; experts have wgmma");
+  }
+  if (choice.kernel == Kernel::wgmma_sorted) {
+    if (!s.experts) return Support::no("wgmma_sorted multiplies experts; dense products have wgmma_wide");
+    if (s.matrices > kSortedExperts) {
+      return Support::no(str_cat("experts=", s.matrices, ": wgmma_sorted takes at most ", kSortedExperts));
+    }
+    if (s.k <= kGpuTile) return Support::no(str_cat("k=", s.k, ": wgmma_sorted needs more than ", kGpuTile));
   }
   if (choice.kernel == Kernel::wgmma_wide_split) {
     if (s.gated) return Support::no("wgmma_wide_split multiplies single products; gated pairs have wgmma_wide");
@@ -446,6 +457,13 @@ std::optional<Choice> default_gemm_ring(const Shape& s, const DeviceInfo& device
   return choice;
 }
 
+// Rows for each expert from which on sorted rows are faster. Measured on an H200 (h200_sorted_experts.json). Most types
+// take longer to unpack than those with one scale per block, and wide tiles unpack them for more rows at a time.
+int64_t least_sorted(DType type) {
+  const bool quick = !has_block_codes(type) || gpu_format(type).scale == GpuScale::d;
+  return quick ? 128 : 64;
+}
+
 Choice default_mmq(const Shape& s, const DeviceInfo& device) {
   constexpr int64_t kMostBusy = 6, kHalfBusy = 4;  // tenths of the chip
   const std::optional<Choice> ring = default_gemm_ring(s, device);
@@ -463,11 +481,9 @@ Choice default_mmq(const Shape& s, const DeviceInfo& device) {
     // Rows of x that share weights, if routing were even. Tiles are chosen for this number, because a half-empty tile
     // still costs a full multiplication.
     const int64_t shared = (s.rows + s.matrices - 1) / s.matrices;
-    // Codes of mxfp4 take longer to unpack than codes of q4_0: for two matrices, longer than the multiplication of 64
-    // rows.
-    constexpr int64_t kLongK = 2048;
-    if (wgmma && s.gated && s.type == DType::mxfp4 && shared >= 256) return {kernel, 128, 4};
-    if (wgmma && !s.gated && s.type == DType::mxfp4 && shared >= 384 && s.k >= kLongK) return {kernel, 128, 8};
+    if (shared >= least_sorted(s.type) && supports_choice(s, {Kernel::wgmma_sorted}, device)) {
+      return {Kernel::wgmma_sorted};
+    }
     if (shared >= 96) return {kernel, 64, 8};
     if (shared >= 24) return wgmma ? Choice{kernel, 64, 8} : Choice{kernel, 32, 4};
     return {kernel, shared >= 12 ? 32 : 16, 4};

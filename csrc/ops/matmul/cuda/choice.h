@@ -16,9 +16,10 @@
 //                               `rows` of w per block, `parts` blocks share k, `blocks` fit on a multiprocessor
 //   wgmma_codes(tokens, rows, parts, blocks)  the same for q4_k, q5_k and q6_k: operands are codes times small
 //                               scales; 64 rows for single products of q4_k
-//   wgmma_wide(tokens, group)   needs as wgmma; dense products, tiles of 256 or 128 tokens by 128 rows per block;
+//   wgmma_wide(tokens, group)   needs as wgmma; dense products, tiles of 256 tokens by 128 rows per block;
 //                               `group` tiles of tokens are multiplied by all rows before the next group
 //   wgmma_wide_split(parts)     the same with 256 tokens, single products; `parts` clusters share the k of a tile
+//   wgmma_sorted             needs as wgmma; experts with many rows, sorted by expert, in the loop of wgmma_wide
 // Path dequantize:
 //   cublas                   dense products only
 //   half_mma(tokens, warps)  compute type f16
@@ -48,6 +49,7 @@ enum class Kernel : uint8_t {
   wgmma_codes,
   wgmma_wide,
   wgmma_wide_split,
+  wgmma_sorted,
   cublas,
   half_mma,
   half_staged,

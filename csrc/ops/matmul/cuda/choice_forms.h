@@ -5,6 +5,7 @@
 
 #include "ops/matmul/cuda/choice.h"
 #include "ops/matmul/cuda/gemm_ring.h"
+#include "ops/matmul/cuda/sorted.h"
 #include "ops/matmul/cuda/wide.h"
 
 namespace dyno::ops::cuda {
@@ -47,6 +48,10 @@ inline TiledRows wide_format(const Shape& s, const Choice& choice) {
   // Each further product of the launch may end with one more part of a tile.
   if (s.other) format.shared_tiles += format.batch * format.token_tiles() * std::ssize(Problem{}.more);
   return format;
+}
+
+inline SortedRows sorted_rows(const Shape& s) {
+  return {.rows = s.rows, .k = s.k, .matrices = s.matrices, .passes = half_passes(s.type)};
 }
 
 }  // namespace dyno::ops::cuda

@@ -13,6 +13,7 @@ size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
   if (path_of(choice.kernel) == ProductPath::any || path_of(choice.kernel) == ProductPath::matvec) return 0;
   if (path_of(choice.kernel) == ProductPath::dequantize) return plan_dequantize(s, choice).bytes;
   if (has_wide_tiles(choice.kernel)) return static_cast<size_t>(wide_format(s, choice).bytes());
+  if (choice.kernel == Kernel::wgmma_sorted) return static_cast<size_t>(sorted_rows(s).bytes());
   if (s.x_tiles > 0) return 0;
   if (is_gemm_ring(choice.kernel)) return static_cast<size_t>(ring_rows(s, choice).bytes());
   return static_cast<size_t>(s.x_rows * HalfRows{.passes = half_passes(s.type)}.row_bytes(s.k));
@@ -60,9 +61,16 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
     const TiledRows format = wide_format(shape, choice);
     tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle, norm);
     p.x = half;
-    const int tokens = format.parts > 1 ? kWideTokens : choice.tokens;
     const int group = format.parts > 1 ? kWideGroup : choice.group;
-    gemm_wide(p, format, tokens, group, stream.device->sm_count, stream.handle);
+    gemm_wide(p, format, group, stream.device->sm_count, stream.handle);
+    return;
+  }
+  if (choice.kernel == Kernel::wgmma_sorted) {
+    const SortedRows format = sorted_rows(shape);
+    sort_rows(p, format, half, stream.handle);
+    tile_sorted_rows(p, format, half, stream.handle);
+    p.x = half;
+    gemm_sorted(p, format, stream.device->sm_count, stream.handle);
     return;
   }
   const int64_t batch = p.grouping == Grouping::experts ? 1 : p.matrices;

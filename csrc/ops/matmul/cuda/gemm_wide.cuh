@@ -1,5 +1,5 @@
-// Dense products of many tokens (Hopper, code for 90a). Two warpgroups multiply, each 64 rows of w by 256 or 128 rows
-// of x. A fragment of weights is unpacked once for 256 tokens, half as often as in gemm_wgmma.cuh. A thread of a third
+// Dense products of many tokens (Hopper, code for 90a). Two warpgroups multiply, each 64 rows of w by 256 rows of x. A
+// fragment of weights is unpacked once for 256 tokens, half as often as in gemm_wgmma.cuh. A thread of a third
 // warpgroup fills stages of x. The two blocks of a cluster share the rows of x: each copies one half of a stage to
 // both. Clusters process many tiles, and x of the next tile arrives while the sums of the last one are stored.
 //
@@ -15,22 +15,15 @@
 #include "core/cuda/launch_cluster.h"
 #include "device/cluster.cuh"
 #include "device/dependent.cuh"
-#include "device/wgmma_wide.cuh"
 #include "ops/matmul/cuda/row_part.cuh"
 #include "ops/matmul/cuda/wide.h"
 #include "ops/matmul/cuda/wide_epilogue.cuh"
+#include "ops/matmul/cuda/wide_loop.cuh"
 #include "ops/matmul/cuda/wide_parts.cuh"
 
 namespace dyno::ops::cuda {
 
-template <int kTokens>
-inline constexpr uint32_t kWideStageBytes = kTokens * 128;
-template <int kTokens>
-inline constexpr uint32_t kWideStages = 4 * kWideTokens / kTokens;
-template <int kTokens>
-inline constexpr int kWideShared =
-    kWideStages<kTokens> * (kWideStageBytes<kTokens> + 16) + kWideExchangeBytes<kTokens> + 1024;
-inline constexpr int kWidePrefetch = 6;  // prefetch distance of weights into L2, in tiles
+inline constexpr int kWideShared = kWideStages * (kWideStageBytes + 16) + kWideExchangeBytes + 1024;
 
 struct WideTile {
   int matrix, first_token, row_tile;
@@ -40,12 +33,11 @@ struct WideTile {
 // Tiles are numbered with tokens running fastest, in groups of `group` tiles of tokens. Clusters that run at the same
 // time share both weights and rows of x; the group determines of which they read more. `count` is the number of tiles
 // times parts of k; the parts of a tile follow each other.
-template <int kTokens>
 struct WideTiles {
   int token_tiles, row_tiles, count, group, parts;
 
   __device__ __forceinline__ WideTiles(const Problem& p, int group_tiles, int parts)
-      : token_tiles((p.rows + kTokens - 1) / kTokens),
+      : token_tiles((p.rows + kWideTokens - 1) / kWideTokens),
         row_tiles(cuda::row_tiles(p, wide_rows(p))),
         count(token_tiles * row_tiles * p.matrices * parts),
         group(group_tiles),
@@ -56,52 +48,27 @@ struct WideTiles {
     index = number - matrix * each;
     const int first = index / (group * row_tiles) * group, width = min(group, token_tiles - first);
     index -= first * row_tiles;
-    return {matrix, (first + index % width) * kTokens, index / width, number, part};
-  }
-};
-
-// Tiles of k of a part, in the order of TiledRows.
-struct WideRange {
-  int begin, end;
-  __device__ __forceinline__ WideRange(int tiles, int part, int parts)
-      : begin(tiles * part / parts), end(tiles * (part + 1) / parts) {}
-  // The first tile of the weights, whose k is not repeated for a second pass.
-  __device__ __forceinline__ int first_weights(int weight_tiles) const {
-    return begin >= weight_tiles ? begin - weight_tiles : begin;
+    return {matrix, (first + index % width) * kWideTokens, index / width, number, part};
   }
 };
 
 #ifdef DYNO_DEVICE_WGMMA
 
-template <int kTokens>
-struct WideStages {
-  static constexpr uint32_t kCount = kWideStages<kTokens>;
-  uint32_t base, barriers;
-  __device__ __forceinline__ uint32_t at(uint32_t number) const {
-    return base + number % kCount * kWideStageBytes<kTokens>;
-  }
-  __device__ __forceinline__ uint32_t full(uint32_t number) const { return barriers + number % kCount * 16; }
-  __device__ __forceinline__ uint32_t empty(uint32_t number) const { return full(number) + 8; }
-  static __device__ __forceinline__ uint32_t parity(uint32_t number) { return number / kCount & 1; }
-};
-
 // Called by one thread: copies this block's half of every stage of every tile to both blocks.
-template <int kTokens>
-__device__ __forceinline__ void wide_fill(const Problem& p, const TiledRows& format, const WideStages<kTokens>& stages,
-                                          const WideTiles<kTokens>& work, uint32_t rank) {
-  constexpr uint32_t kHalf = kWideStageBytes<kTokens> / 2;
+__device__ __forceinline__ void wide_fill(const Problem& p, const TiledRows& format, const WideStages& stages,
+                                          const WideTiles& work, uint32_t rank) {
+  constexpr uint32_t kHalf = kWideStageBytes / 2;
   const int tiles = static_cast<int>(format.k_tiles());
   uint32_t number = 0;
   for (int index = blockIdx.x; index < work.count; index += gridDim.x) {
     const WideTile tile = work.tile(index);
     const WideRange range(tiles, tile.part, work.parts);
     const int64_t tile_row = tile.matrix * format.token_tiles() + tile.first_token / kWideTokens;
-    const uint8_t* from =
-        p.x + (tile_row * tiles + range.begin) * kWideTileBytes + tile.first_token % kWideTokens * 128 + rank * kHalf;
+    const uint8_t* from = p.x + (tile_row * tiles + range.begin) * kWideTileBytes + rank * kHalf;
     for (int at = range.begin; at < range.end; ++at, ++number, from += kWideTileBytes) {
       // Both blocks have finished reading the stage.
       device::wait_at(stages.empty(number), stages.parity(number) ^ 1);
-      device::barrier_arrive_expecting(stages.full(number), kWideStageBytes<kTokens>);
+      device::barrier_arrive_expecting(stages.full(number), kWideStageBytes);
       device::copy_bulk_to(3, stages.at(number) + rank * kHalf, from, kHalf, stages.full(number));
     }
   }
@@ -125,14 +92,11 @@ struct WideStripe {
   }
 };
 
-template <DType kType, int kTokens, bool kShared>
-__device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows& format,
-                                              const WideStages<kTokens>& stages, const WideTiles<kTokens>& work,
-                                              uint32_t rank, float4* exchange, const WideMeeting& meeting) {
-  using Tile = WeightTile<kType>;
-  constexpr GpuFormat kFormat = gpu_format(kType);
-  constexpr int kTileStep = kFormat.unit_bytes() / (kFormat.unit_k() / kGpuTile);  // approximate bytes
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3, group = threadIdx.x / 128;
+template <DType kType, bool kShared>
+__device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows& format, const WideStages& stages,
+                                              const WideTiles& work, uint32_t rank, float4* exchange,
+                                              const WideMeeting& meeting) {
+  const int warp = threadIdx.x >> 5 & 3, group = threadIdx.x / 128;
   const int weight_tiles = static_cast<int>(format.weight_tiles()),
             tiles = half_passes(kType) == 2 ? static_cast<int>(format.k_tiles()) : weight_tiles;
   // Constants if k is not shared.
@@ -143,9 +107,7 @@ __device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows&
   if (index >= work.count) return;
   WideTile tile = work.tile(index);
   WideStripe stripe = WideStripe::of<kType>(p, tile, rank, group, warp);
-  typename Tile::Cursor cursor(stripe.at, range_of(tile).first_weights(weight_tiles), lane);
-  Tile now, next;
-  now.load(cursor);
+  WideWeights<kType, 1> weights(stripe.at, range_of(tile).first_weights(weight_tiles));
   device::wait_for_previous();  // weights do not depend on earlier launches
   uint32_t number = 0;
   while (true) {
@@ -153,52 +115,17 @@ __device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows&
     const WideTile tile_after = last ? tile : work.tile(index + gridDim.x);
     const WideStripe after = WideStripe::of<kType>(p, tile_after, rank, group, warp);
     const WideRange range = range_of(tile);
-    const int after_begin = range_of(tile_after).first_weights(weight_tiles);
-    float sums[kTokens / 2] = {};
-    uint32_t a[2][4];  // [step & 1]: running products read one while the other is written
-    for (int at = range.begin; at < range.end; ++at, ++number) {
-      const uint64_t x = device::wgmma_descriptor(stages.at(number));
-      for_each_step([&]<int kStep>() {
-        // At most the products of one step are running, so a[kStep & 1] is no longer read.
-        now.template fragment<kStep>(a[kStep & 1]);
-        if constexpr (kStep == 0) device::wait_at(stages.full(number), stages.parity(number));
-        device::wgmma_fence();
-        device::wgmma_f16(sums, a[kStep & 1], x + 2 * kStep);
-        device::wgmma_commit();
-        if constexpr (kStep == 0) {
-          if (at + 1 == range.end) {
-            cursor = typename Tile::Cursor(after.at, after_begin, lane);  // arrives while the sums are stored
-          } else if (half_passes(kType) > 1 && at + 1 == weight_tiles) {
-            cursor = typename Tile::Cursor(stripe.at, 0, lane);
-          } else {
-            cursor.advance();
-          }
-          next.load(cursor);
-        } else if constexpr (kStep == 2) {
-          const int ahead = at + kWidePrefetch - (tiles - weight_tiles), end = range.end - (tiles - weight_tiles);
-          if (lane < (kTileStep + 127) / 128 && ahead >= 0) {
-            const uint8_t* from = ahead < end ? stripe.at + int64_t{ahead} * kTileStep
-                                              : after.at + int64_t{ahead - end + after_begin} * kTileStep;
-            device::prefetch_l2(from + lane * 128);
-          }
-        }
-        device::wgmma_wait<1>();
-        // Only products of this stage are running, so the previous stage is no longer read.
-        if constexpr (kStep == 0) {
-          if (at > range.begin && lane < 2) device::barrier_arrive_at(stages.empty(number - 1), lane);
-        }
-      });
-      now = next;
-    }
-    device::wgmma_wait<0>();
-    if (lane < 2) device::barrier_arrive_at(stages.empty(number - 1), lane);
+    float sums[kWideTokens / 2] = {};
+    const WideRun run{range,        stripe.at, after.at, range_of(tile_after).first_weights(weight_tiles),
+                      weight_tiles, tiles};
+    wide_sums(stages, run, number, weights, sums);
     const RowPart part = row_part(p, tile.row_tile, wide_rows(p));
-    const WideTarget target(p, part, format, tile.matrix, tile.first_token, kTokens, stripe.row);
+    const WideTarget target(p, part, format, tile.matrix, tile.first_token, stripe.row);
     if constexpr (!kShared) {
-      wide_epilogue<kTokens>(p, part, target, group, sums, exchange);
+      wide_epilogue(p, part, target, group, sums, exchange);
     } else {
       const int number_of_warp = tile.number * kWideWarps + static_cast<int>(rank) * 8 + group * 4 + warp;
-      wide_shared_epilogue<kTokens>(p, part, target, meeting, number_of_warp, tile.part, sums);
+      wide_shared_epilogue(p, part, target, meeting, number_of_warp, tile.part, sums);
     }
     if (last) return;
     index += gridDim.x;
@@ -208,19 +135,19 @@ __device__ __forceinline__ void wide_multiply(const Problem& p, const TiledRows&
 }
 #endif  // DYNO_DEVICE_WGMMA
 
-template <DType kType, int kTokens, bool kShared>
+template <DType kType, bool kShared>
 __global__ void __launch_bounds__(384, 1)
     gemm_wide_kernel(const Problem p, const TiledRows format, int group, const WideMeeting meeting) {
 #ifdef DYNO_DEVICE_WGMMA
   device::let_next_start();
-  constexpr uint32_t kStagesBytes = kWideStages<kTokens> * kWideStageBytes<kTokens>;
+  constexpr uint32_t kStagesBytes = kWideStages * kWideStageBytes;
   extern __shared__ uint8_t shared_raw[];
   uint8_t* shared = shared_raw + (1024 - device::shared_address(shared_raw) % 1024) % 1024;
   float4* exchange = reinterpret_cast<float4*>(shared + kStagesBytes);
   const uint32_t base = device::shared_address(shared);
-  const WideStages<kTokens> stages{base, base + kStagesBytes + kWideExchangeBytes<kTokens>};
+  const WideStages stages{base, base + kStagesBytes + kWideExchangeBytes};
   if (threadIdx.x == 0) {
-    for (uint32_t i = 0; i < stages.kCount; ++i) {
+    for (uint32_t i = 0; i < kWideStages; ++i) {
       device::barrier_init(stages.full(i), 1);
       device::barrier_init(stages.empty(i), 16);  // the multiplying warps of both blocks
     }
@@ -228,7 +155,7 @@ __global__ void __launch_bounds__(384, 1)
   }
   device::cluster_sync();  // barriers are initialised in both blocks
   const uint32_t rank = device::cluster_rank();
-  const WideTiles<kTokens> work(p, group, kShared ? meeting.parts : 1);
+  const WideTiles work(p, group, kShared ? meeting.parts : 1);
   if (threadIdx.x >= 256) {
     device::give_registers<40>();
     device::wait_for_previous();
@@ -236,18 +163,18 @@ __global__ void __launch_bounds__(384, 1)
     __syncwarp();  // the warp must be converged for the cluster barrier
   } else {
     device::take_registers<232>();
-    wide_multiply<kType, kTokens, kShared>(p, format, stages, work, rank, exchange, meeting);
+    wide_multiply<kType, kShared>(p, format, stages, work, rank, exchange, meeting);
   }
   device::cluster_sync();  // no copy or arrival to the other block is pending
 #endif
 }
 
-template <DType kType, int kTokens, bool kShared>
+template <DType kType, bool kShared>
 void gemm_wide_launch(const Problem& p, const TiledRows& format, int group, int multiprocessors, CUstream_st* stream) {
-  const auto kernel = gemm_wide_kernel<kType, kTokens, kShared>;
-  DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWideShared<kTokens>));
+  const auto kernel = gemm_wide_kernel<kType, kShared>;
+  DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWideShared));
   const int64_t tiles =
-      p.matrices * ((format.rows + kTokens - 1) / kTokens) * row_tiles(p, wide_rows(p)) * format.parts;
+      p.matrices * ((format.rows + kWideTokens - 1) / kWideTokens) * row_tiles(p, wide_rows(p)) * format.parts;
   const int64_t clusters = multiprocessors < 2 ? 1 : multiprocessors / 2;
   WideMeeting meeting;
   if constexpr (kShared) {
@@ -256,16 +183,13 @@ void gemm_wide_launch(const Problem& p, const TiledRows& format, int group, int 
                reinterpret_cast<float4*>(x + format.sums_at())};
   }
   const dim3 grid(static_cast<unsigned>(tiles < clusters ? tiles : clusters), 2);
-  launch_dependent_cluster("matmul", kernel, grid, 384, Cluster(1, false, 2), kWideShared<kTokens>, stream, p, format,
-                           group, meeting);
+  launch_dependent_cluster("matmul", kernel, grid, 384, Cluster(1, false, 2), kWideShared, stream, p, format, group,
+                           meeting);
 }
 
 template <DType kType>
-void gemm_wide_of(const Problem& p, const TiledRows& format, int tokens, int group, int multiprocessors,
-                  CUstream_st* stream) {
-  const auto launch = format.parts > 1 ? gemm_wide_launch<kType, kWideTokens, true>
-                      : tokens == 128  ? gemm_wide_launch<kType, 128, false>
-                                       : gemm_wide_launch<kType, kWideTokens, false>;
+void gemm_wide_of(const Problem& p, const TiledRows& format, int group, int multiprocessors, CUstream_st* stream) {
+  const auto launch = format.parts > 1 ? gemm_wide_launch<kType, true> : gemm_wide_launch<kType, false>;
   launch(p, format, group, multiprocessors, stream);
 }
 

@@ -48,10 +48,9 @@ struct TiledRows {
 // Converts f32 rows to tiles; x as in halve_rows(). Also sets the arrivals of shared tiles to zero.
 void tile_rows(const TiledRows& format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, uint8_t* out,
                CUstream_st* stream, const RowNorm& norm = {});
-// Enqueues `p` with x in tiles of `format`; dense. `tokens` (256 or 128): rows of x that a block multiplies at a time.
-// `group`: number of tiles of tokens that are multiplied by all of w before the next ones. If format.parts is above 1,
-// format.shared_tiles is the number of tiles of y (256 tokens, not gated), and the memory behind the rows is written.
-void gemm_wide(const Problem& p, const TiledRows& format, int tokens, int group, int multiprocessors,
-               CUstream_st* stream);
+// Enqueues `p` with x in tiles of `format`; dense. `group`: number of tiles of tokens that are multiplied by all of w
+// before the next ones. If format.parts is above 1, format.shared_tiles is the number of tiles of y (256 tokens, not
+// gated), and the memory behind the rows is written.
+void gemm_wide(const Problem& p, const TiledRows& format, int group, int multiprocessors, CUstream_st* stream);
 
 }  // namespace dyno::ops::cuda

@@ -9,8 +9,7 @@
 namespace dyno::ops::cuda {
 
 // Bytes for half of the sums of two warpgroups.
-template <int kTokens>
-inline constexpr int kWideExchangeBytes = 2 * 128 * kTokens;
+inline constexpr int kWideExchangeBytes = 2 * 128 * kWideTokens;
 
 #ifdef DYNO_DEVICE_WGMMA
 
@@ -52,9 +51,9 @@ struct WideRowsOf {
 
 // Stores y of one product, for kCount tokens from token kFirst of the tile on; sums[4·nb + e + 2·q]: row g + 8·q, token
 // 8·nb + 2·t + e.
-template <int kTokens, int kFirst = 0, int kCount = kTokens>
+template <int kFirst = 0, int kCount = kWideTokens>
 __device__ __forceinline__ void wide_store(const Problem& p, const RowPart& part, const float* scales, int64_t y_at,
-                                           int tokens, int row, const float (&sums)[kTokens / 2]) {
+                                           int tokens, int row, const float (&sums)[kWideTokens / 2]) {
   constexpr int kBatch = 4;  // column groups whose residual is loaded at once, because loads cannot pass stores
   const WideRowsOf rows(part.n, row);
   float bias[2];
@@ -92,52 +91,68 @@ __device__ __forceinline__ void wide_store(const Problem& p, const RowPart& part
   }
 }
 
-// For a gated pair: sends the sums of the other half of the tokens, and receives the other matrix's sums for its own
-// half. kMine: index of the first own sum; the warpgroup with 0 multiplied by the gate, the other one by up.
-template <int kTokens, int kMine>
-__device__ __forceinline__ void wide_store_gated(const Problem& p, const float* scales, int64_t y_at, int tokens,
-                                                 int row, const float (&sums)[kTokens / 2], float4* exchange) {
-  constexpr int kOther = kTokens / 4 - kMine, kFirstToken = 2 * kMine, kQuads = kTokens / 16;
-  const int thread = threadIdx.x & 127, t = threadIdx.x & 3;
-  float4* given = exchange + (kMine == 0 ? 0 : kQuads * 128) + thread;
-  const float4* got = exchange + (kMine == 0 ? kQuads * 128 : 0) + thread;
+// For a gated pair: sends the sums of the other half of the tokens, receives the other matrix's sums for its own half,
+// and calls put(nb, v) for each eight own tokens, with v of rows and tokens as in wide_store() and the scales of
+// load_scales(nb). kMine: index of the first own sum. Group 0 multiplied by the gate, group 1 by up.
+template <int kTokens, int kMine, typename LoadScales, typename Put>
+__device__ __forceinline__ void wide_activate(const Problem& p, int group, const LoadScales& load_scales,
+                                              const float (&bias)[2], const float (&bias_up)[2],
+                                              const float (&sums)[kTokens / 2], float4* exchange, const Put& put) {
+  constexpr int kOther = kTokens / 4 - kMine, kQuads = kTokens / 16;
+  const int thread = threadIdx.x & 127;
+  float4* given = exchange + (group == 0 ? 0 : kQuads * 128) + thread;
+  const float4* got = exchange + (group == 0 ? kQuads * 128 : 0) + thread;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     given[i * 128] =
         make_float4(sums[kOther + 4 * i], sums[kOther + 4 * i + 1], sums[kOther + 4 * i + 2], sums[kOther + 4 * i + 3]);
   }
-  const WideRowsOf rows(p.n, row);
-  float bias[2], bias_up[2];
-  rows.bias(p.bias, row, bias);
-  rows.bias(p.bias_up, row, bias_up);
   const QuickActivation activate(p.activation);
-  float* y = p.y + y_at + row + (kFirstToken + 2 * t) * p.y_stride;
   device::meet<256>(kWideExchangeBarrier);  // sums were exchanged
 #pragma unroll
   for (int nb = 0; nb < kQuads; ++nb) {
     const float4 other = got[nb * 128];
-    const float2 scale = __ldg(reinterpret_cast<const float2*>(scales + kFirstToken + 8 * nb + 2 * t));
+    const float2 scale = load_scales(nb);
     const float others[4] = {other.x, other.y, other.z, other.w};
     float v[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float of_token = (i & 1) == 0 ? scale.x : scale.y, mine = sums[kMine + 4 * nb + i];
-      const float gate = fmaf(kMine == 0 ? mine : others[i], of_token, bias[i >> 1]);
-      const float up = fmaf(kMine == 0 ? others[i] : mine, of_token, bias_up[i >> 1]);
+      const float gate = fmaf(group == 0 ? mine : others[i], of_token, bias[i >> 1]);
+      const float up = fmaf(group == 0 ? others[i] : mine, of_token, bias_up[i >> 1]);
       v[i] = activate(gate, up);
     }
     asm volatile(""
                  : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3]));  // computes them in parallel instead of one by
                                                                      // one in branches
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (kFirstToken + 8 * nb + 2 * t + (i & 1) < tokens && rows.valid[i >> 1]) {
-        y[(i & 1) * p.y_stride + 8 * (i >> 1)] = v[i];
-      }
-    }
-    y += 8 * p.y_stride;
+    put(nb, v);
   }
   device::meet<256>(kWideExchangeBarrier);  // the exchanged sums are read
+}
+
+template <int kMine>
+__device__ __forceinline__ void wide_store_gated(const Problem& p, const float* scales, int64_t y_at, int tokens,
+                                                 int row, const float (&sums)[kWideTokens / 2], float4* exchange) {
+  constexpr int kFirstToken = 2 * kMine;
+  const int t = threadIdx.x & 3;
+  const WideRowsOf rows(p.n, row);
+  float bias[2], bias_up[2];
+  rows.bias(p.bias, row, bias);
+  rows.bias(p.bias_up, row, bias_up);
+  float* y = p.y + y_at + row + (kFirstToken + 2 * t) * p.y_stride;
+  const auto load = [&](int nb) {
+    return __ldg(reinterpret_cast<const float2*>(scales + kFirstToken + 8 * nb + 2 * t));
+  };
+  wide_activate<kWideTokens, kMine>(p, kMine == 0 ? 0 : 1, load, bias, bias_up, sums, exchange,
+                                    [&](int nb, const float(&v)[4]) {
+#pragma unroll
+                                      for (int i = 0; i < 4; ++i) {
+                                        if (kFirstToken + 8 * nb + 2 * t + (i & 1) < tokens && rows.valid[i >> 1]) {
+                                          y[(i & 1) * p.y_stride + 8 * (i >> 1)] = v[i];
+                                        }
+                                      }
+                                      y += 8 * p.y_stride;
+                                    });
 }
 
 // Where the sums of a warp belong in y: offset of the tile's first token, number of tokens, and this lane's first row.
@@ -147,20 +162,19 @@ struct WideTarget {
   int tokens, row;
 
   __device__ __forceinline__ WideTarget(const Problem& p, const RowPart& part, const TiledRows& format, int matrix,
-                                        int first_token, int most_tokens, int first_row)
+                                        int first_token, int first_row)
       : scales(reinterpret_cast<const float*>(p.x + format.scales_at()) + matrix * format.token_tiles() * kWideTokens +
                first_token),
         y_at(matrix * p.y_batch_stride + first_token * part.y_stride),
-        tokens(min(most_tokens, p.rows - first_token)),
+        tokens(min(kWideTokens, p.rows - first_token)),
         row(first_row + (threadIdx.x >> 2 & 7)) {}
 };
 
-template <int kTokens>
 __device__ __forceinline__ void wide_epilogue(const Problem& p, const RowPart& part, const WideTarget& to, int group,
-                                              const float (&sums)[kTokens / 2], float4* exchange) {
-  if (!p.gated()) return wide_store<kTokens>(p, part, to.scales, to.y_at, to.tokens, to.row, sums);
-  if (group == 0) return wide_store_gated<kTokens, 0>(p, to.scales, to.y_at, to.tokens, to.row, sums, exchange);
-  wide_store_gated<kTokens, kTokens / 4>(p, to.scales, to.y_at, to.tokens, to.row, sums, exchange);
+                                              const float (&sums)[kWideTokens / 2], float4* exchange) {
+  if (!p.gated()) return wide_store(p, part, to.scales, to.y_at, to.tokens, to.row, sums);
+  if (group == 0) return wide_store_gated<0>(p, to.scales, to.y_at, to.tokens, to.row, sums, exchange);
+  wide_store_gated<kWideTokens / 4>(p, to.scales, to.y_at, to.tokens, to.row, sums, exchange);
 }
 #endif  // DYNO_DEVICE_WGMMA
 

@@ -21,9 +21,9 @@ struct WideMeeting {
 
 #ifdef DYNO_DEVICE_WGMMA
 
-template <int kTokens>
 struct WideShare {
-  static constexpr int kTokensEach = kTokens / kWideShares, kQuads = kTokensEach / 8;  // quads: four sums of each lane
+  static constexpr int kTokensEach = kWideTokens / kWideShares,
+                       kQuads = kTokensEach / 8;  // quads: four sums of each lane
   const WideMeeting& at;
   int warp, part;  // warp: index among all warps of all tiles
 
@@ -35,7 +35,7 @@ struct WideShare {
   __device__ __forceinline__ bool owns(int share) const { return share * at.parts / kWideShares == part; }
 
   // Leaves the sums of all shares in `shares`, and returns those at which all other warps had arrived before.
-  __device__ __forceinline__ uint32_t leave(uint32_t shares, const float (&sums)[kTokens / 2]) const {
+  __device__ __forceinline__ uint32_t leave(uint32_t shares, const float (&sums)[kWideTokens / 2]) const {
     if (shares == 0) return 0;
 #pragma unroll
     for (int share = 0; share < kWideShares; ++share) {
@@ -63,7 +63,7 @@ struct WideShare {
   }
   // Adds the sums of all kParts parts, in their order. All loads of a batch are issued before the first is used.
   template <int kParts>
-  __device__ __forceinline__ void add_parts(int share, float (&sums)[kTokens / 2]) const {
+  __device__ __forceinline__ void add_parts(int share, float (&sums)[kWideTokens / 2]) const {
     constexpr int kBatch = kParts == 2 ? kQuads : kQuads / 2;
 #pragma unroll
     for (int first = 0; first < kQuads; first += kBatch) {
@@ -93,12 +93,10 @@ struct WideShare {
   }
 };
 
-template <int kTokens>
 __device__ __forceinline__ void wide_shared_epilogue(const Problem& p, const RowPart& rows, const WideTarget& to,
                                                      const WideMeeting& at, int warp, int part,
-                                                     float (&sums)[kTokens / 2]) {
-  using Share = WideShare<kTokens>;
-  const Share share{at, warp, part};
+                                                     float (&sums)[kWideTokens / 2]) {
+  const WideShare share{at, warp, part};
   uint32_t own = 0;
 #pragma unroll
   for (int i = 0; i < kWideShares; ++i) own |= share.owns(i) ? 1u << i : 0;
@@ -115,8 +113,8 @@ __device__ __forceinline__ void wide_shared_epilogue(const Problem& p, const Row
     } else {
       share.template add_parts<kWideMostParts>(kShare, sums);
     }
-    wide_store<kTokens, kShare * Share::kTokensEach, Share::kTokensEach>(p, rows, to.scales, to.y_at, to.tokens, to.row,
-                                                                         sums);
+    wide_store<kShare * WideShare::kTokensEach, WideShare::kTokensEach>(p, rows, to.scales, to.y_at, to.tokens, to.row,
+                                                                        sums);
   };
   for_each_step(finish);
 }
