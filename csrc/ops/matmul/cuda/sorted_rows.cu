@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "core/cuda/check.h"
-#include "core/cuda/launch.h"
 #include "core/cuda/launch_cluster.h"
 #include "device/cluster_shared.cuh"
 #include "device/dependent.cuh"

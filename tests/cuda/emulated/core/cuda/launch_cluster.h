@@ -1,0 +1,19 @@
+// Launches of clusters. A kernel whose blocks exchange data through shared memory cannot run block after block, so a
+// test must not launch one.
+#pragma once
+
+#include "core/cuda/launch.h"
+
+namespace dyno {
+
+struct Cluster {
+  Cluster(unsigned, bool = false, unsigned = 1) {}
+};
+
+template <typename... Params, typename... Args>
+void launch_dependent_cluster(const char* op, void (*)(Params...), dim3, unsigned, Cluster, size_t, CUstream_st*,
+                              const Args&...) {
+  throw std::runtime_error(std::string(op) + ": clusters are not emulated");
+}
+
+}  // namespace dyno
