@@ -230,6 +230,13 @@ def test_experts_with_many_rows_sort_them(family: str, kind: str, m: int, varian
     assert ops.default_config(family, {**desc, "k": 64}, H200)["variant"] == "wgmma"  # one tile of k
 
 
+@pytest.mark.parametrize(("m", "variant"), [(8192, "wgmma_sorted"), (16384, "wgmma")])
+def test_sorted_rows_take_at_most_a_gibibyte(m: int, variant: str) -> None:
+    """A row of 7168 halves for each of a token's eight experts: 0.9 GiB for 8192 tokens."""
+    desc = {"type": "q4_k", "layout": "gpu", "act": "f32", "m": m, "n": 2048, "k": 7168, "experts": 256}
+    assert ops.default_config("moe_up_gate", desc | {"used": 8}, H200)["variant"] == variant
+
+
 def test_what_rows_sorted_by_expert_take() -> None:
     sort = {"variant": "wgmma_sorted"}
     desc = {"type": "q4_0", "layout": "gpu", "act": "f32", "m": 8, "n": 64, "k": 128, "experts": 1024}

@@ -464,6 +464,9 @@ int64_t least_sorted(DType type) {
   return quick ? 128 : 64;
 }
 
+// Sorted rows take memory for each slot of a token. Larger u-batches of the largest models keep the kernel without it.
+constexpr int64_t kMostSortedBytes = int64_t{1} << 30;
+
 Choice default_mmq(const Shape& s, const DeviceInfo& device) {
   constexpr int64_t kMostBusy = 6, kHalfBusy = 4;  // tenths of the chip
   const std::optional<Choice> ring = default_gemm_ring(s, device);
@@ -481,7 +484,8 @@ Choice default_mmq(const Shape& s, const DeviceInfo& device) {
     // Rows of x that share weights, if routing were even. Tiles are chosen for this number, because a half-empty tile
     // still costs a full multiplication.
     const int64_t shared = (s.rows + s.matrices - 1) / s.matrices;
-    if (shared >= least_sorted(s.type) && supports_choice(s, {Kernel::wgmma_sorted}, device)) {
+    if (shared >= least_sorted(s.type) && sorted_rows(s).bytes() <= kMostSortedBytes &&
+        supports_choice(s, {Kernel::wgmma_sorted}, device)) {
       return {Kernel::wgmma_sorted};
     }
     if (shared >= 96) return {kernel, 64, 8};
