@@ -504,10 +504,3 @@ def moe_down_sum_cases() -> Iterator[Case]:
         yield make(dtype, 3, 2, 96, bias=True, shared=32)
         yield make(dtype, 8, 3, 32, shared=1440)
     yield make("q4_k", 1, 6, 512, shared=1280)
-    # Rows sorted by expert: several tiles of an expert, and columns that end within a block.
-    for dtype in ON_GPU:
-        yield make(dtype, 40, 2, 256, bias=True)
-    for dtype, k in (("q4_0", 96), ("q4_k", 256), ("mxfp4", 96)):
-        yield make(dtype, 600, 2, k, n=150, bias=True)
-    yield make("q4_0", 601, 1, 160, n=300, one=True)
-    yield make("mxfp4", 333, 3, 320, n=129)
