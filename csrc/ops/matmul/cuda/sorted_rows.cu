@@ -186,10 +186,10 @@ __device__ __forceinline__ void list_tiles(const SortedRows& format, uint8_t* ou
   }
 }
 
-// The first block writes the list of tiles; each other block converts a row of x. A thread keeps kKept chunks between
-// the search for the maximum and the scaling.
-constexpr int kKept = 2, kMostThreads = 1024;
-__global__ void __launch_bounds__(kMostThreads)
+// The first block writes the list of tiles; each other block converts a row of x. A thread keeps kTileKept chunks
+// between the search for the maximum and the scaling.
+constexpr int kTileKept = 2, kTileThreads = 1024;
+__global__ void __launch_bounds__(kTileThreads)
     tile_sorted_rows_kernel(const __grid_constant__ Problem p, const __grid_constant__ SortedRows format, bool quads,
                             uint8_t* out) {
   constexpr int kSlots = 32;
@@ -204,14 +204,14 @@ __global__ void __launch_bounds__(kMostThreads)
   if (static_cast<int>(threadIdx.x) < min(p.x_divisor, kSlots)) places[threadIdx.x] = place_of[threadIdx.x];
   const float* row = reinterpret_cast<const float*>(p.x + x_row * p.x_stride);
   const int weight_tiles = static_cast<int>(format.weight_tiles()), chunks = weight_tiles * 8;
-  Chunk kept[kKept];
+  Chunk kept[kTileKept];
   float most = 0;
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) {
+  for (int i = 0; i < kTileKept; ++i) {
     kept[i] = Chunk(row, 8 * (static_cast<int>(threadIdx.x) + i * threads), p.k, quads);
     most = kept[i].largest(most);
   }
-  for (int c = static_cast<int>(threadIdx.x) + kKept * threads; c < chunks; c += threads) {
+  for (int c = static_cast<int>(threadIdx.x) + kTileKept * threads; c < chunks; c += threads) {
     most = Chunk(row, 8 * c, p.k, quads).largest(most);
   }
   most = device::block_max(most, shared);  // places are there as well
@@ -231,11 +231,11 @@ __global__ void __launch_bounds__(kMostThreads)
       chunk.put(inverse, tiles + at, rests == nullptr ? nullptr : rests + at);
     };
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) {
+    for (int i = 0; i < kTileKept; ++i) {
       const int c = static_cast<int>(threadIdx.x) + i * threads;
       if (c < chunks) put(kept[i], c);
     }
-    for (int c = static_cast<int>(threadIdx.x) + kKept * threads; c < chunks; c += threads)
+    for (int c = static_cast<int>(threadIdx.x) + kTileKept * threads; c < chunks; c += threads)
       put(Chunk(row, 8 * c, p.k, quads), c);
     if (threadIdx.x == 0) reinterpret_cast<float*>(out + format.scales_at())[place] = scale;
   }
@@ -253,7 +253,8 @@ void sort_rows(const Problem& p, const SortedRows& format, uint8_t* out, CUstrea
 void tile_sorted_rows(const Problem& p, const SortedRows& format, uint8_t* out, CUstream_st* stream) {
   const bool quads = (reinterpret_cast<uintptr_t>(p.x) | static_cast<uintptr_t>(p.x_stride)) % 16 == 0;
   const int64_t chunks = format.weight_tiles() * 8;
-  const auto threads = static_cast<unsigned>(std::clamp<int64_t>((chunks / kKept + 31) / 32 * 32, 64, kMostThreads));
+  const auto threads =
+      static_cast<unsigned>(std::clamp<int64_t>((chunks / kTileKept + 31) / 32 * 32, 64, kTileThreads));
   launch_dependent("matmul_id", tile_sorted_rows_kernel, dim3(static_cast<unsigned>(1 + format.rows / p.x_divisor)),
                    threads, 0, stream, p, format, quads, out);
 }
