@@ -7,7 +7,7 @@
 #include "core/cuda/check.h"
 #include "core/cuda/launch_cluster.h"
 #include "device/dependent.cuh"
-#include "device/reduce.cuh"
+#include "ops/instances.h"
 #include "ops/matmul/cuda/sorted.h"
 #include "ops/matmul/cuda/wide_epilogue.cuh"
 #include "ops/matmul/cuda/wide_loop.cuh"
@@ -264,11 +264,15 @@ __global__ void __launch_bounds__(kSortedThreads, 1)
 
 template <DType kType>
 void gemm_sorted_of(const Problem& p, const SortedRows& format, int multiprocessors, CUstream_st* stream) {
-  const auto kernel = gemm_sorted_kernel<kType>;
-  DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSortedShared));
-  const unsigned clusters = multiprocessors < 2 ? 1 : static_cast<unsigned>(multiprocessors) / 2;
-  launch_dependent_cluster("matmul_id", kernel, dim3(clusters, 2), kSortedThreads, Cluster(1, false, 2), kSortedShared,
-                           stream, p, format);
+  if constexpr (!group_built(KernelGroup::experts)) {
+    throw_left_out(KernelGroup::experts);
+  } else {
+    const auto kernel = gemm_sorted_kernel<kType>;
+    DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSortedShared));
+    const unsigned clusters = multiprocessors < 2 ? 1 : static_cast<unsigned>(multiprocessors) / 2;
+    launch_dependent_cluster("matmul_id", kernel, dim3(clusters, 2), kSortedThreads, Cluster(1, false, 2),
+                             kSortedShared, stream, p, format);
+  }
 }
 
 }  // namespace dyno::ops::cuda
