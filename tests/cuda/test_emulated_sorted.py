@@ -122,11 +122,13 @@ def test_rows_are_written_to_their_places(
         assert (done.values[done.place_of[row]][:, k:] == 0).all(), "k is padded with zeros"
 
 
+@pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("matrices", [1, 5, 33, 200])
 @pytest.mark.parametrize("rows", [3, 500, 3000])
 def test_each_row_is_in_one_tile_and_the_widest_tiles_come_first(
-    sorting: ctypes.CDLL, rows: int, matrices: int
+    sorting: ctypes.CDLL, rows: int, matrices: int, backwards: bool
 ) -> None:
+    sorting.run_backwards(int(backwards))
     ids = routed(np.random.default_rng(rows + matrices), rows, matrices, 0.1)
     done = Converted(sorting, ids, 1, 32, matrices, 1)
     assert len(done.tiles) <= done.most_tiles

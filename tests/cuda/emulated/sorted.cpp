@@ -1,8 +1,6 @@
 // The conversion of rows that are sorted by expert, as functions that a test calls on the CPU. The test sorts.
 #include <cuda_runtime.h>
 
-#include <string>
-
 #include "ops/matmul/cuda/sorted_rows.cu"
 
 using namespace dyno;

@@ -2,6 +2,9 @@
 // test must not launch one.
 #pragma once
 
+#include <stdexcept>
+#include <string>
+
 #include "core/cuda/launch.h"
 
 namespace dyno {
