@@ -221,7 +221,7 @@ class Tune:
         self._incumbents = list(dict.fromkeys(known))
 
     def _leads(self) -> list[Point]:
-        return leads(self.context.space, self._incumbents) if self.context.shortage.few else []
+        return leads(self.context.space, self._incumbents, few=self.context.shortage.few)
 
     def _run_screen(self) -> None:
         context, o = self.context, self.options

@@ -297,7 +297,7 @@ def _compute_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
 
 def _concurrency_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
     """No effect without graphs, and in dyno no effect if q, k and v are one fused launch."""
-    dyno = "matvec_max_tokens" in f.defaults
+    dyno = _is_dyno(f)
 
     def concurrent(value: Value, settings: Settings) -> Hashable:
         fused = dyno and bool(settings.get("fusion", f.defaults.get("fusion", False)))
@@ -317,6 +317,16 @@ def _short_prompts(f: Facts) -> bool:
 
 def _cache_types(f: Facts) -> Sequence[Value]:
     return SETTINGS["kv_type_k"].choices
+
+
+def _has_values(f: Facts) -> bool:
+    """Whether values have a type of their own. In dyno, a latent row serves as key and value."""
+    return not (_is_dyno(f) and f.model.get("latent_cache"))
+
+
+def _is_dyno(f: Facts) -> bool:
+    """Whether the engine is dyno, by settings that no other engine has."""
+    return not {"matvec_max_tokens", "numerics"}.isdisjoint(f.defaults)
 
 
 def _switch(f: Facts) -> Sequence[Value]:
@@ -378,7 +388,7 @@ KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("cpu_repack", _switch, _is_cpu, ordinal=False),
     KnobSpec("numa", lambda f: SETTINGS["numa"].choices, lambda f: _nodes(f) > 1, ordinal=False),
     KnobSpec("kv_type_k", _cache_types, lambda f: True, ordinal=False),
-    KnobSpec("kv_type_v", _cache_types, lambda f: True, ordinal=False),
+    KnobSpec("kv_type_v", _cache_types, _has_values, ordinal=False),
     KnobSpec("flash_attention", _switch, _is_cuda, ordinal=False),
     KnobSpec("cuda_graphs", _switch, lambda f: _is_cuda(f) and f.workload.tg > 0, ordinal=False),
     KnobSpec("graph_concurrency", _switch, lambda f: _is_cuda(f) and f.workload.tg > 0, ordinal=False,
