@@ -175,7 +175,7 @@ def test_a_profile_of_a_gpu_names_the_machine_that_it_needs(
         raise DeviceError("[device] 'cuda': this build has no CUDA engine; use the device cpu, or build one")
 
     monkeypatch.setattr(profile_device, "resolve_device", none)
-    shipped = SHIPPED / "h200-llama-8b-q4_k.yaml"  # with an entry to verify
+    shipped = SHIPPED / "h200-qwen3-8b-q8_0.yaml"  # with an entry to verify
     with pytest.raises(TuneError) as caught:
         verify(shipped, str(trained_model))
     assert str(caught.value).startswith("the profile (NVIDIA H200 · ")
