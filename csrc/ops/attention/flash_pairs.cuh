@@ -15,7 +15,7 @@
 #include "device/dependent.cuh"
 #include "device/flash.cuh"
 #include "device/half_pairs.cuh"
-#include "ops/attention/flash_task.cuh"
+#include "ops/attention/flash_query_pairs.cuh"
 
 namespace dyno::ops {
 
@@ -86,56 +86,6 @@ struct PairBlock {
   }
 };
 
-// The exponent of the power of two that scales `largest` into [2^14, 2^15); 0 if it is zero or not finite.
-__device__ __forceinline__ int query_exponent(float largest) {
-  if (!(largest > 0.0f) || largest > 3.0e38f) return 0;
-  return min(14 - (static_cast<int>(__float_as_uint(largest) >> 23) - 127), 126);  // subnormal: -127
-}
-__device__ __forceinline__ float power_of_two(int exponent) {
-  return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
-}
-
-// A warp's 16 rows of queries as pairs. `factors` get the inverses of the rows' powers of two.
-template <int kHead>
-__device__ __forceinline__ void load_query_pairs(const CudaAttention& t, const CudaTile& tile, int kv_head,
-                                                 int first_row, uint16_t* halves, uint16_t* rests, float* factors) {
-  constexpr int kPitch = kHead + 8, kBatch = 4, kPieces = kHead / 64;
-  const int lane = threadIdx.x % 32;
-  const float scale = t.query_scale();
-  for (int first = first_row; first < first_row + 16; first += kBatch) {
-    float v[kBatch][kPieces][2];  // all loads of a batch are issued before the first use
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const bool valid = first + b < tile.rows();
-      const float* from = query_row(t, tile, tile.row_begin + (valid ? first + b : 0), kv_head);
-#pragma unroll
-      for (int p = 0; p < kPieces; ++p) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int column = p * 64 + lane * 2 + e;
-          v[b][p][e] = valid && column < t.dk ? from[column] * scale : 0.0f;
-        }
-      }
-    }
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      float largest = 0;
-#pragma unroll
-      for (int p = 0; p < kPieces; ++p) largest = fmaxf(largest, fmaxf(fabsf(v[b][p][0]), fabsf(v[b][p][1])));
-      const int exponent = query_exponent(device::warp_max(largest));
-      const float s = power_of_two(exponent);
-      if (lane == 0) factors[first + b] = power_of_two(-exponent);
-#pragma unroll
-      for (int p = 0; p < kPieces; ++p) {
-        uint32_t rest;
-        const int at = (first + b) * kPitch + p * 64 + lane * 2;
-        *reinterpret_cast<uint32_t*>(halves + at) = device::split_pair(v[b][p][0] * s, v[b][p][1] * s, 1.0f, rest);
-        *reinterpret_cast<uint32_t*>(rests + at) = rest;
-      }
-    }
-  }
-}
-
 template <int kHead, int kRowWarps>
 __global__ void __launch_bounds__(32 * kRowWarps, kRowWarps == 4 ? 2 : 1)
     flash_pairs_kernel(const __grid_constant__ FlashTask task) {
@@ -168,7 +118,8 @@ __global__ void __launch_bounds__(32 * kRowWarps, kRowWarps == 4 ? 2 : 1)
   PairBlock<kHead, Shape::kThreads> key_block;
   PairBlock<kValueHead, Shape::kThreads> value_block;
   key_block.load(key_base + begin * key_stride, key_stride, task.aligned, t.dk, end - begin);
-  load_query_pairs<kHead>(t, tile, kv_head, warp * 16, queries, queries + Shape::kQueryPlane, factors);
+  load_query_pairs<kHead>(t, tile, kv_head, warp * 16, 1.0f, queries, queries + Shape::kQueryPlane, factors,
+                          [](int row, int column) { return row * Shape::kPitch + column; });
   __syncwarp();  // the factors of the warp's rows are written
   key_block.store(keys, keys + Shape::kKeyPlane);
 

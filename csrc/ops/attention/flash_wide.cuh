@@ -124,7 +124,7 @@ template <bool kBf16>
 __device__ __forceinline__ void score_wide(const CudaAttention& t, const CudaTile& tile, const KeyRange& range,
                                            int blocks, const FlashWideMemory& memory) {
   using Shape = FlashWide;
-  FlashRows<Shape::kHead, 64, kBf16, 1> rows(t, tile, 0, range.end);   // its sums are unused
+  WgmmaRows<Shape::kHead, 64, kBf16, 1> rows(t, tile, 0, range.end);   // its sums are unused
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // and row + 8
   for (int block = 0; block < blocks; ++block) {
 #pragma unroll
@@ -180,7 +180,7 @@ __device__ __forceinline__ void sum_wide(const CudaAttention& t, const CudaTile&
                                          int split, const KeyRange& range, int blocks, int half,
                                          const FlashWideMemory& memory) {
   using Shape = FlashWide;
-  FlashRows<Shape::kHead, Shape::kHalf, kBf16, 1> rows(t, tile, 0, range.end);  // its scores are unused
+  WgmmaRows<Shape::kHead, Shape::kHalf, kBf16, 1> rows(t, tile, 0, range.end);  // its scores are unused
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;           // and row + 8
   for (int block = 0; block < blocks; ++block) {
     const uint32_t pair = memory.weight_pair(block);
