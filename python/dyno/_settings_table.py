@@ -26,7 +26,7 @@ def _matvec_tokens(given: DefaultsFor) -> int:
 
 
 def _kv_default(given: DefaultsFor) -> str:
-    # One latent row holds the keys and values of all heads, so rounding it costs more accuracy than rounding
+    # One latent row holds the keys and values of all heads, so rounding it can cost more than rounding
     # the row of one head. Besides, the cache of such a model has only a tenth of the usual size.
     return "f32" if given.numerics == "exact" or given.latent_cache else "f16"
 
