@@ -156,6 +156,20 @@ __device__ __forceinline__ void wgmma_values_shared(float (&d)[128], uint64_t a,
 }
 #undef DYNO_WGMMA_VALUES
 
+// d[64, 128] = [d +] a[64, 16] · b[16, 128], both in shared memory, b by wgmma_descriptor_transposed().
+__device__ __forceinline__ void wgmma_columns(float (&d)[64], uint64_t a, uint64_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, add, 1, 1, 0, 1;\n}\n"
+      : DYNO_D32(0), DYNO_D32(32)
+      : "l"(a), "l"(b), "r"(add));
+}
+
 #undef DYNO_D32
 #undef DYNO_D8
 

@@ -223,6 +223,7 @@ struct AttentionDesc {
   bool softcap = false;
   bool exact = false;     // f32 queries and weights, whatever the device prefers
   int64_t out_tiles = 0;  // out is HalfTiles (half_tiles.h) of this height, and every run has one token; 0: rows
+  bool paired = false;    // f32 keys and values are f16 pairs: high parts of a head, then rests (mla_expand)
   int64_t selected = 0;   // a query reads at most so many positions, which a list of each token names; 0: all
   friend bool operator==(const AttentionDesc&, const AttentionDesc&) = default;
 };
@@ -272,11 +273,13 @@ struct MoeDownSumDesc {
 // Keys and values of all heads from m rows of the latent cache (lora dims of latent, then rope of a shared rotary key):
 // keys[m, h, nope + rope] = latent · k_b[h], rotary part; values[m, h, dv] = latent · v_b[h]ᵀ; expanded_type().
 // k_b [heads, lora, nope], v_b [heads, dv, lora].
+// paired: a head's numbers from an f32 cache are f16 pairs in as many bytes: high parts, then rests times kRestFactor.
 struct MlaExpandDesc {
   DType k_type = DType::f16, v_type = DType::f16;  // of k_b and v_b
   int64_t m = 1, heads = 1, nope = 0, rope = 0, dv = 0, lora = 0;
   DType cache_type = DType::f16;
   Layout k_layout = Layout::plain, v_layout = Layout::plain;
+  bool paired = false;
   friend bool operator==(const MlaExpandDesc&, const MlaExpandDesc&) = default;
 };
 

@@ -22,10 +22,12 @@ bool only_expanded(const OpUse& use) {
 
 size_t index_of(ops::ProductPath path) { return static_cast<size_t>(path); }
 
-// Without flash attention, a GPU runs what numerics=exact runs: queries, weights and sums in float32.
+// Without flash attention, a GPU runs what numerics=exact runs: queries, weights and sums in float32. So keys and
+// values that would be f16 pairs are float32, too.
 ops::OpDesc wanted_desc(ops::OpDesc desc, bool flash_attention, ops::ComputeType compute) {
-  if (auto* attention = std::get_if<ops::AttentionDesc>(&desc); attention != nullptr && !flash_attention) {
-    attention->exact = true;
+  if (!flash_attention) {
+    if (auto* attention = std::get_if<ops::AttentionDesc>(&desc)) attention->exact = true, attention->paired = false;
+    if (auto* expansion = std::get_if<ops::MlaExpandDesc>(&desc)) expansion->paired = false;
   }
   return ops::with_path(desc, ops::ProductPath::any, compute);
 }
@@ -50,7 +52,8 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
     }
   }
   for (const OpUse& op : plan.keys) {
-    wanted_.push_back(wanted_desc(op.desc, !without_flash(op), paths_.compute));
+    const bool gpu = plan.device(op.device).kind == DeviceKind::cuda;
+    wanted_.push_back(wanted_desc(op.desc, flash_attention_ || !gpu, paths_.compute));
     path_ranges_.push_back(path_ranges(op.desc, paths_));
   }
   for (int32_t k = 0; k < keys; ++k) {

@@ -391,10 +391,11 @@ def built_types(built: Any) -> set[str]:
 OTHER_GROUPS = {
     *(f"flash_wgmma_head_{size}" for size in (64, 192, 256)),
     *(f"flash_pairs_head_{size}" for size in (64, 192)),
+    *(f"flash_wgmma_pairs_head_{size}" for size in (64, 192)),
     *(f"direct_head_{size}_{fused}" for size in (64, 256) for fused in ("false", "true")),
     *("direct_head_512_false", "attention_flash_wide"),
     *("attention_latent", "attention_latent_cluster", "select_blocks"),
-    *("expand_pairs", "expand_products", "expand_weights"),
+    *("expand_pairs", "expand_products", "expand_weights", "expand_wgmma"),
     *("moe_route_warps", "moe_split_ids", "moe_sum_columns", "norm_route", "norm_route_cluster"),
     *("gemm_unpacked", "tokens", "chunks", "conv_threads"),
 }

@@ -147,6 +147,10 @@ int main(int argc, char** argv) {
     gpt_oss_window.windowed = true;
     ops::AttentionDesc gemma = heads(4096, 8, 4, 256, 256);
     gemma.windowed = true;
+    const auto paired = [](ops::AttentionDesc d) {
+      d.paired = true;
+      return d;
+    };
     const Shape shapes[] = {
         {"32 heads of 128", heads(4096, 32, 32, 128, 128), 0},
         {"qwen3moe-30b", heads(4096, 32, 4, 128, 128), 0},
@@ -165,6 +169,8 @@ int main(int argc, char** argv) {
         {"deepseek2-lite expanded f32", heads(4096, 16, 16, 192, 128, DType::f32), 0},
         {"deepseek2-lite expanded f32", heads(512, 16, 16, 192, 128, DType::f32), 3584},
         {"deepseek2-lite expanded f32", heads(128, 16, 16, 192, 128, DType::f32), 3968},
+        {"deepseek2-lite expanded pairs", paired(heads(4096, 16, 16, 192, 128, DType::f32)), 0},
+        {"deepseek2-lite expanded pairs", paired(heads(512, 16, 16, 192, 128, DType::f32)), 3584},
     };
     for (const Shape& shape : shapes) {
       if (std::string(shape.name).find(only) != std::string::npos) bench.run(shape);

@@ -254,6 +254,22 @@ class TestLatentAttention:
             one = s.decode([(0, tokens[at : at + 1])], "last", pinned_routing=pinned)[0]
             assert nmse(one[0], g["logits_long"][at]) < self.LIMITS[name, cache]
 
+    @pytest.mark.parametrize("name", ["deepseek2-lite", "deepseek2-v3"])
+    def test_one_session_with_and_without_flash_attention(self, name: str) -> None:
+        """Keys and values of an f32 cache may be f16 pairs for one, and are float32 for the other."""
+        g = golden(name)
+        tokens = np.ascontiguousarray(g["tokens_long"], np.int32)
+        exact = open_session(name, "exact", {"kv_type_k": "f32"})
+        routing = exact.decode([(0, tokens)], "none", capture_routing=True)[1]
+        s = open_session(name, "default", mla_mode="expanded", ubatch=48)
+        for flash in (True, False, True):
+            s.set({"flash_attention": flash})
+            s.reset()
+            (attention,) = [op for op in s.ops(48) if op["family"] == "attention"]
+            assert (attention["config"]["variant"] == "rows") == (not flash)
+            got = s.decode([(0, tokens)], "all", pinned_routing=routing)[0]
+            assert nmse(got, g["logits_long"]) < self.LIMITS[name, "f32"]
+
     @pytest.mark.parametrize(("name", "cache"), sorted(LIMITS))
     def test_sequences_in_one_batch(self, name: str, cache: str) -> None:
         g = golden(name)

@@ -54,3 +54,19 @@ def from_cache(packed: NDArray[np.uint8], dtype: str) -> NDArray[np.float64]:
     blocks = packed.reshape(*packed.shape[:-1], -1, 34)
     scale = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float64)
     return (blocks[..., 2:].view(np.int8) * scale).reshape(*packed.shape[:-1], -1)
+
+
+REST_FACTOR = F32(2048)
+
+
+def as_pairs(x: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Rows [..., n] as bytes [..., 4 n] of f16 pairs: the high parts, then the rests times REST_FACTOR."""
+    high = x.astype(np.float16)
+    rest = ((x - high.astype(F32)) * REST_FACTOR).astype(np.float16)
+    return np.concatenate([high, rest], axis=-1).view(np.uint8)
+
+
+def from_pairs(packed: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The values of rows [..., 4 n] of f16 pairs."""
+    high, rest = np.split(np.ascontiguousarray(packed).view(np.float16).astype(F32), 2, axis=-1)
+    return high + rest / REST_FACTOR

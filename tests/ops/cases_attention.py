@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ops import half_tiles, reference
-from ops.cache_types import LOSS, from_cache, to_cache
+from ops.cache_types import LOSS, as_pairs, from_cache, from_pairs, to_cache
 from ops.cases import EXACT, F32, cases, normal
 from ops.cases_index_select import chosen_positions
 from ops.harness import Case, expect_close
@@ -48,6 +48,7 @@ def make(
     softcap: float | None = None,
     sinks: bool = False,
     v_in_k: bool = False,
+    paired: bool = False,
     gap: int = 0,
     deep: int = 0,
     tiles: int = 0,
@@ -55,7 +56,8 @@ def make(
 ) -> Case:
     """`tiles`: out leaves as f16 tiles of that height. `selected`: positions that a token reads.
 
-    `deep`: the depth for which a GPU divides the keys, if not the depth of the runs.
+    `deep`: the depth for which a GPU divides the keys, if not the depth of the runs. `paired`: keys and
+    values are f16 pairs.
     """
     k_type, v_type = types.split()
     m = max(first + count for first, count, _, _ in runs)
@@ -67,6 +69,8 @@ def make(
         q = normal(rng, m, heads * dk + gap) * F32(2)
         keys, key_values = to_cache(normal(rng, slots, ctx, kv_heads, dk), k_type)
         values, value_values = to_cache(normal(rng, slots, ctx, kv_heads, dv), v_type)
+        if paired:
+            keys, values = as_pairs(keys.view(F32)), as_pairs(values.view(F32))
         args: dict[str, Any] = {
             "q": q,
             "q_stride": heads * dk + gap,
@@ -130,6 +134,7 @@ def make(
         "v_in_k": v_in_k,
         "out_tiles": tiles,
         "selected": selected,
+        "paired": paired,
     }
     label = f"runs{len(runs)}-ctx{ctx}-window{window}" + (f"-tiles={tiles}" if tiles else "")
     label += f"-deep={deep}" if deep else ""
@@ -237,6 +242,14 @@ def attention_cases() -> Iterator[Case]:
     yield make(8, 1, 128, 128, [(0, 70, 333, 1), (70, 3, 10, 0)], window=150, sinks=True)
     yield make(3, 3, 75, 41, [(0, 140, 129, 0)], gap=1)
     yield make(2, 1, 96, 96, [(0, 33, 900, 0)], softcap=20.0)
+    # Keys and values that are pairs: several tiles and blocks of keys, heads that end within a panel.
+    yield make(2, 2, 192, 128, [(0, 150, 200, 0)], paired=True)
+    yield make(1, 1, 192, 128, [(0, 300, 0, 0)], paired=True)
+    yield make(4, 2, 184, 120, [(0, 41, 129, 1)], gap=4, paired=True)
+    yield make(8, 1, 128, 128, [(0, 70, 333, 1), (70, 3, 10, 0)], window=150, sinks=True, paired=True)
+    yield make(3, 3, 72, 40, [(0, 140, 129, 0)], gap=4, paired=True)
+    yield make(2, 1, 96, 96, [(0, 33, 900, 0)], softcap=20.0, paired=True)
+    yield make(3, 1, 64, 64, [(0, 1, 65, 0), (1, 2, 1100, 1)], paired=True)
     # Divisions for deep contexts: most parts have no keys. Tokens of one sequence, of several, of one each.
     for deep in (3_000, 40_000, 1 << 20):
         for types in ("f16 f16", "q8_0 q8_0"):
@@ -436,6 +449,7 @@ def mla_expand_cases() -> Iterator[Case]:
         cache: str = "f16",
         gap: int = 0,
         v_weight: str | None = None,
+        paired: bool = False,
     ) -> Case:
         nope, rope, dv, lora = shape
         k_type, k_layout = weight.split()
@@ -457,7 +471,10 @@ def mla_expand_cases() -> Iterator[Case]:
 
             def check(out: Any) -> None:
                 for name, want in (("keys", keys), ("values", values)):
-                    got = out[name].view(F32 if exact else np.float16).astype(F32)
+                    if paired:
+                        got = from_pairs(out[name])
+                    else:
+                        got = out[name].view(F32 if exact else np.float16).astype(F32)
                     expect_close(got, want, EXACT if exact else HALVES)
 
             args = {"latents": padded, "row_bytes": row + gap, "k_b": k_b.bytes, "v_b": v_b.bytes}
@@ -469,7 +486,7 @@ def mla_expand_cases() -> Iterator[Case]:
 
         desc = {"m": m, "heads": heads, "nope": nope, "rope": rope, "dv": dv, "lora": lora}
         desc |= {"k_type": k_type, "v_type": v_type, "cache_type": cache}
-        desc |= {"k_layout": k_layout, "v_layout": v_layout}
+        desc |= {"k_layout": k_layout, "v_layout": v_layout, "paired": paired}
         return Case("mla_expand", desc, build, f"gap={gap}")
 
     yield make(1, 1, (1, 1, 1, 1))
@@ -487,3 +504,11 @@ def mla_expand_cases() -> Iterator[Case]:
     # Matrices that end within a stripe, and what a whole kv_b of an older file becomes.
     yield make(65, 3, (32, 8, 20, 40), "f16 gpu", v_weight="f16 plain")
     yield make(9, 2, (64, 8, 64, 64), "f32 plain", v_weight="q4_0 gpu", gap=2)
+    # Pairs: whole blocks of latents and columns, and parts of them.
+    yield make(260, 2, (128, 64, 128, 512), "q4_0 gpu", "f32", paired=True)
+    yield make(131, 17, (136, 8, 40, 72), "f32 plain", "f32", gap=4, paired=True)
+    yield make(5, 1, (8, 16, 264, 100), "bf16 plain", "f32", paired=True)
+    # Several tiles of other caches: whole blocks of latents, and parts of them.
+    yield make(260, 2, (128, 64, 128, 512), "q4_0 gpu")
+    yield make(129, 3, (96, 32, 136, 160), "q8_0 gpu", "q8_0")
+    yield make(70, 2, (130, 8, 66, 96), "f16 plain", "bf16")

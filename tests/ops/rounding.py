@@ -204,6 +204,8 @@ def arithmetic_of(
         cache = desc["k_type"]
         if variant == "flash_pairs":
             return PAIRS
+        if variant == "flash_wgmma_pairs":  # the sums of a whole score, or of the values of 64 keys
+            return dataclasses.replace(PAIRS, steps=_steps(max(desc["dk"], 64)))
         if variant in ("latent", "latent_cluster") and cache == "f32":
             return Arithmetic(22, steps=3 * _steps(desc["dk"] + DEPTH))
         narrow = cache == "bf16" or (
@@ -213,6 +215,9 @@ def arithmetic_of(
         return Arithmetic(bits, bits, steps=_steps(desc["dk"] + DEPTH))
     if family == "mla_expand" and variant == "pairs":
         return dataclasses.replace(PAIRS, weight_bits=FLOAT_BITS)
+    if family == "mla_expand" and variant == "wgmma" and desc["cache_type"] == "f32":
+        steps = _steps(max(desc["nope"], desc["lora"]))
+        return dataclasses.replace(PAIRS, weight_bits=FLOAT_BITS, steps=steps)
     if variant == "ring":
         # Codes stand at 1024 and above, and what that adds is taken off again: sums are cut off
         # 1024 times as high.

@@ -209,7 +209,7 @@ def test_prompts_expand_latent_attention(name: str, cache: str) -> None:
     families = {op["family"]: op for op in session.ops(512)}
     assert families["mla_expand"]["count"] == families["attention"]["count"] == session.model["n_layers"]
     assert f"k={cache} v={cache}" in families["attention"]["key"]
-    variant = {"f32": "flash_pairs", "f16": "flash_wgmma"}[cache]
+    variant = {"f32": "flash_wgmma_pairs", "f16": "flash_wgmma"}[cache]
     assert families["attention"]["config"]["variant"] == variant
     session.set({"mla_mode": "absorbed"})
     assert lists(session, 512) == {"batched"}
@@ -229,10 +229,26 @@ def test_an_f32_cache_is_expanded_where_tensor_cores_attend_to_it() -> None:
     assert lists(latent_plan(LATENT[0], {}, "auto", device=turing), 512) == {"expanded"}
 
 
+def expanded_ops(session: _core.Session) -> dict[str, dict[str, Any]]:
+    return {op["family"]: op for op in session.ops(512) if op["family"] in ("mla_expand", "attention")}
+
+
+def test_hopper_expands_an_f32_cache_to_pairs() -> None:
+    """Other chips read float32, which their kernel splits."""
+    for device, paired, variant in (
+        (HOPPER, True, "flash_wgmma_pairs"),
+        (HOPPER | {"compute_capability": 80}, False, "flash_pairs"),
+    ):
+        ops = expanded_ops(latent_plan(LATENT[0], {}, "auto", device=device))
+        assert ops["attention"]["config"]["variant"] == variant
+        assert all(("paired" in op["key"]) == paired for op in ops.values())
+    assert ops["mla_expand"]["config"]["variant"] == "pairs"
+
+
 def test_without_flash_attention_expanded_keys_are_read_in_float32() -> None:
+    """A setting of a session, so the plan's list is the same: only its launches leave out the pairs."""
     session = latent_plan(LATENT[0], {}, "auto", session={"flash_attention": False})
-    (attention,) = [op for op in session.ops(512) if op["family"] == "attention"]
-    assert attention["config"]["variant"] == "rows"
+    assert expanded_ops(session)["attention"]["config"]["variant"] == "rows"
 
 
 @pytest.mark.parametrize("cache", ["f32", "f16"])

@@ -8,10 +8,12 @@
 #include "ops/attention/decode_cut.h"
 #include "ops/attention/kernels.h"
 #include "ops/attention/kernels_cuda.h"
+#include "ops/attention/shapes.h"
 #include "ops/contract.h"
 #include "ops/half_tiles.h"
 #include "ops/registry.h"
 #include "ops/runs.h"
+#include "ops/wgmma_chips.h"
 
 namespace dyno::ops {
 
@@ -51,33 +53,6 @@ bool flash_in_bf16(const AttentionDesc& desc) {
 
 namespace {
 
-#if defined(DYNO_HAVE_CUDA)
-constexpr std::string_view kArchitectures = DYNO_CUDA_ARCHITECTURES;
-#else
-constexpr std::string_view kArchitectures = "90a";  // for the selection for a chip without code in this build
-#endif
-
-bool has_wgmma(const DeviceInfo& device) {
-  return device.compute_capability == 90 && kArchitectures.find("90a") != std::string_view::npos;
-}
-
-// Maximum tokens for which prompt kernels offer parts of the keys; with more, tiles alone fill any chip.
-constexpr int64_t kPromptSplitTokens = 2048;
-
-// Whether a prompt kernel with tiles of `rows` offers `splits` parts of the keys.
-Support prompt_splits(const AttentionDesc& desc, int64_t rows, int splits) {
-  if (splits == 1) return Support::yes();
-  if (desc.m > kPromptSplitTokens) {
-    return Support::no(str_cat("splits=", splits, " are for up to ", kPromptSplitTokens, " tokens, not m=", desc.m));
-  }
-  const AttentionTiles tiles{rows, desc.heads / desc.kv_heads};
-  if (tiles.bound(desc.m, desc.m) * desc.kv_heads > kStreamCounters) {
-    return Support::no(
-        str_cat("m=", desc.m, " tokens and heads=", desc.heads, " make more tiles than a launch can count"));
-  }
-  return Support::yes();
-}
-
 Support flash_pairs_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
   if (desc.exact) return Support::no("exact=1: flash attention over f16 pairs multiplies with 22 bits only");
   const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;
@@ -90,12 +65,15 @@ Support flash_pairs_supports(const AttentionDesc& desc, const Config& config, co
     return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv, " are wider than the ", kFlashPairsMaxHead,
                                " and ", flash_value_head(kFlashPairsMaxHead), " of flash attention over f16 pairs"));
   }
-  const auto pairs = flash_pairs_params::of(config);
-  const size_t shared = flash_pairs_shared_bytes(head, pairs.rows) + 1024;  // plus static shared memory
-  if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
-    return Support::no(
-        str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
+  if (config.variant == k_flash_wgmma_pairs) {
+    if (!has_wgmma(device)) return supports_wgmma(device);
+    if (!desc.paired)
+      return Support::no("paired=0: variant flash_wgmma_pairs reads keys and values that are f16 pairs");
+    return prompt_splits(desc, kFlashWgmmaPairsRows, flash_wgmma_pairs_params::of(config).splits);
   }
+  const auto pairs = flash_pairs_params::of(config);
+  const Support fits = fits_shared(flash_pairs_shared_bytes(head, pairs.rows) + 1024, device);  // plus static memory
+  if (!fits) return fits;
   return prompt_splits(desc, pairs.rows, pairs.splits);
 }
 
@@ -124,10 +102,7 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
   }
   const int head = flash_head(desc.dk, desc.dv);
   if (config.variant == k_flash_wgmma) {
-    if (!has_wgmma(device)) {
-      return Support::no(str_cat("wgmma needs compute capability 9.0 and code for 90a; the device has ",
-                                 device.compute_capability, ", the build has ", kArchitectures));
-    }
+    if (!has_wgmma(device)) return supports_wgmma(device);
     if (kFlashWgmmaShared > static_cast<size_t>(device.shared_per_block_bytes)) {
       return Support::no(str_cat(kFlashWgmmaShared, " bytes of shared memory are more than the device's ",
                                  device.shared_per_block_bytes));
@@ -211,28 +186,6 @@ Support tiles_supports(const AttentionDesc& desc, const Config& config) {
   return Support::yes();
 }
 
-Support latent_shape(const AttentionDesc& desc, const DeviceInfo& device) {
-  if (desc.exact) return Support::no("exact=1: latent attention multiplies with 22, 11 or 8 bits only");
-  if (!desc.v_in_k) return Support::no("v_in_k=0: latent attention reads values as part of the keys");
-  if (desc.k_type == DType::q8_0) return Support::no("k_type=q8_0: latent attention reads f32, f16 or bf16");
-  if (desc.k_type == DType::bf16 && device.compute_capability < 80) {
-    return Support::no(str_cat("compute capability ", device.compute_capability,
-                               " has no bfloat16 matrix instructions; they come with 80"));
-  }
-  if (desc.dk % 8 != 0 || desc.dv % 8 != 0 || desc.dk > kLatentMaxKey || desc.dv > kLatentMaxValue) {
-    return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv,
-                               ": latent attention takes multiples of 8 up to ", kLatentMaxKey, " and ",
-                               kLatentMaxValue));
-  }
-  return Support::yes();
-}
-
-Support fits_shared(size_t bytes, const DeviceInfo& device) {
-  if (bytes <= static_cast<size_t>(device.shared_per_block_bytes)) return Support::yes();
-  return Support::no(
-      str_cat(bytes, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
-}
-
 Support latent_supports(const AttentionDesc& desc, const DeviceInfo& device) {
   if (const Support shape = latent_shape(desc, device); !shape) return shape;
   return fits_shared(latent_shared_bytes(desc.k_type) + 8192, device);  // plus static shared memory
@@ -271,6 +224,13 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
     return Support::no(
         str_cat("a head has ", size, " elements, not a multiple of the ", block, " in a block of ", dtype_name(type)));
   };
+  if (desc.paired && (device.kind == DeviceKind::cpu || config.variant != k_flash_wgmma_pairs)) {
+    return Support::no("paired=1: only variant flash_wgmma_pairs reads keys and values that are f16 pairs");
+  }
+  if (desc.paired && (desc.v_in_k || ((desc.dk | desc.dv) % 8) != 0)) {
+    return Support::no(str_cat("paired=1 needs values apart from keys, and multiples of 8; dk=", desc.dk,
+                               " dv=", desc.dv, " v_in_k=", desc.v_in_k ? 1 : 0));
+  }
   if (const Support keys = row("k_type", desc.k_type, desc.dk); !keys) return keys;
   if (!desc.v_in_k) {
     if (const Support values = row("v_type", desc.v_type, desc.dv); !values) return values;
@@ -321,13 +281,17 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
   if (config.variant == k_rows) return checked;
   if (config.variant == k_latent) return latent_supports(desc, device);
   if (config.variant == k_latent_cluster) return latent_cluster_supports(desc, device);
-  if (config.variant == k_flash_pairs) return flash_pairs_supports(desc, config, device);
+  if (config.variant == k_flash_pairs || config.variant == k_flash_wgmma_pairs) {
+    return flash_pairs_supports(desc, config, device);
+  }
   if (config.variant == k_adaptive) return adaptive_supports(desc, device);
   return config.variant == k_direct ? direct_supports(desc, config, device) : flash_supports(desc, config, device);
 }
 
 bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device) {
-  return device.kind == DeviceKind::cuda && supports(desc, flash_pairs_params{.rows = 64, .splits = 1}, device).ok;
+  if (device.kind != DeviceKind::cuda) return false;
+  return desc.paired ? supports(desc, flash_wgmma_pairs_params{.splits = 1}, device).ok
+                     : supports(desc, flash_pairs_params{.rows = 64, .splits = 1}, device).ok;
 }
 
 namespace {
@@ -373,8 +337,19 @@ std::optional<Config> two_types_default(const AttentionDesc& desc, const DeviceI
   return best;
 }
 
+// For f16 pairs: as many parts of the keys as give every multiprocessor a block.
+Config paired_default(const AttentionDesc& desc, const DeviceInfo& device) {
+  const AttentionTiles tiles{kFlashWgmmaPairsRows, desc.heads / std::max<int64_t>(1, desc.kv_heads)};
+  const int64_t blocks = tiles.bound(desc.m, 1) * desc.kv_heads;
+  int16_t splits = 1;
+  while (splits < 8 && blocks * splits * 2 <= device.sm_count) splits = static_cast<int16_t>(splits * 2);
+  const Config parts = flash_wgmma_pairs_params{.splits = splits};
+  return supports(desc, parts, device) ? parts : flash_wgmma_pairs_params{.splits = 1};
+}
+
 // The best variant that the device supports: tensor core variants first, then rows.
 Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
+  if (desc.paired) return paired_default(desc, device);
   if (const std::optional<Config> two_types = two_types_default(desc, device)) return *two_types;
   const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
   const auto blocks = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
@@ -504,6 +479,9 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
   if (config.variant == k_flash) return 0;
   if (config.variant == k_flash_wgmma) return prompt_partials_bytes(desc, flash_wgmma_params::of(config).splits);
   if (config.variant == k_flash_pairs) return prompt_partials_bytes(desc, flash_pairs_params::of(config).splits);
+  if (config.variant == k_flash_wgmma_pairs) {
+    return prompt_partials_bytes(desc, flash_wgmma_pairs_params::of(config).splits);
+  }
   if (config.variant == k_latent) {
     return attention_partials_bytes(desc, kLatentRows, latent_params::of(config).splits);
   }
@@ -582,6 +560,8 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
   } else if (config.variant == k_flash_pairs) {
     const auto pairs = flash_pairs_params::of(config);
     attention_flash_pairs_cuda(args, desc, pairs.rows, pairs.splits, stream);
+  } else if (config.variant == k_flash_wgmma_pairs) {
+    attention_flash_wgmma_pairs_cuda(args, desc, flash_wgmma_pairs_params::of(config).splits, stream);
   } else if (config.variant == k_direct) {
     const auto direct = direct_params::of(config);
     attention_direct_cuda(args, desc, direct.rows, direct.splits, stream);

@@ -23,7 +23,8 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config);
 //   128 heads, H200; 1 or 2 clusters per tile: 48, 55 us
 //   f32, 4096 positions; 4, 8, 16, 31 tiles: 35, 68, 127, 210 us; by the rule for f16 42, 75, 148, 221 us
 int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device);
-// Whether f32 keys and values of such heads are multiplied on tensor cores as f16 pairs.
+// Whether f32 keys and values of such heads are multiplied on tensor cores as f16 pairs; or with desc.paired, whether
+// keys and values that are f16 pairs in memory are supported.
 bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device);
 // Whether a launch over one token of each of desc.m sequences, with up to `depth` positions each, leaves the keys of a
 // sequence in one part, so that it can write f16 tiles.

@@ -1,4 +1,5 @@
 // The launch of flash attention: selects the instance.
+#include "core/error.h"
 #include "ops/attention/flash_launch.cuh"
 #include "ops/kernel_groups.h"
 
@@ -18,6 +19,11 @@ DYNO_FLASH_WGMMA(256)
 DYNO_FLASH_WGMMA(512)
 #undef DYNO_FLASH_WGMMA
 #define DYNO_FLASH_PAIRS(head) void flash_pairs_##head(const FlashTask&, int, const FlashGrid&, CUstream_st*);
+DYNO_FLASH_PAIRS(64)
+DYNO_FLASH_PAIRS(128)
+DYNO_FLASH_PAIRS(192)
+#undef DYNO_FLASH_PAIRS
+#define DYNO_FLASH_PAIRS(head) void flash_wgmma_pairs_##head(const FlashTask&, const FlashGrid&, CUstream_st*);
 DYNO_FLASH_PAIRS(64)
 DYNO_FLASH_PAIRS(128)
 DYNO_FLASH_PAIRS(192)
@@ -168,6 +174,24 @@ void attention_flash_pairs_cuda(const AttentionArgs& args, const AttentionDesc& 
     DYNO_HEAD_CASE(64, flash_pairs_64(task, rows, grid, stream.handle))
     DYNO_HEAD_CASE(128, flash_pairs_128(task, rows, grid, stream.handle))
     DYNO_HEAD_CASE(192, flash_pairs_192(task, rows, grid, stream.handle))
+  }
+  throw_left_out(heads_of(head));
+}
+
+void attention_flash_wgmma_pairs_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits,
+                                      CudaStream& stream) {
+  FlashTask task{};
+  task.common = make_cuda_attention(args, desc, splits, stream);
+  DYNO_CHECK(DeviceError,
+             aligned(args.k_cache, args.k_row_bytes, task.common.k_head_bytes) &&
+                 aligned(args.v_cache, args.v_row_bytes, task.common.v_head_bytes),
+             "[attention] pairs of keys and values are not aligned to 16 bytes");
+  const FlashGrid grid = make_grid(args, desc, kFlashWgmmaPairsRows, splits);
+  const int head = flash_head(desc.dk, desc.dv);
+  switch (head) {
+    DYNO_HEAD_CASE(64, flash_wgmma_pairs_64(task, grid, stream.handle))
+    DYNO_HEAD_CASE(128, flash_wgmma_pairs_128(task, grid, stream.handle))
+    DYNO_HEAD_CASE(192, flash_wgmma_pairs_192(task, grid, stream.handle))
   }
   throw_left_out(heads_of(head));
 }

@@ -17,7 +17,7 @@ constexpr void for_each_field(std::type_identity<AttentionDesc>, V&& v) {
   v("v_in_k", &D::v_in_k, In::if_set); v("sinks", &D::sinks, In::if_set); v("windowed", &D::windowed, In::if_set);
   v("softcap", &D::softcap, In::if_set);
   v("exact", &D::exact, In::if_set); v("out_tiles", &D::out_tiles, In::never);
-  v("selected", &D::selected, In::if_set);
+  v("paired", &D::paired, In::if_set); v("selected", &D::selected, In::if_set);
 }
 // clang-format on
 

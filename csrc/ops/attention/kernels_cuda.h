@@ -79,6 +79,11 @@ constexpr size_t flash_pairs_shared_bytes(int head, int rows) {
 void attention_flash_pairs_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
                                 CudaStream& stream);
 
+// The same on Hopper chips (flash_wgmma_pairs.cuh), in blocks of this many query rows and steps of this many keys.
+inline constexpr int kFlashWgmmaPairsRows = 128, kFlashWgmmaPairsKeys = 64;
+void attention_flash_wgmma_pairs_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits,
+                                      CudaStream& stream);
+
 void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, CudaStream& stream);
 
 // ---- Direct (direct.cuh): few rows over a long cache --------------------------------------------------------------

@@ -12,6 +12,7 @@
 #include "device/flash.cuh"
 #include "device/half_pairs.cuh"
 #include "ops/mla_expand/kernels_cuda.h"
+#include "ops/mla_expand/latents.cuh"
 
 namespace dyno::ops {
 namespace {
@@ -29,6 +30,7 @@ struct PairsTask {
   int key_blocks, value_blocks;  // per head
   bool wide;                     // latents consist of whole groups of eight at 16-byte addresses
   bool aligned;                  // groups of four keys and values are aligned to 16 bytes
+  bool paired;                   // keys and values are written as f16 pairs
 };
 
 __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
@@ -209,7 +211,22 @@ __device__ void expand_block(const PairsTask& t, uint8_t* shared, int first_row,
   const int width = kKeys ? t.nope : t.dv, head_width = kKeys ? t.nope + t.rope : t.dv;
   const int columns = min(kColumns, width - first_column), rows = min(kRows, t.m - first_row);
   const int64_t pitch = static_cast<int64_t>(t.heads) * head_width;
-  float* out = (kKeys ? t.keys : t.values) + first_row * pitch + head * head_width + first_column;
+  float* out = (kKeys ? t.keys : t.values) + first_row * pitch + head * head_width;
+  if (t.paired) {
+    for (int i = threadIdx.x; i < rows * (kColumns / 8); i += kThreads) {
+      const int row = i / (kColumns / 8), column = i % (kColumns / 8) * 8;
+      if (column >= columns) continue;
+      float v[8];
+      device::load_eight(v, staged + row * kPitch + column, true);
+      uint4 high, rest;
+      device::split_eight(v, device::kRestScale, high, rest);
+      auto* halves = reinterpret_cast<uint16_t*>(out + row * pitch) + first_column + column;
+      *reinterpret_cast<uint4*>(halves) = high;
+      *reinterpret_cast<uint4*>(halves + head_width) = rest;
+    }
+    return;
+  }
+  out += first_column;
   if (t.aligned) {
     for (int i = threadIdx.x; i < rows * (kColumns / 4); i += kThreads) {
       const int row = i / (kColumns / 4), column = i % (kColumns / 4) * 4;
@@ -233,7 +250,18 @@ __device__ void copy_rotary(const PairsTask& t, int first_row, int first_head) {
   for (int i = threadIdx.x; i < rows * t.rope; i += kThreads) {
     const int row = first_row + i / t.rope, at = i % t.rope;
     const float value = reinterpret_cast<const float*>(t.latents + row * t.row_bytes)[t.lora + at];
-    float* out = t.keys + (static_cast<int64_t>(row) * t.heads + first_head) * head_width + t.nope + at;
+    float* out = t.keys + (static_cast<int64_t>(row) * t.heads + first_head) * head_width;
+    if (t.paired) {
+      uint32_t rest;
+      const uint32_t high = device::split_pair(value, 0.0f, device::kRestScale, rest);
+      auto* halves = reinterpret_cast<uint16_t*>(out) + t.nope + at;
+      for (int h = 0; h < heads; ++h) {
+        halves[2 * h * head_width] = static_cast<uint16_t>(high);
+        halves[2 * h * head_width + head_width] = static_cast<uint16_t>(rest);
+      }
+      continue;
+    }
+    out += t.nope + at;
     for (int h = 0; h < heads; ++h) out[h * head_width] = value;
   }
 }
@@ -265,8 +293,6 @@ void launch_pairs(const PairsTask& task, CUstream_st* stream) {
   DYNO_LAUNCH_CHECK("mla_expand");
 }
 
-bool on_16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
-
 }  // namespace
 
 void expand_pairs_cuda(const MlaExpandArgs& args, const MlaExpandDesc& d, const PairedWeights& k_b,
@@ -281,6 +307,9 @@ void expand_pairs_cuda(const MlaExpandArgs& args, const MlaExpandDesc& d, const 
   t.key_blocks = (t.nope + kColumns - 1) / kColumns, t.value_blocks = (t.dv + kColumns - 1) / kColumns;
   t.wide = d.lora % 8 == 0 && args.row_bytes % 16 == 0 && on_16(args.latents);
   t.aligned = d.nope % 4 == 0 && d.rope % 4 == 0 && d.dv % 4 == 0 && on_16(args.keys) && on_16(args.values);
+  t.paired = d.paired;
+  DYNO_CHECK(DeviceError, !d.paired || (on_16(args.keys) && on_16(args.values)),
+             "[mla_expand] pairs of keys and values are not aligned to 16 bytes");
   if (rows == 64) {
     launch_pairs<64>(t, stream.handle);
   } else {

@@ -11,6 +11,7 @@
 #include "device/convert.cuh"
 #include "device/flash.cuh"
 #include "ops/mla_expand/kernels_cuda.h"
+#include "ops/mla_expand/latents.cuh"
 
 namespace dyno::ops {
 namespace {
@@ -35,19 +36,6 @@ __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
   return row * kRowBytes + ((chunk ^ (row & 7)) << 4);
 }
 
-__device__ __forceinline__ float latent_at(const ExpandTask& t, const uint8_t* row, int at) {
-  switch (t.type) {
-    case device::Scalar::f32:
-      return device::load_scalar<device::Scalar::f32>(row, at);
-    case device::Scalar::bf16:
-      return device::load_scalar<device::Scalar::bf16>(row, at);
-    case device::Scalar::q8_0:
-      return device::load_scalar<device::Scalar::q8_0>(row, at);
-    default:
-      return device::load_scalar<device::Scalar::f16>(row, at);
-  }
-}
-
 // Loads latents [first_row, + kRows) × [first, + 64) to `stage`; zeros beyond m and lora.
 template <int kRows>
 __device__ __forceinline__ void load_latents(const ExpandTask& t, uint8_t* stage, int first_row, int first) {
@@ -63,8 +51,8 @@ __device__ __forceinline__ void load_latents(const ExpandTask& t, uint8_t* stage
     uint32_t words[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      const float low = valid && at + 2 * w < t.lora ? latent_at(t, from, at + 2 * w) : 0.0f;
-      const float high = valid && at + 2 * w + 1 < t.lora ? latent_at(t, from, at + 2 * w + 1) : 0.0f;
+      const float low = valid && at + 2 * w < t.lora ? load_latent(t.type, from, at + 2 * w) : 0.0f;
+      const float high = valid && at + 2 * w + 1 < t.lora ? load_latent(t.type, from, at + 2 * w + 1) : 0.0f;
       words[w] = device::pack_half2(low, high);
     }
     *reinterpret_cast<uint4*>(stage + swizzled(row, chunk)) = make_uint4(words[0], words[1], words[2], words[3]);
@@ -196,13 +184,13 @@ __device__ void copy_rotary(const ExpandTask& t, int first_row, int first_head) 
       uint32_t words[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        words[w] =
-            device::pack_half2(latent_at(t, from, t.lora + at + 2 * w), latent_at(t, from, t.lora + at + 2 * w + 1));
+        words[w] = device::pack_half2(load_latent(t.type, from, t.lora + at + 2 * w),
+                                      load_latent(t.type, from, t.lora + at + 2 * w + 1));
       }
       const uint4 chunk = make_uint4(words[0], words[1], words[2], words[3]);
       for (int h = 0; h < heads; ++h) *reinterpret_cast<uint4*>(out + h * head_width) = chunk;
     } else {
-      const auto half = static_cast<uint16_t>(device::pack_half2(latent_at(t, from, t.lora + at), 0.0f));
+      const auto half = static_cast<uint16_t>(device::pack_half2(load_latent(t.type, from, t.lora + at), 0.0f));
       for (int h = 0; h < heads; ++h) out[h * head_width] = half;
     }
   }
@@ -233,21 +221,6 @@ void launch_expand(const ExpandTask& task, CUstream_st* stream) {
   DYNO_LAUNCH_CHECK("mla_expand");
 }
 
-device::Scalar scalar_of(DType type) {
-  switch (type) {
-    case DType::f32:
-      return device::Scalar::f32;
-    case DType::bf16:
-      return device::Scalar::bf16;
-    case DType::q8_0:
-      return device::Scalar::q8_0;
-    default:
-      return device::Scalar::f16;
-  }
-}
-
-bool on_16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
-
 }  // namespace
 
 void expand_products_cuda(const MlaExpandArgs& args, const MlaExpandDesc& d, const uint16_t* k_b, const uint16_t* v_b,
@@ -261,7 +234,7 @@ void expand_products_cuda(const MlaExpandArgs& args, const MlaExpandDesc& d, con
   t.m = static_cast<int>(d.m), t.heads = static_cast<int>(d.heads), t.lora = static_cast<int>(d.lora);
   t.nope = static_cast<int>(d.nope), t.rope = static_cast<int>(d.rope), t.dv = static_cast<int>(d.dv);
   t.key_blocks = (t.nope + kColumns - 1) / kColumns, t.value_blocks = (t.dv + kColumns - 1) / kColumns;
-  t.type = scalar_of(d.cache_type);
+  t.type = latent_scalar(d.cache_type);
   t.copied = d.cache_type == DType::f16 && d.lora % 8 == 0 && args.row_bytes % 16 == 0 && on_16(args.latents);
   t.aligned = d.nope % 8 == 0 && d.rope % 8 == 0 && d.dv % 8 == 0 && on_16(args.keys) && on_16(args.values);
   if (rows == 64) {

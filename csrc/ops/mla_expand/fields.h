@@ -15,6 +15,7 @@ constexpr void for_each_field(std::type_identity<MlaExpandDesc>, V&& v) {
   v("heads", &D::heads, In::always); v("nope", &D::nope, In::always); v("rope", &D::rope, In::always);
   v("dv", &D::dv, In::always); v("lora", &D::lora, In::always); v("cache_type", &D::cache_type, In::always);
   v("k_layout", &D::k_layout, In::if_set); v("v_layout", &D::v_layout, In::if_set);
+  v("paired", &D::paired, In::if_set);
 }
 // clang-format on
 

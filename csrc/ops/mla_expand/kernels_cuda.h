@@ -27,6 +27,11 @@ void expand_weight_pairs_cuda(DType type, Layout layout, const void* w, int64_t 
 void expand_products_cuda(const MlaExpandArgs& args, const MlaExpandDesc& desc, const uint16_t* k_b,
                           const uint16_t* v_b, int rows, CudaStream& stream);
 
+// The products on Hopper (90a), 128 latents per block: with pairs for an f32 cache, otherwise with f16 and without
+// rests.
+void expand_wgmma_cuda(const MlaExpandArgs& args, const MlaExpandDesc& desc, const PairedWeights& k_b,
+                       const PairedWeights& v_b, CudaStream& stream);
+
 // The products with f16 pairs for an f32 cache: keys and values in f32.
 void expand_pairs_cuda(const MlaExpandArgs& args, const MlaExpandDesc& desc, const PairedWeights& k_b,
                        const PairedWeights& v_b, int rows, CudaStream& stream);

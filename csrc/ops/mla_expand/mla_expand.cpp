@@ -8,6 +8,7 @@
 #include "ops/mla_expand/kernels_cuda.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
+#include "ops/wgmma_chips.h"
 
 namespace dyno::ops {
 
@@ -66,6 +67,13 @@ Support supports(const MlaExpandDesc& desc, const Config& config, const DeviceIn
     return Support::no(str_cat("cache_type=", dtype_name(desc.cache_type),
                                " is not a KV cache type; expected f32, f16, bf16 or q8_0"));
   }
+  if (desc.paired && desc.cache_type != DType::f32) {
+    return Support::no(str_cat("paired=1: only an f32 cache gives f16 pairs, not ", dtype_name(desc.cache_type)));
+  }
+  if (desc.paired && ((desc.nope | desc.rope | desc.dv) % 8) != 0) {
+    return Support::no(
+        str_cat("paired=1 needs multiples of 8; nope=", desc.nope, " rope=", desc.rope, " dv=", desc.dv));
+  }
   const int64_t row = desc.lora + desc.rope;
   if (row % dtype_info(desc.cache_type).block_elements != 0) {
     return Support::no(str_cat("rows have ", row, " elements, not a multiple of the 32 in a block of q8_0"));
@@ -74,6 +82,10 @@ Support supports(const MlaExpandDesc& desc, const Config& config, const DeviceIn
   if (Support s = supports_weight("v", desc.v_type, desc.v_layout, desc.lora, device); !s) return s;
   const Support checked = check_config(Family::mla_expand, kVariants, kInstances, config, device);
   if (!checked || device.kind == DeviceKind::cpu) return checked;
+  if (config.variant == k_wgmma) {
+    const Support chip = supports_wgmma(device);
+    return chip ? checked : chip;
+  }
   const bool floats = desc.cache_type == DType::f32;
   if (floats != (config.variant == k_pairs)) {
     return Support::no(str_cat("cache_type=", dtype_name(desc.cache_type), ": variant ", kVariants[config.variant].name,
@@ -88,6 +100,7 @@ Support supports(const MlaExpandDesc& desc, const Config& config, const DeviceIn
 
 Config default_config(const MlaExpandDesc& desc, const DeviceInfo& device) {
   if (device.kind == DeviceKind::cpu) return heads_params{.grain = 1024};
+  if (const Config wgmma = wgmma_params{}; supports(desc, wgmma, device)) return wgmma;
   const auto rows = static_cast<int16_t>(desc.m <= 64 ? 64 : 128);
   if (desc.cache_type != DType::f32) return mma_params{.rows = rows};
   const Config pairs = pairs_params{.rows = rows};
@@ -107,8 +120,9 @@ Cost cost(const MlaExpandDesc& desc) {
 
 size_t scratch_bytes(const MlaExpandDesc& desc, const Config& config) {
   const int64_t halves = expand_key_halves(desc) + expand_value_halves(desc);
-  if (config.variant == k_mma) return static_cast<size_t>(halves) * 2;
-  if (config.variant == k_pairs) return static_cast<size_t>(2 * halves + 2 * unpacked_floats(desc)) * 2;
+  const bool pairs = config.variant == k_pairs || (config.variant == k_wgmma && desc.cache_type == DType::f32);
+  if (pairs) return static_cast<size_t>(2 * halves + 2 * unpacked_floats(desc)) * 2;
+  if (config.variant != k_heads) return static_cast<size_t>(halves) * 2;
   const int64_t row = desc.lora + desc.rope + std::max(desc.nope, desc.dv);
   return static_cast<size_t>(head_floats(desc) + row) * sizeof(float);
 }
@@ -116,12 +130,22 @@ size_t scratch_bytes(const MlaExpandDesc& desc, const Config& config) {
 void launch(const Config& config, const MlaExpandDesc& d, const MlaExpandArgs& args, CpuContext& context) {
   const int64_t key = d.nope + d.rope, work = d.m * head_floats(d);
   const DType out_type = expanded_type(d.cache_type);
-  // Writes `n` numbers to `rows`, starting at element `at`.
-  const auto write = [out_type](const float* from, uint16_t* rows, int64_t at, int64_t n) {
-    if (out_type == DType::f32) {
-      std::copy_n(from, n, expanded_floats(rows) + at);
+  // Writes `n` numbers to `rows`, from number `first` of the head with index `head` on, which has `width` numbers.
+  const auto write = [out_type, &d](const float* from, uint16_t* rows, int64_t head, int64_t width, int64_t first,
+                                    int64_t n) {
+    if (d.paired) {
+      for (int64_t i = 0; i < n; ++i) {
+        uint16_t* high = rows + 2 * head * width + first + i;
+        quantize_row(DType::f16, from + i, high, 1);
+        float back;
+        dequantize_row(DType::f16, high, &back, 1);
+        const float rest = (from[i] - back) * kRestFactor;
+        quantize_row(DType::f16, &rest, high + width, 1);
+      }
+    } else if (out_type == DType::f32) {
+      std::copy_n(from, n, expanded_floats(rows) + head * width + first);
     } else {
-      quantize_row(DType::f16, from, rows + at, n);
+      quantize_row(DType::f16, from, rows + head * width + first, n);
     }
   };
   const int64_t grain = int64_t{heads_params::of(config).grain} * 1024;
@@ -137,19 +161,19 @@ void launch(const Config& config, const MlaExpandDesc& d, const MlaExpandArgs& a
       for (int64_t n = 0; n < d.dv; ++n) weight_row(d.v_type, d.v_layout, v_matrix, n, d.lora, v_b + n * d.lora);
       for (int64_t row = 0; row < d.m; ++row) {
         dequantize_row(d.cache_type, args.latents + row * args.row_bytes, latent, d.lora + d.rope);
-        const int64_t key_at = (row * d.heads + head) * key;
+        const int64_t at = row * d.heads + head;
         std::fill_n(sums, d.nope, 0.0f);
         for (int64_t l = 0; l < d.lora; ++l) {
           for (int64_t n = 0; n < d.nope; ++n) sums[n] += latent[l] * k_b[l * d.nope + n];
         }
-        write(sums, args.keys, key_at, d.nope);
-        write(latent + d.lora, args.keys, key_at + d.nope, d.rope);
+        write(sums, args.keys, at, key, 0, d.nope);
+        write(latent + d.lora, args.keys, at, key, d.nope, d.rope);
         for (int64_t n = 0; n < d.dv; ++n) {
           float sum = 0;
           for (int64_t l = 0; l < d.lora; ++l) sum += latent[l] * v_b[n * d.lora + l];
           sums[n] = sum;
         }
-        write(sums, args.values, (row * d.heads + head) * d.dv, d.dv);
+        write(sums, args.values, at, d.dv, 0, d.dv);
       }
     }
   });
@@ -163,7 +187,7 @@ void launch(const Config& config, const MlaExpandDesc& desc, const MlaExpandArgs
     const size_t needed = scratch_bytes(desc, config);
     DYNO_CHECK(DeviceError, stream.workspace_bytes >= needed, "[mla_expand] a workspace of ", stream.workspace_bytes,
                " bytes; ", needed, " are needed");
-    if (config.variant == k_pairs) {
+    if (desc.cache_type == DType::f32) {
       const int64_t key_halves = expand_key_halves(desc), value_halves = expand_value_halves(desc);
       auto* halves = reinterpret_cast<uint16_t*>(stream.workspace);
       uint16_t *k_rests = halves + key_halves, *v_halves = k_rests + key_halves, *v_rests = v_halves + value_halves;
@@ -173,8 +197,8 @@ void launch(const Config& config, const MlaExpandDesc& desc, const MlaExpandArgs
                                desc.nope, floats, halves, k_rests, k.pitch, stream);
       expand_weight_pairs_cuda(desc.v_type, desc.v_layout, args.v_b, args.v_b_stride_bytes, desc.heads, desc.dv,
                                desc.lora, floats, v_halves, v_rests, v.pitch, stream);
-      expand_pairs_cuda(args, desc, k, v, pairs_params::of(config).rows, stream);
-      return;
+      if (config.variant == k_wgmma) return expand_wgmma_cuda(args, desc, k, v, stream);
+      return expand_pairs_cuda(args, desc, k, v, pairs_params::of(config).rows, stream);
     }
     auto* k_b = reinterpret_cast<uint16_t*>(stream.workspace);
     uint16_t* v_b = k_b + expand_key_halves(desc);
@@ -182,6 +206,10 @@ void launch(const Config& config, const MlaExpandDesc& desc, const MlaExpandArgs
                         k_b, expand_padded(desc.nope), stream);
     expand_weights_cuda(desc.v_type, desc.v_layout, args.v_b, args.v_b_stride_bytes, desc.heads, desc.dv, desc.lora,
                         v_b, expand_padded(desc.lora), stream);
+    if (config.variant == k_wgmma) {
+      const PairedWeights k{k_b, nullptr, expand_padded(desc.nope)}, v{v_b, nullptr, expand_padded(desc.lora)};
+      return expand_wgmma_cuda(args, desc, k, v, stream);
+    }
     expand_products_cuda(args, desc, k_b, v_b, mma_params::of(config).rows, stream);
   }
 }

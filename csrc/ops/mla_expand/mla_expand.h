@@ -15,6 +15,9 @@ constexpr DType expanded_type(DType cache_type) { return cache_type == DType::f3
 // The rows in MlaExpandArgs as floats, which they are with an f32 cache.
 inline float* expanded_floats(uint16_t* rows) { return reinterpret_cast<float*>(rows); }
 
+// The factor of rests in f16 pairs, so that they are not subnormal (device::kRestScale).
+inline constexpr float kRestFactor = 2048.0f;
+
 std::span<const VariantInfo> mla_expand_variants();
 std::string op_key(const MlaExpandDesc& desc);
 std::vector<Config> candidates(const MlaExpandDesc& desc, const DeviceInfo& device, CandidateSet set);

@@ -8,6 +8,13 @@
 namespace dyno::plan {
 namespace {
 
+// Whether the device expands latents to f16 pairs, and computes attention over them.
+bool pairs_supported(ops::AttentionDesc attention, ops::MlaExpandDesc expansion, const DeviceInfo& device) {
+  attention.paired = expansion.paired = true;
+  return ops::attention_in_pairs(attention, device) &&
+         ops::supports(expansion, ops::default_config(expansion, device), device).ok;
+}
+
 // Replaces the absorbing product, the copy of the rotary part, attention over the latents and the product with v_b by
 // the expansion and attention over its keys and values.
 void expand_layer(Plan& plan, const model::ModelDesc& model, NodeList& list, int32_t layer) {
@@ -25,6 +32,7 @@ void expand_layer(Plan& plan, const model::ModelDesc& model, NodeList& list, int
   Operand out = operands_of<MatmulOperands>(nodes[last])->y;
   out.batch_stride_bytes = 0;
 
+  const DeviceInfo& device = plan.device(plan.kv[static_cast<size_t>(layer)].device);
   const std::string p = str_cat("blk.", layer, ".");
   const int64_t key_head = a.nope + a.rope.n_rot;
   // One sequence at a time, so that the memory of one context is enough.
@@ -34,23 +42,24 @@ void expand_layer(Plan& plan, const model::ModelDesc& model, NodeList& list, int
     return Operand{.value = add_value(plan, p + name, 0, bytes, list.id)};
   };
   const Operand keys = made("keys", key_head), values = made("values", a.v_head);
-  Node expand = make_node(p + "mla_expand", layer,
-                          ops::MlaExpandDesc{.k_type = plan.type_of(a.k_b),
-                                             .v_type = plan.type_of(a.v_b),
-                                             .heads = a.heads,
-                                             .nope = a.nope,
-                                             .rope = a.rope.n_rot,
-                                             .dv = a.v_head,
-                                             .lora = a.kv_lora,
-                                             .cache_type = plan.kv_type_k,
-                                             .k_layout = plan.weights[static_cast<size_t>(a.k_b)].layout,
-                                             .v_layout = plan.weights[static_cast<size_t>(a.v_b)].layout},
-                          {.k_b = a.k_b, .v_b = a.v_b, .keys = keys, .values = values});
-  const ops::AttentionDesc desc{
+  ops::AttentionDesc desc{
       .heads = a.heads, .kv_heads = a.heads, .dk = key_head, .dv = a.v_head, .k_type = type, .v_type = type};
-  if (type == DType::f32)
-    plan.expands_f32 =
-        kExpandF32 && ops::attention_in_pairs(desc, plan.device(plan.kv[static_cast<size_t>(layer)].device));
+  ops::MlaExpandDesc expansion{.k_type = plan.type_of(a.k_b),
+                               .v_type = plan.type_of(a.v_b),
+                               .heads = a.heads,
+                               .nope = a.nope,
+                               .rope = a.rope.n_rot,
+                               .dv = a.v_head,
+                               .lora = a.kv_lora,
+                               .cache_type = plan.kv_type_k,
+                               .k_layout = plan.weights[static_cast<size_t>(a.k_b)].layout,
+                               .v_layout = plan.weights[static_cast<size_t>(a.v_b)].layout};
+  if (type == DType::f32) {
+    desc.paired = expansion.paired = pairs_supported(desc, expansion, device);
+    plan.expands_f32 = kExpandF32 && ops::attention_in_pairs(desc, device);
+  }
+  Node expand =
+      make_node(p + "mla_expand", layer, expansion, {.k_b = a.k_b, .v_b = a.v_b, .keys = keys, .values = values});
   Node attention =
       make_node(p + "attention", layer, desc,
                 {.q = q, .keys = keys, .values = values, .scale = static_cast<float>(a.scale), .out = out});
