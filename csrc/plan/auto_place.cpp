@@ -260,7 +260,7 @@ double workload_seconds(const Plan& plan, const model::ModelDesc& model, const s
 size_t main_device_bytes(const Plan& plan, size_t scratch) {
   const PlannedDevice& main = plan.devices.front();
   const bool gpu = main.info.kind == DeviceKind::cuda;
-  return main.weights_bytes + main.kv_bytes + main.state_bytes + main.arena_bytes + main.stream_bytes +
+  return main.weights_bytes + main.kv_bytes + main.state_bytes + main.least_arena_bytes + main.stream_bytes +
          (gpu ? scratch + kDeviceReserve : 0);
 }
 

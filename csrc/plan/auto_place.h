@@ -18,7 +18,8 @@ struct Workload {
 double workload_seconds(const Plan& plan, const model::ModelDesc& model, const std::vector<DeviceRates>& rates,
                         const Workload& workload);
 
-// Bytes of the plan on its main device, with `scratch` and the reserve of the GPU runtime.
+// Bytes of the plan on its main device, with `scratch` and the reserve of the GPU runtime. Kept keys and values do not
+// count, because the plan gives them up if memory is short.
 size_t main_device_bytes(const Plan& plan, size_t scratch);
 
 // Whether the CPU's part fits the memory limit of the placement.

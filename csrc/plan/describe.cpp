@@ -191,7 +191,9 @@ std::string Plan::describe(const model::ModelDesc& model) const {
     out += str_cat(expanded.nodes.size(), " ops per u-batch with expanded latent attention, ",
                    distinct(ListId::expanded), " distinct; mla_mode ", mla_mode_name(mla_mode), ", ");
     out += expands() ? str_cat("keys and values of ", context.ctx, " positions need ", mib(expanded_bytes()),
-                               " of the arena\n")
+                               " of the arena, ",
+                               keeps_expanded ? "where each layer keeps them for the next u-batch\n"
+                                              : "computed again in each u-batch\n")
                      : str_cat("not used", mla_mode == MlaMode::automatic ? " with an f32 cache on this GPU\n" : "\n");
   }
   if (!draw.nodes.empty()) {

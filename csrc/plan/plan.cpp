@@ -369,14 +369,16 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
 }
 
 size_t Plan::expanded_bytes() const {
-  size_t most = 0;  // of any layer: the arena holds one layer at a time
+  size_t most = 0, all = 0;  // of any layer, and of all layers
   for (const Node& node : expanded.nodes) {
     const auto* made = std::get_if<MlaExpandOperands>(&node.operands);
     if (!expands() || made == nullptr) continue;
     const auto bytes = [&](const Operand& o) { return values[static_cast<size_t>(o.value)].bytes_fixed; };
-    most = std::max(most, bytes(made->keys) + bytes(made->values));
+    const size_t layer = checked_add(bytes(made->keys), bytes(made->values), "the arena");
+    most = std::max(most, layer);
+    all = checked_add(all, layer, "the arena");
   }
-  return most;
+  return keeps_expanded ? all : most;
 }
 
 size_t Plan::stage_bytes() const {

@@ -342,10 +342,11 @@ struct PlannedDevice {
   bool streams = false;     // see OffloadOptions: a GPU, or a virtual device that simulates one
   size_t memory_limit = 0;  // for the bytes below; 0: no separate limit
   size_t weights_bytes = 0, kv_bytes = 0, state_bytes = 0, arena_bytes = 0;
-  size_t kv_address_bytes = 0;  // reserved addresses of the cache; kv_bytes is the most memory that is mapped there
-  size_t stream_bytes = 0;      // for the main device: copies of streamed weights
-  size_t scratch_bytes = 0;     // known after configurations are chosen; the first CPU device has the scratch of all
-                                // CPU devices
+  size_t least_arena_bytes = 0;  // without kept values, see Plan::keeps_expanded
+  size_t kv_address_bytes = 0;   // reserved addresses of the cache; kv_bytes is the most memory that is mapped there
+  size_t stream_bytes = 0;       // for the main device: copies of streamed weights
+  size_t scratch_bytes = 0;      // known after configurations are chosen; the first CPU device has the scratch of all
+                                 // CPU devices
 };
 
 struct Plan {
@@ -371,6 +372,9 @@ struct Plan {
   bool fusion = true;                         // whether fused, single and batched lists are used
   NodeList expanded{.id = ListId::expanded};  // for latent attention on a GPU, if it can be expanded
   MlaMode mla_mode = MlaMode::automatic;
+  // Whether the keys and values that the expanded list computes stay in memory for the next u-batch of the sequence:
+  // each layer has memory of its own then. layout_arena() decides it if it may.
+  bool keeps_expanded = false, may_keep_expanded = true;
   bool expands_f32 = false;                                     // `automatic` expands an f32 cache, see expands()
   NodeList draw{.id = ListId::draw};                            // empty on the CPU, where the session samples
   NodeList streamed{.id = ListId::streamed};                    // empty if nothing is streamed
@@ -447,7 +451,8 @@ struct Plan {
     const bool pays = kv_type_k != DType::f32 || expands_f32;
     return !expanded.nodes.empty() && (mla_mode == MlaMode::expanded || (mla_mode == MlaMode::automatic && pays));
   }
-  // Arena bytes of the keys and values that the expanded list computes for one context.
+  // Arena bytes of the keys and values that the expanded list computes for one context: of one layer, or if they are
+  // kept, of all layers.
   size_t expanded_bytes() const;
   // Whether the attention ops of the fused list include norm, rotation and store.
   bool fuses_attention() const {

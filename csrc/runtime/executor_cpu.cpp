@@ -55,6 +55,9 @@ struct CpuExecutor::Env {
     const auto at = static_cast<size_t>(table);
     return plan.is_shared_table(table) ? shared[at - cached.size()].data() : cached[at].data();
   }
+  // Only GPUs expand latents.
+  int64_t first_expanded(const plan::Node&, const ops::SequenceRun&) const { return 0; }
+  void expanded(const plan::Node&, const ops::SequenceRun&) const {}
   int32_t* choice_counts(int32_t table) const {
     return plan.counts_choices(table) ? choices[static_cast<size_t>(table)].data() : nullptr;
   }

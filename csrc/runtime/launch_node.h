@@ -3,6 +3,8 @@
 //   ids_settled: the choice of this layer's experts is complete when a launch after its up_gate begins;
 //   keys_of(layer), values_of(layer): the cache; state_of(index): the state of all sequences;
 //   at(operand), weight(id), weight_bytes(id), inverse_frequencies(table), expert_places(table),
+//   first_expanded(node, run): the first row of a sequence that mla_expand computes, because memory has the others;
+//   expanded(node, run): notes that it has all of them;
 //   soft_cap(values, count, cap), copy_ids(from, count, to), sample(config, desc, logits): samples with the
 //   settings of the current generation.
 #pragma once
@@ -37,7 +39,9 @@ struct LaunchBatch {
 template <typename Env>
 class Surroundings {
  public:
-  Surroundings(const plan::Node& node, Env& env, const ops::SequenceRun& run) : node_(node), env_(env), run_(run) {}
+  // first: the first row that mla_expand computes.
+  Surroundings(const plan::Node& node, Env& env, const ops::SequenceRun& run, int64_t first)
+      : node_(node), env_(env), run_(run), first_(first) {}
 
   template <typename Args, typename O>
     requires(from_batch(std::type_identity<Args>{}) == FieldNames{})
@@ -111,7 +115,13 @@ class Surroundings {
   }
   void give(ops::MlaExpandArgs& args, const plan::MlaExpandOperands&) const {
     args.row_bytes = kv().k_row_bytes;
-    args.latents = env_.keys_of(node_.layer) + run_.slot * env_.plan.context.ctx * args.row_bytes;
+    args.latents = env_.keys_of(node_.layer) + (run_.slot * env_.plan.context.ctx + first_) * args.row_bytes;
+    const auto& d = std::get<ops::MlaExpandDesc>(env_.plan.keys[static_cast<size_t>(node_.key)].desc);
+    const auto halves = [&](int64_t width) {
+      return first_ * static_cast<int64_t>(row_bytes(ops::expanded_type(d.cache_type), d.heads * width)) / 2;
+    };
+    args.keys += halves(d.nope + d.rope);
+    args.values += halves(d.dv);
   }
 
  private:
@@ -163,6 +173,7 @@ class Surroundings {
   const plan::Node& node_;
   Env& env_;
   const ops::SequenceRun& run_;
+  int64_t first_;
 };
 
 // Work after a launch.
@@ -201,7 +212,8 @@ void launch_node(const plan::Node& node, Env& env) {
   const bool expansion = ops::family_of(use.desc) == ops::Family::mla_expand;
   const ops::SequenceRun run =
       node.per_run ? env.batch.host_runs[static_cast<size_t>(env.batch.run)] : ops::SequenceRun{};
-  const int64_t rows = expansion      ? int64_t{run.position} + run.n_tokens
+  const int64_t first = expansion ? env.first_expanded(node, run) : 0;
+  const int64_t rows = expansion      ? int64_t{run.position} + run.n_tokens - first
                        : node.per_run ? int64_t{run.n_tokens}
                                       : env.tokens * node.rows_factor;
   const plan::Selection::Launch launch =
@@ -215,12 +227,13 @@ void launch_node(const plan::Node& node, Env& env) {
           ops::launch_op(launch.config, d, qkv_args(o, env), env.context);
         } else {
           auto args = args_of<ops::ArgsOf<Desc>>(o, env);
-          Surroundings<Env>(node, env, run).give(args, o);
+          Surroundings<Env>(node, env, run, first).give(args, o);
           ops::launch_op(launch.config, d, args, env.context);
         }
         after_launch(launch.config, d, o, env);
       },
       launch.desc);
+  if (expansion) env.expanded(node, run);
 }
 
 }  // namespace dyno::runtime

@@ -84,7 +84,7 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
   windows_ = WindowRows(plan_.cache_window(), plan_.cache_stride(), positions_.size());  // with the previous plan
   if (loading == Loading::plan_only) return;
   try {
-    check_memory(/*weights_loaded=*/false, lender_);
+    fit_memory(/*weights_loaded=*/false, lender_);
     make_executor(threads);
   } catch (const Error&) {
     file_->check_unchanged();  // otherwise the message would blame a file that is being written
@@ -121,6 +121,18 @@ void Session::make_executor(int threads) {
   executor_ = std::make_unique<SegmentExecutor>(plan_, model_, std::move(cpu), std::move(gpus));
   reads_file_ = std::any_of(plan_.weights.begin(), plan_.weights.end(),
                             [](const plan::WeightPlacement& weight) { return weight.mapped; });
+}
+
+void Session::fit_memory(bool weights_loaded, const Session* beside) {
+  if (plan_.keeps_expanded) {
+    try {
+      return check_memory(weights_loaded, beside);
+    } catch (const OutOfMemoryError&) {
+      plan_.may_keep_expanded = false;
+      plan::layout_arena(plan_, plan_.ubatch);
+    }
+  }
+  check_memory(weights_loaded, beside);
 }
 
 void Session::check_memory(bool weights_loaded, const Session* beside) const {
@@ -249,7 +261,7 @@ void Session::replan(const Change& change, bool clear_cache) {
   try {
     const Session* head = change();
     choose();
-    if (executor_ != nullptr) check_memory(/*weights_loaded=*/true, lender_ != nullptr ? lender_ : head);
+    if (executor_ != nullptr) fit_memory(/*weights_loaded=*/true, lender_ != nullptr ? lender_ : head);
     touched = true;
     prepare(clear_cache);
   } catch (const std::exception& error) {

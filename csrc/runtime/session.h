@@ -301,6 +301,8 @@ class Session {
   void make_executor(int threads);
   // Checks every device and the machine. `beside`: the session that shares a GPU with this one, or null.
   void check_memory(bool weights_loaded, const Session* beside) const;
+  // The same. If memory is short, the plan first gives up expanded keys and values of earlier u-batches.
+  void fit_memory(bool weights_loaded, const Session* beside);
 
   std::shared_ptr<const GgufFile> file_;
   const Session* lender_ = nullptr;

@@ -254,6 +254,50 @@ class TestLatentAttention:
             one = s.decode([(0, tokens[at : at + 1])], "last", pinned_routing=pinned)[0]
             assert nmse(one[0], g["logits_long"][at]) < self.LIMITS[name, cache]
 
+    @pytest.mark.parametrize(("name", "cache"), sorted(LIMITS))
+    def test_ubatches_that_use_keys_of_earlier_ones(self, name: str, cache: str) -> None:
+        """What a layer keeps is of one sequence, and ends where the sequence got other rows."""
+        g = golden(name)
+        tokens, want = np.ascontiguousarray(g["tokens_long"], np.int32), g["logits_long"]
+        exact = open_session(name, "exact", {"kv_type_k": "f32"})
+        routing = exact.decode([(0, tokens)], "none", capture_routing=True)[1]
+        s = open_session(name, "default", {"kv_type_k": cache, "sequences": 3}, ubatch=40)
+        assert "each layer keeps them" in s.describe_plan()
+
+        def check(slot: int, begin: int, end: int) -> None:
+            pinned = np.ascontiguousarray(routing[:, begin:end])
+            got = s.decode([(slot, tokens[begin:end].copy())], "all", pinned_routing=pinned)[0]
+            assert nmse(got, want[begin:end]) < self.LIMITS[name, cache], (slot, begin, end)
+
+        def others(slot: int, count: int) -> None:
+            """Tokens that do not belong there, as a prompt or one by one."""
+            wrong = np.ascontiguousarray(tokens[::-1][:count])
+            for part in [wrong] if count >= 32 else wrong.reshape(-1, 1):
+                s.decode([(slot, part.copy())], "none")
+
+        check(0, 0, 75)
+        check(0, 75, 110)
+        for count in (40, 5):  # the sequence goes back, and gets other rows first
+            s.rewind(50)
+            others(0, count)
+            s.rewind(50)
+            check(0, 50, 110)
+        s.rewind(60)
+        others(0, 3)
+        others(0, 40)  # from position 63 on
+        s.rewind(60)
+        check(0, 60, 120)
+        others(1, 45)  # another sequence takes the memory
+        check(0, 120, 150)
+        s.rewind(70)
+        s.copy(0, 1)  # over rows that are kept
+        check(1, 70, 150)
+        check(0, 70, 150)
+        s.reset(2)
+        others(2, 40)
+        s.reset(2)
+        check(2, 0, 150)
+
     @pytest.mark.parametrize("name", ["deepseek2-lite", "deepseek2-v3"])
     def test_one_session_with_and_without_flash_attention(self, name: str) -> None:
         """Keys and values of an f32 cache may be f16 pairs for one, and are float32 for the other."""

@@ -267,6 +267,28 @@ def test_the_plan_holds_expanded_keys_and_values_of_one_context(cache: str) -> N
     assert row > attention["rope"]["dims"]
 
 
+def test_expanded_keys_and_values_are_kept_where_they_take_a_quarter_of_the_memory() -> None:
+    """Each layer has memory of its own then, so the arena has them once for each layer."""
+
+    def arena(mib: int, mode: str = "auto", **load: Any) -> tuple[int, bool]:
+        device = HOPPER | {"memory_bytes": mib << 20}
+        plan = latent_plan(LATENT[0], {"ctx": 2048}, mode, device=device, **load)
+        return plan.plan["arena_bytes"], "each layer keeps them" in plan.describe_plan()
+
+    one, kept = arena(0)  # of unknown size
+    assert not kept
+    absorbed, _ = arena(0, "absorbed")
+    attention = latent_plan(LATENT[0], {}, "auto").model["layers"][0]["attention"]
+    layer = 2048 * attention["heads"] * 4 * (attention["dk"] + attention["dv"])
+    layers = latent_plan(LATENT[0], {}, "auto").model["n_layers"]
+    quarter = (layers * layer) >> 18  # MiB of which all layers are a quarter
+    assert arena(quarter - 1) == (one, False)
+    most, kept = arena(quarter + 64)
+    assert kept
+    assert layers * layer <= most <= layers * layer + absorbed + one
+    assert arena(quarter + 64, "absorbed") == (absorbed, False)
+
+
 def test_exact_numerics_and_other_models_never_expand() -> None:
     exact = latent_plan(LATENT[0], F16, "expanded", load={"numerics": "exact"})
     assert lists(exact, 512) == {"general"}

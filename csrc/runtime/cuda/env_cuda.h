@@ -20,7 +20,8 @@ struct CudaExecutor::Env {
   std::byte* cache;
   bool ids_settled = false;
   plan::ListId list = plan::ListId::general;
-  int32_t left = 0;  // remaining launches of nodes
+  int32_t left = 0;            // remaining launches of nodes
+  std::span<Expanded> kept{};  // by layer
 
   std::byte* keys_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].k_offset; }
   std::byte* values_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].v_offset; }
@@ -48,6 +49,19 @@ struct CudaExecutor::Env {
   }
   int32_t* choice_counts(int32_t table) const {
     return plan.counts_choices(table) ? executor.choices_.of(table) : nullptr;
+  }
+  bool keeps(const plan::Node& expansion) const {
+    const plan::ValueId keys = std::get<plan::MlaExpandOperands>(expansion.operands).keys.value;
+    return plan.keeps_expanded && plan.values[static_cast<size_t>(keys)].list == plan::ListId::expanded;
+  }
+  // The memory of a layer has rows of one sequence, so only the first run of a u-batch can use rows of an earlier one.
+  int64_t first_expanded(const plan::Node& node, const ops::SequenceRun& run) const {
+    if (!keeps(node) || batch.run > 0) return 0;
+    const Expanded& rows = kept[static_cast<size_t>(node.layer)];
+    return rows.slot == run.slot ? std::min(rows.count, int64_t{run.position}) : 0;
+  }
+  void expanded(const plan::Node& node, const ops::SequenceRun& run) const {
+    if (keeps(node)) kept[static_cast<size_t>(node.layer)] = {run.slot, int64_t{run.position} + run.n_tokens};
   }
   void soft_cap(float* values, int64_t count, float cap) const {
     runtime::soft_cap(values, count, cap, context.handle);

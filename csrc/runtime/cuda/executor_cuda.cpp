@@ -85,6 +85,7 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
     buffer = DeviceBuffer(bytes, purpose);
   };
   resize(arena_, planned().arena_bytes, "the arena");
+  expanded_.assign(plan_.kv.size(), {});
   const bool shares =
       std::any_of(plan_.shared_experts.begin(), plan_.shared_experts.end(), [](auto n) { return n > 0; });
   const auto tables = static_cast<size_t>(model_.n_layers * model_.experts());
@@ -149,7 +150,14 @@ void CudaExecutor::finish() {
   DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
 }
 
+void CudaExecutor::forget_expanded(int32_t slot, int64_t position) {
+  for (Expanded& rows : expanded_) {
+    if (rows.slot == slot) rows.count = std::min(rows.count, position);
+  }
+}
+
 void CudaExecutor::upload(const MicroBatch& batch) {
+  for (const ops::SequenceRun& run : batch.runs) forget_expanded(run.slot, run.position);
   const InputLayout layout(std::ssize(batch.tokens));
   PinnedBuffer& stage = staged_[next_stage_];
   const Event& copied = staged_copied_[next_stage_];
@@ -230,7 +238,8 @@ CudaExecutor::Env CudaExecutor::env_of(const MicroBatch& batch, const plan::Sele
                     batch.captured_routing == nullptr ? nullptr : reinterpret_cast<int32_t*>(captured_routing_.data()),
                 .routing_stride = static_cast<int64_t>(batch.tokens.size())},
       .tokens = static_cast<int64_t>(batch.tokens.size()),
-      .cache = cache_.data()};
+      .cache = cache_.data(),
+      .kept = expanded_};
 }
 
 bool CudaExecutor::launch_one(const plan::Node& node, Env& env) {

@@ -184,9 +184,18 @@ class CudaExecutor final : public Executor, public Backend {
   // Samples from the current logits and advances to the next step.
   void launch_sampling(const MicroBatch& batch, const plan::Selection& selection);
 
+  // The first `count` rows of a sequence, whose expanded keys and values a layer still has.
+  struct Expanded {
+    int32_t slot = -1;
+    int64_t count = 0;
+  };
+  // The sequence gets other rows from this position on.
+  void forget_expanded(int32_t slot, int64_t position);
+
   const model::ModelDesc& model_;
   const plan::Plan& plan_;
   plan::DeviceId device_;
+  std::vector<Expanded> expanded_;  // by layer
   Stream stream_;
   CudaWeights weights_;
   DeviceBuffer tables_;  // inverse frequencies of the rope tables

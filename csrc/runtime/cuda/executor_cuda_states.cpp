@@ -69,6 +69,7 @@ void CudaExecutor::settle() {
 
 void CudaExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions, std::span<const Rows> windowed) {
   const DeviceScope scope(info().ordinal, "copying a sequence");
+  forget_expanded(to, 0);
   const auto copy = [&](std::byte* base, size_t slot_bytes, size_t first, size_t bytes) {
     if (bytes == 0) return;
     DYNO_CUDA_CHECK(cudaMemcpyAsync(base + slot_bytes * static_cast<size_t>(to) + first,
