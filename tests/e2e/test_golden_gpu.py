@@ -256,7 +256,7 @@ class TestLatentAttention:
 
     @pytest.mark.parametrize(("name", "cache"), sorted(LIMITS))
     def test_ubatches_that_use_keys_of_earlier_ones(self, name: str, cache: str) -> None:
-        """What a layer keeps is of one sequence, and ends where the sequence got other rows."""
+        """A layer keeps the rows of one sequence, up to the position where the sequence got other tokens."""
         g = golden(name)
         tokens, want = np.ascontiguousarray(g["tokens_long"], np.int32), g["logits_long"]
         exact = open_session(name, "exact", {"kv_type_k": "f32"})
