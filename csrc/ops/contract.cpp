@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "ops/compiled_chips.h"
 
 namespace dyno::ops {
 
@@ -71,12 +72,7 @@ bool cuda_code_for(std::string_view architectures, int compute_capability) {
 }
 
 Support clusters_supported(const DeviceInfo& device) {
-#ifdef DYNO_HAVE_CUDA
-  constexpr std::string_view kArchitectures = DYNO_CUDA_ARCHITECTURES;
-#else
-  constexpr std::string_view kArchitectures = "90a";
-#endif
-  for (std::string_view rest = kArchitectures; !rest.empty();) {
+  for (std::string_view rest = kCompiledArchitectures; !rest.empty();) {
     const std::string_view arch = rest.substr(0, rest.find(','));
     rest.remove_prefix(std::min(arch.size() + 1, rest.size()));
     int number = 0;
@@ -84,7 +80,13 @@ Support clusters_supported(const DeviceInfo& device) {
     if (number >= 90 && cuda_code_for(arch, device.compute_capability)) return Support::yes();
   }
   return Support::no(str_cat("clusters of blocks need code for compute capability 9.0 or later; the device has ",
-                             device.compute_capability, ", the build has ", kArchitectures));
+                             device.compute_capability, ", the build has ", kCompiledArchitectures));
+}
+
+Support fits_shared(size_t bytes, const DeviceInfo& device) {
+  if (bytes <= static_cast<size_t>(device.shared_per_block_bytes)) return Support::yes();
+  return Support::no(
+      str_cat(bytes, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
 }
 
 std::vector<std::string_view> types_compiled() {

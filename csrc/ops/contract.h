@@ -30,6 +30,8 @@ bool cuda_code_for(std::string_view architectures, int compute_capability);
 // Clusters of blocks need compute capability 9.0 or later, and code for it. A build without CUDA answers as a build
 // with code for 90a.
 Support clusters_supported(const DeviceInfo& device);
+// Whether a block can have so much shared memory.
+Support fits_shared(size_t bytes, const DeviceInfo& device);
 
 // Whether this binary has kernels for weights of this type. If it has no code for the device at all, answers for a
 // build that does. The reason names the profile of a GGML_CUDA_PROFILE that left them out.

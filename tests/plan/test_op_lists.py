@@ -238,6 +238,7 @@ def test_hopper_expands_an_f32_cache_to_pairs() -> None:
     for device, paired, variant in (
         (HOPPER, True, "flash_wgmma_pairs"),
         (HOPPER | {"compute_capability": 80}, False, "flash_pairs"),
+        (HOPPER | {"shared_per_block_bytes": 131_072}, False, "flash_pairs"),
     ):
         ops = expanded_ops(latent_plan(LATENT[0], {}, "auto", device=device))
         assert ops["attention"]["config"]["variant"] == variant

@@ -9,11 +9,11 @@
 #include "ops/attention/kernels.h"
 #include "ops/attention/kernels_cuda.h"
 #include "ops/attention/shapes.h"
+#include "ops/compiled_chips.h"
 #include "ops/contract.h"
 #include "ops/half_tiles.h"
 #include "ops/registry.h"
 #include "ops/runs.h"
-#include "ops/wgmma_chips.h"
 
 namespace dyno::ops {
 
@@ -66,9 +66,9 @@ Support flash_pairs_supports(const AttentionDesc& desc, const Config& config, co
                                " and ", flash_value_head(kFlashPairsMaxHead), " of flash attention over f16 pairs"));
   }
   if (config.variant == k_flash_wgmma_pairs) {
-    if (!has_wgmma(device)) return supports_wgmma(device);
-    if (!desc.paired)
-      return Support::no("paired=0: variant flash_wgmma_pairs reads keys and values that are f16 pairs");
+    if (!desc.paired) return Support::no("paired=0: flash_wgmma_pairs reads keys and values that are f16 pairs");
+    if (const Support chip = supports_wgmma(device); !chip) return chip;
+    if (const Support fits = fits_shared(kFlashWgmmaShared, device); !fits) return fits;
     return prompt_splits(desc, kFlashWgmmaPairsRows, flash_wgmma_pairs_params::of(config).splits);
   }
   const auto pairs = flash_pairs_params::of(config);
@@ -102,11 +102,8 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
   }
   const int head = flash_head(desc.dk, desc.dv);
   if (config.variant == k_flash_wgmma) {
-    if (!has_wgmma(device)) return supports_wgmma(device);
-    if (kFlashWgmmaShared > static_cast<size_t>(device.shared_per_block_bytes)) {
-      return Support::no(str_cat(kFlashWgmmaShared, " bytes of shared memory are more than the device's ",
-                                 device.shared_per_block_bytes));
-    }
+    if (const Support chip = supports_wgmma(device); !chip) return chip;
+    if (const Support fits = fits_shared(kFlashWgmmaShared, device); !fits) return fits;
     const auto wgmma = flash_wgmma_params::of(config);
     if (wgmma.rows == 128 && head > kFlashMaxHead) {
       return Support::no(str_cat("rows=128 do not fit into registers with heads of ", head));
@@ -224,7 +221,7 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
     return Support::no(
         str_cat("a head has ", size, " elements, not a multiple of the ", block, " in a block of ", dtype_name(type)));
   };
-  if (desc.paired && (device.kind == DeviceKind::cpu || config.variant != k_flash_wgmma_pairs)) {
+  if (desc.paired && config.variant != k_flash_wgmma_pairs) {
     return Support::no("paired=1: only variant flash_wgmma_pairs reads keys and values that are f16 pairs");
   }
   if (desc.paired && (desc.v_in_k || ((desc.dk | desc.dv) % 8) != 0)) {

@@ -37,10 +37,4 @@ Support latent_shape(const AttentionDesc& desc, const DeviceInfo& device) {
   return Support::yes();
 }
 
-Support fits_shared(size_t bytes, const DeviceInfo& device) {
-  if (bytes <= static_cast<size_t>(device.shared_per_block_bytes)) return Support::yes();
-  return Support::no(
-      str_cat(bytes, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
-}
-
 }  // namespace dyno::ops

@@ -8,8 +8,6 @@ namespace dyno::ops {
 
 // Whether a prompt kernel with tiles of `rows` offers `splits` parts of the keys.
 Support prompt_splits(const AttentionDesc& desc, int64_t rows, int splits);
-// Whether a block can have so much shared memory.
-Support fits_shared(size_t bytes, const DeviceInfo& device);
 // The requirements of both variants of latent attention.
 Support latent_shape(const AttentionDesc& desc, const DeviceInfo& device);
 

@@ -45,6 +45,7 @@ struct ExpandWgmma {
   static constexpr uint32_t kBarriersAt = kStages * kStageBytes;
   static constexpr uint32_t kSharedBytes = kBarriersAt + 2 * kStages * 8 + 1024;  // and padding to align the start
   static constexpr int kStagedPitch = kExpandColumns + 8;                         // of results, in f16 values
+  static_assert(kSharedBytes <= kExpandWgmmaShared && kRestFactor == device::kRestScale);
   static_assert(kPlanes * kExpandRows * kStagedPitch * 2 <= kBarriersAt && kExpandColumns == kExpandRows);
 };
 

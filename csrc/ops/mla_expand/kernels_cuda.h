@@ -31,6 +31,8 @@ void expand_products_cuda(const MlaExpandArgs& args, const MlaExpandDesc& desc, 
 // rests.
 void expand_wgmma_cuda(const MlaExpandArgs& args, const MlaExpandDesc& desc, const PairedWeights& k_b,
                        const PairedWeights& v_b, CudaStream& stream);
+// Upper bound of the shared memory of any of its blocks.
+inline constexpr size_t kExpandWgmmaShared = 198 << 10;
 
 // The products with f16 pairs for an f32 cache: keys and values in f32.
 void expand_pairs_cuda(const MlaExpandArgs& args, const MlaExpandDesc& desc, const PairedWeights& k_b,

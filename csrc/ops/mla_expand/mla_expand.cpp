@@ -2,13 +2,13 @@
 
 #include "core/error.h"
 #include "gguf/dequantize.h"
+#include "ops/compiled_chips.h"
 #include "ops/contract.h"
 #include "ops/matmul/gpu_layout.h"
 #include "ops/matmul/layout.h"
 #include "ops/mla_expand/kernels_cuda.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
-#include "ops/wgmma_chips.h"
 
 namespace dyno::ops {
 
@@ -83,8 +83,8 @@ Support supports(const MlaExpandDesc& desc, const Config& config, const DeviceIn
   const Support checked = check_config(Family::mla_expand, kVariants, kInstances, config, device);
   if (!checked || device.kind == DeviceKind::cpu) return checked;
   if (config.variant == k_wgmma) {
-    const Support chip = supports_wgmma(device);
-    return chip ? checked : chip;
+    if (const Support chip = supports_wgmma(device); !chip) return chip;
+    return fits_shared(kExpandWgmmaShared, device);
   }
   const bool floats = desc.cache_type == DType::f32;
   if (floats != (config.variant == k_pairs)) {
@@ -92,10 +92,7 @@ Support supports(const MlaExpandDesc& desc, const Config& config, const DeviceIn
                                " is for ", floats ? "narrower caches" : "f32 alone"));
   }
   if (!floats) return checked;
-  const size_t shared = expand_pairs_shared_bytes(pairs_params::of(config).rows);
-  if (shared <= static_cast<size_t>(device.shared_per_block_bytes)) return checked;
-  return Support::no(
-      str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
+  return fits_shared(expand_pairs_shared_bytes(pairs_params::of(config).rows), device);
 }
 
 Config default_config(const MlaExpandDesc& desc, const DeviceInfo& device) {

@@ -22,10 +22,6 @@ namespace dyno::ops::cuda {
 
 namespace {
 
-bool has_wgmma(const DeviceInfo& device) {
-  return device.compute_capability == 90 && kArchitectures.find("90a") != std::string_view::npos;
-}
-
 // Number of blocks for a tile size; with experts, for the rows that even routing gives to each expert.
 int64_t blocks_of(const Shape& s, int tokens, int warps) {
   const int64_t rows_of_w = warps * (s.gated ? 16 : 32);
@@ -48,7 +44,7 @@ Support supports_pairs(const Shape& s, const DeviceInfo& device) {
   if (!has_bulk_copy(device)) {
     return Support::no(str_cat("tf32_pairs needs compute capability 9.0 and code for it; the device has ",
                                device.compute_capability / 10, ".", device.compute_capability % 10,
-                               ", the code is for ", kArchitectures));
+                               ", the code is for ", kCompiledArchitectures));
   }
   return Support::yes();
 }
@@ -253,7 +249,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   if ((hopper || choice.kernel == Kernel::half_staged) && !has_wgmma(device)) {
     return Support::no(str_cat("the variant needs compute capability 9.0 and code for 90a; the device has ",
                                device.compute_capability / 10, ".", device.compute_capability % 10,
-                               ", the code is for ", kArchitectures));
+                               ", the code is for ", kCompiledArchitectures));
   }
   if (choice.kernel == Kernel::ring) return supports_ring(s, choice, device);
   if (choice.kernel == Kernel::walk) return supports_walk(s, choice);

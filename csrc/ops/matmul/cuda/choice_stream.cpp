@@ -19,7 +19,7 @@ Support supports_ring(const Shape& s, const Choice& choice, const DeviceInfo& de
   if (!has_bulk_copy(device)) {
     return Support::no(str_cat("ring needs compute capability 9.0 and code for it; the device has ",
                                device.compute_capability / 10, ".", device.compute_capability % 10,
-                               ", the code is for ", kArchitectures));
+                               ", the code is for ", kCompiledArchitectures));
   }
   const DType other = s.other.value_or(s.type);
   if (!has_block_codes(s.type) || !has_block_codes(other)) {

@@ -5,15 +5,10 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "ops/compiled_chips.h"
 #include "ops/matmul/cuda/choice.h"
 
 namespace dyno::ops::cuda {
-
-#if defined(DYNO_HAVE_CUDA)
-inline constexpr std::string_view kArchitectures = DYNO_CUDA_ARCHITECTURES;
-#else
-inline constexpr std::string_view kArchitectures = "90a";  // for the selection for a chip without code in this build
-#endif
 
 // The shared memory that every chip gives a block, for device descriptions without it.
 inline int64_t shared_of(const DeviceInfo& device) {
@@ -23,7 +18,7 @@ inline int64_t shared_of(const DeviceInfo& device) {
 // Whether this build has code of sm_90 or later for the device, which ring.cuh needs.
 inline bool has_bulk_copy(const DeviceInfo& device) {
   return device.compute_capability >= 90 &&
-         kArchitectures.find(std::to_string(device.compute_capability)) != std::string_view::npos;
+         kCompiledArchitectures.find(std::to_string(device.compute_capability)) != std::string_view::npos;
 }
 
 Support supports_ring(const Shape& s, const Choice& choice, const DeviceInfo& device);

@@ -1,4 +1,4 @@
-// The chips with warpgroup products (wgmma), and whether this build has code for them.
+// The chips that this build has code for. Warpgroup products (wgmma) need code for 90a.
 #pragma once
 
 #include <string_view>
@@ -12,7 +12,7 @@ namespace dyno::ops {
 #if defined(DYNO_HAVE_CUDA)
 inline constexpr std::string_view kCompiledArchitectures = DYNO_CUDA_ARCHITECTURES;
 #else
-inline constexpr std::string_view kCompiledArchitectures = "90a";  // to select for a chip without code in this build
+inline constexpr std::string_view kCompiledArchitectures = "90a";  // to choose kernels for a described chip
 #endif
 
 inline bool has_wgmma(const DeviceInfo& device) {
