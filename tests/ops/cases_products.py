@@ -168,6 +168,9 @@ def matmul_id_cases() -> Iterator[Case]:
     # Experts with several tiles of rows, and columns that end within a block.
     yield make(("q4_0", "gpu", "f32"), 600, 2, per_slot=True, bias=True, n=150, k=96)
     yield make(("f16", "gpu", "f32"), 500, 1, per_slot=False, bias=False, one=True, n=70, k=160)
+    # About 35 rows for each expert, and n of whole vectors.
+    yield make(("q4_k", "gpu", "f32"), 176, 1, per_slot=True, bias=True, n=148)
+    yield make(("q8_0", "gpu", "f32"), 88, 2, per_slot=False, bias=False, n=280, k=96)
     # Several chunks of the ring, of which the last one may have a tile and a half.
     for dtype, k in (("iq4_nl", 864), ("iq4_xs", 1024), ("q4_16", 1024)):
         yield make((dtype, "gpu", "f32"), 2, 2, per_slot=False, bias=True, k=k)
@@ -370,6 +373,13 @@ def moe_up_gate_cases() -> Iterator[Case]:
     # Experts with several tiles of rows, tiles that are not full, and columns that end within a block.
     for dtype, k in (("f16", 96), ("q4_0", 96), ("q4_k", 256), ("mxfp4", 96)):
         yield make((dtype, "gpu", "f32"), 600, 2, "silu", k=k, n=150, bias=True)
+    # About 44 rows for each expert, and n of whole vectors.
+    for dtype, activation, k in (
+        ("q4_0", "silu", 96),
+        ("q4_k", "gelu_tanh", 256),
+        ("mxfp4", "swiglu_oai", 160),
+    ):
+        yield make((dtype, "gpu", "f32"), 176, 1, activation, k=k, n=148, bias=True)
     yield make(("q4_0", "gpu", "f32"), 600, 2, "gelu_tanh", k=96, n=150, none=0.4)
     yield make(("mxfp4", "gpu", "f32"), 601, 1, "swiglu_oai", k=160, n=130, one=True)
     yield make(("q8_0", "gpu", "f32"), 333, 3, "silu", k=320, n=70)

@@ -211,9 +211,9 @@ def test_routers_multiply_on_tensor_cores(m: int, n: int, parts: int | None) -> 
 @pytest.mark.parametrize(
     ("kind", "m", "variant"),
     [
-        ("mxfp4", 512, "wgmma_sorted"),  # 64 rows for each expert
+        ("mxfp4", 576, "wgmma_sorted"),
         ("mxfp4", 504, "wgmma"),
-        ("q4_k", 512, "wgmma_sorted"),
+        ("q4_k", 512, "wgmma_sorted"),  # 64 rows for each expert
         ("q4_0", 1024, "wgmma_sorted"),  # types that are unpacked quickly: 128 rows
         ("q4_0", 1016, "wgmma"),
         ("q8_0", 1016, "wgmma"),
@@ -228,6 +228,14 @@ def test_experts_with_many_rows_sort_them(family: str, kind: str, m: int, varian
     assert ops.default_config(family, desc, H200)["variant"] == variant
     assert ops.default_config(family, desc, H200 | {"compute_capability": 80})["variant"] == "mma"
     assert ops.default_config(family, {**desc, "k": 64}, H200)["variant"] == "wgmma"  # one tile of k
+
+
+@pytest.mark.parametrize(("m", "variant"), [(512, "wgmma"), (568, "wgmma"), (576, "wgmma_sorted")])
+def test_pairs_of_mxfp4_sort_rows_from_72_rows_on(m: int, variant: str) -> None:
+    desc = {"type": "mxfp4", "layout": "gpu", "act": "f32", "m": m, "n": 2880, "k": 2880, "experts": 32}
+    desc |= {"used": 4}
+    assert ops.default_config("moe_up_gate", desc, H200)["variant"] == variant
+    assert ops.default_config("matmul_id", desc, H200)["variant"] == "wgmma_sorted"
 
 
 @pytest.mark.parametrize(("m", "variant"), [(8192, "wgmma_sorted"), (16384, "wgmma")])

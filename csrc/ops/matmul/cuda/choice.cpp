@@ -453,10 +453,12 @@ std::optional<Choice> default_gemm_ring(const Shape& s, const DeviceInfo& device
   return choice;
 }
 
-// Rows for each expert from which on sorted rows are faster. Measured on an H200 (h200_sorted_experts.json). Most types
-// take longer to unpack than those with one scale per block, and wide tiles unpack them for more rows at a time.
-int64_t least_sorted(DType type) {
-  const bool quick = !has_block_codes(type) || gpu_format(type).scale == GpuScale::d;
+// Rows for each expert from which on sorted rows are faster. Measured on an H200 (h200_sorted_experts.json; gated pairs
+// of mxfp4: h200_few_rows.json). Most types take longer to unpack than those with one scale per block, and wide tiles
+// unpack them for more rows at a time.
+int64_t least_sorted(const Shape& s) {
+  if (s.type == DType::mxfp4 && s.gated) return 72;
+  const bool quick = !has_block_codes(s.type) || gpu_format(s.type).scale == GpuScale::d;
   return quick ? 128 : 64;
 }
 
@@ -480,7 +482,7 @@ Choice default_mmq(const Shape& s, const DeviceInfo& device) {
     // Rows of x that share weights, if routing were even. Tiles are chosen for this number, because a half-empty tile
     // still costs a full multiplication.
     const int64_t shared = (s.rows + s.matrices - 1) / s.matrices;
-    if (shared >= least_sorted(s.type) && sorted_rows(s).bytes() <= kMostSortedBytes &&
+    if (shared >= least_sorted(s) && sorted_rows(s).bytes() <= kMostSortedBytes &&
         supports_choice(s, {Kernel::wgmma_sorted}, device)) {
       return {Kernel::wgmma_sorted};
     }

@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const WarpStripes<kType> stripes(p, block.matrix, warp, kWarps);
   TokenCopies<kTokens, 32 * kWarps> copies(p, block);
+  write_targets(p, block, reinterpret_cast<RowTarget*>(shared + gemm_targets_at(kTokens, kWarps)));
   // Tiles of the weights, and of the rows of x, which may contain k twice.
   const int weight_tiles = (p.k + kGpuTile - 1) / kGpuTile,
             tiles = half_passes(kType) == 2 ? p.passes * weight_tiles : weight_tiles;
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
 #pragma unroll
     for (int i = 0; i < 2; ++i) now[i] = next[i];
   }
-  gemm_epilogue<kTokens>(p, block, stripes.row_of_w, lane, sums, shared);
+  gemm_epilogue<kTokens, kWarps>(p, block, sums, shared);
 }
 
 // A kernel must request more than 48 KiB of shared memory, once for each device.
@@ -96,7 +97,7 @@ void gemm_mma_block(const Problem& p, CUstream_st* stream) {
   if constexpr (!instance_compiled("mma", kType, {kTokens, kWarps})) {
     throw_left_out("mma", kType, {kTokens, kWarps});
   } else {
-    constexpr int kBytes = gemm_shared_bytes(kTokens);
+    constexpr int kBytes = gemm_shared_bytes(kTokens, kWarps);
     const auto kernel = gemm_mma_kernel<kType, kTokens, kWarps>;
     allow_shared(kernel, kBytes);
     kernel<<<gemm_grid(p, kTokens, kWarps), 32 * kWarps, kBytes, stream>>>(p);
