@@ -67,6 +67,22 @@ def searched(place: Here, approx: bool = False) -> set[str]:
     return {k.name for k in knobs}
 
 
+@pytest.mark.parametrize(("version", "model", "least"), [(IK, MOE, 4), (IK, DENSE, 32), (MAIN, MOE, 32)])
+def test_no_offload_threshold_lets_single_tokens_copy_weights(
+    tmp_path: Path, version: str, model: dict[str, Any], least: int
+) -> None:
+    place = here(
+        tmp_path, version, SMALL, model, host_weights=True, base={} if model is DENSE else {"n_cpu_moe": 24}
+    )
+
+    def smallest(pp: int) -> int:
+        knobs = make_knobs(described(place), place.model, Workload(pp=pp, tg=128), approx=False)
+        return min(int(v) for v in next(k.values for k in knobs if k.name == "offload_min_tokens"))
+
+    assert smallest(4096) == least
+    assert smallest(16) >= 2
+
+
 def test_what_is_searched_on_a_gpu_that_holds_the_model(tmp_path: Path) -> None:
     both = {"ubatch", "flash_attention", "cuda_graphs", "fusion"}
     ik = here(tmp_path / "i", IK, H200, MOE)

@@ -197,12 +197,16 @@ def _expert_ratio(f: Facts) -> int:
 
 
 NEVER_OFFLOAD = 1 << 20
+LEAST_OFFLOAD = 2
+"""The smallest offload threshold of a search. With 0 or 1, single tokens would stream weights too, but only
+prompts decide between thresholds."""
 
 
 def _offload_thresholds(f: Facts) -> Sequence[Value]:
-    """Offload thresholds: each u-batch of the search, always, and never."""
+    """Offload thresholds: each number of tokens that a pass of a prompt can have, and never."""
     ratio = _expert_ratio(f)
-    return sorted({0, NEVER_OFFLOAD} | {max(1, int(u) // ratio) for u in _ubatches(f)})
+    passes = {min(int(u), p) for u in _ubatches(f) for p in f.workload.prompts or (1,)}
+    return sorted({NEVER_OFFLOAD} | {max(LEAST_OFFLOAD, tokens // ratio) for tokens in passes})
 
 
 def _offload_path(f: Facts) -> Callable[[Value, Settings], Hashable]:
@@ -223,7 +227,7 @@ def _offload_path(f: Facts) -> Callable[[Value, Settings], Hashable]:
 
 def _offload_at(f: Facts) -> Callable[[float], Value]:
     ratio = _expert_ratio(f)
-    return lambda tokens: max(1, math.ceil(tokens / ratio))
+    return lambda tokens: max(LEAST_OFFLOAD, math.ceil(tokens / ratio))
 
 
 def _offload_switch(f: Facts) -> Callable[[Value, Settings], Hashable]:

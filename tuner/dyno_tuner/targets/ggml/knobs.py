@@ -119,10 +119,15 @@ def _values(engine: Mapping[str, Any], model: Mapping[str, Any], longest: int) -
     steps = sorted({n for p in range(10) for n in (1 << p, 3 << p) if n <= cores} | {cores})
     experts = max(1, int(model.get("experts") or 1))
     types = _KV_TYPES[engine["name"]]
+    # ik_llama.cpp multiplies the threshold for experts. Below 2, single tokens would copy weights, too, but
+    # only prompts decide between these values.
+    shared = experts // max(1, int(model.get("experts_used") or 1))
+    ratio = max(1, shared) if engine["name"] == "ik_llama.cpp" else 1
+    offloads = sorted({max(2, min(u, longest) // ratio) for u in _UBATCHES[:7]})
     return {
         "ubatch": [u for u in _UBATCHES if u < 2 * longest], "threads": steps, "threads_batch": steps,
         "mmq_id_size": sorted({0, 32, -(-longest // experts)}),
-        "offload_min_tokens": [0, *_UBATCHES[:7], 1 << 24],
+        "offload_min_tokens": [*offloads, 1 << 24],
         "mla_mode": tuple(MLA), "attention_max_batch_mib": [128, 256, 512, 1024, 2048],
         "kv_type_k": types, "kv_type_v": types, "placement": _PLACEMENTS,
         "n_cpu_moe": sorted({layers * eighth // 8 for eighth in range(9)}),
