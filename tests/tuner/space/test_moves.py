@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from dyno import Engine
+from dyno import Engine, _core, _nvml
 from dyno.errors import PlanError
+from dyno.settings import SETTINGS
 from dyno_tuner.core.protocol import Workload
 from dyno_tuner.run.session import Request, space_for
 from dyno_tuner.run.tune import Options
@@ -25,7 +26,23 @@ VIRTUAL: dict[str, Any] = {
     "virtual_devices": {"cpu:1": {"link_gbps": 8, "latency_us": 10, "streams": 1}},
     "ctx": 256,
 }
-# The model, and the share of it for which the device has room; None: the CPU alone.
+GPU: dict[str, Any] = {
+    "kind": "cuda",
+    "name": "NVIDIA H200",
+    "memory_bytes": 150_754_820_096,
+    "compute_capability": 90,
+    "sm_count": 132,
+    "l2_bytes": 62_914_560,
+    "shared_per_block_bytes": 232_448,
+    "pci_bus_id": "0000:00:07.0",
+}  # described, not there
+RATES = {
+    "memory_gbps": 4141.5,
+    "host_to_device_gbps": 55.2,
+    "device_to_host_gbps": 55.3,
+    "f16_tflops": 756.4,
+}
+# The model, and the share of it for which the device has room; None: the CPU alone; 1: the described GPU.
 CASES = [
     ("llama-tiny", None),
     ("qwen3moe-tiny", None),
@@ -34,12 +51,25 @@ CASES = [
     ("llama-tiny", 0.85),
     ("qwen3moe-tiny", 0.8),
     ("deepseek2-lite-tiny", 0.8),
+    ("llama-tiny", 1),
+    ("qwen3moe-tiny", 1),
+    ("deepseek2-lite-tiny", 1),
+    ("gemma3-tiny", 1),
 ]
 
 
+@pytest.fixture
+def described_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "devices", lambda: [_core.cpu_info(), GPU])
+    monkeypatch.setattr(_core, "device_problem", lambda device: "")
+    measured = _core.measure_rates
+    monkeypatch.setattr(_core, "measure_rates", lambda name: RATES if name == "cuda:0" else measured(name))
+    monkeypatch.setattr(_nvml, "facts", lambda bus: {})
+
+
 def knobs_and_options(model: Path, share: float | None) -> tuple[tuple[Knob, ...], dict[str, Any]]:
-    given: dict[str, Any] = {"ctx": 256}
-    if share is not None:
+    given: dict[str, Any] = {"ctx": 256, "device": "cuda:0" if share == 1 else "cpu"}
+    if share is not None and share < 1:
         whole = DynoTarget(str(model), **VIRTUAL)
         given = {**VIRTUAL, "vram": int(share * (whole.memory({}) or 0))}
         whole.close()
@@ -51,11 +81,18 @@ def knobs_and_options(model: Path, share: float | None) -> tuple[tuple[Knob, ...
 
 
 def launches(model: Path, tokens: int, given: dict[str, Any]) -> list[Any]:
+    shown = ("list", "device", "key", "count", "tokens", "config")
+    if given.get("device") == "cuda:0":  # an engine would look for the GPU
+        kinds: dict[str, Any] = {"load": {}, "context": {}, "session": {}}
+        for name in given.keys() - {"device"}:
+            kinds[SETTINGS[name].kind][name] = given[name]
+        ops = _core.Session(str(model), plan_only=True, device=GPU, **kinds).ops(tokens)
+        return [{name: op[name] for name in shown} for op in ops]
     with Engine(model, profile=None, plan_only=True, **given) as engine:
-        shown = ("list", "device", "key", "count", "tokens", "config")
         return [{name: op[name] for name in shown} for op in engine.describe_ops(tokens)]
 
 
+@pytest.mark.usefixtures("described_gpu")
 @pytest.mark.parametrize(("name", "share"), CASES)
 def test_values_change_only_the_measures_that_their_knob_moves(name: str, share: float | None) -> None:
     model = TINY / f"{name}.gguf"
@@ -71,8 +108,11 @@ def test_values_change_only_the_measures_that_their_knob_moves(name: str, share:
                     continue
                 assert found == usual[measure], (knob.name, value, measure)
                 compared.add(knob.name)
-    assert {"ubatch", "threads"} <= compared or not {"ubatch", "threads"} <= {k.name for k in knobs}
-    assert share is None or "offload_min_tokens" in compared
+    expected: dict[float | None, set[str]] = {
+        None: {"ubatch"},
+        1: {"ubatch", "mmq_max_tokens", "compute_type"},
+    }
+    assert expected.get(share, {"ubatch", "offload_min_tokens"}) <= compared
 
 
 def test_a_value_that_changes_single_tokens_is_seen() -> None:
