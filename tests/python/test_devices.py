@@ -10,21 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from described_gpu import H200
 from dyno import _core, _nvml, devices, info
 from dyno.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from dyno.profiles import CudaDevice, device_from_info
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
-H200: dict[str, Any] = {
-    "kind": "cuda",
-    "name": "NVIDIA H200",
-    "memory_bytes": 150_754_820_096,
-    "compute_capability": 90,
-    "sm_count": 132,
-    "l2_bytes": 62_914_560,
-    "shared_per_block_bytes": 232_448,
-    "pci_bus_id": "0000:00:07.0",
-}
 
 
 def seen(monkeypatch: pytest.MonkeyPatch, *gpus: dict[str, Any], problem: str = "") -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from described_gpu import H200, RATES
 from dyno import Engine, _core, _nvml
 from dyno.errors import PlanError
 from dyno.settings import SETTINGS
@@ -26,22 +27,6 @@ VIRTUAL: dict[str, Any] = {
     "virtual_devices": {"cpu:1": {"link_gbps": 8, "latency_us": 10, "streams": 1}},
     "ctx": 256,
 }
-GPU: dict[str, Any] = {
-    "kind": "cuda",
-    "name": "NVIDIA H200",
-    "memory_bytes": 150_754_820_096,
-    "compute_capability": 90,
-    "sm_count": 132,
-    "l2_bytes": 62_914_560,
-    "shared_per_block_bytes": 232_448,
-    "pci_bus_id": "0000:00:07.0",
-}  # described, not there
-RATES = {
-    "memory_gbps": 4141.5,
-    "host_to_device_gbps": 55.2,
-    "device_to_host_gbps": 55.3,
-    "f16_tflops": 756.4,
-}
 # The model, and the share of it for which the device has room; None: the CPU alone; 1: the described GPU.
 CASES = [
     ("llama-tiny", None),
@@ -60,7 +45,7 @@ CASES = [
 
 @pytest.fixture
 def described_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_core, "devices", lambda: [_core.cpu_info(), GPU])
+    monkeypatch.setattr(_core, "devices", lambda: [_core.cpu_info(), H200])
     monkeypatch.setattr(_core, "device_problem", lambda device: "")
     measured = _core.measure_rates
     monkeypatch.setattr(_core, "measure_rates", lambda name: RATES if name == "cuda:0" else measured(name))
@@ -86,7 +71,7 @@ def launches(model: Path, tokens: int, given: dict[str, Any]) -> list[Any]:
         kinds: dict[str, Any] = {"load": {}, "context": {}, "session": {}}
         for name in given.keys() - {"device"}:
             kinds[SETTINGS[name].kind][name] = given[name]
-        ops = _core.Session(str(model), plan_only=True, device=GPU, **kinds).ops(tokens)
+        ops = _core.Session(str(model), plan_only=True, device=H200, **kinds).ops(tokens)
         return [{name: op[name] for name in shown} for op in ops]
     with Engine(model, profile=None, plan_only=True, **given) as engine:
         return [{name: op[name] for name in shown} for op in engine.describe_ops(tokens)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from described_gpu import H200, RATES
 from dyno import _core, _nvml, profiles
 from dyno._ubatch import GPU_PROPERTIES
 from dyno.devices import Device, built_for_cuda
@@ -23,22 +24,6 @@ from dyno_tuner.targets.dyno.placing import Placing
 from dyno_tuner.targets.dyno.target import DynoTarget
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny" / "qwen3moe-tiny.gguf"
-H200: dict[str, Any] = {
-    "kind": "cuda",
-    "name": "NVIDIA H200",
-    "memory_bytes": 150_754_820_096,
-    "compute_capability": 90,
-    "sm_count": 132,
-    "l2_bytes": 62_914_560,
-    "shared_per_block_bytes": 232_448,
-    "pci_bus_id": "0000:00:07.0",
-}
-RATES = {
-    "memory_gbps": 4141.52,
-    "host_to_device_gbps": 55.2,
-    "device_to_host_gbps": 55.3,
-    "f16_tflops": 756.4,
-}
 WORKLOAD = Workload(pp=4096, tg=128)
 
 
