@@ -172,7 +172,7 @@ __device__ __forceinline__ void gated_epilogue(const Problem& p, const GemmBlock
                                                const float (&sums)[2][kUsed / 2], uint8_t* shared) {
   constexpr int kColumns = epilogue_columns(kUsed), kStride = epilogue_stride(kWarps), kRows = kGpuRows * kWarps;
   constexpr int kQuads = kRows / 4, kStep = 32 * kWarps / kQuads;
-  static_assert(kUsed % kColumns == 0);
+  static_assert(kUsed % kColumns == 0 && kColumns * kStride * 4 <= gemm_targets_at(kTokens, kWarps));
   const auto* targets = reinterpret_cast<const RowTarget*>(shared + gemm_targets_at(kTokens, kWarps));
   float* all = reinterpret_cast<float*>(shared);  // [kColumns][kStride]: rows of the gate, then of up
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
