@@ -205,6 +205,9 @@ def rope_attention_cases() -> Iterator[Case]:
     yield make(28, 4, 128, 128, 128, [(0, 1, 1030, 0)], "f16 f16", neox=False, sinks=True)
     yield make(16, 2, 64, 64, 16, [(0, 1, 70, 0)], "bf16 bf16", window=1, settled=False)
     yield make(5, 1, 64, 64, 32, [(0, 1, 2100, 0)], "f16 f16", q_norm=True, window=2000)
+    # Several steps of each block of a cluster of sixteen, and one block without keys.
+    yield make(8, 1, 128, 128, 128, [(0, 1, 5000, 0)], "f16 f16", k_norm=True)
+    yield make(7, 1, 64, 64, 64, [(0, 1, 1900, 0)], "bf16 bf16", sinks=True)
     # Several tokens of a sequence and several sequences; new keys in more than one block.
     yield make(6, 1, 96, 64, 48, [(0, 2, 127, 1), (2, 1, 5, 0)], "f16 f16", window=100, k_norm=True)
     yield make(5, 1, 72, 40, 72, [(0, 8, 250, 0)], "f16 f16", gap=3)

@@ -17,6 +17,7 @@ __all__ = ["pytestmark"]
 ops = _core.ops
 HALVES, EIGHTS = "f16 f16", "q8_0 q8_0"
 DIRECT = {"variant": "direct", "rows": 8, "splits": 1}
+LARGE = {"variant": "token_head_cluster", "blocks": 16}
 
 
 def chosen(
@@ -41,6 +42,8 @@ def rows_of(config: dict[str, Any]) -> int:
 
 
 def parts_of(config: dict[str, Any]) -> int:
+    if "blocks" in config:
+        return int(config["blocks"])
     return int(config["splits"] if "splits" in config else 8 * config["clusters"])
 
 
@@ -55,11 +58,53 @@ def test_a_token_takes_clusters_first_and_more_parts_later() -> None:
     """Clusters add their parts faster, but run on half of the multiprocessors at once."""
     variants = [
         chosen("rope_attention", rotated((32, 8), 128, HALVES, 1), depth)["variant"]
-        for depth in (512, 2048, 4096, 8192, 32_768, 131_072)
+        for depth in (512, 1024, 2048, 4096, 8192, 32_768, 131_072)
     ]
-    assert variants == ["token_cluster"] * 3 + ["token"] * 3
+    assert variants == ["token_cluster"] * 4 + ["token"] * 3
     config = chosen("rope_attention", rotated((32, 8), 128, HALVES, 1), 32_768)
     assert 100 <= blocks(config, (32, 8), 1, 1) <= HOPPER["sm_count"]
+
+
+def all_run_at_once(config: dict[str, Any], kv_heads: int) -> bool:
+    """A cluster lies within a group of multiprocessors, of which seven have 16 or more."""
+    return kv_heads <= 7 * (16 // config["blocks"])
+
+
+@pytest.mark.parametrize("heads", [(32, 4), (28, 4), (40, 5)])
+def test_few_kv_heads_take_a_large_cluster_each(heads: tuple[int, int]) -> None:
+    for depth in (4096, 8192):
+        config = chosen("rope_attention", rotated(heads, 128, HALVES, 1), depth)
+        assert config["variant"] == "token_head_cluster"
+        assert config["blocks"] >= 10
+        assert all_run_at_once(config, heads[1])
+    for machine in (AMPERE, BLACKWELL):
+        other = chosen("rope_attention", rotated(heads, 128, HALVES, 1), 4096, machine=machine)
+        assert other["variant"] != "token_head_cluster"
+    many = chosen("rope_attention", rotated((32, 8), 128, HALVES, 1), 4096)
+    assert many["variant"] == "token_cluster"
+    ok, why = ops.supports("rope_attention", rotated(heads, 128, HALVES, 1), LARGE, BLACKWELL)
+    assert not ok
+    assert "Hopper" in why
+
+
+@pytest.mark.parametrize("kv_heads", [16, 20, 32, 40])
+def test_many_kv_heads_take_small_clusters_or_none(kv_heads: int) -> None:
+    """Eight blocks for each of them would wait for others."""
+    for depth in (512, 1024):
+        config = chosen("rope_attention", rotated((kv_heads, kv_heads), 128, HALVES, 1), depth)
+        assert config["variant"] == "token_head_cluster", config
+        assert all_run_at_once(config, kv_heads)
+    deep = chosen("rope_attention", rotated((kv_heads, kv_heads), 128, HALVES, 1), 32_768)
+    assert deep["variant"] == "token"
+    assert blocks(deep, (kv_heads, kv_heads), 1, 1) <= HOPPER["sm_count"]
+
+
+def test_a_cluster_has_a_block_for_each_head_of_its_kv_head() -> None:
+    small = {"variant": "token_head_cluster", "blocks": 3}
+    assert ops.supports("rope_attention", rotated((48, 16), 128, HALVES, 1), small, HOPPER)[0]
+    ok, why = ops.supports("rope_attention", rotated((64, 16), 128, HALVES, 1), small, HOPPER)
+    assert not ok
+    assert "heads=64 with kv_heads=16" in why
 
 
 @pytest.mark.parametrize("machine", [TURING, AMPERE, HOPPER, BLACKWELL], ids=lambda m: f"sm{m['sm_count']}")

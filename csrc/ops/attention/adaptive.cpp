@@ -15,18 +15,24 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr std::array<int, 18> kParts = {1, 2, 3, 4, 5, 6, 8, 11, 16, 22, 32, 33, 44, 66, 80, 96, 110, 132};
 // A part has at least as many keys as a block reads in one step.
 constexpr int64_t kLeastKeys = int64_t{kDirectWarps} * 16;
+// Multiprocessors are grouped by 16 to 18, and a cluster runs within one group: two clusters of eight fill a group.
+constexpr int64_t kMultiprocessorsOfGroup = 18, kMultiprocessorsOfCluster = kMultiprocessorsOfGroup / 2;
 // More parts must save this share of the time, because estimates are not exact.
 constexpr double kLeastGain = 0.02;
 
-// Times in nanoseconds on an H200, fitted to benchmarks/results/h200_attention_parts.json. Only their ratios matter.
+// Times in nanoseconds on an H200, fitted to benchmarks/results/h200_attention_parts.json; those of a single token to
+// h200_token_clusters.json. Only their ratios matter.
 struct Speed {
   double block;             // of a block apart from its keys
   double key;               // of a key for a block that has its multiprocessor for itself
-  double add, part;         // of the addition of parts, and of each part
+  double add, part;         // of the addition of parts in memory, and of each part
   double rate = 30;         // bytes that the blocks of a multiprocessor read in a nanosecond at most
   int at_once = 1;          // blocks on a multiprocessor
   double beside = 1;        // slowdown of a block that shares its multiprocessor
   double beside_rate = 30;  // their bytes in a nanosecond
+  int joined = 1;    // parts that a cluster adds without memory; it has so many blocks, even if some have no keys
+  double later = 1;  // of the time of a block, if it waits for others
+  double start = 0;  // of each block above nine, because the blocks of a cluster start together
 };
 
 Speed speed_of(AdaptiveKernel kernel, int rows, const LaunchShape& shape) {
@@ -34,9 +40,17 @@ Speed speed_of(AdaptiveKernel kernel, int rows, const LaunchShape& shape) {
   const bool staged = shape.type == DType::q8_0, fused = kernel == AdaptiveKernel::direct_fused;
   switch (kernel) {
     case AdaptiveKernel::token:
-      return {.block = 2500, .key = 3 + 0.053 * width, .add = 2500, .part = 45};
+      return {.block = 2500, .key = 3 + 0.053 * width, .add = 2300, .part = 95, .rate = 34};
     case AdaptiveKernel::token_cluster:
-      return {.block = 2500, .key = 3 + 0.085 * width, .add = 0, .part = 0};
+      return {.block = 2150, .key = 3 + 0.074 * width, .add = 2800, .part = 0, .joined = kClusterBlocks, .later = 0.85};
+    case AdaptiveKernel::token_head_cluster:
+      return {.block = 2150,
+              .key = 3 + 0.074 * width,
+              .add = 0,
+              .part = 0,
+              .rate = 25,
+              .joined = kMostClusterBlocks,
+              .start = 250};
     case AdaptiveKernel::flash:
       // Rows of q8_0 are converted on their way to shared memory.
       if (staged) return {.block = 20000, .key = 75, .add = 3500, .part = 60};
@@ -66,17 +80,18 @@ Speed speed_of(AdaptiveKernel kernel, int rows, const LaunchShape& shape) {
 double estimate(const Speed& speed, const LaunchShape& shape, int64_t tiles, int64_t parts, int64_t chip) {
   const int64_t each = std::max(ceil_div(shape.keys, parts), kLeastKeys);
   const int64_t active = ceil_div(shape.keys, each);
-  const int64_t blocks = ceil_div(tiles * active, chip);                           // of a multiprocessor
-  const auto keys = static_cast<double>(ceil_div(each, kLeastKeys) * kLeastKeys);  // whole steps
+  const int64_t blocks = ceil_div(tiles * (speed.joined > 1 ? parts : active), chip);  // of a multiprocessor
+  const auto keys = static_cast<double>(ceil_div(each, kLeastKeys) * kLeastKeys);      // whole steps
   const auto full = static_cast<double>(blocks / speed.at_once), rest = static_cast<double>(blocks % speed.at_once);
-  const double alone = speed.block + speed.key * keys, beside = speed.block + speed.key * speed.beside * keys;
-  const double busy = speed.at_once == 1 ? full * alone : full * beside + rest * alone;
+  const double start = speed.block + speed.start * static_cast<double>(std::max<int64_t>(0, parts - 9));
+  const double alone = start + speed.key * keys, beside = start + speed.key * speed.beside * keys;
+  const double busy = speed.at_once == 1 ? (1 + speed.later * (full - 1)) * alone : full * beside + rest * alone;
   const double bytes = static_cast<double>(shape.n_runs * shape.kv_heads * shape.keys) * shape.key_bytes;
   const double rate = blocks < 2 || speed.at_once == 1 ? speed.rate : speed.beside_rate;
   // A few blocks do not reach the rate of the memory.
   const double reached = std::min(rate * static_cast<double>(chip), 41.0 * static_cast<double>(tiles * active));
-  return std::max(busy, speed.block + bytes / reached) +
-         (active > 1 ? speed.add + speed.part * static_cast<double>(active) : 0.0);
+  return std::max(busy, start + bytes / reached) +
+         (active > speed.joined ? speed.add + speed.part * static_cast<double>(active) : 0.0);
 }
 
 }  // namespace
@@ -119,8 +134,12 @@ int direct_rows(const LaunchShape& shape, int most) {
 
 AdaptiveChoice divided(AdaptiveKernel kernel, int rows, int parts, const LaunchShape& shape, const DeviceInfo& device) {
   const int64_t tiles = shape.tiles(rows) * shape.kv_heads;
+  // The blocks of a cluster wait until all of them can start.
+  const int64_t chip = kernel == AdaptiveKernel::token_cluster
+                           ? device.sm_count / kMultiprocessorsOfCluster * kClusterBlocks
+                           : device.sm_count;
   return {kernel, rows, parts,
-          estimate(speed_of(kernel, rows, shape), shape, tiles, parts, std::max(1, device.sm_count))};
+          estimate(speed_of(kernel, rows, shape), shape, tiles, parts, std::max<int64_t>(1, chip))};
 }
 
 AdaptiveChoice best_division(AdaptiveKernel kernel, int rows, int most, const LaunchShape& shape,
@@ -135,8 +154,9 @@ AdaptiveChoice best_division(AdaptiveKernel kernel, int rows, int most, const La
   return best;
 }
 
-// Multiprocessors are grouped by up to 18, and a cluster of eight runs within one group: two clusters fill a group.
-static constexpr int64_t kMultiprocessorsOfCluster = 9;
+int64_t clusters_at_once(int blocks, const DeviceInfo& device) {
+  return device.sm_count / kMultiprocessorsOfGroup * (kMostClusterBlocks / blocks);
+}
 
 int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device) {
   const bool waves = tiles > 1 && type == DType::f32;

@@ -36,7 +36,7 @@ bool steps_shape(const AttentionDesc& desc);
 // block of 8 rows needs half the registers of a block of 16; otherwise `most`.
 int direct_rows(const LaunchShape& shape, int most);
 
-enum class AdaptiveKernel : uint8_t { direct, direct_fused, steps, flash, token, token_cluster };
+enum class AdaptiveKernel : uint8_t { direct, direct_fused, steps, flash, token, token_cluster, token_head_cluster };
 
 struct AdaptiveChoice {
   AdaptiveKernel kernel = AdaptiveKernel::direct;
@@ -55,6 +55,9 @@ AdaptiveChoice divided(AdaptiveKernel kernel, int rows, int parts, const LaunchS
 // arguments, so that a captured launch computes the same as a plain one.
 AdaptiveChoice best_division(AdaptiveKernel kernel, int rows, int most, const LaunchShape& shape,
                              const DeviceInfo& device);
+
+// Lower bound of the clusters that run at once, if each of their up to 16 blocks has a multiprocessor for itself.
+int64_t clusters_at_once(int blocks, const DeviceInfo& device);
 
 // The kernels of family attention that support a description, in addition to `direct` with blocks of 8 rows.
 struct AdaptiveKernels {

@@ -138,9 +138,11 @@ bool attention_steps_cuda(const AttentionArgs& args, const AttentionDesc& desc, 
 // ---- Token (token.cuh): one token with norm, rotation and store ---------------------------------------------------
 
 inline constexpr int kTokenRows = 8;  // maximum of query rows per kv head
-// With `clusters`, the splits are a multiple of kClusterBlocks, and each kClusterBlocks of them form a cluster.
-void rope_attention_token_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits, bool clusters,
-                               CudaStream& stream);
+inline constexpr int kMostClusterBlocks = 16;
+// `cluster_blocks`: 0; kClusterBlocks, if so many of the splits (a multiple) form a cluster; or any number up
+// to kMostClusterBlocks, if all splits form one.
+void rope_attention_token_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits,
+                               int cluster_blocks, CudaStream& stream);
 
 // ---- Latent (latent.cuh): values are part of wide keys that many heads share --------------------------------------
 

@@ -5,9 +5,9 @@
 // A warp computes each query row, and two more warps the new key and value, in shared memory in the reading order of
 // the products. Then eight warps process the keys as in direct.cuh, and every thread adds four dimensions of a row.
 //
-// With clusters, the eight blocks of a cluster that have keys send their results for row r to block r of the cluster,
-// whose barrier counts the bytes. Results of several clusters are combined in the workspace, row by row. Without
-// clusters, all results are combined there.
+// With clusters, the blocks of a cluster that have keys send their results for row r to block r of the cluster, whose
+// barrier counts the bytes. Results of several clusters are combined in the workspace, row by row. Without clusters,
+// all results are combined there.
 #pragma once
 
 #include "device/bulk_copy.cuh"
@@ -26,10 +26,10 @@ inline constexpr int kThreads = 32 * (kWarps + kFreshWarps);
 static_assert(kRows <= kClusterBlocks, "each block of a cluster adds up one row");
 
 // The parts of one row that the blocks of a cluster send.
-template <int kHead>
+template <int kHead, int kMost>
 struct Sent {
-  float values[kClusterBlocks][kHead];
-  float4 stats[kClusterBlocks];  // maximum in units of log2, sum
+  float values[kMost][kHead];
+  float4 stats[kMost];  // maximum in units of log2, sum
   uint64_t arrived;
 };
 
@@ -127,14 +127,14 @@ struct FreshRow {
 
 #if __CUDA_ARCH__ >= 900
 // Adds a row over the blocks of a cluster, and then over clusters; called by the first lanes of its block.
-template <int kHead>
-__device__ __forceinline__ void add_clusters(const CudaAttention& t, const CudaTile& tile, Sent<kHead>& sent, int row,
-                                             int kv_head, int cluster, int members, int clusters) {
+template <int kHead, int kMost>
+__device__ __forceinline__ void add_clusters(const CudaAttention& t, const CudaTile& tile, Sent<kHead, kMost>& sent,
+                                             int row, int kv_head, int cluster, int members, int clusters) {
   const int lane = threadIdx.x;
   const bool mine = lane < kHead / 4;
   const int dim = mine ? 4 * lane : 0;
   device::barrier_wait(device::shared_address(&sent.arrived), 0);
-  clustered::Sum sum = clustered::add_parts<kClusterBlocks>(
+  clustered::Sum sum = clustered::add_parts<kMost>(
       members, [&](int b) { return make_float2(sent.stats[b].x, sent.stats[b].y); },
       [&](int b) { return *reinterpret_cast<const float4*>(sent.values[b] + dim); });
   if (clusters > 1) {
@@ -166,9 +166,11 @@ __device__ __forceinline__ void add_clusters(const CudaAttention& t, const CudaT
 }
 #endif
 
-// kClusters: the blocks of a key head form clusters of kClusterBlocks.
-template <int kHead, bool kBf16, bool kClusters>
+// kMost: 0; kClusterBlocks, if so many blocks of a key head form a cluster; or kMostClusterBlocks, if all of its up to
+// 16 blocks form one.
+template <int kHead, bool kBf16, int kMost>
 __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constant__ DirectTask task) {
+  constexpr bool kClusters = kMost > 0, kOne = kMost > kClusterBlocks;
 #if __CUDA_ARCH__ < 900
   if constexpr (kClusters) return;  // never launched
 #endif
@@ -189,10 +191,11 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
   tile.key_end = position + 1;
   const KeyRange range = direct::block_keys(t, tile, split);
   const bool whole = range.active == 1;
-  const int cluster = split / kClusterBlocks, members = min(kClusterBlocks, range.active - cluster * kClusterBlocks);
+  const int cluster = kOne ? 0 : split / kClusterBlocks, rank = kOne ? split : split % kClusterBlocks;
+  const int members = kOne ? range.active : min(kClusterBlocks, range.active - cluster * kClusterBlocks);
   if (kClusters && !whole ? members <= 0 : split >= range.active) return;
 #if __CUDA_ARCH__ >= 900
-  [[maybe_unused]] auto& sent = *reinterpret_cast<Sent<kHead>*>(raw + sizeof(Shared<kHead>));
+  [[maybe_unused]] auto& sent = *reinterpret_cast<Sent<kHead, kMost>*>(raw + sizeof(Shared<kHead>));
   if constexpr (kClusters) {
     if (!whole) {
       if (threadIdx.x == 0) {
@@ -235,6 +238,15 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
     }
   };
   if (task.early && works) load_keys(start), load_values(start);
+  if constexpr (kOne) {
+    // Rows of the warp's second tile, which its registers cannot hold yet. Other launches do not gain by it.
+    constexpr int kLines = kHead / 64;  // of 128 bytes, per row
+    const int row = start + kWarps * kTileKeys + lane / kLines, line = lane % kLines * 128;
+    if (task.early && warp < kWarps && lane < kTileKeys * kLines && row < settled) {
+      device::prefetch_l2(key_rows(t, tile.run, kv_head) + row * t.args.k_row_bytes + line);
+      device::prefetch_l2(value_rows(t, tile.run, kv_head) + row * t.args.v_row_bytes + line);
+    }
+  }
 
   for (int i = static_cast<int>(threadIdx.x); i < f.n_rot / 2; i += kThreads) {
     shared.angles[i] = device::cos_sin(position, f.inv_freq[i], f.mscale);
@@ -267,7 +279,7 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
 #if __CUDA_ARCH__ >= 900
   if constexpr (kClusters) {
     if (!whole) {
-      if (threadIdx.x == 0 && split % kClusterBlocks < t.group) {
+      if (threadIdx.x == 0 && rank < t.group) {
         const auto bytes = static_cast<uint32_t>(members) * (kHead * 4 + 16);
         device::barrier_arrive_for_bytes(device::shared_address(&sent.arrived), bytes);
       }
@@ -415,7 +427,6 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
       *reinterpret_cast<float4*>(to) = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
     } else if constexpr (kClusters) {
 #if __CUDA_ARCH__ >= 900
-      const int rank = split % kClusterBlocks;
       const auto there = [&](const void* p) { return device::cluster_address(device::shared_address(p), query_row); };
       const uint32_t barrier = there(&sent.arrived);
       device::send_cluster_float4(there(sent.values[rank] + dim), v, barrier);
@@ -430,10 +441,9 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
   if (whole) return;
   if constexpr (kClusters) {
 #if __CUDA_ARCH__ >= 900
-    const int mine = split % kClusterBlocks;  // the row that this block adds
-    if (mine < t.group && warp == 0) {
-      const int clusters = (range.active + kClusterBlocks - 1) / kClusterBlocks;
-      add_clusters(t, tile, sent, mine, kv_head, cluster, members, clusters);
+    if (rank < t.group && warp == 0) {  // the row that this block adds
+      const int clusters = kOne ? 1 : (range.active + kClusterBlocks - 1) / kClusterBlocks;
+      add_clusters(t, tile, sent, rank, kv_head, cluster, members, clusters);
     }
 #endif
   } else {

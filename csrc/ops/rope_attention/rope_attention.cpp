@@ -21,9 +21,12 @@ namespace dyno::ops {
 
 namespace {
 
-bool is_token(const Config& config) { return config.variant == k_token || config.variant == k_token_cluster; }
+bool is_token(const Config& config) {
+  return config.variant == k_token || config.variant == k_token_cluster || config.variant == k_token_head_cluster;
+}
 int token_splits(const Config& config) {
   if (config.variant == k_token_cluster) return token_cluster_params::of(config).clusters * kClusterBlocks;
+  if (config.variant == k_token_head_cluster) return token_head_cluster_params::of(config).blocks;
   return token_params::of(config).splits;
 }
 
@@ -109,7 +112,18 @@ Support direct_fused(const RopeAttentionDesc& desc, const Config& config, const 
 }
 
 Support token_fused(const RopeAttentionDesc& desc, const Config& config, const DeviceInfo& device) {
-  if (config.variant == k_token_cluster) {
+  if (config.variant == k_token_head_cluster) {
+    const int blocks = token_head_cluster_params::of(config).blocks;
+    if (blocks > kClusterBlocks && device.compute_capability / 10 != 9) {
+      return Support::no(
+          str_cat("clusters of blocks=", blocks, " need Hopper; the device has ", device.compute_capability));
+    }
+    if (desc.heads > desc.kv_heads * blocks) {
+      return Support::no(str_cat("heads=", desc.heads, " with kv_heads=", desc.kv_heads, ": blocks=", blocks,
+                                 " add up as many heads of each KV head"));
+    }
+  }
+  if (config.variant != k_token) {
     if (const Support clusters = clusters_supported(device); !clusters) return clusters;
   }
   if (desc.kv_heads * kTokenRows > kStreamCounters) {
@@ -162,8 +176,8 @@ Support supports(const RopeAttentionDesc& desc, const Config& config, const Devi
 Config launch_config(const RopeAttentionDesc& desc, const LaunchShape& shape, const DeviceInfo& device) {
   std::optional<Config> config;
   double least = 0;
-  const auto consider = [&](const AdaptiveChoice& choice, const Config& other) {
-    if (!config || choice.time < kPreferred * least) config = other, least = choice.time;
+  const auto consider = [&](const AdaptiveChoice& choice, const Config& other, double preferred = kPreferred) {
+    if (!config || choice.time <= preferred * least) config = other, least = choice.time;
   };
   const auto count = [](int number) { return static_cast<int16_t>(number); };
   for (const int rows : {8, 16}) {
@@ -191,7 +205,13 @@ Config launch_config(const RopeAttentionDesc& desc, const LaunchShape& shape, co
     if (clusters > 1 && desc.kv_heads * parts > device.sm_count / 2) break;
     if (!supports(desc, token_cluster_params{.clusters = 1}, device)) break;
     consider(divided(AdaptiveKernel::token_cluster, kTokenRows, parts, shape, device),
-             token_cluster_params{.clusters = count(clusters)});
+             token_cluster_params{.clusters = count(clusters)}, 1);
+  }
+  for (const Config& of_heads : kInstances) {
+    if (of_heads.variant != k_token_head_cluster || !supports(desc, of_heads, device)) continue;
+    const int blocks = token_splits(of_heads);
+    if (desc.kv_heads > clusters_at_once(blocks, device)) continue;
+    consider(divided(AdaptiveKernel::token_head_cluster, kTokenRows, blocks, shape, device), of_heads, 0.99);
   }
   return *config;
 }
@@ -288,6 +308,12 @@ void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAtten
 }
 
 #ifdef DYNO_HAVE_CUDA
+// Blocks of a cluster; 0 without clusters.
+static int token_cluster_blocks(const Config& config) {
+  if (config.variant == k_token) return 0;
+  return config.variant == k_token_cluster ? kClusterBlocks : token_splits(config);
+}
+
 static void launch_stored(const Config& config, const RopeAttentionDesc& desc, const RopeAttentionArgs& args,
                           CudaStream& stream) {
   const int64_t width = desc.heads * desc.dk;
@@ -323,7 +349,7 @@ void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAtten
     const LaunchShape shape = launch_shape(desc.attention(), args.attention());
     launch(launch_config(desc, shape, *stream.device), desc, args, stream);
   } else if (is_token(config)) {
-    rope_attention_token_cuda(args, desc, token_splits(config), config.variant == k_token_cluster, stream);
+    rope_attention_token_cuda(args, desc, token_splits(config), token_cluster_blocks(config), stream);
   } else if constexpr (!group_built(KernelGroup::latent)) {
     throw_left_out(KernelGroup::latent);
   } else {
