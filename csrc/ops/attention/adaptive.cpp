@@ -15,8 +15,9 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr std::array<int, 18> kParts = {1, 2, 3, 4, 5, 6, 8, 11, 16, 22, 32, 33, 44, 66, 80, 96, 110, 132};
 // A part has at least as many keys as a block reads in one step.
 constexpr int64_t kLeastKeys = int64_t{kDirectWarps} * 16;
-// Multiprocessors are grouped by 16 to 18, and a cluster runs within one group: two clusters of eight fill a group.
+// Multiprocessors are grouped by up to 18, and a cluster runs within one group: two clusters of eight fill a group.
 constexpr int64_t kMultiprocessorsOfGroup = 18, kMultiprocessorsOfCluster = kMultiprocessorsOfGroup / 2;
+constexpr int64_t kGroups = 8;  // of Hopper
 // More parts must save this share of the time, because estimates are not exact.
 constexpr double kLeastGain = 0.02;
 
@@ -155,7 +156,11 @@ AdaptiveChoice best_division(AdaptiveKernel kernel, int rows, int most, const La
 }
 
 int64_t clusters_at_once(int blocks, const DeviceInfo& device) {
-  return device.sm_count / kMultiprocessorsOfGroup * (kMostClusterBlocks / blocks);
+  if (blocks <= kClusterBlocks) return device.sm_count / kMultiprocessorsOfGroup * (kMostClusterBlocks / blocks);
+  // Pairs of multiprocessors are disabled anywhere. If some groups have 18, all others may have one pair less than such
+  // a cluster needs.
+  const int64_t small = kMostClusterBlocks - 2, beyond = device.sm_count - kGroups * small;
+  return std::max<int64_t>(0, ceil_div(beyond, kMultiprocessorsOfGroup - small));
 }
 
 int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device) {

@@ -56,7 +56,8 @@ AdaptiveChoice divided(AdaptiveKernel kernel, int rows, int parts, const LaunchS
 AdaptiveChoice best_division(AdaptiveKernel kernel, int rows, int most, const LaunchShape& shape,
                              const DeviceInfo& device);
 
-// Lower bound of the clusters that run at once, if each of their up to 16 blocks has a multiprocessor for itself.
+// How many clusters of up to 16 blocks run at once, if each block has a multiprocessor for itself. For more than eight
+// blocks this is a lower bound for Hopper, and 0 if it is not certain that one runs.
 int64_t clusters_at_once(int blocks, const DeviceInfo& device);
 
 // The kernels of family attention that support a description, in addition to `direct` with blocks of 8 rows.
