@@ -6,8 +6,8 @@
 // the products. Then eight warps process the keys as in direct.cuh, and every thread adds four dimensions of a row.
 //
 // With clusters, the blocks of a cluster that have keys send their results for row r to block r of the cluster, whose
-// barrier counts the bytes. Results of several clusters are combined in the workspace, row by row. Without clusters,
-// all results are combined there.
+// barrier counts the bytes. So a cluster has at least as many blocks as rows. Results of several clusters are combined
+// in the workspace, row by row. Without clusters, all results are combined there.
 #pragma once
 
 #include "device/bulk_copy.cuh"
@@ -23,7 +23,7 @@ inline constexpr int kRows = kTokenRows;
 inline constexpr int kFreshWarps = 2;  // one for the new key, one for the new value
 inline constexpr int kThreads = 32 * (kWarps + kFreshWarps);
 
-static_assert(kRows <= kClusterBlocks, "each block of a cluster adds up one row");
+static_assert(kRows <= kClusterBlocks, "each block of a cluster of this size adds up one row");
 
 // The parts of one row that the blocks of a cluster send.
 template <int kHead, int kMost>

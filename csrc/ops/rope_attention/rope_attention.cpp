@@ -115,9 +115,9 @@ Support token_fused(const RopeAttentionDesc& desc, const Config& config, const D
   if (config.variant == k_token_head_cluster) {
     const int blocks = token_head_cluster_params::of(config).blocks;
     if (blocks > kClusterBlocks && (device.compute_capability / 10 != 9 || clusters_at_once(blocks, device) == 0)) {
-      return Support::no(str_cat("clusters of blocks=", blocks, " need a Hopper GPU with groups of as many ",
-                                 "multiprocessors; the device has ", device.sm_count, " and compute capability ",
-                                 device.compute_capability));
+      return Support::no(str_cat("a cluster of blocks=", blocks, " needs a Hopper GPU with a group of as many ",
+                                 "multiprocessors; the device has ", device.sm_count,
+                                 " in all, and compute capability ", device.compute_capability));
     }
     if (desc.heads > desc.kv_heads * blocks) {
       return Support::no(str_cat("heads=", desc.heads, " with kv_heads=", desc.kv_heads, ": blocks=", blocks,
