@@ -66,7 +66,7 @@ def test_a_token_takes_clusters_first_and_more_parts_later() -> None:
 
 
 def all_run_at_once(config: dict[str, Any], kv_heads: int) -> bool:
-    """A cluster lies within one of eight groups of up to 18 multiprocessors, of which five have 16 or more."""
+    """A cluster lies within one of eight groups of up to 18 multiprocessors; five have 16 or more."""
     return kv_heads <= (5 if config["blocks"] > 8 else 7 * (16 // config["blocks"]))
 
 
@@ -80,8 +80,9 @@ def test_few_kv_heads_take_a_large_cluster_each(heads: tuple[int, int]) -> None:
     for machine in (AMPERE, BLACKWELL):
         other = chosen("rope_attention", rotated(heads, 128, HALVES, 1), 4096, machine=machine)
         assert other["variant"] != "token_head_cluster"
-    fewer = chosen("rope_attention", rotated((32, 4), 128, HALVES, 1), 4096, machine={**HOPPER, "sm_count": 114})
-    assert fewer["variant"] != "token_head_cluster"  # perhaps only one group has 16
+    smaller = {**HOPPER, "sm_count": 114}  # perhaps only one group has 16
+    fewer = chosen("rope_attention", rotated((32, 4), 128, HALVES, 1), 4096, machine=smaller)
+    assert fewer["variant"] != "token_head_cluster"
     many = chosen("rope_attention", rotated((32, 8), 128, HALVES, 1), 4096)
     assert many["variant"] == "token_cluster"
     for machine in (BLACKWELL, {**HOPPER, "sm_count": 78}):  # eight groups of ten
