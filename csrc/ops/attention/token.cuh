@@ -191,7 +191,8 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
   tile.key_end = position + 1;
   const KeyRange range = direct::block_keys(t, tile, split);
   const bool whole = range.active == 1;
-  const int cluster = kOne ? 0 : split / kClusterBlocks, rank = kOne ? split : split % kClusterBlocks;
+  const int cluster = kOne ? 0 : split / kClusterBlocks;
+  [[maybe_unused]] const int rank = kOne ? split : split % kClusterBlocks;
   const int members = kOne ? range.active : min(kClusterBlocks, range.active - cluster * kClusterBlocks);
   if (kClusters && !whole ? members <= 0 : split >= range.active) return;
 #if __CUDA_ARCH__ >= 900
