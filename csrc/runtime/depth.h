@@ -12,7 +12,7 @@ namespace dyno::runtime {
 
 // Upper bound of the positions of every run, after its tokens. If each run has one token, it is rounded up to one of
 // kDepths: such a u-batch may be captured, the launches of a graph keep their division, and few graphs should do.
-inline constexpr int64_t kDepths[] = {512, 1024, 2048, 4096, 8192, 32768, 131072};
+inline constexpr int64_t kDepths[] = {256, 512, 1024, 2048, 4096, 8192, 32768, 131072};
 inline int64_t launch_depth(std::span<const ops::SequenceRun> runs) {
   int64_t most = 0;
   bool steps = true;

@@ -205,7 +205,7 @@ def rope_attention_cases() -> Iterator[Case]:
     yield make(28, 4, 128, 128, 128, [(0, 1, 1030, 0)], "f16 f16", neox=False, sinks=True)
     yield make(16, 2, 64, 64, 16, [(0, 1, 70, 0)], "bf16 bf16", window=1, settled=False)
     yield make(5, 1, 64, 64, 32, [(0, 1, 2100, 0)], "f16 f16", q_norm=True, window=2000)
-    # Several steps of each block of a cluster of sixteen, and one block without keys.
+    # Several steps of each block, and parts without keys.
     yield make(8, 1, 128, 128, 128, [(0, 1, 5000, 0)], "f16 f16", k_norm=True)
     yield make(7, 1, 64, 64, 64, [(0, 1, 1900, 0)], "bf16 bf16", sinks=True)
     # Several tokens of a sequence and several sequences; new keys in more than one block.
@@ -225,6 +225,9 @@ def rope_attention_cases() -> Iterator[Case]:
             yield make(8, 2, 64, 64, 64, [(0, 7, 700, 0)], types, settled=False, deep=deep)
             yield make(8, 4, 128, 128, 64, [(0, 1, 300, 1), (1, 1, 77, 0)], types, k_norm=True, deep=deep)
         yield make(28, 4, 128, 128, 128, [(0, 1, 640, 0)], "bf16 bf16", sinks=True, window=200, deep=deep)
+    # A bound of the depth that is too low, which must cost only time.
+    yield make(8, 2, 128, 128, 128, [(0, 1, 1500, 0)], "f16 f16", q_norm=True, deep=200)
+    yield make(16, 1, 576, 512, 64, [(0, 1, 1300, 0)], "f16 f16", nope=128, k_norm=True, neox=False, deep=200)
     # Norms of values.
     for types in ("f16 f16", "bf16 bf16", "q8_0 q8_0"):
         yield make(8, 4, 128, 128, 128, [(0, 1, 300, 0)], types, q_norm=True, k_norm=True, v_norm=True)

@@ -17,7 +17,6 @@ __all__ = ["pytestmark"]
 ops = _core.ops
 HALVES, EIGHTS = "f16 f16", "q8_0 q8_0"
 DIRECT = {"variant": "direct", "rows": 8, "splits": 1}
-LARGE = {"variant": "token_head_cluster", "blocks": 16}
 
 
 def chosen(
@@ -42,8 +41,6 @@ def rows_of(config: dict[str, Any]) -> int:
 
 
 def parts_of(config: dict[str, Any]) -> int:
-    if "blocks" in config:
-        return int(config["blocks"])
     return int(config["splits"] if "splits" in config else 8 * config["clusters"])
 
 
@@ -55,60 +52,37 @@ def blocks(config: dict[str, Any], heads: tuple[int, int], m: int, sequences: in
 
 
 def test_a_token_takes_clusters_first_and_more_parts_later() -> None:
-    """Clusters add their parts faster, but run on half of the multiprocessors at once."""
+    """One block reads few keys fastest. A cluster adds its parts faster than another launch, but its blocks
+    start later."""
     variants = [
         chosen("rope_attention", rotated((32, 8), 128, HALVES, 1), depth)["variant"]
-        for depth in (512, 1024, 2048, 4096, 8192, 32_768, 131_072)
+        for depth in (256, 512, 1024, 2048, 4096, 8192, 32_768, 131_072)
     ]
-    assert variants == ["token_cluster"] * 4 + ["token"] * 3
+    assert variants == ["token"] + ["token_cluster"] * 3 + ["token"] * 4
+    assert parts_of(chosen("rope_attention", rotated((32, 8), 128, HALVES, 1), 256)) == 1
     config = chosen("rope_attention", rotated((32, 8), 128, HALVES, 1), 32_768)
     assert 100 <= blocks(config, (32, 8), 1, 1) <= HOPPER["sm_count"]
 
 
-def all_run_at_once(config: dict[str, Any], kv_heads: int) -> bool:
-    """A cluster lies within one of eight groups of up to 18 multiprocessors; five have 16 or more."""
-    return kv_heads <= (5 if config["blocks"] > 8 else 7 * (16 // config["blocks"]))
-
-
 @pytest.mark.parametrize("heads", [(32, 4), (28, 4), (40, 5)])
-def test_few_kv_heads_take_a_large_cluster_each(heads: tuple[int, int]) -> None:
-    for depth in (4096, 8192):
+def test_few_kv_heads_take_parts_instead_of_second_steps(heads: tuple[int, int]) -> None:
+    """A block of a cluster of eight would read its keys of 2,048 positions in two steps."""
+    for depth in (512, 1024):
+        assert chosen("rope_attention", rotated(heads, 128, HALVES, 1), depth)["variant"] == "token_cluster"
+    for depth in (2048, 4096, 8192, 32_768):
         config = chosen("rope_attention", rotated(heads, 128, HALVES, 1), depth)
-        assert config["variant"] == "token_head_cluster"
-        assert config["blocks"] >= 10
-        assert all_run_at_once(config, heads[1])
-    for machine in (AMPERE, BLACKWELL):
-        other = chosen("rope_attention", rotated(heads, 128, HALVES, 1), 4096, machine=machine)
-        assert other["variant"] != "token_head_cluster"
-    smaller = {**HOPPER, "sm_count": 114}  # perhaps only one group has 16
-    fewer = chosen("rope_attention", rotated((32, 4), 128, HALVES, 1), 4096, machine=smaller)
-    assert fewer["variant"] != "token_head_cluster"
-    many = chosen("rope_attention", rotated((32, 8), 128, HALVES, 1), 4096)
-    assert many["variant"] == "token_cluster"
-    for machine in (BLACKWELL, {**HOPPER, "sm_count": 78}):  # eight groups of ten
-        ok, why = ops.supports("rope_attention", rotated(heads, 128, HALVES, 1), LARGE, machine)
-        assert not ok
-        assert "Hopper" in why
+        assert config["variant"] == "token"
+        assert config["splits"] >= 16
+        assert blocks(config, heads, 1, 1) <= HOPPER["sm_count"]
 
 
 @pytest.mark.parametrize("kv_heads", [16, 20, 32, 40])
-def test_many_kv_heads_take_small_clusters_or_none(kv_heads: int) -> None:
-    """Eight blocks for each of them would wait for others."""
-    for depth in (512, 1024):
+def test_many_kv_heads_take_no_clusters(kv_heads: int) -> None:
+    """Clusters of eight blocks would wait for others."""
+    for depth in (256, 512, 1024, 4096, 32_768):
         config = chosen("rope_attention", rotated((kv_heads, kv_heads), 128, HALVES, 1), depth)
-        assert config["variant"] == "token_head_cluster", config
-        assert all_run_at_once(config, kv_heads)
-    deep = chosen("rope_attention", rotated((kv_heads, kv_heads), 128, HALVES, 1), 32_768)
-    assert deep["variant"] == "token"
-    assert blocks(deep, (kv_heads, kv_heads), 1, 1) <= HOPPER["sm_count"]
-
-
-def test_a_cluster_has_a_block_for_each_head_of_its_kv_head() -> None:
-    small = {"variant": "token_head_cluster", "blocks": 3}
-    assert ops.supports("rope_attention", rotated((48, 16), 128, HALVES, 1), small, HOPPER)[0]
-    ok, why = ops.supports("rope_attention", rotated((64, 16), 128, HALVES, 1), small, HOPPER)
-    assert not ok
-    assert "heads=64 with kv_heads=16" in why
+        assert config["variant"] == "token"
+        assert blocks(config, (kv_heads, kv_heads), 1, 1) <= HOPPER["sm_count"]
 
 
 @pytest.mark.parametrize("machine", [TURING, AMPERE, HOPPER, BLACKWELL], ids=lambda m: f"sm{m['sm_count']}")
@@ -119,7 +93,8 @@ def test_deep_contexts_fill_the_chip(machine: dict[str, Any], types: str) -> Non
         ((32, 8), (32, 4), (8, 2), (14, 2)), ((1, 1), (2, 2), (4, 1), (8, 1), (8, 2), (8, 8))
     ):
         config = chosen("rope_attention", rotated(heads, 128, types, m), 60_000, sequences, machine)
-        filled = blocks(config, heads, m, sequences) > 0.7 * machine["sm_count"]
+        # With two KV heads, 88 blocks were faster than 132 (1,234 against 1,320 µs a token on an H200).
+        filled = blocks(config, heads, m, sequences) > 0.65 * machine["sm_count"]
         assert filled or parts_of(config) == 32, (heads, m, sequences, config)  # the most of flash_wgmma
     for heads, (m, sequences) in itertools.product(
         ((32, 8), (32, 4), (8, 2)), ((12, 1), (12, 12), (16, 2), (32, 1), (64, 1))

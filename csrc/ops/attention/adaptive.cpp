@@ -15,9 +15,8 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr std::array<int, 18> kParts = {1, 2, 3, 4, 5, 6, 8, 11, 16, 22, 32, 33, 44, 66, 80, 96, 110, 132};
 // A part has at least as many keys as a block reads in one step.
 constexpr int64_t kLeastKeys = int64_t{kDirectWarps} * 16;
-// Multiprocessors are grouped by up to 18, and a cluster runs within one group: two clusters of eight fill a group.
-constexpr int64_t kMultiprocessorsOfGroup = 18, kMultiprocessorsOfCluster = kMultiprocessorsOfGroup / 2;
-constexpr int64_t kGroups = 8;  // of Hopper
+// Multiprocessors are grouped by up to 18, and a cluster of eight runs within one group: two clusters fill a group.
+constexpr int64_t kMultiprocessorsOfCluster = 9;
 // More parts must save this share of the time, because estimates are not exact.
 constexpr double kLeastGain = 0.02;
 
@@ -26,14 +25,14 @@ constexpr double kLeastGain = 0.02;
 struct Speed {
   double block;             // of a block apart from its keys
   double key;               // of a key for a block that has its multiprocessor for itself
-  double add, part;         // of the addition of parts in memory, and of each part
+  double add, part;         // of the launch that adds parts, and of each part
   double rate = 30;         // bytes that the blocks of a multiprocessor read in a nanosecond at most
+  double block_rate = 41;   // of a block, because a few blocks do not reach the rate of the memory
   int at_once = 1;          // blocks on a multiprocessor
   double beside = 1;        // slowdown of a block that shares its multiprocessor
   double beside_rate = 30;  // their bytes in a nanosecond
   int joined = 1;    // parts that a cluster adds without memory; it has so many blocks, even if some have no keys
   double later = 1;  // of the time of a block, if it waits for others
-  double start = 0;  // of each block above nine, because the blocks of a cluster start together
 };
 
 Speed speed_of(AdaptiveKernel kernel, int rows, const LaunchShape& shape) {
@@ -41,17 +40,15 @@ Speed speed_of(AdaptiveKernel kernel, int rows, const LaunchShape& shape) {
   const bool staged = shape.type == DType::q8_0, fused = kernel == AdaptiveKernel::direct_fused;
   switch (kernel) {
     case AdaptiveKernel::token:
-      return {.block = 2500, .key = 3 + 0.053 * width, .add = 2300, .part = 95, .rate = 34};
+      return {.block = 1500, .key = 4.2 + 0.044 * width, .add = 1100, .part = 90, .rate = 39, .block_rate = 51};
     case AdaptiveKernel::token_cluster:
-      return {.block = 2150, .key = 3 + 0.074 * width, .add = 2800, .part = 0, .joined = kClusterBlocks, .later = 0.85};
-    case AdaptiveKernel::token_head_cluster:
-      return {.block = 2150,
-              .key = 3 + 0.074 * width,
-              .add = 0,
+      return {.block = 2850,
+              .key = 3.5 + 0.034 * width,
+              .add = 2500,
               .part = 0,
-              .rate = 25,
-              .joined = kMostClusterBlocks,
-              .start = 250};
+              .block_rate = 51,
+              .joined = kClusterBlocks,
+              .later = 0.43};
     case AdaptiveKernel::flash:
       // Rows of q8_0 are converted on their way to shared memory.
       if (staged) return {.block = 20000, .key = 75, .add = 3500, .part = 60};
@@ -61,7 +58,7 @@ Speed speed_of(AdaptiveKernel kernel, int rows, const LaunchShape& shape) {
     default:
       break;
   }
-  const double add = staged ? 2200 : 1200, part = 140;
+  const double add = 590, part = 61;
   // The kernels without rotation for halves of wide heads move registers to memory.
   const double apart = staged ? 5500 : shape.width <= 64 ? 6000 : 13000;
   if (rows == 16) {
@@ -84,14 +81,13 @@ double estimate(const Speed& speed, const LaunchShape& shape, int64_t tiles, int
   const int64_t blocks = ceil_div(tiles * (speed.joined > 1 ? parts : active), chip);  // of a multiprocessor
   const auto keys = static_cast<double>(ceil_div(each, kLeastKeys) * kLeastKeys);      // whole steps
   const auto full = static_cast<double>(blocks / speed.at_once), rest = static_cast<double>(blocks % speed.at_once);
-  const double start = speed.block + speed.start * static_cast<double>(std::max<int64_t>(0, parts - 9));
-  const double alone = start + speed.key * keys, beside = start + speed.key * speed.beside * keys;
+  const double alone = speed.block + speed.key * keys, beside = speed.block + speed.key * speed.beside * keys;
   const double busy = speed.at_once == 1 ? (1 + speed.later * (full - 1)) * alone : full * beside + rest * alone;
   const double bytes = static_cast<double>(shape.n_runs * shape.kv_heads * shape.keys) * shape.key_bytes;
   const double rate = blocks < 2 || speed.at_once == 1 ? speed.rate : speed.beside_rate;
-  // A few blocks do not reach the rate of the memory.
-  const double reached = std::min(rate * static_cast<double>(chip), 41.0 * static_cast<double>(tiles * active));
-  return std::max(busy, start + bytes / reached) +
+  const double reached =
+      std::min(rate * static_cast<double>(chip), speed.block_rate * static_cast<double>(tiles * active));
+  return std::max(busy, speed.block + bytes / reached) +
          (active > speed.joined ? speed.add + speed.part * static_cast<double>(active) : 0.0);
 }
 
@@ -121,6 +117,10 @@ LaunchShape launch_shape(const AttentionDesc& desc, const AttentionArgs& args) {
           .keys = std::max<int64_t>(1, keys),
           .type = desc.k_type,
           .key_bytes = static_cast<double>(row_bytes(desc.k_type, desc.dk) + values)};
+}
+
+int parts_of_keys(const LaunchShape& shape, int parts, int keys) {
+  return static_cast<int>(std::min<int64_t>(parts, ceil_div(shape.keys, keys)));
 }
 
 bool steps_shape(const AttentionDesc& desc) {
@@ -153,14 +153,6 @@ AdaptiveChoice best_division(AdaptiveKernel kernel, int rows, int most, const La
     if (other.time < best.time * (1 - kLeastGain)) best = other;
   }
   return best;
-}
-
-int64_t clusters_at_once(int blocks, const DeviceInfo& device) {
-  if (blocks <= kClusterBlocks) return device.sm_count / kMultiprocessorsOfGroup * (kMostClusterBlocks / blocks);
-  // Pairs of multiprocessors are disabled anywhere. If some groups have 18, all others may have one pair less than such
-  // a cluster needs.
-  const int64_t small = kMostClusterBlocks - 2, beyond = device.sm_count - kGroups * small;
-  return std::max<int64_t>(0, ceil_div(beyond, kMultiprocessorsOfGroup - small));
 }
 
 int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device) {

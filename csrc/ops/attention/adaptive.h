@@ -28,6 +28,9 @@ struct LaunchShape {
   int64_t tiles(int64_t rows) const;
 };
 LaunchShape launch_shape(const AttentionDesc& desc, const AttentionArgs& args);
+// At most `parts`, so that each part of a tile's keys has at least `keys` of them. A launch with one part needs no
+// other launch that adds parts.
+int parts_of_keys(const LaunchShape& shape, int parts, int keys);
 
 // Whether steps.cuh has a kernel for one token of each sequence.
 bool steps_shape(const AttentionDesc& desc);
@@ -36,7 +39,7 @@ bool steps_shape(const AttentionDesc& desc);
 // block of 8 rows needs half the registers of a block of 16; otherwise `most`.
 int direct_rows(const LaunchShape& shape, int most);
 
-enum class AdaptiveKernel : uint8_t { direct, direct_fused, steps, flash, token, token_cluster, token_head_cluster };
+enum class AdaptiveKernel : uint8_t { direct, direct_fused, steps, flash, token, token_cluster };
 
 struct AdaptiveChoice {
   AdaptiveKernel kernel = AdaptiveKernel::direct;
@@ -55,10 +58,6 @@ AdaptiveChoice divided(AdaptiveKernel kernel, int rows, int parts, const LaunchS
 // arguments, so that a captured launch computes the same as a plain one.
 AdaptiveChoice best_division(AdaptiveKernel kernel, int rows, int most, const LaunchShape& shape,
                              const DeviceInfo& device);
-
-// How many clusters of up to 16 blocks run at once, if each block has a multiprocessor for itself. For more than eight
-// blocks this is a lower bound for Hopper, and 0 if it is not certain that one runs.
-int64_t clusters_at_once(int blocks, const DeviceInfo& device);
 
 // The kernels of family attention that support a description, in addition to `direct` with blocks of 8 rows.
 struct AdaptiveKernels {

@@ -191,11 +191,6 @@ Support latent_supports(const AttentionDesc& desc, const DeviceInfo& device) {
 Support latent_cluster_supports(const AttentionDesc& desc, const DeviceInfo& device) {
   if (const Support shape = latent_shape(desc, device); !shape) return shape;
   if (const Support clusters = clusters_supported(device); !clusters) return clusters;
-  const int64_t tiles = AttentionTiles{kLatentRows, desc.heads / desc.kv_heads}.bound(desc.m, desc.m) * desc.kv_heads;
-  if (tiles * kClusterBlocks > kStreamCounters) {
-    return Support::no(
-        str_cat("m=", desc.m, " tokens and heads=", desc.heads, " make more tiles than a launch can count"));
-  }
   return fits_shared(latent_cluster_shared_bytes(desc.k_type, false) + 1024, device);
 }
 
@@ -258,17 +253,16 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
     return Support::no(str_cat("out_tiles=", desc.out_tiles, ": only CUDA kernels write f16 tiles"));
   }
   if (!checked || device.kind == DeviceKind::cpu) return checked;
+  const bool split_rows = config.variant == k_rows && rows_params::of(config).splits > 1;
   const bool splits = config.variant == k_adaptive || config.variant == k_direct || config.variant == k_latent ||
-                      config.variant == k_latent_cluster ||
-                      (config.variant == k_rows && rows_params::of(config).splits > 1);
+                      config.variant == k_latent_cluster || split_rows;
   // Tiles of selected positions have rows of one token each, so that one part of the keys is enough for a prompt.
   const bool prompt = desc.selected > 0 && config.variant == k_latent && latent_params::of(config).splits == 1;
   if (splits && !prompt && desc.m > kDecodeMaxTokens) {
     return Support::no(str_cat("splits of the keys are for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
   }
-  if (splits && !prompt &&
-      AttentionTiles{kCudaRowTile, desc.heads / desc.kv_heads}.bound(desc.m, desc.m) * desc.kv_heads >
-          kStreamCounters) {
+  if (split_rows && AttentionTiles{kCudaRowTile, desc.heads / desc.kv_heads}.bound(desc.m, desc.m) * desc.kv_heads >
+                        kStreamCounters) {
     return Support::no(
         str_cat("m=", desc.m, " tokens and heads=", desc.heads, " make more tiles than a launch can count"));
   }

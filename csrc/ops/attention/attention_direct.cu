@@ -68,8 +68,9 @@ void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int mo
     }
     throw_left_out(heads_of(head));
   };
+  chosen.common.splits = parts_of_keys(shape, task.common.splits, direct_block_tiles(head) * direct::kTileKeys);
   const dim3 grid(static_cast<unsigned>(shape.tiles(rows)), static_cast<unsigned>(desc.kv_heads),
-                  static_cast<unsigned>(task.common.splits));
+                  static_cast<unsigned>(chosen.common.splits));
   choose()(chosen, keys, values, rows, grid, stream.handle);
 }
 

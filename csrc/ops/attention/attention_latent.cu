@@ -2,6 +2,7 @@
 #include "ops/attention/latent.cuh"
 
 #include "core/cuda/launch.h"
+#include "ops/attention/adaptive.h"
 
 namespace dyno::ops {
 
@@ -13,6 +14,7 @@ static auto latent_kernel_for(DType type) -> void (*)(DirectTask) {
 }
 
 void attention_latent_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream) {
+  splits = parts_of_keys(launch_shape(desc, args), splits, latent::kMinTiles * direct::kTileKeys);
   DirectTask task{};
   task.common = make_cuda_attention(args, desc, splits, stream);
   const uintptr_t address = reinterpret_cast<uintptr_t>(args.k_cache) | static_cast<uintptr_t>(args.k_row_bytes);
@@ -27,9 +29,10 @@ void attention_latent_cuda(const AttentionArgs& args, const AttentionDesc& desc,
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   const dim3 grid(blocks, heads, static_cast<unsigned>(splits));
   launch_dependent("attention", kernel, grid, 32 * latent::kWarps, shared, stream.handle, task);
-  const auto combine = selected ? direct::launch_combine<latent::kRows, latent::kMinTiles, true>
-                                : direct::launch_combine<latent::kRows, latent::kMinTiles>;
-  combine(task, grid, stream.handle);
+  if (splits == 1) return;
+  using Parts = direct::BlockParts<latent::kMinTiles>;
+  const auto add = selected ? add_parts<latent::kRows, Parts, true> : add_parts<latent::kRows, Parts>;
+  add("attention", task.common, blocks, stream.handle);
 }
 
 }  // namespace dyno::ops

@@ -2,12 +2,14 @@
 #include "ops/attention/latent_cluster.cuh"
 
 #include "core/cuda/launch_cluster.h"
+#include "ops/attention/adaptive.h"
 
 namespace dyno::ops {
 namespace {
 
 template <bool kFused>
-void start(const latent_cluster::LatentTask& task, const AttentionDesc& desc, int clusters, CudaStream& stream) {
+void start(const latent_cluster::LatentTask& task, const AttentionDesc& desc, CudaStream& stream) {
+  const int clusters = task.direct.common.splits;
   const auto kernel = desc.k_type == DType::f32    ? latent_cluster::latent_cluster_kernel<device::Scalar::f32, kFused>
                       : desc.k_type == DType::bf16 ? latent_cluster::latent_cluster_kernel<device::Scalar::bf16, kFused>
                                                    : latent_cluster::latent_cluster_kernel<device::Scalar::f16, kFused>;
@@ -16,12 +18,15 @@ void start(const latent_cluster::LatentTask& task, const AttentionDesc& desc, in
   const AttentionTiles tiles{latent_cluster::kRows, task.direct.common.group};
   const dim3 grid(static_cast<unsigned>(tiles.bound(desc.m, task.direct.common.args.n_runs)),
                   static_cast<unsigned>(desc.kv_heads), static_cast<unsigned>(clusters * kClusterBlocks));
-  launch_dependent_cluster(kFused ? "rope_attention" : "attention", kernel, grid, 32 * latent_cluster::kWarps,
-                           kClusterBlocks, shared, stream.handle, task);
+  const char* op = kFused ? "rope_attention" : "attention";
+  launch_dependent_cluster(op, kernel, grid, 32 * latent_cluster::kWarps, kClusterBlocks, shared, stream.handle, task);
+  if (clusters == 1) return;
+  add_parts<latent_cluster::kRows, latent_cluster::ClusterParts>(op, task.direct.common, grid.x, stream.handle);
 }
 
 latent_cluster::LatentTask task_of(const AttentionArgs& args, const AttentionDesc& desc, int clusters,
                                    CudaStream& stream) {
+  clusters = parts_of_keys(launch_shape(desc, args), clusters, kClusterBlocks * kClusterKeys);
   latent_cluster::LatentTask task{};
   task.direct.common = make_cuda_attention(args, desc, clusters, stream);
   const auto whole = [](const void* p, int64_t row) {
@@ -37,7 +42,7 @@ latent_cluster::LatentTask task_of(const AttentionArgs& args, const AttentionDes
 
 void attention_latent_cluster_cuda(const AttentionArgs& args, const AttentionDesc& desc, int clusters,
                                    CudaStream& stream) {
-  start<false>(task_of(args, desc, clusters, stream), desc, clusters, stream);
+  start<false>(task_of(args, desc, clusters, stream), desc, stream);
 }
 
 void rope_attention_latent_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int clusters,
@@ -52,7 +57,7 @@ void rope_attention_latent_cuda(const RopeAttentionArgs& args, const RopeAttenti
                   static_cast<uintptr_t>(head * 4) | static_cast<uintptr_t>(desc.nope * 4)) %
                      16 ==
                  0;
-  start<true>(task, desc.attention(), clusters, stream);
+  start<true>(task, desc.attention(), stream);
 }
 
 }  // namespace dyno::ops

@@ -11,9 +11,9 @@
 // one of them may be f16 and the other q8_0.
 //
 // A warp processes every eighth tile of 16 keys of its block's part, with loads one step ahead. Warps combine their
-// results in shared memory, and blocks in the workspace, always in the same order. For heads wider than 256, a team of
-// two warps processes a tile: each has half of the dimensions, and they exchange their halves of the scores. A separate
-// launch adds their parts.
+// results in shared memory, always in the same order, and a launch of its own adds the parts of blocks (add_parts.cuh).
+// For heads wider than 256, a team of two warps processes a tile: each has half of the dimensions, and they exchange
+// their halves of the scores.
 //
 // kFused: queries, and keys and values of new tokens, are inputs before norm and rotation; the kernel also stores the
 // new keys and values (direct_fresh.cuh). Each block computes the rows that it needs in shared memory while its first
@@ -26,8 +26,8 @@
 #include "device/dependent.cuh"
 #include "device/flash.cuh"
 #include "device/mbarrier.cuh"
+#include "ops/attention/add_parts.cuh"
 #include "ops/attention/direct_fresh.cuh"
-#include "ops/attention/direct_parts.cuh"
 #include "ops/attention/direct_pieces.cuh"
 #include "ops/attention/direct_stage.cuh"
 #include "ops/attention/tile.cuh"
@@ -70,56 +70,13 @@ __device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const Cud
   return {begin, min(begin + each, tile.key_end), (keys + each - 1) / each};
 }
 
-// The last of a tile's active blocks adds the results of all of them.
-template <int kRows>
-__device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& tile, int kv_head, int active,
-                                        float* weights) {
-  __shared__ bool last;
-  __threadfence();  // this thread's part is visible to the block that counts last
-  __syncthreads();  // … and so are those of the whole block
-  if (threadIdx.x == 0) {
-    int32_t* counter = t.counters + blockIdx.x * t.kv_heads + kv_head;
-    last = atomicAdd(counter, 1) == active - 1;
-    if (last) *counter = 0;  // for the next launch
+// The parts of a tile.
+template <int kMinTiles>
+struct BlockParts {
+  static __device__ int of(const CudaAttention& t, const CudaTile& tile) {
+    return block_keys<kMinTiles>(t, tile, 0).active;
   }
-  __syncthreads();
-  if (!last) return;
-  __threadfence();  // the parts of other blocks are read after their counts
-  const Partials parts(t, kRows, kv_head);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int row = warp; row < tile.rows(); row += kWarps) {
-    float best = minus_infinity();
-    for (int s = lane; s < active; s += 32) best = fmaxf(best, __ldcg(&parts.stats[s * kRows + row].x));
-    best = device::warp_max(best);
-    const float base = best == minus_infinity() ? 0.0f : best;
-    float total = 0;
-    for (int s = lane; s < active; s += 32) {
-      const float2 stat = __ldcg(&parts.stats[s * kRows + row]);
-      const float weight = exp2f(stat.x - base);
-      weights[s * kRows + row] = weight;
-      total += stat.y * weight;
-    }
-    total = device::warp_sum(total);
-    const float factor = output_factor(t, tile.row_begin + row, kv_head, best * kLn2, total);
-    for (int s = lane; s < active; s += 32) weights[s * kRows + row] *= factor;
-  }
-  __syncthreads();  // the weights are written
-  const int quads = t.dv / 4;
-  for (int i = threadIdx.x; i < tile.rows() * quads; i += static_cast<int>(blockDim.x)) {
-    const int row = i / quads, quad = i % quads;
-    const auto* from = reinterpret_cast<const float4*>(parts.values + int64_t{row} * t.dv) + quad;
-    const int64_t step = int64_t{kRows} * quads;
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 16
-    for (int s = 0; s < active; ++s) {
-      const float4 v = __ldcg(from + s * step);
-      const float w = weights[s * kRows + row];
-      sum.x += v.x * w, sum.y += v.y * w, sum.z += v.z * w, sum.w += v.w * w;
-    }
-    float* out = output_row(t, tile, tile.row_begin + row, kv_head) + 4 * quad;
-    out[0] = sum.x, out[1] = sum.y, out[2] = sum.z, out[3] = sum.w;
-  }
-}
+};
 
 // kKey, kValue: types of the caches, the same if kFused. kTiles: number of tiles of 8 query rows. kStaged: rows of q8_0
 // pass through shared memory; for heads of exactly kHead.
@@ -138,7 +95,7 @@ __global__ void __launch_bounds__(32 * kWarps, direct_blocks(kHead, 8 * kTiles, 
   static_assert(kBf16 == (kValue == Scalar::bf16) && (!kFused || kKey == kValue));
   static_assert(kStaged == (kStageKeys || kStageValues));
   constexpr int kCommon = direct_common_bytes(kHead, kRows, kStageKeys + kStageValues) / sizeof(float);
-  // The ring of staged rows, [warp]; later [team][row][kPitch]; later the weights of combine().
+  // The ring of staged rows, [warp]; later [team][row][kPitch].
   extern __shared__ __align__(16) float merged[];
   __shared__ float2 stats[kTeams][kRows];
   device::let_next_start();
@@ -418,29 +375,6 @@ __global__ void __launch_bounds__(32 * kWarps, direct_blocks(kHead, 8 * kTiles, 
       if (at == 0) parts.stats[split * kRows + row] = make_float2(top, sum);
     }
   }
-  if (kSharers == 1 && !whole) {
-    __syncthreads();  // the results are read; the memory is reused
-    combine<kRows>(t, tile, kv_head, range.active, merged);
-  }
-}
-
-// Adds the parts of wide heads and of latents (latent.cuh); a block has kCombineDims dimensions of a row.
-template <int kRows, int kMinTiles, bool kSelected>
-__global__ void __launch_bounds__(kCombineThreads) direct_combine(const __grid_constant__ DirectTask task) {
-  device::let_next_start();
-  device::wait_for_previous();
-  const CudaTile tile = kSelected ? find_tile_of<true>(task.common, blockIdx.x, kRows)
-                                  : find_tile_warp(task.common, blockIdx.x, kRows, threadIdx.x % 32);
-  if (tile.empty()) return;
-  combine_piece<kRows>(task.common, tile, block_keys<kMinTiles>(task.common, tile, 0).active);
-}
-// `grid`: of the launch that wrote the parts.
-template <int kRows, int kMinTiles, bool kSelected = false>
-void launch_combine(const DirectTask& task, const dim3& grid, CUstream_st* stream) {
-  if (grid.z == 1) return;
-  const auto pieces = static_cast<unsigned>((task.common.dv + kCombineDims - 1) / kCombineDims);
-  launch_dependent("attention", direct_combine<kRows, kMinTiles, kSelected>, dim3(grid.x, grid.y, kRows * pieces),
-                   kCombineThreads, 0, stream, task);
 }
 
 }  // namespace direct

@@ -16,9 +16,10 @@ void launch_types(const DirectTask& task, int rows, const dim3& grid, CUstream_s
         direct_shared_bytes(kHead, rows, kStaged ? kCaches : 0) + (kFused ? direct_fresh_bytes(kHead, rows) : 0);
     DYNO_CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-    launch_dependent(kFused ? "rope_attention" : "attention", kernel, grid, 32 * kWarps, shared, stream, task);
-    constexpr int kSharers = direct_sharers(kHead);
-    if constexpr (kSharers > 1) launch_combine<8 * kTiles, kWarps / kSharers>(task, grid, stream);
+    const char* op = kFused ? "rope_attention" : "attention";
+    launch_dependent(op, kernel, grid, 32 * kWarps, shared, stream, task);
+    if (task.common.splits == 1) return;
+    add_parts<8 * kTiles, BlockParts<direct_block_tiles(kHead)>>(op, task.common, grid.x, stream);
   };
   const auto start_tiles = [&]<int kTiles>() {
     if constexpr (kCaches > 0) {

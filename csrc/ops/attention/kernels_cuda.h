@@ -97,6 +97,8 @@ inline constexpr int64_t kDirectMaxMixedHead = 256;  // for keys and values of t
 // The size to which heads of `dim` are padded, and the number of warps that share a tile of their keys.
 constexpr int direct_head(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 512; }
 constexpr int direct_sharers(int head) { return head <= 256 ? 1 : 2; }
+// A part of the keys has at least so many tiles of 16 keys: one for each warp, or for each pair that shares a tile.
+constexpr int direct_block_tiles(int head) { return kDirectWarps / direct_sharers(head); }
 // Tiles of 16 q8_0 rows of each cache for which a warp has shared memory (direct_stage.cuh), and the pieces of 16 bytes
 // of such a row.
 inline constexpr int kStagedTiles = 2;
@@ -109,7 +111,7 @@ constexpr size_t direct_common_bytes(int head, int rows, int staged) {
   const auto ring = static_cast<size_t>(staged * pieces) * 16;
   return merged > ring ? merged : ring;
 }
-// The same, then the scores that the warps of a team exchange. Later, the same memory has the weights of the splits.
+// The same, then the scores that the warps of a team exchange.
 constexpr size_t direct_shared_bytes(int head, int rows, int staged = 0) {
   const int exchanged = direct_sharers(head) == 1 ? 0 : 2 * kDirectWarps * rows * 16;
   return direct_common_bytes(head, rows, staged) + static_cast<size_t>(exchanged) * sizeof(float);
@@ -138,11 +140,9 @@ bool attention_steps_cuda(const AttentionArgs& args, const AttentionDesc& desc, 
 // ---- Token (token.cuh): one token with norm, rotation and store ---------------------------------------------------
 
 inline constexpr int kTokenRows = 8;  // maximum of query rows per kv head
-inline constexpr int kMostClusterBlocks = 16;
-// `cluster_blocks`: 0; kClusterBlocks, if so many of the splits (a multiple) form a cluster; or any number up
-// to kMostClusterBlocks, if all splits form one.
-void rope_attention_token_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits,
-                               int cluster_blocks, CudaStream& stream);
+// With `clusters`, the splits are a multiple of kClusterBlocks, and each kClusterBlocks of them form a cluster.
+void rope_attention_token_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits, bool clusters,
+                               CudaStream& stream);
 
 // ---- Latent (latent.cuh): values are part of wide keys that many heads share --------------------------------------
 

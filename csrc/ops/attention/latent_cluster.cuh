@@ -5,7 +5,7 @@
 //   out[16 rows, 512 dims] += P · V
 // it computes 64 dimensions. The order of the summed index is free, so lane 4·g + t has the contiguous dimensions 16·c
 // + 4·t … + 3 of queries and keys. The sums of the blocks are combined in shared memory of the cluster
-// (cluster_combine.cuh).
+// (cluster_combine.cuh). A launch of its own adds the results of several clusters (add_parts.cuh).
 //
 // Rows of a float32 cache are stored in shared memory as floats. Their fragments are split into f16 pairs just before
 // the tensor cores, and so are the scaled queries (latent.cuh). Each number is read once for the scores and once for
@@ -77,6 +77,13 @@ __device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const Cud
   const int begin = tile.key_begin + index * each;
   return {begin, min(begin + each, tile.key_end), (keys + each - 1) / each};
 }
+
+// The parts of a tile, one of each cluster.
+struct ClusterParts {
+  static __device__ int of(const CudaAttention& t, const CudaTile& tile) {
+    return (block_keys(t, tile, 0).active + kClusterBlocks - 1) / kClusterBlocks;
+  }
+};
 
 // Dimensions [dim, dim + 4) of the row of rotary dimensions at `row`, rotated.
 __device__ __forceinline__ float4 rotate(const FreshRows& f, const float* row, int dim, const float2* angles,

@@ -6,8 +6,8 @@
 // the products. Then eight warps process the keys as in direct.cuh, and every thread adds four dimensions of a row.
 //
 // With clusters, the blocks of a cluster that have keys send their results for row r to block r of the cluster, whose
-// barrier counts the bytes. So a cluster has at least as many blocks as rows. Results of several clusters are combined
-// in the workspace, row by row. Without clusters, all results are combined there.
+// barrier counts the bytes. So a cluster has at least as many blocks as rows. Results of several clusters, or of blocks
+// without clusters, are parts that a launch of its own adds (add_parts.cuh).
 #pragma once
 
 #include "device/bulk_copy.cuh"
@@ -23,13 +23,13 @@ inline constexpr int kRows = kTokenRows;
 inline constexpr int kFreshWarps = 2;  // one for the new key, one for the new value
 inline constexpr int kThreads = 32 * (kWarps + kFreshWarps);
 
-static_assert(kRows <= kClusterBlocks, "each block of a cluster of this size adds up one row");
+static_assert(kRows <= kClusterBlocks, "each block of a cluster adds up one row");
 
 // The parts of one row that the blocks of a cluster send.
-template <int kHead, int kMost>
+template <int kHead>
 struct Sent {
-  float values[kMost][kHead];
-  float4 stats[kMost];  // maximum in units of log2, sum
+  float values[kClusterBlocks][kHead];
+  float4 stats[kClusterBlocks];  // maximum in units of log2, sum
   uint64_t arrived;
 };
 
@@ -125,52 +125,36 @@ struct FreshRow {
   }
 };
 
+// The parts of a key head.
+template <bool kClusters>
+struct TokenParts {
+  static __device__ int of(const CudaAttention& t, const CudaTile& tile) {
+    const int active = direct::block_keys(t, tile, 0).active;
+    return kClusters ? (active + kClusterBlocks - 1) / kClusterBlocks : active;
+  }
+};
+
 #if __CUDA_ARCH__ >= 900
-// Adds a row over the blocks of a cluster, and then over clusters; called by the first lanes of its block.
-template <int kHead, int kMost>
-__device__ __forceinline__ void add_clusters(const CudaAttention& t, const CudaTile& tile, Sent<kHead, kMost>& sent,
-                                             int row, int kv_head, int cluster, int members, int clusters) {
-  const int lane = threadIdx.x;
-  const bool mine = lane < kHead / 4;
-  const int dim = mine ? 4 * lane : 0;
+// Adds a row over the blocks of a cluster, one of `clusters`; called by the first lanes of its block.
+template <int kHead>
+__device__ __forceinline__ void add_row(const CudaAttention& t, const CudaTile& tile, Sent<kHead>& sent, int row,
+                                        int kv_head, int cluster, int members, int clusters) {
+  const int lane = threadIdx.x, dim = 4 * lane;
   device::barrier_wait(device::shared_address(&sent.arrived), 0);
-  clustered::Sum sum = clustered::add_parts<kMost>(
+  if (dim >= kHead) return;
+  parts::Sum sum;
+  sum.add<kClusterBlocks>(
       members, [&](int b) { return make_float2(sent.stats[b].x, sent.stats[b].y); },
       [&](int b) { return *reinterpret_cast<const float4*>(sent.values[b] + dim); });
-  if (clusters > 1) {
-    const direct::Partials parts(t, kRows, kv_head);
-    const auto values_of = [&](int c) {
-      return reinterpret_cast<float4*>(parts.values + (int64_t{c} * kRows + row) * kHead + dim);
-    };
-    if (mine) *values_of(cluster) = sum.value;
-    if (lane == 0) parts.stats[cluster * kRows + row] = make_float2(sum.top, sum.total);
-    __threadfence();  // this lane's part is visible to the warp that counts last
-    __syncwarp();     // … and so are those of all lanes
-    int before = 0;
-    if (lane == 0) {
-      int32_t* counter = t.counters + kv_head * kRows + row;
-      before = atomicAdd(counter, 1);
-      if (before == clusters - 1) *counter = 0;  // for the next launch
-    }
-    if (__shfl_sync(device::kFullMask, before, 0) != clusters - 1) return;
-    __threadfence();  // the parts of other clusters are read after their counts
-    sum = clustered::add_parts<kMostClusters>(
-        clusters, [&](int c) { return __ldcg(&parts.stats[c * kRows + row]); },
-        [&](int c) { return __ldcg(values_of(c)); });
-  }
-  if (!mine) return;
-  const float factor = output_factor(t, row, kv_head, sum.top * direct::kLn2, sum.total);
-  float* to = t.args.out + int64_t{kv_head * t.group + row} * kHead + dim;
-  *reinterpret_cast<float4*>(to) =
-      make_float4(sum.value.x * factor, sum.value.y * factor, sum.value.z * factor, sum.value.w * factor);
+  if (clusters == 1) return sum.write(t, tile, row, kv_head, dim);
+  const direct::Partials partials(t, kRows, kv_head);
+  *reinterpret_cast<float4*>(partials.values + (int64_t{cluster} * kRows + row) * kHead + dim) = sum.value;
+  if (lane == 0) partials.stats[cluster * kRows + row] = make_float2(sum.top, sum.total);
 }
 #endif
 
-// kMost: 0; kClusterBlocks, if so many blocks of a key head form a cluster; or kMostClusterBlocks, if all of its up to
-// 16 blocks form one.
-template <int kHead, bool kBf16, int kMost>
+template <int kHead, bool kBf16, bool kClusters>
 __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constant__ DirectTask task) {
-  constexpr bool kClusters = kMost > 0, kOne = kMost > kClusterBlocks;
 #if __CUDA_ARCH__ < 900
   if constexpr (kClusters) return;  // never launched
 #endif
@@ -191,12 +175,12 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
   tile.key_end = position + 1;
   const KeyRange range = direct::block_keys(t, tile, split);
   const bool whole = range.active == 1;
-  const int cluster = kOne ? 0 : split / kClusterBlocks;
-  [[maybe_unused]] const int rank = kOne ? split : split % kClusterBlocks;
-  const int members = kOne ? range.active : min(kClusterBlocks, range.active - cluster * kClusterBlocks);
+  const int cluster = split / kClusterBlocks;
+  [[maybe_unused]] const int rank = split % kClusterBlocks;
+  const int members = min(kClusterBlocks, range.active - cluster * kClusterBlocks);
   if (kClusters && !whole ? members <= 0 : split >= range.active) return;
 #if __CUDA_ARCH__ >= 900
-  [[maybe_unused]] auto& sent = *reinterpret_cast<Sent<kHead, kMost>*>(raw + sizeof(Shared<kHead>));
+  [[maybe_unused]] auto& sent = *reinterpret_cast<Sent<kHead>*>(raw + sizeof(Shared<kHead>));
   if constexpr (kClusters) {
     if (!whole) {
       if (threadIdx.x == 0) {
@@ -239,15 +223,6 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
     }
   };
   if (task.early && works) load_keys(start), load_values(start);
-  if constexpr (kOne) {
-    // Rows of the warp's second tile, which its registers cannot hold yet. Other launches do not gain by it.
-    constexpr int kLines = kHead / 64;  // of 128 bytes, per row
-    const int row = start + kWarps * kTileKeys + lane / kLines, line = lane % kLines * 128;
-    if (task.early && warp < kWarps && lane < kTileKeys * kLines && row < settled) {
-      device::prefetch_l2(key_rows(t, tile.run, kv_head) + row * t.args.k_row_bytes + line);
-      device::prefetch_l2(value_rows(t, tile.run, kv_head) + row * t.args.v_row_bytes + line);
-    }
-  }
 
   for (int i = static_cast<int>(threadIdx.x); i < f.n_rot / 2; i += kThreads) {
     shared.angles[i] = device::cos_sin(position, f.inv_freq[i], f.mscale);
@@ -439,18 +414,14 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
       if (dim == 0) parts.stats[split * kRows + query_row] = make_float2(top, sum);
     }
   }
-  if (whole) return;
-  if constexpr (kClusters) {
 #if __CUDA_ARCH__ >= 900
-    if (rank < t.group && warp == 0) {  // the row that this block adds
-      const int clusters = kOne ? 1 : (range.active + kClusterBlocks - 1) / kClusterBlocks;
-      add_clusters(t, tile, sent, rank, kv_head, cluster, members, clusters);
+  if constexpr (kClusters) {
+    if (!whole && rank < t.group && warp == 0) {  // the row that this block adds
+      const int clusters = (range.active + kClusterBlocks - 1) / kClusterBlocks;
+      add_row(t, tile, sent, rank, kv_head, cluster, members, clusters);
     }
-#endif
-  } else {
-    __syncthreads();  // the results are read; the memory is reused
-    direct::combine<kRows>(t, tile, kv_head, range.active, &shared.merged[0][0][0]);
   }
+#endif
 }
 
 }  // namespace dyno::ops::token

@@ -21,12 +21,9 @@ namespace dyno::ops {
 
 namespace {
 
-bool is_token(const Config& config) {
-  return config.variant == k_token || config.variant == k_token_cluster || config.variant == k_token_head_cluster;
-}
+bool is_token(const Config& config) { return config.variant == k_token || config.variant == k_token_cluster; }
 int token_splits(const Config& config) {
   if (config.variant == k_token_cluster) return token_cluster_params::of(config).clusters * kClusterBlocks;
-  if (config.variant == k_token_head_cluster) return token_head_cluster_params::of(config).blocks;
   return token_params::of(config).splits;
 }
 
@@ -112,23 +109,8 @@ Support direct_fused(const RopeAttentionDesc& desc, const Config& config, const 
 }
 
 Support token_fused(const RopeAttentionDesc& desc, const Config& config, const DeviceInfo& device) {
-  if (config.variant == k_token_head_cluster) {
-    const int blocks = token_head_cluster_params::of(config).blocks;
-    if (blocks > kClusterBlocks && (device.compute_capability / 10 != 9 || clusters_at_once(blocks, device) == 0)) {
-      return Support::no(str_cat("a cluster of blocks=", blocks, " needs a Hopper GPU with a group of as many ",
-                                 "multiprocessors; the device has ", device.sm_count,
-                                 " in all, and compute capability ", device.compute_capability));
-    }
-    if (desc.heads > desc.kv_heads * blocks) {
-      return Support::no(str_cat("heads=", desc.heads, " with kv_heads=", desc.kv_heads, ": blocks=", blocks,
-                                 " add up as many heads of each KV head"));
-    }
-  }
-  if (config.variant != k_token) {
+  if (config.variant == k_token_cluster) {
     if (const Support clusters = clusters_supported(device); !clusters) return clusters;
-  }
-  if (desc.kv_heads * kTokenRows > kStreamCounters) {
-    return Support::no(str_cat("kv_heads=", desc.kv_heads, " make more rows than a launch can count"));
   }
   if (desc.m != 1) return Support::no(str_cat("m=", desc.m, ": variant token computes one token"));
   if (desc.latent || desc.dk != desc.dv || (desc.dk != 64 && desc.dk != 128)) {
@@ -207,12 +189,6 @@ Config launch_config(const RopeAttentionDesc& desc, const LaunchShape& shape, co
     if (!supports(desc, token_cluster_params{.clusters = 1}, device)) break;
     consider(divided(AdaptiveKernel::token_cluster, kTokenRows, parts, shape, device),
              token_cluster_params{.clusters = count(clusters)}, 1);
-  }
-  for (const Config& of_heads : kInstances) {
-    if (of_heads.variant != k_token_head_cluster || !supports(desc, of_heads, device)) continue;
-    const int blocks = token_splits(of_heads);
-    if (desc.kv_heads > clusters_at_once(blocks, device)) continue;
-    consider(divided(AdaptiveKernel::token_head_cluster, kTokenRows, blocks, shape, device), of_heads, 0.99);
   }
   return *config;
 }
@@ -309,12 +285,6 @@ void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAtten
 }
 
 #ifdef DYNO_HAVE_CUDA
-// Blocks of a cluster; 0 without clusters.
-static int token_cluster_blocks(const Config& config) {
-  if (config.variant == k_token) return 0;
-  return config.variant == k_token_cluster ? kClusterBlocks : token_splits(config);
-}
-
 static void launch_stored(const Config& config, const RopeAttentionDesc& desc, const RopeAttentionArgs& args,
                           CudaStream& stream) {
   const int64_t width = desc.heads * desc.dk;
@@ -350,7 +320,7 @@ void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAtten
     const LaunchShape shape = launch_shape(desc.attention(), args.attention());
     launch(launch_config(desc, shape, *stream.device), desc, args, stream);
   } else if (is_token(config)) {
-    rope_attention_token_cuda(args, desc, token_splits(config), token_cluster_blocks(config), stream);
+    rope_attention_token_cuda(args, desc, token_splits(config), config.variant == k_token_cluster, stream);
   } else if constexpr (!group_built(KernelGroup::latent)) {
     throw_left_out(KernelGroup::latent);
   } else {

@@ -15,6 +15,7 @@ thread_local __align__(16) uint4 queries[1 << 12];  // of latent.cuh
 }  // namespace dyno::ops
 
 #include "core/dtype.cpp"
+#include "ops/attention/adaptive.cpp"
 #include "ops/attention/attention_latent.cu"
 #include "ops/attention/attention_rows.cu"
 
