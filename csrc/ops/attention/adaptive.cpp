@@ -21,7 +21,7 @@ constexpr int64_t kMultiprocessorsOfCluster = 9;
 constexpr double kLeastGain = 0.02;
 
 // Times in nanoseconds on an H200, fitted to benchmarks/results/h200_attention_parts.json; those of a single token to
-// h200_token_clusters.json. Only their ratios matter.
+// h200_added_parts.json. Only their ratios matter.
 struct Speed {
   double block;             // of a block apart from its keys
   double key;               // of a key for a block that has its multiprocessor for itself
