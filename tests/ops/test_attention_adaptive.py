@@ -93,8 +93,10 @@ def test_deep_contexts_fill_the_chip(machine: dict[str, Any], types: str) -> Non
         ((32, 8), (32, 4), (8, 2), (14, 2)), ((1, 1), (2, 2), (4, 1), (8, 1), (8, 2), (8, 8))
     ):
         config = chosen("rope_attention", rotated(heads, 128, types, m), 60_000, sequences, machine)
-        # With two KV heads, 88 blocks were faster than 132 (1,234 against 1,320 µs a token on an H200).
-        filled = blocks(config, heads, m, sequences) > 0.65 * machine["sm_count"]
+        filled = blocks(config, heads, m, sequences) > 0.7 * machine["sm_count"]
+        if m == 1 and heads[1] == 2 and config["variant"] == "token":
+            # 88 blocks were faster than 132 (h200_added_parts.json: t44 and t66 behind 30,000 and 60,000).
+            filled = blocks(config, heads, m, sequences) >= 88 / 132 * machine["sm_count"]
         assert filled or parts_of(config) == 32, (heads, m, sequences, config)  # the most of flash_wgmma
     for heads, (m, sequences) in itertools.product(
         ((32, 8), (32, 4), (8, 2)), ((12, 1), (12, 12), (16, 2), (32, 1), (64, 1))

@@ -25,7 +25,7 @@ struct AttentionTiles {
 inline constexpr int64_t kCudaMaxHead = 1024;
 inline constexpr int kCudaRowTile = 8;
 
-// Bytes of workspace. Parts of the keys are computed by independent blocks, which combine their results there.
+// Bytes of workspace for the parts of rows that independent blocks, or clusters, write.
 inline size_t attention_partials_bytes(const AttentionDesc& desc, int64_t tile_rows, int splits) {
   if (splits == 1) return 0;
   const AttentionTiles tiles{tile_rows, desc.heads / desc.kv_heads};
