@@ -3,11 +3,17 @@
 #include <array>
 #include <atomic>
 
+#include "core/cuda/common_shared.h"
+
 namespace dyno {
 namespace {
 
 // Compiled like every other kernel of this library, so its target architecture is the target of all of them.
 __global__ void probe() {}
+
+// Of a multiprocessor's largest size. Enough for the blocks of two launches, and it leaves enough to the L1 cache
+// through which the weights arrive: benchmarks/results/h200_shared_memory.json.
+constexpr int kCommonSharedPercent = 58;
 
 }  // namespace
 
@@ -24,6 +30,11 @@ bool has_dependent_launch() {
   const bool yes = attributes.ptxVersion >= 90;
   if (slot != nullptr) slot->store(yes ? 2 : 1, std::memory_order_relaxed);
   return yes;
+}
+
+void prefer_common_shared_memory(const void* kernel) {
+  if (!has_dependent_launch()) return;
+  DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kCommonSharedPercent));
 }
 
 }  // namespace dyno

@@ -1,4 +1,5 @@
 // The launch of attention for one token with norm, rotation and store.
+#include "core/cuda/common_shared.h"
 #include "core/cuda/launch_cluster.h"
 #include "core/error.h"
 #include "ops/attention/adaptive.h"
@@ -14,9 +15,11 @@ void start_kernel(const DirectTask& task, bool clusters, CudaStream& stream) {
   static_assert(kBytes + kSent <= 48 * 1024 && kBytes % 16 == 0, "what a block may have unasked, and how it lies");
   const dim3 grid(1, static_cast<unsigned>(task.common.kv_heads), static_cast<unsigned>(task.common.splits));
   if (clusters) {
+    prefer_common_shared_memory(token::token_kernel<kHead, kBf16, true>);
     return launch_dependent_cluster("rope_attention", token::token_kernel<kHead, kBf16, true>, grid, token::kThreads,
                                     kClusterBlocks, kBytes + kSent, stream.handle, task);
   }
+  prefer_common_shared_memory(token::token_kernel<kHead, kBf16, false>);
   launch_dependent("rope_attention", token::token_kernel<kHead, kBf16, false>, grid, token::kThreads, kBytes,
                    stream.handle, task);
 }
