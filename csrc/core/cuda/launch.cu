@@ -3,17 +3,11 @@
 #include <array>
 #include <atomic>
 
-#include "core/cuda/common_shared.h"
-
 namespace dyno {
 namespace {
 
 // Compiled like every other kernel of this library, so its target architecture is the target of all of them.
 __global__ void probe() {}
-
-// Of a multiprocessor's largest size. No other of eight percentages helped all of five models on an H200
-// (benchmarks/results/h200_shared_memory.json).
-constexpr int kCommonSharedPercent = 58;
 
 }  // namespace
 
@@ -30,11 +24,6 @@ bool has_dependent_launch() {
   const bool yes = attributes.ptxVersion >= 90;
   if (slot != nullptr) slot->store(yes ? 2 : 1, std::memory_order_relaxed);
   return yes;
-}
-
-void prefer_common_shared_memory(const void* kernel) {
-  if (!has_dependent_launch()) return;
-  DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kCommonSharedPercent));
 }
 
 }  // namespace dyno

@@ -1,6 +1,5 @@
 // The launch of attention for one token with norm, rotation and store.
 #include "core/cuda/common_shared.h"
-#include "core/cuda/launch_cluster.h"
 #include "core/error.h"
 #include "ops/attention/adaptive.h"
 #include "ops/attention/token.cuh"
@@ -14,14 +13,9 @@ void start_kernel(const DirectTask& task, bool clusters, CudaStream& stream) {
   constexpr size_t kBytes = sizeof(token::Shared<kHead>), kSent = sizeof(token::Sent<kHead>);
   static_assert(kBytes + kSent <= 48 * 1024 && kBytes % 16 == 0, "what a block may have unasked, and how it lies");
   const dim3 grid(1, static_cast<unsigned>(task.common.kv_heads), static_cast<unsigned>(task.common.splits));
-  if (clusters) {
-    prefer_common_shared_memory(token::token_kernel<kHead, kBf16, true>);
-    return launch_dependent_cluster("rope_attention", token::token_kernel<kHead, kBf16, true>, grid, token::kThreads,
-                                    kClusterBlocks, kBytes + kSent, stream.handle, task);
-  }
-  prefer_common_shared_memory(token::token_kernel<kHead, kBf16, false>);
-  launch_dependent("rope_attention", token::token_kernel<kHead, kBf16, false>, grid, token::kThreads, kBytes,
-                   stream.handle, task);
+  const auto kernel = clusters ? token::token_kernel<kHead, kBf16, true> : token::token_kernel<kHead, kBf16, false>;
+  launch_dependent_common("rope_attention", kernel, grid, token::kThreads, clusters ? kClusterBlocks : 1,
+                          clusters ? kBytes + kSent : kBytes, stream.handle, true, task);
 }
 
 template <int kHead>

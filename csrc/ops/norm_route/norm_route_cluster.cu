@@ -8,7 +8,6 @@
 #include <bit>
 
 #include "core/cuda/common_shared.h"
-#include "core/cuda/launch_cluster.h"
 #include "device/bulk_copy.cuh"
 #include "device/cluster_shared.cuh"
 #include "device/dependent.cuh"
@@ -196,9 +195,9 @@ void norm_route_cluster_cuda(const NormRouteArgs& args, const NormRouteDesc& des
     return desc.k <= 2 * step ? norm_route_cluster<2, kPerLane, true> : norm_route_cluster<4, kPerLane, true>;
   };
   const auto kernel = desc.experts <= 128 ? pick.template operator()<4>() : pick.template operator()<8>();
-  prefer_common_shared_memory(kernel);
-  launch_dependent_cluster("norm_route", kernel, dim3(static_cast<unsigned>(desc.m), 1, kRouteClusterBlocks),
-                           static_cast<unsigned>(32 * warps), kRouteClusterBlocks, shared, stream.handle, task);
+  launch_dependent_common("norm_route", kernel, dim3(static_cast<unsigned>(desc.m), 1, kRouteClusterBlocks),
+                          static_cast<unsigned>(32 * warps), kRouteClusterBlocks, shared, stream.handle, desc.m == 1,
+                          task);
 }
 
 }  // namespace dyno::ops

@@ -9,8 +9,8 @@
 #include <cuda_runtime.h>
 
 #include "core/cuda/common_shared.h"
-#include "core/cuda/launch.h"
 #include "device/arithmetic.cuh"
+#include "device/dependent.cuh"
 #include "ops/matmul/cuda/row_codes.cuh"
 #include "ops/matmul/cuda/stream_target.cuh"
 
@@ -271,8 +271,8 @@ inline bool has_single_rows(const Problem& p) { return p.grouping != Grouping::d
 // `stripes`: 1 or 2 per block; of a gated pair 1 of each matrix.
 template <typename Kernel>
 void launch_stream_row(Kernel kernel, const Problem& p, int warps, int stripes, CUstream_st* stream) {
-  prefer_common_shared_memory(kernel);
-  launch_dependent("stream", kernel, stream_grid(p, stripes), static_cast<unsigned>(32 * warps), size_t{0}, stream, p);
+  launch_dependent_common("stream", kernel, stream_grid(p, stripes), static_cast<unsigned>(32 * warps), 1, 0, stream,
+                          has_one_token(p), p);
 }
 
 }  // namespace dyno::ops::cuda

@@ -8,6 +8,11 @@
 
 namespace dyno::ops::cuda {
 
+// Whether all rows of x are of one token. Rows of experts that do not share a row of x may be of several.
+constexpr bool has_one_token(const Problem& p) {
+  return p.rows == (p.grouping == Grouping::summed ? p.used : p.grouping == Grouping::experts ? p.x_divisor : 1);
+}
+
 // The product of a block.
 struct StreamTarget {
   const uint8_t* w;

@@ -10,11 +10,11 @@
 #include <cuda_runtime.h>
 
 #include "core/cuda/common_shared.h"
-#include "core/cuda/launch.h"
 #include "device/dependent.cuh"
 #include "ops/matmul/cuda/epilogue.cuh"
 #include "ops/matmul/cuda/ring_feed.cuh"
 #include "ops/matmul/cuda/row_codes.cuh"
+#include "ops/matmul/cuda/stream_target.cuh"
 #include "ops/matmul/cuda/walk.h"
 
 namespace dyno::ops::cuda {
@@ -224,9 +224,8 @@ void launch_walk(const Problem& p, const SharedPair& pair, int warps, int blocks
   const int items = pair.stripes() + (p.n + kGpuRows - 1) / kGpuRows * p.rows;
   const int grid = std::max(std::min(items, blocks * multiprocessors), (items + kWalkKept - 1) / kWalkKept);
   const size_t shared = sizeof(float) * kWalkSums * static_cast<size_t>((items + grid - 1) / grid * warps);
-  prefer_common_shared_memory(walk_kernel<kType>);
-  launch_dependent("walk", walk_kernel<kType>, dim3(static_cast<unsigned>(grid)), static_cast<unsigned>(32 * warps),
-                   shared, stream, p, pair);
+  launch_dependent_common("walk", walk_kernel<kType>, dim3(static_cast<unsigned>(grid)),
+                          static_cast<unsigned>(32 * warps), 1, shared, stream, has_one_token(p), p, pair);
 }
 
 }  // namespace dyno::ops::cuda

@@ -10,7 +10,8 @@
 namespace dyno {
 
 struct Cluster {
-  Cluster(unsigned, bool = false, unsigned = 1) {}
+  unsigned blocks;
+  Cluster(unsigned count, bool = false, unsigned = 1) : blocks(count) {}
 };
 
 template <typename... Params, typename... Args>
