@@ -1,7 +1,6 @@
 """CUDA kernels run on the CPU thread by thread and held against float64 NumPy.
 
-These are the kernels with recurrent state, those of few tokens' products with experts, and the one that draws
-tokens.
+These are the kernels with recurrent state, those of few tokens' products, and the one that draws tokens.
 
 `emulated/` gives their source CUDA's words. So a machine without a GPU checks their arithmetic and indices on
 the cases of the contract suite. Each runs with its first thread first and with its last one first: a missing
@@ -66,6 +65,7 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = built(tmp_path_factory.mktemp("emulated"), "products")
     library.multiply_by_experts.restype = ctypes.c_char_p
     library.sum_over_experts.restype = ctypes.c_char_p
+    library.multiply_row.restype = ctypes.c_char_p
     return library
 
 
@@ -154,13 +154,13 @@ def test_a_wrong_answer_is_seen(kernels: ctypes.CDLL) -> None:
         check(changed)
 
 
+TYPES = ("q4_0", "q4_k", "q5_0", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q4_16", "q8_0", "mxfp4")
 EXPERTS = [
     case
     for case in all_cases()
     if case.family in ("matmul_id", "moe_up_gate")
     and case.desc["layout"] == "gpu"
-    and case.desc["type"]
-    in ("q4_0", "q4_k", "q5_0", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q4_16", "q8_0", "mxfp4")
+    and case.desc["type"] in TYPES
     and case.desc["m"] * case.desc["used"] <= 32  # as much as the ring takes
     and case.desc["n"] < 300
 ]
@@ -225,6 +225,63 @@ def test_an_emulated_product_with_experts_gives_what_numpy_gives(products: ctype
             products.run_backwards(backwards)
             got = multiply(products, case, args, outputs, choice)
             with allowing(allowances[arithmetic]):
+                check(got)
+
+
+ROWS = [
+    case
+    for case in all_cases()
+    if case.family in ("matmul", "qkv")
+    and case.desc["layout"] == "gpu"
+    and case.desc["m"] == 1
+    and case.desc["type"] in TYPES
+    and all(case.desc.get(name, case.desc["type"]) == case.desc["type"] for name in ("type_k", "type_v"))
+    and not case.desc.get("x_tiles")
+]
+
+
+def multiply_row(
+    library: ctypes.CDLL,
+    case: Case,
+    args: dict[str, Any],
+    before: dict[str, NDArray[Any]],
+    warps: int,
+    stripes: int,
+) -> dict[str, NDArray[Any]]:
+    """The outputs of a product of one row, or of its three products."""
+    desc, outputs = case.desc, {name: array.copy() for name, array in before.items()}
+    parts = ("q", "k", "v") if case.family == "qkv" else ("y",)
+    batch = desc.get("batch", 1)
+    of = (lambda name: [f"{name}_{part}" for part in parts]) if case.family == "qkv" else lambda name: [name]
+    weights, biases = of("w"), of("bias")
+    absent = [""] * (3 - len(parts))
+    counts = [desc["n"], desc.get("n_k", 0), desc.get("n_v", 0)]
+    results = [outputs[part] for part in parts]
+    error = library.multiply_row(
+        desc["type"].encode(),
+        numbers(desc["k"], warps, stripes, batch, desc["n"], *counts),
+        pointers(args, ("x", "norm_weight", "residual", *weights, *absent, *biases, *absent)),
+        ctypes.c_float(args.get("norm_eps", 0)), ctypes.c_float(args.get("scale", 1)),
+        ctypes.c_int64(args[weights[0]].nbytes // batch),
+        (ctypes.c_void_p * 3)(*(array.ctypes.data for array in results)),
+    )  # fmt: skip
+    assert error is None, error
+    return outputs
+
+
+@pytest.mark.parametrize("case", ROWS, ids=lambda case: f"{case.family}:{case.id}")
+def test_an_emulated_product_of_one_row_gives_what_numpy_gives(products: ctypes.CDLL, case: Case) -> None:
+    """Stripes have 16 rows; 3 stands for three stripes of two blocks."""
+    seed = zlib.crc32(case.id.encode())
+    arithmetic = rounding.arithmetic_of(case.family, case.desc, "stream")
+    assert arithmetic is not None
+    allowances = rounding.allowances(case, arithmetic, seed)
+    for warps, stripes in ((4, 1), (8, 2), (4, 3), (8, 3), (16, 3)):
+        args, outputs, check = case.make(np.random.default_rng(seed))
+        for backwards in (1, 0):
+            products.run_backwards(backwards)
+            got = multiply_row(products, case, args, outputs, warps, stripes)
+            with allowing(allowances):
                 check(got)
 
 

@@ -87,6 +87,8 @@ def matmul_cases() -> Iterator[Case]:
     yield make(("q4_k", "gpu", "f32"), 5, 20, 15360, norm=True)
     for dtype in ("q4_0", "q8_0"):
         yield make((dtype, "gpu", "f32"), 9, 300, 4384)  # half a tile of k at the end
+        yield make((dtype, "gpu", "f32"), 1, 100, 4384, extras=True)
+        yield make((dtype, "gpu", "f32"), 1, 84, 544, batch=3)
         yield make((dtype, "gpu", "f32"), 18, 34, 2080, batch=3)
     for m in (1, 9, 40):
         yield make(("q8_16", "gpu", "f32"), m, 45, 4416)  # three tiles of the last chunk

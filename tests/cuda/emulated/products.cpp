@@ -1,5 +1,5 @@
-// The CUDA kernels of products of few tokens with experts, and the sorting of tokens by expert, as functions that a
-// test calls on the CPU.
+// The CUDA kernels of products of few tokens, and the sorting of tokens by expert, as functions that a test calls on
+// the CPU.
 #define __CUDA_ARCH__ 900  // the ring is for chips that have its copies
 #include <cuda_runtime.h>
 
@@ -116,6 +116,32 @@ extern "C" const char* multiply_by_experts(const char* type, int kind, const int
   const char* error = multiply_named(type, p, kind, static_cast<int>(numbers[6]), static_cast<int>(numbers[7]));
   pair = {};
   return error;
+}
+
+// A row times up to three matrices by `stream`. numbers: k, warps, stripes, batch, elements between the results of the
+// batch, and n of the matrices. inputs: x, norm, residual, weights and biases of the matrices. Returns an error, or
+// null.
+extern "C" const char* multiply_row(const char* type, const int64_t* numbers, const void* const* inputs, float norm_eps,
+                                    float scale, int64_t w_stride, float* const* outputs) {
+  emulated::shared_memory = ops::cuda::shared;
+  Problem p;
+  p.rows = 1, p.k = static_cast<int32_t>(numbers[0]), p.n = static_cast<int32_t>(numbers[5]);
+  p.matrices = p.last_matrix = static_cast<int32_t>(numbers[3]);
+  p.x = static_cast<const uint8_t*>(inputs[0]), p.x_stride = p.x_batch_stride = int64_t{p.k} * 4;
+  p.normed = norm_eps > 0, p.norm_eps = norm_eps, p.norm = static_cast<const float*>(inputs[1]);
+  p.residual = static_cast<const float*>(inputs[2]), p.scale = scale;
+  p.w = static_cast<const uint8_t*>(inputs[3]), p.bias = static_cast<const float*>(inputs[6]);
+  p.w_stride = w_stride;
+  p.y = outputs[0], p.y_stride = p.n, p.y_batch_stride = numbers[4];
+  p.shared_limit = sizeof ops::cuda::shared;
+  for (int i = 0; i < 2; ++i) {
+    p.more[i] = {.n = static_cast<int32_t>(numbers[6 + i]),
+                 .w = static_cast<const uint8_t*>(inputs[4 + i]),
+                 .bias = static_cast<const float*>(inputs[7 + i]),
+                 .y = outputs[1 + i],
+                 .y_stride = numbers[6 + i]};
+  }
+  return multiply_named(type, p, stream_kind, static_cast<int>(numbers[1]), static_cast<int>(numbers[2]));
 }
 
 // The sum over a token's experts. numbers: tokens, n, k, matrices, used, share and blocks of the ring or warps of the

@@ -14,6 +14,7 @@
 #include "ops/matmul/cuda/gemm_ring.h"
 #include "ops/matmul/cuda/ring.h"
 #include "ops/matmul/cuda/sorted.h"
+#include "ops/matmul/cuda/stripes.h"
 #include "ops/matmul/cuda/tf32_pairs.h"
 #include "ops/matmul/cuda/wide.h"
 #include "ops/matmul/gpu_layout.h"
@@ -258,6 +259,19 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
     if (needed > shared_of(device)) {
       return Support::no(str_cat("warps=", choice.warps, " need ", needed, " bytes of shared memory; a block has ",
                                  shared_of(device)));
+    }
+    if (choice.stripes == kTrio) {
+      const DType other = s.other.value_or(s.type);
+      if (!has_block_codes(s.type) || !has_block_codes(other)) {
+        return Support::no(
+            str_cat("stripes=3 reads quantised weights, not ", dtype_name(has_block_codes(s.type) ? other : s.type)));
+      }
+      if (s.experts || s.gated || s.rows > 1) {
+        return Support::no(str_cat("stripes=3 multiplies one row by single matrices, not ", s.rows,
+                                   s.experts ? " by experts"
+                                   : s.gated ? " by a gated pair"
+                                             : ""));
+      }
     }
     // The grid has one block row per row. Above 64 tokens, stream is offered only if the path asks for it, so that it
     // is not timed.

@@ -162,7 +162,34 @@ struct RowUnit {
 
   // Adds the products with `x` to the sums of rows g and g + 8.
   __device__ __forceinline__ void multiply(const RowBytes& x, const Table& table, int lane, float (&value)[2]) const {
-    int32_t products[kSets][4] = {};
+    Products products = {};
+    multiply_codes(x, table, lane, products);
+    add(products, x, lane, value);
+  }
+  // Lanes 0 to 15 have a part of the unit that `x`[0] belongs to, lanes 16 to 31 of that of `x`[1], if there is one.
+  // The tensor cores multiply both units by both, and each lane adds its own products.
+  __device__ __forceinline__ void multiply_halves(const RowBytes (&x)[2], bool both, const Table& table, int lane,
+                                                  float (&value)[2]) const {
+    Products products = {}, later = {};
+    multiply_codes(x[0], table, lane, products);
+    if (both) multiply_codes(x[1], table, lane, later);
+    RowBytes own = x[0];
+    if (lane >= 16) {
+      own = x[1];
+#pragma unroll
+      for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) products[set][i] = later[set][i];
+      }
+    }
+    if (both || lane < 16) add(products, own, lane, value);
+  }
+
+ private:
+  using Products = int32_t[kSets][4];
+
+  __device__ __forceinline__ void multiply_codes(const RowBytes& x, const Table& table, int lane,
+                                                 Products& products) const {
     uint32_t values[4] = {};  // of the table
     if constexpr (kOwnTable) {
       values[0] = own[0] | 0x80808080u, values[1] = own[1] | 0x80808080u;  // without the bias of 128: below zero
@@ -172,7 +199,7 @@ struct RowUnit {
 #pragma unroll
       for (int i = 0; i < 4; ++i) values[i] = table.words[i];
     }
-    const auto add = [&]<int kHalf>() {
+    const auto quarter = [&]<int kHalf>() {
       const bool own = lane / 8 == kHalf;
       const uint32_t b0 = own ? x.b[0] : 0u, b1 = own ? x.b[1] : 0u;
       constexpr int kTile = kHalf / 2, kStep = kHalf % 2 * 2;
@@ -209,7 +236,11 @@ struct RowUnit {
         }
       }
     };
-    for_each_step(add);
+    for_each_step(quarter);
+  }
+
+  // Adds the values of products with the codes.
+  __device__ __forceinline__ void add(const Products& products, const RowBytes& x, int lane, float (&value)[2]) const {
     float total[2] = {};
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
@@ -227,7 +258,6 @@ struct RowUnit {
     value[0] += x.back * total[0], value[1] += x.back * total[1];
   }
 
- private:
   static constexpr bool kMin = kScale == GpuScale::d_m || kScale == GpuScale::k_min32 || kScale == GpuScale::k_min16 ||
                                kScale == GpuScale::f_table16;
 

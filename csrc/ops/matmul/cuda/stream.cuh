@@ -18,6 +18,7 @@
 #include "ops/instances.h"
 #include "ops/matmul/cuda/stream_row.cuh"
 #include "ops/matmul/cuda/stream_rows.cuh"
+#include "ops/matmul/cuda/stream_trio.cuh"
 #include "ops/matmul/cuda/weight_tile.cuh"
 
 namespace dyno::ops::cuda {
@@ -290,7 +291,8 @@ void launch_stream(Kernel kernel, const Problem& p, const StreamLaunch& shape, i
                    stream, p, shape.part_tiles);
 }
 
-// `stripes`: 1 or 2 per block; a gated pair always has 2, one of each matrix; a sum of floats always has 1.
+// `stripes`: 1 or 2 per block, or kTrio for each two blocks and one row of x; a gated pair always has 2, one of each
+// matrix; a sum of floats always has 1.
 template <DType kType>
 void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
   constexpr int kPasses = half_passes(kType);
@@ -308,6 +310,7 @@ void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) 
     }
   }
   if constexpr (has_block_codes(kType)) {
+    if (stripes == kTrio) return launch_stream_row(stream_trio_kernel<kType>, p, warps, stripes, cuda_stream);
     if (has_single_rows(p)) {
       const auto kernel = p.gated() || stripes == 2 ? stream_row_kernel<kType, 2> : stream_row_kernel<kType, 1>;
       return launch_stream_row(kernel, p, warps, p.gated() ? 1 : stripes, cuda_stream);
@@ -326,6 +329,9 @@ template <DType kType, DType kOther>
 void stream_mixed_pair(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
   static_assert(half_passes(kType) == half_passes(kOther), "rows of x are laid out once");
   if constexpr (has_block_codes(kType) && has_block_codes(kOther)) {
+    if (stripes == kTrio) {
+      return launch_stream_row(stream_trio_mixed_kernel<kType, kOther>, p, warps, stripes, cuda_stream);
+    }
     if (has_single_rows(p)) {
       const auto row =
           stripes == 2 ? stream_row_mixed_kernel<kType, kOther, 2> : stream_row_mixed_kernel<kType, kOther, 1>;

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "ops/matmul/cuda/epilogue.cuh"
+#include "ops/matmul/cuda/stripes.h"
 #include "ops/matmul/gpu_layout.h"
 
 namespace dyno::ops::cuda {
@@ -25,29 +26,28 @@ struct StreamTarget {
 // The product of block blockIdx.x: each part has separate blocks, in sequence. Returns its index; 0 is p itself.
 template <int kStripes>
 __device__ __forceinline__ int stream_target(const Problem& p, StreamTarget& target) {
-  constexpr int kRows = kStripes * kGpuRows;
   int block = blockIdx.x, part = 0;
   target = {p.w, p.bias, p.y, p.y_stride, p.n, 0};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int blocks = (target.n + kRows - 1) / kRows;
+    const int blocks = static_cast<int>(stream_blocks(target.n, kStripes));
     if (p.more[i].n == 0 || block < blocks) break;
     block -= blocks;
     target = {p.more[i].w, p.more[i].bias, p.more[i].y, p.more[i].y_stride, p.more[i].n, 0};
     part = i + 1;
   }
-  target.stripe = block * kStripes;
+  target.stripe = kStripes == kTrio ? block / 2 * 3 + block % 2 * 2 : block * kStripes;
   return part;
 }
 
 // The blocks of a launch: of the stripes of all parts, of the rows, and of the matrices of a batch.
 inline dim3 stream_grid(const Problem& p, int stripes) {
   const bool experts = p.grouping == Grouping::experts, summed = p.grouping == Grouping::summed;
-  const auto blocks = [&](int n) { return static_cast<unsigned>((n + stripes * kGpuRows - 1) / (stripes * kGpuRows)); };
-  unsigned x = blocks(p.n);
-  for (const Part& part : p.more) x += blocks(part.n);
+  int64_t blocks = stream_blocks(p.n, stripes);
+  for (const Part& part : p.more) blocks += stream_blocks(part.n, stripes);
   const int rows = summed ? p.rows / p.used : experts ? p.rows : (p.rows + 7) / 8;
-  return dim3(x, static_cast<unsigned>(rows), static_cast<unsigned>(experts || summed ? 1 : p.matrices));
+  return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(rows),
+              static_cast<unsigned>(experts || summed ? 1 : p.matrices));
 }
 
 // Zeroes the elements of row `row` of y that the block has: the row has no matrix.
