@@ -6,6 +6,7 @@
 #include "core/text.h"
 #include "ops/contract.h"
 #include "ops/launch.h"
+#include "ops/neighbours.h"
 
 namespace dyno::ops {
 namespace {
@@ -97,7 +98,18 @@ std::vector<Config> candidates(const OpDesc& desc, const DeviceInfo& device, Can
 }
 
 Config default_config(const OpDesc& desc, const DeviceInfo& device) {
-  const Config wanted = std::visit([&](const auto& d) { return default_config(d, device); }, desc);
+  return default_config(desc, device, Neighbours{});
+}
+
+Config default_config(const OpDesc& desc, const DeviceInfo& device, const Neighbours& neighbours) {
+  const auto of_family = [&](const auto& d) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(d)>, MatmulDesc>) {
+      return default_config(d, device, neighbours);
+    } else {
+      return default_config(d, device);
+    }
+  };
+  const Config wanted = std::visit(of_family, desc);
   if (in_this_build(desc, wanted, device)) return wanted;
   // No default is optional (tests/ops). If one is missing anyway, the first candidate of its variant replaces it.
   const std::vector<Config> held = candidates(desc, device, CandidateSet::compiled);

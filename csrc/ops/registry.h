@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "ops/all_families.h"
+#include "ops/neighbours.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -44,6 +45,7 @@ OpDesc default_desc(Family family);              // a default-constructed desc
 
 std::vector<Config> candidates(const OpDesc& desc, const DeviceInfo& device, CandidateSet set);
 Config default_config(const OpDesc& desc, const DeviceInfo& device);
+Config default_config(const OpDesc& desc, const DeviceInfo& device, const Neighbours& neighbours);
 Support supports(const OpDesc& desc, const Config& config, const DeviceInfo& device);
 // Whether this build has the groups of GPU kernels for any number of tokens. The reason names the missing groups, and
 // the GGML_CUDA_PROFILE that left them out.

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "core/error.h"
+#include "ops/neighbours.h"
 
 namespace dyno::plan {
 
@@ -32,6 +33,18 @@ ops::OpDesc wanted_desc(ops::OpDesc desc, bool flash_attention, ops::ComputeType
   return ops::with_path(desc, ops::ProductPath::any, compute);
 }
 
+// For each key, the launches before its ops in the lists of a single token.
+std::vector<ops::Neighbours> neighbours_in(const Plan& plan) {
+  std::vector<ops::Neighbours> out(plan.keys.size());
+  for (const NodeList* list : {&plan.fused, &plan.single}) {
+    for (size_t i = 1; i < list->nodes.size(); ++i) {
+      const auto* before = std::get_if<ops::MatmulDesc>(&list->nodes[i - 1].desc);
+      if (before != nullptr && before->batch > 1) out[static_cast<size_t>(list->nodes[i].key)].after_batch = true;
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries,
@@ -56,11 +69,14 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
     wanted_.push_back(wanted_desc(op.desc, flash_attention_ || !gpu, paths_.compute));
     path_ranges_.push_back(path_ranges(op.desc, paths_));
   }
+  const std::vector<ops::Neighbours> neighbours = neighbours_in(plan);
   for (int32_t k = 0; k < keys; ++k) {
     for (int bucket = 0; bucket < kBuckets; ++bucket) {
       for (const ops::ProductPath path : paths_in(k, bucket, kAnyTokens)) {
         choices_[static_cast<size_t>(k)][index_of(path)][static_cast<size_t>(bucket)] = {
-            ops::default_config(bucket_desc(k, path, bucket), plan.device(use(k).device)), "default heuristic"};
+            ops::default_config(bucket_desc(k, path, bucket), plan.device(use(k).device),
+                                neighbours[static_cast<size_t>(k)]),
+            "default heuristic"};
       }
     }
   }

@@ -546,22 +546,76 @@ def test_a_token_takes_the_ring_where_a_launch_reads_much(
     assert ops.default_config(family, desc, HOPPER | {"compute_capability": 86})["variant"] == "stream"
 
 
+def qkv(n: int, k: int, **more: Any) -> dict[str, Any]:
+    return {
+        "n": n,
+        "n_k": 1024,
+        "n_v": 1024,
+        "k": k,
+        "type_k": "q4_0",
+        "type_v": "q4_0",
+        "norm": True,
+        **more,
+    }
+
+
 @pytest.mark.parametrize(
-    ("desc", "warps", "stripes"),
+    ("family", "desc", "warps", "stripes"),
     [
-        ({"n": 2048, "k": 4096}, 16, 2),  # two units a warp: two stripes share their conversion
-        ({"n": 2048, "k": 2048}, 16, 1),
-        ({"n": 512, "k": 128, "batch": 16}, 4, 2),  # one unit
-        ({"n": 128, "k": 512, "batch": 16}, 4, 1),
-        ({"n": 2048, "k": 4096, "type": "f16"}, 16, 1),  # no units
+        ("matmul", {"n": 2048, "k": 4096}, 16, 2),  # two units a warp: two stripes share their conversion
+        ("matmul", {"n": 2048, "k": 6144}, 16, 1),  # three units a warp: the weights take longer
+        ("matmul", {"n": 2048, "k": 2048}, 16, 2),  # 64 blocks leave room for the next launch
+        ("matmul", {"n": 1024, "k": 2048}, 16, 1),
+        ("matmul", {"n": 1536, "k": 1536}, 16, 2),  # four warps without a unit
+        ("matmul", {"n": 2880, "k": 4096, "type": "q8_0"}, 16, 3),  # two blocks for three stripes, 120 in all
+        ("matmul", {"n": 2880, "k": 4096}, 16, 2),
+        ("matmul", {"n": 2560, "k": 4096, "type": "q8_0"}, 16, 2),  # 107 would be in all
+        ("matmul", {"n": 512, "k": 128, "batch": 16}, 4, 2),  # one unit
+        ("matmul", {"n": 128, "k": 512, "batch": 16}, 4, 1),
+        ("matmul", {"n": 2048, "k": 4096, "type": "f16"}, 16, 1),  # no units
+        ("qkv", qkv(2048, 2048), 8, 2),  # 16 warps would occupy the whole chip, with one unit each
+        ("qkv", {**qkv(3072, 2048), "n_k": 576, "n_v": 0}, 16, 2),
+        ("qkv", qkv(2048, 1024), 8, 2),  # not 256 blocks of one stripe
+        ("qkv", qkv(8192, 5120), 4, 2),  # 28 MiB, in blocks that fit at once
+        ("up_gate", {"n": 3072, "k": 1024, "activation": "silu"}, 4, 2),
+        ("up_gate", {"n": 8192, "k": 3072, "activation": "silu"}, 4, 2),
     ],
 )
-def test_stripes_of_a_block_share_rows_that_take_long_to_convert(
-    desc: dict[str, Any], warps: int, stripes: int
-) -> None:
+def test_warps_and_stripes_for_one_row(family: str, desc: dict[str, Any], warps: int, stripes: int) -> None:
     desc = {"type": "q4_0", "layout": "gpu", "m": 1, **desc}
     config = {"variant": "stream", "warps": warps, "stripes": stripes}
-    assert ops.default_config("matmul", desc, HOPPER) == config
+    assert ops.default_config(family, desc, HOPPER) == config
+
+
+@pytest.mark.parametrize(
+    ("family", "desc", "share"),
+    [
+        ("up_gate", {"n": 9728, "k": 2560}, 2),  # 608 blocks of stream would not fit at once
+        ("up_gate", {"n": 18944, "k": 3584}, 1),
+        ("up_gate", {"n": 18944, "k": 3584, "type": "q8_0"}, 4),
+        ("qkv", qkv(8192, 5120, type="q8_0", type_k="q8_0", type_v="q8_0"), 2),  # 53 MiB
+    ],
+)
+def test_the_ring_reads_what_does_not_fit_at_once(family: str, desc: dict[str, Any], share: int) -> None:
+    desc = {"type": "q4_0", "layout": "gpu", "m": 1, **desc}
+    if family == "up_gate":
+        desc["activation"] = "silu"
+    assert ops.default_config(family, desc, HOPPER) == {"variant": "ring", "share": share, "blocks": 2}
+
+
+def test_three_stripes_take_one_row_of_one_matrix() -> None:
+    config = {"variant": "stream", "warps": 8, "stripes": 3}
+    one = {"type": "q4_0", "layout": "gpu", "m": 1, "n": 96, "k": 512}
+    assert config in ops.candidates("matmul", one, HOPPER, "legal")
+    for family, desc in (
+        ("matmul", one | {"m": 2}),
+        ("matmul", one | {"type": "f16"}),
+        ("up_gate", one | {"activation": "silu"}),
+        ("matmul_id", one | {"experts": 4, "used": 2}),
+        ("moe_down_sum", one | {"experts": 4, "used": 2}),
+    ):
+        assert config not in ops.candidates(family, desc, HOPPER, "legal"), family
+        assert {**config, "stripes": 2} in ops.candidates(family, desc, HOPPER, "legal"), family
 
 
 @pytest.mark.parametrize("capability", [75, 86, 90, 120])

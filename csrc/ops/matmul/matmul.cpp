@@ -42,9 +42,11 @@ Support supports(const MatmulDesc& desc, const Config& config, const DeviceInfo&
   return supports_tiling(tiling_of(config), desc.type, desc.act, desc.m, device);
 }
 
-Config default_config(const MatmulDesc& desc, const DeviceInfo& device) {
+Config default_config(const MatmulDesc& desc, const DeviceInfo& device, const Neighbours& neighbours) {
   if (device.kind == DeviceKind::cuda) {
-    return cuda::config_of(kVariants, cuda::default_choice(cuda::shape_of(desc), device));
+    cuda::Shape shape = cuda::shape_of(desc);
+    shape.after_batch = neighbours.after_batch;
+    return cuda::config_of(kVariants, cuda::default_choice(shape, device));
   }
   const bool wide = device.isa == CpuIsa::avx512_vnni;
   Config wanted;

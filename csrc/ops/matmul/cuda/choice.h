@@ -97,6 +97,7 @@ struct Shape {
   int64_t y_tiles = 0;           // y is HalfTiles of this height
   bool bytes = false;            // x is also there as byte rows
   std::optional<DType> other{};  // type of further matrices in the same launch
+  bool after_batch = false;      // see Neighbours
 };
 
 template <typename Desc>

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "ops/matmul/cuda/ring.h"
+#include "ops/matmul/cuda/stripes.h"
 #include "ops/matmul/cuda/walk.h"
 #include "ops/matmul/gpu_layout.h"
 
@@ -62,27 +63,30 @@ std::optional<int> stream_warps(int64_t blocks, int64_t k_tiles, const DeviceInf
 
 std::optional<Choice> default_ring(const Shape& s, int64_t tasks, int64_t segments, const DeviceInfo& device) {
   // For fewer bytes, the blocks of stream finish before the rings are full. A sum over experts costs stream a start for
-  // each expert.
+  // each expert. Measured on an H200, as the rules below (h200_stream_defaults.json).
   const DType other = s.other.value_or(s.type);
-  const int64_t least_bytes = int64_t{segments > 2 ? 16 : 20} << 20;
-  constexpr int64_t kTaskCost = 2;  // of the start and the final sum, in chunks
+  const int64_t least_bytes = int64_t{segments > 2 ? 16 : s.experts ? 20 : 25} << 20;
   Choice best{.kernel = Kernel::ring, .blocks = 2};
-  if (tasks * segments * gpu_stripe_bytes(s.type, s.k) < least_bytes || !supports_ring(s, best, device)) {
-    return std::nullopt;
-  }
+  const int64_t weights = tasks * segments * gpu_stripe_bytes(s.type, s.k);
+  if (weights < least_bytes || !supports_ring(s, best, device)) return std::nullopt;
   const int64_t bytes = ring_memory(s.type, other, s.k, s.x_rows, best.blocks).bytes;
   if (best.blocks * bytes > shared_of(device)) return std::nullopt;
-  // A block of the ring converts all of x. If it has one or two tasks, this is the larger part of its time; a warp of
-  // stream converts no more than it multiplies.
-  constexpr int64_t kFewTasks = 3;  // per multiprocessor
-  if (!s.gated && tasks <= kFewTasks * device.sm_count) return std::nullopt;
+  // A block of the ring converts all of x. If it has few tasks, this is the larger part of its time; a warp of stream
+  // converts no more than it multiplies. So stream is faster if its blocks of two stripes fit on the chip at once: four
+  // of them on a multiprocessor, or two if they read much.
+  constexpr int64_t kManyBytes = int64_t{48} << 20;
+  const int64_t blocks = s.gated ? tasks : (tasks + 1) / 2, at_once = weights < kManyBytes ? 4 : 2;
+  if (!(s.gated && s.experts) && blocks <= at_once * device.sm_count) return std::nullopt;
   // A partly filled chunk costs a step like a full one.
   if (!s.gated && segments == 1 && s.k % kChunkK != 0) return std::nullopt;
   const int64_t chunks = segments * ((s.k + kChunkK - 1) / kChunkK);
   int64_t least = 0;
   for (int share = 1; share <= kRingWarps; share *= 2) {
-    const int64_t at_once = int64_t{best.blocks} * std::max(device.sm_count, 1) * kRingWarps / share;
-    const int64_t steps = (tasks + at_once - 1) / at_once * ((chunks + share - 1) / share + kTaskCost);
+    const int64_t groups = int64_t{best.blocks} * std::max(device.sm_count, 1) * kRingWarps / share;
+    // Of the start and the final sum, in chunks. Warps that share a task wait for each other, unless all of them wait
+    // for the memory: bytes need no unpacking. Experts were measured with the lower cost.
+    const int64_t task_cost = share == 1 || s.experts || gpu_format(s.type).low_bits == 8 ? 2 : 6;
+    const int64_t steps = (tasks + groups - 1) / groups * ((chunks + share - 1) / share + task_cost);
     if (share == 1 || steps < least) least = steps, best.share = share;
   }
   return best;
@@ -119,22 +123,43 @@ Choice default_stream(const Shape& s, const DeviceInfo& device) {
   }
   const int64_t k_tiles = (s.k + kGpuTile - 1) / kGpuTile;
   const int64_t groups = s.experts ? s.rows : (s.rows + 7) / 8 * s.matrices;
+  const bool single = has_block_codes(s.type) && (s.rows == 1 || s.experts);
+  const bool row = single && !s.experts && s.matrices == 1;
+  const int64_t units = (k_tiles + kUnitTiles - 1) / kUnitTiles, multiprocessors = std::max(device.sm_count, 1);
   const auto warps = [&](int stripes) {
     const int64_t rows = s.gated ? kGpuRows : stripes * kGpuRows;
-    return stream_warps((s.n + rows - 1) / rows * groups, k_tiles, device).value_or(0);
+    // With two stripes, a quarter of a block's 16 warps may have no unit.
+    const int64_t tiles = row && !s.gated && stripes == 2 && units >= 12 ? k_tiles * 4 / 3 : k_tiles;
+    return stream_warps((s.n + rows - 1) / rows * groups, tiles, device).value_or(0);
   };
   const int one = s.gated ? 0 : warps(1), two = warps(2);
   // Two stripes share the conversion of x. So they are faster if a warp converts several units, or if a product has
-  // only one, for which the other warps of its block wait.
-  const bool single = has_block_codes(s.type) && (s.rows == 1 || s.experts);
-  const bool shares = single && (k_tiles <= kUnitTiles || (two == 16 && k_tiles >= int64_t{2} * 16 * kUnitTiles));
+  // only one, for which the other warps of its block wait. With more units, the weights take longer than x.
+  constexpr int64_t kFewUnits = 2, kManyUnits = 3;  // of each of 16 warps
+  const bool many = row && units >= kManyUnits * 16;
+  const bool shares = single && (units == 1 || (two == 16 && units >= kFewUnits * 16 && !(many && one == 16)));
+  // If blocks occupy the whole chip, there is no room for the next launch to ask for its weights early. Behind a batch,
+  // 16 warps with two stripes find no room themselves: they need all registers of a multiprocessor.
+  const int64_t stripes = stream_blocks(s.n, 1), pairs = stream_blocks(s.n, 2);
+  const bool few = stripes <= multiprocessors * 3 / 4, full = stripes > multiprocessors;
+  const bool crowds = row && one == two && (one == 16 ? !few && !many && !s.after_batch : full);
   Choice choice{Kernel::stream, 0, 0, 2};
-  if (one > 0 && one >= two && !(two > 0 && shares)) {
+  if (one > 0 && one >= two && !(two > 0 && (shares || crowds))) {
     choice.warps = one;
     choice.stripes = 1;
   } else {
     // Several rounds: enough warps for a long k, and few warps if there are many blocks anyway.
     choice.warps = two > 0 ? two : s.n > 65536 || k_tiles < 16 || (single && s.gated) ? 4 : 8;
+  }
+  if (row && s.gated) {
+    if (choice.warps == 8 && units < 2 * 8) choice.warps = 4;
+  } else if (row && choice.warps == 16) {
+    const int64_t three = stream_blocks(s.n, kTrio);
+    if (choice.stripes == 2 && units <= 16 && pairs > multiprocessors * 9 / 10) choice.warps = 8;
+    // Bytes need no unpacking, so their blocks wait for the memory. Three stripes for each two blocks are faster if
+    // these are as many as the multiprocessors; for weights of fewer bits and for a longer or shorter k they are not.
+    const bool fills = three <= multiprocessors && three > multiprocessors * 9 / 10;
+    if (gpu_format(s.type).low_bits == 8 && choice.stripes == 2 && shares && !many && fills) choice.stripes = kTrio;
   }
   while (choice.warps > 4 && least_shared(s, choice.warps, choice.stripes) > shared_of(device)) {
     choice.warps /= 2;
