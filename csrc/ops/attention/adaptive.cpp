@@ -41,7 +41,7 @@ Speed speed_of(AdaptiveKernel kernel, int rows, const LaunchShape& shape) {
   const bool staged = shape.type == DType::q8_0, fused = kernel == AdaptiveKernel::direct_fused;
   switch (kernel) {
     case AdaptiveKernel::token:
-      return {.block = 1500, .key = 4.2 + 0.044 * width, .add = 1100, .part = 90, .rate = 39, .block_rate = 51};
+      return {.block = 1500, .key = 4.2 + 0.044 * width, .add = 1700, .part = 50, .rate = 39, .block_rate = 51};
     case AdaptiveKernel::token_cluster:
       return {.block = 2850,
               .key = 3.5 + 0.034 * width,
