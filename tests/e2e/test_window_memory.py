@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 SHAPE = replace(WIDE, n_layers=4, metadata={**WIDE.metadata, "context_length": 16384})
 """Layers 0 and 2 have windows."""
