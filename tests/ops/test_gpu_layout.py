@@ -570,6 +570,12 @@ def qkv(n: int, k: int, **more: Any) -> dict[str, Any]:
         ("matmul", {"n": 2880, "k": 4096, "type": "q8_0"}, 16, 3),  # two blocks for three stripes, 120 in all
         ("matmul", {"n": 2880, "k": 4096}, 16, 2),
         ("matmul", {"n": 2560, "k": 4096, "type": "q8_0"}, 16, 2),  # 107 would be in all
+        (
+            "qkv",
+            {**qkv(2048, 4096, type="q8_0", type_k="q8_0", type_v="q8_0"), "n_k": 448, "n_v": 448},
+            16,
+            2,
+        ),
         ("matmul", {"n": 512, "k": 128, "batch": 16}, 4, 2),  # one unit
         ("matmul", {"n": 128, "k": 512, "batch": 16}, 4, 1),
         ("matmul", {"n": 2048, "k": 4096, "type": "f16"}, 16, 1),  # no units
@@ -611,6 +617,7 @@ def test_three_stripes_take_one_row_of_one_matrix() -> None:
         ("matmul", one | {"m": 2}),
         ("matmul", one | {"type": "f16"}),
         ("up_gate", one | {"activation": "silu"}),
+        ("qkv", one | {"n_k": 16, "n_v": 16, "type_k": "q4_0", "type_v": "q4_0"}),
         ("matmul_id", one | {"experts": 4, "used": 2}),
         ("moe_down_sum", one | {"experts": 4, "used": 2}),
     ):

@@ -261,12 +261,10 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
                                  shared_of(device)));
     }
     if (choice.stripes == kTrio) {
-      const DType other = s.other.value_or(s.type);
-      if (!has_block_codes(s.type) || !has_block_codes(other)) {
-        return Support::no(
-            str_cat("stripes=3 reads quantised weights, not ", dtype_name(has_block_codes(s.type) ? other : s.type)));
+      if (!has_block_codes(s.type)) {
+        return Support::no(str_cat("stripes=3 reads quantised weights, not ", dtype_name(s.type)));
       }
-      if (s.experts || s.gated || s.rows > 1) {
+      if (s.experts || s.gated || s.other || s.rows > 1) {
         return Support::no(str_cat("stripes=3 multiplies one row by single matrices, not ", s.rows,
                                    s.experts ? " by experts"
                                    : s.gated ? " by a gated pair"

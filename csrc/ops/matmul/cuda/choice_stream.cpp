@@ -158,7 +158,7 @@ Choice default_stream(const Shape& s, const DeviceInfo& device) {
     if (choice.stripes == 2 && units <= 16 && pairs > multiprocessors * 9 / 10) choice.warps = 8;
     // Bytes need no unpacking, so their blocks wait for the memory. Three stripes for each two blocks are faster if
     // these are as many as the multiprocessors; for weights of fewer bits and for a longer or shorter k they are not.
-    const bool fills = three <= multiprocessors && three > multiprocessors * 9 / 10;
+    const bool fills = three <= multiprocessors && three > multiprocessors * 9 / 10 && !s.other;
     if (gpu_format(s.type).low_bits == 8 && choice.stripes == 2 && shares && !many && fills) choice.stripes = kTrio;
   }
   while (choice.warps > 4 && least_shared(s, choice.warps, choice.stripes) > shared_of(device)) {

@@ -329,9 +329,6 @@ template <DType kType, DType kOther>
 void stream_mixed_pair(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
   static_assert(half_passes(kType) == half_passes(kOther), "rows of x are laid out once");
   if constexpr (has_block_codes(kType) && has_block_codes(kOther)) {
-    if (stripes == kTrio) {
-      return launch_stream_row(stream_trio_mixed_kernel<kType, kOther>, p, warps, stripes, cuda_stream);
-    }
     if (has_single_rows(p)) {
       const auto row =
           stripes == 2 ? stream_row_mixed_kernel<kType, kOther, 2> : stream_row_mixed_kernel<kType, kOther, 1>;

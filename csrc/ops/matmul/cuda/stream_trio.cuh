@@ -150,17 +150,4 @@ __global__ void __launch_bounds__(32 * kRowMaxWarps, 1) stream_trio_kernel(const
   stream_trio_block<kType>(p, target);
 }
 
-// With parts of type kOther in addition to p.type.
-template <DType kType, DType kOther>
-__global__ void __launch_bounds__(32 * kRowMaxWarps, 1) stream_trio_mixed_kernel(const __grid_constant__ Problem p) {
-  device::let_next_start();
-  StreamTarget target;
-  const int part = stream_target<kTrio>(p, target);
-  if (part > 0 && p.more[part - 1].type == kOther) {
-    stream_trio_block<kOther>(p, target);
-  } else {
-    stream_trio_block<kType>(p, target);
-  }
-}
-
 }  // namespace dyno::ops::cuda
