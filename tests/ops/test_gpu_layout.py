@@ -609,6 +609,12 @@ def test_the_ring_reads_what_does_not_fit_at_once(family: str, desc: dict[str, A
     assert ops.default_config(family, desc, HOPPER) == {"variant": "ring", "share": share, "blocks": 2}
 
 
+def test_blocks_use_the_whole_chip_where_launches_do_not_start_early() -> None:
+    desc = {"type": "q4_0", "layout": "gpu", "m": 1, "n": 2048, "k": 2048}
+    config = ops.default_config("matmul", desc, HOPPER | {"compute_capability": 86})
+    assert config == {"variant": "stream", "warps": 16, "stripes": 1}
+
+
 def test_three_stripes_take_one_row_of_one_matrix() -> None:
     config = {"variant": "stream", "warps": 8, "stripes": 3}
     one = {"type": "q4_0", "layout": "gpu", "m": 1, "n": 96, "k": 512}
