@@ -128,11 +128,11 @@ Choice default_stream(const Shape& s, const DeviceInfo& device) {
   const int64_t units = (k_tiles + kUnitTiles - 1) / kUnitTiles, multiprocessors = std::max(device.sm_count, 1);
   // Where launches start early, blocks that occupy the whole chip leave no room for the next launch to ask for its
   // weights.
-  const bool leaves_room = row && device.compute_capability >= 90;
+  const bool early = row && device.compute_capability >= 90;
   const auto warps = [&](int stripes) {
     const int64_t rows = s.gated ? kGpuRows : stripes * kGpuRows;
     // With two stripes, a quarter of a block's 16 warps may have no unit.
-    const int64_t tiles = leaves_room && !s.gated && stripes == 2 && units >= 12 ? k_tiles * 4 / 3 : k_tiles;
+    const int64_t tiles = early && !s.gated && stripes == 2 && units >= 12 ? k_tiles * 4 / 3 : k_tiles;
     return stream_warps((s.n + rows - 1) / rows * groups, tiles, device).value_or(0);
   };
   const int one = s.gated ? 0 : warps(1), two = warps(2);
@@ -144,7 +144,7 @@ Choice default_stream(const Shape& s, const DeviceInfo& device) {
   // Behind a batch, 16 warps with two stripes find no room to start early: they need all registers of a multiprocessor.
   const int64_t stripes = stream_blocks(s.n, 1), pairs = stream_blocks(s.n, 2);
   const bool few = stripes <= multiprocessors * 3 / 4, full = stripes > multiprocessors;
-  const bool crowds = leaves_room && one == two && (one == 16 ? !few && !many && !s.after_batch : full);
+  const bool crowds = early && one == two && (one == 16 ? !few && !many && !s.after_batch : full);
   Choice choice{Kernel::stream, 0, 0, 2};
   if (one > 0 && one >= two && !(two > 0 && (shares || crowds))) {
     choice.warps = one;
@@ -153,11 +153,11 @@ Choice default_stream(const Shape& s, const DeviceInfo& device) {
     // Several rounds: enough warps for a long k, and few warps if there are many blocks anyway.
     choice.warps = two > 0 ? two : s.n > 65536 || k_tiles < 16 || (single && s.gated) ? 4 : 8;
   }
-  if (leaves_room && s.gated) {
+  if (early && s.gated) {
     if (choice.warps == 8 && units < 2 * 8) choice.warps = 4;
   } else if (row && choice.warps == 16) {
     const int64_t three = stream_blocks(s.n, kTrio);
-    if (leaves_room && choice.stripes == 2 && units <= 16 && pairs > multiprocessors * 9 / 10) choice.warps = 8;
+    if (early && choice.stripes == 2 && units <= 16 && pairs > multiprocessors * 9 / 10) choice.warps = 8;
     // Bytes need no unpacking, so their blocks wait for the memory. Three stripes for each two blocks are faster if
     // these are as many as the multiprocessors; for weights of fewer bits and for a longer or shorter k they are not.
     const bool fills = three <= multiprocessors && three > multiprocessors * 9 / 10 && !s.other;
