@@ -21,6 +21,8 @@ bool only_expanded(const OpUse& use) {
          std::ranges::all_of(kOthers, [&](ListId list) { return use.count_in(list) == 0; });
 }
 
+constexpr int64_t kOwnBands = 4;  // up to this number of rows, each has a band of its own
+
 size_t index_of(ops::ProductPath path) { return static_cast<size_t>(path); }
 
 // Without flash attention, a GPU runs what numerics=exact runs: queries, weights and sums in float32. So keys and
@@ -47,6 +49,16 @@ std::vector<ops::Neighbours> neighbours_in(const Plan& plan) {
 
 }  // namespace
 
+int band_of(int64_t rows) {
+  if (rows >= 1 && rows <= kOwnBands) return static_cast<int>(rows) - 1;
+  return std::min(ops::bucket_of(rows), kBuckets - 1) + kBands - kBuckets;
+}
+
+std::pair<int64_t, int64_t> band_range(int band) {
+  if (band < kOwnBands) return {band + 1, band + 1};
+  return ops::bucket_range(band - (kBands - kBuckets));
+}
+
 Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries,
                      const SelectionSettings& settings)
     : plan_(&plan),
@@ -71,10 +83,10 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
   }
   const std::vector<ops::Neighbours> neighbours = neighbours_in(plan);
   for (int32_t k = 0; k < keys; ++k) {
-    for (int bucket = 0; bucket < kBuckets; ++bucket) {
-      for (const ops::ProductPath path : paths_in(k, bucket, kAnyTokens)) {
-        choices_[static_cast<size_t>(k)][index_of(path)][static_cast<size_t>(bucket)] = {
-            ops::default_config(bucket_desc(k, path, bucket), plan.device(use(k).device),
+    for (int band = 0; band < kBands; ++band) {
+      for (const ops::ProductPath path : paths_in(k, band, kAnyTokens)) {
+        choices_[static_cast<size_t>(k)][index_of(path)][static_cast<size_t>(band)] = {
+            ops::default_config(band_desc(k, path, band), plan.device(use(k).device),
                                 neighbours[static_cast<size_t>(k)]),
             "default heuristic"};
       }
@@ -90,20 +102,18 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
   }
 }
 
-int Selection::bucket_of(int32_t key, int64_t tokens) const {
-  return std::min(ops::bucket_of(tokens * use(key).rows_factor), kBuckets - 1);
-}
+int Selection::band_of_op(int32_t key, int64_t tokens) const { return band_of(tokens * use(key).rows_factor); }
 
 ops::ProductPath Selection::path_of(int32_t key, int64_t tokens) const { return path_range(key, tokens).path; }
 
-// The upper end of a bucket represents the whole bucket.
-ops::OpDesc Selection::bucket_desc(int32_t key, ops::ProductPath path, int bucket) const {
-  return ops::with_path(ops::with_tokens(wanted_[static_cast<size_t>(key)], ops::bucket_range(bucket).second), path,
+// The upper end of a band represents the whole band.
+ops::OpDesc Selection::band_desc(int32_t key, ops::ProductPath path, int band) const {
+  return ops::with_path(ops::with_tokens(wanted_[static_cast<size_t>(key)], band_range(band).second), path,
                         paths_.compute);
 }
 
-std::vector<ops::ProductPath> Selection::paths_in(int32_t key, int bucket, int64_t ubatch) const {
-  const auto [low, high] = ops::bucket_range(bucket);
+std::vector<ops::ProductPath> Selection::paths_in(int32_t key, int band, int64_t ubatch) const {
+  const auto [low, high] = band_range(band);
   const int64_t rows = use(key).rows_factor, first = (low + rows - 1) / rows;
   const int64_t last = std::max(first, std::min(high / rows, ubatch));
   // As the tokens grow, the path changes in one direction only.
@@ -120,8 +130,7 @@ std::vector<ops::ProductPath> Selection::paths_in(int32_t key, int bucket, int64
 Selection::Launch Selection::launch(int32_t key, int64_t tokens, int64_t rows) const {
   const auto at = static_cast<size_t>(key);
   const ops::ProductPath path = path_of(key, tokens);
-  const auto bucket = static_cast<size_t>(std::min(ops::bucket_of(rows), kBuckets - 1));
-  Launch launch{wanted_[at], choices_[at][index_of(path)][bucket].config};
+  Launch launch{wanted_[at], choices_[at][index_of(path)][static_cast<size_t>(band_of(rows))].config};
   std::visit(
       [&](auto& d) {
         d.m = rows;
@@ -144,7 +153,7 @@ Selection::Launch Selection::launch(const Node& node, int64_t tokens, int64_t ru
 
 Choice Selection::choice(int32_t key, int64_t tokens) const {
   const PathRange& path = path_range(key, tokens);
-  Choice choice = choices_[static_cast<size_t>(key)][index_of(path.path)][static_cast<size_t>(bucket_of(key, tokens))];
+  Choice choice = choices_[static_cast<size_t>(key)][index_of(path.path)][static_cast<size_t>(band_of_op(key, tokens))];
   if (path.path != ops::ProductPath::any) {
     choice.reason += str_cat("; path ", ops::product_path_name(path.path), ": ", path.reason);
   }
@@ -174,12 +183,12 @@ void Selection::for_each_launch(int64_t ubatch, const Visit& visit) const {
     if (only_expanded(use(k)) && !plan_->expands()) continue;
     const int64_t tokens = std::min(ubatch, most_tokens(k));
     const int64_t rows = tokens * use(k).rows_factor;
-    for (int bucket = 0; bucket <= std::min(ops::bucket_of(rows), kBuckets - 1); ++bucket) {
-      const int64_t m = std::min(rows, ops::bucket_range(bucket).second);
-      for (const ops::ProductPath path : paths_in(k, bucket, tokens)) {
+    for (int band = 0; band <= band_of(rows); ++band) {
+      const int64_t m = std::min(rows, band_range(band).second);
+      for (const ops::ProductPath path : paths_in(k, band, tokens)) {
         const Choices& choices = choices_[static_cast<size_t>(k)];
         visit(k, ops::with_path(ops::with_tokens(wanted_[static_cast<size_t>(k)], m), path, paths_.compute),
-              choices[index_of(path)][static_cast<size_t>(bucket)].config);
+              choices[index_of(path)][static_cast<size_t>(band)].config);
       }
     }
   }

@@ -1,4 +1,4 @@
-// Selection: the Config of each op of a plan, per token bucket, and the reason.
+// Selection: the Config of each op of a plan, per band of token counts, and the reason.
 #pragma once
 
 #include <array>
@@ -13,6 +13,12 @@
 namespace dyno::plan {
 
 inline constexpr int kBuckets = 18;  // up to 131072 rows
+
+// A band is a bucket, or a part of one: two, three and four rows have defaults of their own. An entry of a profile
+// names buckets, so it covers all three.
+inline constexpr int kBands = kBuckets + 2;
+int band_of(int64_t rows);
+std::pair<int64_t, int64_t> band_range(int band);  // inclusive
 
 struct Choice {
   ops::Config config;
@@ -73,7 +79,7 @@ class Selection {
  private:
   static constexpr int kPaths = 4;  // as ops::ProductPath
   static constexpr int64_t kAnyTokens = int64_t{1} << 24;
-  using Choices = std::array<std::array<Choice, kBuckets>, kPaths>;
+  using Choices = std::array<std::array<Choice, kBands>, kPaths>;
 
   // Both ops of a passing with their configurations.
   struct Ends {
@@ -90,14 +96,14 @@ class Selection {
   // Whether this is attention on a GPU that the settings restrict to float32, without tensor cores.
   bool without_flash(const OpUse& op) const;
   const OpUse& use(int32_t key) const { return plan_->keys[static_cast<size_t>(key)]; }
-  int bucket_of(int32_t key, int64_t tokens) const;
+  int band_of_op(int32_t key, int64_t tokens) const;
   const std::vector<int>& branches_of(ListId list) const { return branches_[static_cast<size_t>(list)]; }
   const PathRange& path_range(int32_t key, int64_t tokens) const {
     return range_of(path_ranges_[static_cast<size_t>(key)], tokens);
   }
-  ops::OpDesc bucket_desc(int32_t key, ops::ProductPath path, int bucket) const;
-  // The paths of u-batches within a bucket, up to `ubatch` tokens.
-  std::vector<ops::ProductPath> paths_in(int32_t key, int bucket, int64_t ubatch) const;
+  ops::OpDesc band_desc(int32_t key, ops::ProductPath path, int band) const;
+  // The paths of u-batches within a band, up to `ubatch` tokens.
+  std::vector<ops::ProductPath> paths_in(int32_t key, int band, int64_t ubatch) const;
   // Calls visit(desc, config) for every launch that u-batches of up to `ubatch` tokens may need.
   template <typename Visit>
   void for_each_launch(int64_t ubatch, const Visit& visit) const;

@@ -59,20 +59,22 @@ EntryReport Selection::taken(const profile::KernelEntry& entry) {
   return report;
 }
 
-// An entry is applied completely or not at all. If one bucket cannot run it on any path of its u-batches, it is
-// rejected for all buckets.
+// An entry is applied completely or not at all. If one band cannot run it on any path of its u-batches, it is rejected
+// for all bands.
 EntryReport Selection::apply(int32_t key, const profile::KernelEntry& entry) {
   EntryReport report{.op_key = entry.op_key, .tokens = entry.tokens, .reason = {}};
   // An op never runs with more tokens than its list.
   const int64_t rows = use(key).rows_factor, most = most_tokens(key) * rows;
-  const int last = std::min({entry.last_bucket, kBuckets - 1, ops::bucket_of(most)});
-  if (entry.first_bucket > last) {
+  const int bucket = std::min({entry.last_bucket, kBuckets - 1, ops::bucket_of(most)});
+  if (entry.first_bucket > bucket) {
     report.reason = str_cat(entry.origin, ": this op never has more than ", most, most > 1 ? " rows" : " row");
     return report;
   }
   // A u-batch of one token may run another op instead.
   const int32_t replaced = for_one_token(key);
-  const int first = std::max(entry.first_bucket, replaced < 0 ? 0 : ops::bucket_of(2 * rows));
+  const int named = band_of(ops::bucket_range(entry.first_bucket).first);
+  const int last = band_of(std::min(ops::bucket_range(bucket).second, most));
+  const int first = std::max(named, replaced < 0 ? 0 : band_of(2 * rows));
   const std::string one_token = replaced < 0 ? "" : str_cat("one token runs ", use(replaced).key, " instead");
   if (first > last) {
     report.reason = str_cat(entry.origin, ": ", one_token);
@@ -81,19 +83,19 @@ EntryReport Selection::apply(int32_t key, const profile::KernelEntry& entry) {
   ops::Config config{};
   std::string why;
   std::vector<std::pair<int, ops::ProductPath>> places;
-  for (int bucket = first; bucket <= last && why.empty(); ++bucket) {
+  for (int band = first; band <= last && why.empty(); ++band) {
     std::string refusal;
     bool taken = false;
-    for (const ops::ProductPath path : paths_in(key, bucket, kAnyTokens)) {
-      const ops::OpDesc desc = bucket_desc(key, path, bucket);
+    for (const ops::ProductPath path : paths_in(key, band, kAnyTokens)) {
+      const ops::OpDesc desc = band_desc(key, path, band);
       try {
         config = ops::config_from_entries(ops::family_of(desc), entry.config);
         const ops::Support support = ops::supports(desc, config, plan_->device(use(key).device));
         if (support) {
-          places.emplace_back(bucket, path);
+          places.emplace_back(band, path);
           taken = true;
         } else {
-          refusal = str_cat("with ", ops::bucket_name(bucket),
+          refusal = str_cat("with ", ops::bucket_name(ops::bucket_of(band_range(band).second)),
                             " rows: ", without_flash(use(key)) ? "flash_attention is off: " : "", support.reason);
         }
       } catch (const ProfileError& error) {
@@ -106,15 +108,15 @@ EntryReport Selection::apply(int32_t key, const profile::KernelEntry& entry) {
   report.reason = why.empty() ? entry.origin : str_cat(entry.origin, ": ", why);
   Choices& choices = choices_[static_cast<size_t>(key)];
   if (why.empty()) {
-    for (const auto& [bucket, path] : places) {
-      choices[static_cast<size_t>(path)][static_cast<size_t>(bucket)] = {config, "profile: " + entry.origin};
+    for (const auto& [band, path] : places) {
+      choices[static_cast<size_t>(path)][static_cast<size_t>(band)] = {config, "profile: " + entry.origin};
     }
-    if (first > entry.first_bucket) report.reason += "; " + one_token;
+    if (first > named) report.reason += "; " + one_token;
     return report;
   }
-  for (int bucket = first; bucket <= last; ++bucket) {
-    for (const ops::ProductPath path : paths_in(key, bucket, kAnyTokens)) {
-      choices[static_cast<size_t>(path)][static_cast<size_t>(bucket)].reason = "fallback: " + report.reason;
+  for (int band = first; band <= last; ++band) {
+    for (const ops::ProductPath path : paths_in(key, band, kAnyTokens)) {
+      choices[static_cast<size_t>(path)][static_cast<size_t>(band)].reason = "fallback: " + report.reason;
     }
   }
   return report;

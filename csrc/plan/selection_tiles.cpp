@@ -30,7 +30,7 @@ Selection::Ends Selection::ends(const Passing& passing, int64_t tokens) const {
 Selection::Ends Selection::default_ends(const Passing& passing, int64_t tokens) const {
   Ends ends = this->ends(passing, tokens);
   const auto config = [&](int32_t key) {
-    const ops::OpDesc desc = bucket_desc(key, path_of(key, tokens), bucket_of(key, tokens));
+    const ops::OpDesc desc = band_desc(key, path_of(key, tokens), band_of_op(key, tokens));
     return ops::default_config(desc, plan_->device(use(key).device));
   };
   ends.gives = config(passing.from);

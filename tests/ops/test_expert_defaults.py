@@ -19,8 +19,14 @@ HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per
         ({"n": 768, "k": 2048, "used": 8}, {"variant": "stream", "warps": 4, "stripes": 2}),
         ({"n": 768, "k": 2048, "used": 8, "shared": 768}, {"variant": "walk", "warps": 8, "blocks": 2}),
         ({"n": 4096, "k": 512, "used": 8}, {"variant": "walk", "warps": 4, "blocks": 4}),
-        # Several tokens: blocks of stream, which need not convert rows in bytes.
-        ({"n": 768, "k": 2048, "used": 8, "m": 4}, {"variant": "stream", "warps": 4, "stripes": 2}),
+        # Several tokens: blocks that stay for up to four tokens, if every warp has as many units of k.
+        ({"n": 768, "k": 2048, "used": 8, "m": 2}, {"variant": "walk", "warps": 8, "blocks": 2}),
+        ({"n": 768, "k": 2048, "used": 8, "m": 4}, {"variant": "walk", "warps": 8, "blocks": 2}),
+        ({"n": 768, "k": 2304, "used": 8, "m": 4}, {"variant": "stream", "warps": 4, "stripes": 2}),
+        (
+            {"type": "mxfp4", "n": 768, "k": 2048, "used": 8, "m": 2},
+            {"variant": "stream", "warps": 4, "stripes": 2},
+        ),
         ({"n": 768, "k": 2048, "used": 8, "m": 5}, {"variant": "stream", "warps": 4, "stripes": 2}),
     ],
 )

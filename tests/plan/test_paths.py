@@ -175,8 +175,10 @@ def test_fused_products_keep_to_the_thresholds() -> None:
 @pytest.mark.parametrize(
     ("dtype", "n", "tokens", "device", "variant"),
     [
-        ("q8_0", 201_088, 3, HOPPER, "stream"),
+        ("q8_0", 201_088, 2, HOPPER, "wgmma_ring"),
         ("q8_0", 201_088, 4, HOPPER, "wgmma_ring"),
+        ("q8_0", 8192, 2, HOPPER, "stream"),  # 17 MiB
+        ("q8_0", 8192, 3, HOPPER, "wgmma_ring"),
         ("q6_k", 151_936, 8, HOPPER, "wgmma_codes"),
         ("q8_0", 201_088, 8, AMPERE, "stream"),
         ("f16", 201_088, 8, HOPPER, "stream"),
@@ -184,7 +186,7 @@ def test_fused_products_keep_to_the_thresholds() -> None:
         ("q8_0", 201_088, 32, HOPPER, "stream"),
     ],
 )
-def test_large_weights_take_the_ring_from_4_tokens_on(
+def test_large_weights_take_the_ring_from_2_tokens_on(
     dtype: str, n: int, tokens: int, device: dict[str, Any], variant: str
 ) -> None:
     """On path matvec: `stream` would multiply for longer than memory delivers so many weights."""
@@ -194,5 +196,16 @@ def test_large_weights_take_the_ring_from_4_tokens_on(
     assert config["variant"] == variant
     assert _core.ops.supports(family, desc, config, device)[0]
     rings = {c["variant"] for c in _core.ops.candidates(family, desc, device, "legal")} - {"stream", "ring"}
-    assert bool(rings) == (dtype != "f16" and tokens > 3 and device is HOPPER)
+    assert bool(rings) == (dtype != "f16" and tokens > 1 and device is HOPPER)
     assert rings <= {"wgmma_ring", "wgmma_codes"}
+
+
+def test_two_rows_have_a_default_of_their_own() -> None:
+    """A profile's entry for m2-4 still covers 2, 3 and 4 rows."""
+    session = plan_for(fusion=True)
+    product = next(op for op in session.ops(2) if op["family"] == "moe_down_sum")
+    entry = {"variant": "stream", "warps": 16, "stripes": 1}
+    session.set_kernels([(product["key"], "m2-4", entry, "test")])
+    for tokens in (2, 3, 4):
+        assert [op["config"] for op in session.ops(tokens) if op["key"] == product["key"]] == [entry]
+    assert all(op["config"] != entry for op in session.ops(5) if op["key"] == product["key"])

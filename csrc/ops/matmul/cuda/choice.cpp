@@ -65,7 +65,6 @@ Support supports_split(const Shape& s, const Choice& choice) {
 }
 
 constexpr int64_t kGemmRingMaxRows = 256;
-constexpr int64_t kStreamedRows = 3;  // as matvec_max_tokens on Hopper
 
 constexpr int64_t kMostOfCluster = 16;  // blocks
 
@@ -239,7 +238,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   }
   if (s.k % 32 != 0) return Support::no(str_cat("k=", s.k, " is not a multiple of 32"));
   // A product that normalises its rows is on path matvec for any number of tokens. The ring is on both paths.
-  const bool both = path == ProductPath::mmq && (s.norm || (is_gemm_ring(choice.kernel) && s.rows > kStreamedRows));
+  const bool both = path == ProductPath::mmq && (s.norm || (is_gemm_ring(choice.kernel) && s.rows > 1));
   if (s.path != ProductPath::any && s.path != path && !(s.path == ProductPath::matvec && both)) {
     return Support::no(str_cat("the session's settings send ", s.rows, " rows to path ", product_path_name(s.path),
                                ", but the variant is of path ", product_path_name(path)));
@@ -542,12 +541,22 @@ Choice default_plain(const Shape& s, const DeviceInfo& device) {
   return choice;
 }
 
-// Whether the ring is faster than `stream`, which multiplies several rows for longer than memory delivers the weights.
-// With fewer weights it is not (h200_batched_list.json).
-bool is_large(const Shape& s) {
-  constexpr int64_t kLargeBytes = int64_t{16} << 20, kMostRows = 16;
+// Whether tensor cores are faster than `stream`, which multiplies several rows for longer than memory delivers the
+// weights. With few weights they are not. Measured on an H200 (h200_batched_list.json, h200_few_sequences.json).
+bool multiplies_long(const Shape& s) {
+  constexpr int64_t kFewRows = 4, kMostRows = 16, kMiB = int64_t{1} << 20;
+  if (s.experts || s.rows == 1) return false;
+  // Every block of stream normalises all rows.
+  if (s.norm && s.rows > kFewRows) return true;
+  if (s.rows > kMostRows) return false;
   const int64_t stripes = (s.n + kGpuRows - 1) / kGpuRows * s.matrices * (s.gated ? 2 : 1);
-  return !s.experts && s.rows <= kMostRows && stripes * gpu_stripe_bytes(s.type, s.k) >= kLargeBytes;
+  int64_t least = s.rows > 2 ? 16 : 28;
+  if (s.gated && s.rows <= kFewRows) {
+    least = 10;
+  } else if (s.norm && s.rows == kFewRows) {
+    least = 8;
+  }
+  return stripes * gpu_stripe_bytes(s.type, s.k) >= least * kMiB;
 }
 
 }  // namespace
@@ -564,7 +573,7 @@ Choice default_choice(const Shape& s, const DeviceInfo& device) {
   }
   if (path == ProductPath::matvec) {
     if (s.norm && s.rows > kRingTokens && !s.experts) return default_mmq(s, device);
-    if (s.rows > kStreamedRows && (s.norm || is_large(s))) {
+    if (multiplies_long(s)) {
       if (const auto ring = default_gemm_ring(s, device)) return *ring;
     }
     return default_stream(s, device);

@@ -100,12 +100,18 @@ Choice walk_choice(const Shape& s) {
 
 namespace {
 
-// Whether the gated pairs of a token's experts are enough for blocks that stay: more than the blocks of stream that fit
-// at once. Measured on an H200 (h200_walk.json), for one token.
+// Whether the gated pairs of experts are enough for blocks that stay: more than the blocks of stream that fit at once.
+// For several tokens, stream is faster with values of a table. Measured on an H200, for one token (h200_walk.json) and
+// for two to four (h200_few_sequences.json), whose k gave all warps of a block the same number of units.
 bool walks(const Shape& s, const DeviceInfo& device) {
   constexpr int64_t kBlocksAtOnce = 4;  // of four warps, on a multiprocessor
+  constexpr int64_t kMostTokens = 4;
   const int64_t pairs = (s.n + kGpuRows - 1) / kGpuRows * s.rows;
-  return s.x_rows == 1 && pairs > kBlocksAtOnce * std::max(device.sm_count, 1) && supports_walk(s, walk_choice(s)).ok;
+  if (pairs <= kBlocksAtOnce * std::max(device.sm_count, 1)) return false;
+  const Choice choice = walk_choice(s);
+  if (!supports_walk(s, choice)) return false;
+  return s.x_rows == 1 ||
+         (s.x_rows <= kMostTokens && !gpu_format(s.type).lookup() && walk_units(s.k) % choice.warps == 0);
 }
 
 }  // namespace
