@@ -137,5 +137,9 @@ def test_selection_over_all_shapes(environment: dict[str, str]) -> None:
     python(
         environment,
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu"),
-        *("tests/ops/test_contract_gpu.py", "tests/ops/test_gpu_layout.py"),
+        *(
+            "tests/ops/test_contract_gpu.py",
+            "tests/ops/test_gpu_layout.py",
+            "tests/ops/test_few_rows_defaults.py",
+        ),
     )

@@ -200,8 +200,16 @@ def test_large_weights_take_the_ring_from_2_tokens_on(
     assert rings <= {"wgmma_ring", "wgmma_codes"}
 
 
-def test_two_rows_have_a_default_of_their_own() -> None:
-    """A profile's entry for m2-4 still covers 2, 3 and 4 rows."""
+@pytest.mark.parametrize("tokens", [2, 3, 4])
+def test_two_to_four_tokens_have_defaults_of_their_own(tokens: int) -> None:
+    products = [op for op in plan_for(fusion=True).ops(tokens) if "path" in op["reason"]]
+    assert products
+    for op in products:
+        family, desc = _core.ops.parse_key(op["key"], tokens)
+        assert op["config"] == _core.ops.default_config(family, desc | {"path": op["path"]}, HOPPER)
+
+
+def test_an_entry_for_2_to_4_tokens_covers_all_of_them() -> None:
     session = plan_for(fusion=True)
     product = next(op for op in session.ops(2) if op["family"] == "moe_down_sum")
     entry = {"variant": "stream", "warps": 16, "stripes": 1}
