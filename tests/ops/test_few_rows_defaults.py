@@ -145,3 +145,19 @@ def test_long_prompts_are_rotated_and_stored_by_whole_tokens() -> None:
     ):
         desc = {"m": 512, "width": width, "type": dtype}
         assert ops.default_config("kv_store", desc, H200)["variant"] == variant
+
+
+@pytest.mark.parametrize("family", ["matmul", "matmul_id", "up_gate", "moe_up_gate", "moe_down_sum", "qkv"])
+@pytest.mark.parametrize("capability", [75, 90])
+@pytest.mark.parametrize("m", [1, 2, 8])
+def test_a_type_without_the_layout_is_refused(family: str, capability: int, m: int) -> None:
+    """The CPU alone multiplies iq3_s as it is; a GPU holds its values in another form."""
+    desc = {"type": "iq3_s", "layout": "gpu", "m": m, "n": 4096, "k": 4096}
+    if family == "qkv":
+        desc |= {"type_k": "iq3_s", "type_v": "iq3_s", "n_k": 256, "n_v": 256, "norm": True}
+    elif family not in ("matmul", "up_gate"):
+        desc |= {"experts": 8, "used": 2}
+    device = HOPPER | {"compute_capability": capability}
+    ok, why = ops.supports(family, desc, ops.default_config(family, desc, device), device)
+    assert not ok
+    assert "iq3_s" in why

@@ -562,7 +562,8 @@ bool multiplies_long(const Shape& s) {
 }  // namespace
 
 Choice default_choice(const Shape& s, const DeviceInfo& device) {
-  if (s.layout != Layout::gpu) return default_plain(s, device);
+  // A type without the layout: supports() says so of any kernel.
+  if (s.layout != Layout::gpu || !has_gpu_layout(s.type)) return default_plain(s, device);
   if (has_tiles(s)) {
     if (const auto codes = default_gemm_codes(s, device)) return *codes;
   }
